@@ -50,7 +50,7 @@ pub(crate) struct Engine {
     pub(crate) plan: Plan,
     /// Whether rows keep masses always.
     weigh: bool,
-    weight: DType,
+    pub(crate) weight: DType,
     pub(crate) isa: Isa,
     simd: Simd,
     pub(crate) threads: Threads,

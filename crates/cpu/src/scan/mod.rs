@@ -5,7 +5,7 @@
 //! | [`engine`] | threads, their scratch, and a pass |
 //! | [`tile`] | a thread's work on a tile of logits |
 //! | [`row_state`], [`filter_state`] | a thread's state of a row, and of its filters |
-//! | [`best_group`] | a thread's state of a row's groups |
+//! | [`row_groups`] | the state of a row's groups |
 //! | [`perturb`], [`granules`] | the draw within a tile: noise words, and bounds that avoid logarithms |
 //! | [`mass_cutoff`], [`logit_cache`], [`top_k_buffer`] | skip tokens of rows with filters |
 //! | [`decide`] | decides rows with filters after a pass, on all threads |
@@ -13,7 +13,6 @@
 //! | [`raw_logprobs`], [`finish`] | raw log-probabilities, and the results of rows without filters |
 //! | [`packed_input`], [`parallel_adjustments`], [`canonical`], [`prefetch`] | inputs, and helpers |
 
-pub(crate) mod best_group;
 pub(crate) mod canonical;
 pub(crate) mod decide;
 pub(crate) mod engine;
@@ -28,6 +27,7 @@ pub(crate) mod perturb;
 pub(crate) mod prefetch;
 pub(crate) mod raw_logprobs;
 pub(crate) mod requests;
+pub(crate) mod row_groups;
 pub(crate) mod row_state;
 pub(crate) mod tile;
 pub(crate) mod top_k_buffer;

@@ -2,7 +2,7 @@
 
 use crate::error::CpuError;
 use crate::options::CpuOptions;
-use crate::scan::best_group::BestGroup;
+use crate::scan::row_groups::RowGroups;
 use crate::scan::tile::{Planned, Worker};
 use crate::simd::SPAN;
 use crate::variants::tiled::HeadScan;
@@ -47,11 +47,11 @@ impl<'w> Grouped<'w> {
         Ok(grouped)
     }
 
-    /// Makes the states of the chosen groups, one per row.
+    /// Makes the states of the groups, one per row.
     fn make_groups(&mut self) {
         let plan = self.scan.engine.plan;
         for worker in self.scan.engine.workers.iter_mut().filter(|_| self.draw == GroupDraw::Fresh) {
-            worker.chosen = (0..plan.max_rows).map(|_| BestGroup::new(&plan)).collect();
+            worker.groups = (0..plan.max_rows).map(|_| RowGroups::new(&plan)).collect();
         }
     }
 }
@@ -118,9 +118,9 @@ impl Scan for GroupScan<'_, '_> {
         rows.extend(batch.rows.iter().copied().enumerate().map(planned));
         let active = |r: usize| rows[r].as_ref().ok().map(|planned| planned.row);
         let begin = |worker: &mut Worker| {
-            for (r, chosen) in worker.chosen[..rows.len()].iter_mut().enumerate() {
+            for (r, groups) in worker.groups[..rows.len()].iter_mut().enumerate() {
                 if let Some(row) = active(r) {
-                    chosen.begin(&row);
+                    groups.begin(&row);
                 }
             }
         };
@@ -129,20 +129,20 @@ impl Scan for GroupScan<'_, '_> {
             worker.begin(&rows, None, false);
             worker.evaluate(&source, &rows, tokens.clone(), simd);
             let k = tokens.start / *group;
-            for (r, (chosen, state)) in worker.chosen.iter_mut().zip(&worker.rows).enumerate().take(rows.len()) {
+            for (r, (groups, state)) in worker.groups.iter_mut().zip(&worker.rows).enumerate().take(rows.len()) {
                 if let Some(row) = active(r) {
-                    chosen.add(&row, k, state);
+                    groups.add(&row, k, state);
                 }
             }
         });
         let Some((first, others)) = engine.workers.split_first_mut() else { return Ok(()) };
         for (r, summary) in out.iter_mut().enumerate().take(rows.len()) {
             let Some(row) = active(r) else { continue };
-            let chosen = &mut first.chosen[r];
-            others.iter().for_each(|other| chosen.merge(&other.chosen[r]));
+            let groups = &mut first.groups[r];
+            others.iter().for_each(|other| groups.merge(&other.groups[r]));
             summary.begin(&row);
-            chosen.summary().write(&row, summary);
-            if let Some((mass, top)) = chosen.raw.kept() {
+            groups.summary().write(&row, summary);
+            if let Some((mass, top)) = groups.raw.kept() {
                 summary.raw_mass.get_or_insert_default().clone_from(mass);
                 summary.raw_top.merge(top);
             }

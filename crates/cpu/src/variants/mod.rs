@@ -1,6 +1,7 @@
 //! The samplers of this crate: what each variant of the paper does with a scan.
 
 mod detached;
+mod group_sequence;
 mod grouped;
 mod online;
 mod standalone;

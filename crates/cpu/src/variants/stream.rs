@@ -2,14 +2,10 @@
 
 use crate::error::CpuError;
 use crate::options::CpuOptions;
-use crate::scan::engine::Engine;
-use crate::scan::packed_input::PackedInput;
-use crate::variants::grouped::check_group;
-use crate::variants::online::{Running, begin_rows, emit_rows, merge_group};
+use crate::variants::group_sequence::GroupSequence;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Capabilities, Exactness, Knob, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
-    Variant,
+    Capabilities, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
 };
 use std::io::Read;
 
@@ -20,10 +16,7 @@ use std::io::Read;
 #[derive(Debug)]
 pub struct OnlineStream<'a> {
     head: StreamHead<'a>,
-    engine: Engine,
-    hidden: PackedInput,
-    group: u32,
-    running: Vec<Running>,
+    groups: GroupSequence,
     blocks: [Vec<u8>; 2],
 }
 
@@ -34,22 +27,17 @@ impl<'a> OnlineStream<'a> {
     /// * [`CpuError::Head`]: the head's shape or transforms cannot be used.
     /// * Those of [`Online::new`](crate::Online::new).
     pub fn new(head: StreamHead<'a>, plan: Plan, group: u32, options: &CpuOptions) -> Result<Self, CpuError> {
-        check_group(group)?;
-        if plan.canonical {
-            return Err(CpuError::Unsupported { knob: Knob::Canonical });
-        }
         head.check()?;
-        let engine = Engine::new(plan, head.dtype, options, true)?;
-        let running = (0..plan.max_rows).map(|_| Running::new(&plan)).collect();
         let nothing = Matrix::from_bytes(&[], head.dtype, 0, head.hidden, head.hidden)?;
-        let hidden = PackedInput::new(&StreamHead { bias: None, ..head }.part(nothing, head.vocab)?, &plan);
+        let unbiased = StreamHead { bias: None, ..head };
+        let groups = GroupSequence::new(&unbiased.part(nothing, head.vocab)?, plan, group, options)?;
         let bytes = (group as usize).min(head.vocab) * head.hidden * head.dtype.size();
-        Ok(OnlineStream { head, engine, hidden, group, running, blocks: [vec![0; bytes], vec![0; bytes]] })
+        Ok(OnlineStream { head, groups, blocks: [vec![0; bytes], vec![0; bytes]] })
     }
 
     /// What this sampler can do.
     pub fn capabilities(&self) -> Capabilities {
-        self.engine.capabilities(Variant::Online, Exactness::InDistribution)
+        self.groups.capabilities()
     }
 
     /// The size of its head.
@@ -70,15 +58,9 @@ impl<'a> OnlineStream<'a> {
         out: &mut Samples,
     ) -> Result<(), StreamError> {
         out.clear();
-        check_call(&input, rows, &self.shape(), &self.engine.plan)?;
-        let can = self.capabilities();
-        let OnlineStream { head, engine, hidden, group, running, blocks } = self;
-        let adjustments = engine.adjustments(rows);
-        let rows = engine.begin(rows, &adjustments, &can, head.vocab_size as u32);
-        begin_rows(&rows, running);
-        let dot = hidden.pack(engine.isa, head.dtype, &input);
-        let row_bytes = head.hidden * head.dtype.size();
-        let size = *group as usize;
+        check_call(&input, rows, &self.shape(), &self.groups.plan())?;
+        let OnlineStream { head, groups, blocks } = self;
+        let (row_bytes, size) = (head.hidden * head.dtype.size(), groups.group as usize);
         let [current, next] = blocks;
         let read = |weight: &mut (dyn Read + Send), start: usize, block: &mut Vec<u8>| {
             let rows = size.min(head.vocab_size.saturating_sub(start));
@@ -86,32 +68,25 @@ impl<'a> OnlineStream<'a> {
                 .read_exact(&mut block[..rows * row_bytes])
                 .map_err(|source| StreamError::Read { token: start, source })
         };
-        let mut outcome = read(weight, 0, current);
-        for start in (0..head.vocab_size).step_by(size) {
-            outcome?;
-            let count = size.min(head.vocab_size - start);
-            let bytes = &current[..count * row_bytes];
-            let part = Matrix::from_bytes(bytes, head.dtype, count, head.hidden, head.hidden)
-                .and_then(|matrix| head.part(matrix, start))
-                .map_err(|source| SampleError::Backend { backend: "cpu", source: Box::new(source) })?;
-            let tokens = start as u32..(start + count) as u32;
-            let source = hidden.source(&part, dot);
-            let k = start as u32 / *group;
-            if engine.is_parallel() {
-                (outcome, ()) = rayon::join(
-                    || read(weight, start + size, next),
-                    || merge_group(engine, &source, &rows, k, tokens, running),
-                );
-            } else {
-                merge_group(engine, &source, &rows, k, tokens, running);
-                outcome = read(weight, start + size, next);
+        let is_parallel = groups.is_parallel();
+        groups.sample(head.vocab_size as u32, input, rows, out, |merge| {
+            read(weight, 0, current)?;
+            for start in (0..head.vocab_size).step_by(size) {
+                let count = size.min(head.vocab_size - start);
+                let bytes = &current[..count * row_bytes];
+                let part = Matrix::from_bytes(bytes, head.dtype, count, head.hidden, head.hidden)
+                    .and_then(|matrix| head.part(matrix, start))
+                    .map_err(|source| SampleError::Backend { backend: "cpu", source: Box::new(source) })?;
+                let tokens = start as u32..(start + count) as u32;
+                if is_parallel {
+                    rayon::join(|| read(weight, start + size, next), || merge(tokens, &part)).0?;
+                } else {
+                    merge(tokens, &part);
+                    read(weight, start + size, next)?;
+                }
+                core::mem::swap(current, next);
             }
-            core::mem::swap(current, next);
-        }
-        outcome?;
-        emit_rows(&rows, running, out);
-        engine.end(rows);
-        engine.keep(adjustments);
-        Ok(())
+            Ok(())
+        })
     }
 }

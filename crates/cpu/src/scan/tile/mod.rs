@@ -2,7 +2,6 @@
 
 use crate::dot::{DotScratch, TILE};
 use crate::isa::Isa;
-use crate::scan::best_group::BestGroup;
 use crate::scan::filter_state::{FilterState, ListBudget, PassKind};
 use crate::scan::granules::{BLOCKS, RoundKeys, round_keys};
 use crate::scan::logit_cache::LogitCache;
@@ -10,6 +9,7 @@ use crate::scan::mass_cutoff::{RowBounds, SharedBounds};
 use crate::scan::parallel_adjustments::ParallelAdjustments;
 use crate::scan::perturb::Keep;
 use crate::scan::prefetch::prefetch;
+use crate::scan::row_groups::{GroupWinner, RowGroups};
 use crate::scan::row_state::RowState;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx512::Avx512;
@@ -77,7 +77,7 @@ pub(crate) struct Worker {
     /// The token lists of a pass, one per row with a list.
     pub(crate) lists: Vec<Vec<Candidate>>,
     /// The state of the groups so far, one per row, for variants that draw a group.
-    pub(crate) chosen: Vec<BestGroup>,
+    pub(crate) groups: Vec<RowGroups<GroupWinner>>,
     /// The cached logits at or above the mass cutoffs of rows.
     pub(crate) above: LogitCache,
     known: Arc<SharedBounds>,
@@ -86,7 +86,7 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch, known: Arc<SharedBounds>) -> Self {
         let logits = vec![0.0; (rows.len() * TILE + SPAN).max(LOGITS_TILE)];
-        Worker { logits, dot, rows, lists: Vec::new(), chosen: Vec::new(), above: LogitCache::default(), known }
+        Worker { logits, dot, rows, lists: Vec::new(), groups: Vec::new(), above: LogitCache::default(), known }
     }
 
     /// Resets the states for the rows of a pass.
