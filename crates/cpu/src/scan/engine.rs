@@ -267,11 +267,13 @@ impl Engine {
         let top_p = |row: &Planned<'_>| {
             row.is_whole && row.row.filters.as_ref().is_some_and(|filters| filters.lone_top_p().is_some())
         };
-        let keep = matches!(source, Source::Head { .. }) && rows.iter().flatten().any(top_p);
+        let is_head = matches!(source, Source::Head { .. });
+        let cutoff = is_head || self.simd.has_fast_cutoff();
+        let keep = is_head && rows.iter().flatten().any(top_p);
         let begin = |worker: &mut Worker| {
             let above = keep && worker.above.begin(rows.len(), source.tokens(), workers);
             let list = if above { 1 } else { (SHORT / workers).max(SHORTEST) };
-            worker.begin(rows, Some(ListBudget { list, above }), true);
+            worker.begin(rows, Some(ListBudget { list, cutoff, above }), true);
             worker.rows.iter_mut().enumerate().for_each(|(r, state)| begin_row(r, state));
         };
         self.for_parts(tokens, chunk, begin, |worker, part, simd| worker.evaluate(source, rows, part, simd));

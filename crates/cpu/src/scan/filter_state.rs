@@ -33,6 +33,8 @@ pub(crate) enum PassKind {
 pub(crate) struct ListBudget {
     /// The length of a worker's list.
     pub(crate) list: usize,
+    /// Whether rows have a mass cutoff.
+    pub(crate) cutoff: bool,
     /// Whether the logits above the mass cutoff are cached.
     pub(crate) above: bool,
 }
@@ -76,7 +78,7 @@ impl FilterState {
         self.frontiers.iter_mut().for_each(Frontier::clear);
         let prefix = short.filter(|_| spec.prefix);
         self.largest.begin(spec.list, prefix.map_or(spec.list, |short| short.list));
-        self.floor.begin(prefix.and_then(|_| filters.lone_top_p()));
+        self.floor.begin(prefix.filter(|short| short.cutoff).and_then(|_| filters.lone_top_p()));
         self.run.begin(prefix.is_some_and(|short| short.above));
         self.follows = short.is_some() && (self.floor.may_rise() || filters.hopeless(0.0) > f32::NEG_INFINITY);
         self.doubts.clear();

@@ -50,8 +50,6 @@ pub(crate) struct RowBounds {
     largest: AtomicU32,
     /// The highest floor.
     floor: AtomicU32,
-    /// A logit at or above which some worker has listed enough tokens.
-    cut: AtomicU32,
     /// The largest logit at the last guess.
     guessed: AtomicU32,
     /// The number of guesses due to the number of tokens.
@@ -71,25 +69,12 @@ fn of_ordered(bits: u32) -> f32 {
     f32::from_bits(if bits >> 31 == 1 { bits & !(1 << 31) } else { !bits })
 }
 
-/// Raises a logit to `own` if that is larger, and returns the larger logit. Stores are rare, since each takes the cache
-/// line from all other workers.
-#[inline(always)]
-fn raised(logit: &AtomicU32, own: f32) -> f32 {
-    let known = of_ordered(logit.load(Ordering::Relaxed));
-    if own > known {
-        logit.fetch_max(ordered(own), Ordering::Relaxed);
-        return own;
-    }
-    known
-}
-
 impl RowBounds {
     fn new() -> Self {
         let none = || AtomicU32::new(ordered(f32::NEG_INFINITY));
         RowBounds {
             largest: none(),
             floor: none(),
-            cut: none(),
             guessed: none(),
             guesses: AtomicU32::new(0),
             rival: AtomicU64::new(0),
@@ -98,7 +83,7 @@ impl RowBounds {
 
     fn begin(&self) {
         let none = ordered(f32::NEG_INFINITY);
-        let logits = [&self.largest, &self.floor, &self.cut, &self.guessed];
+        let logits = [&self.largest, &self.floor, &self.guessed];
         logits.into_iter().for_each(|logit| logit.store(none, Ordering::Relaxed));
         self.guesses.store(0, Ordering::Relaxed);
         self.rival.store(0, Ordering::Relaxed);
@@ -140,17 +125,16 @@ impl RowBounds {
         self.rival.fetch_max(u64::from(ordered(score)) << 32, Ordering::Relaxed);
     }
 
-    /// The largest logit of all workers, after `own` is included.
+    /// The largest logit of all workers, after `own` is included. Stores are rare, since each takes the cache line from
+    /// all other workers.
     #[inline(always)]
     pub(crate) fn largest(&self, own: f32) -> f32 {
-        raised(&self.largest, own)
-    }
-
-    /// The highest logit at or above which some worker has listed enough tokens, after `own` is included; -inf if
-    /// unknown.
-    #[inline(always)]
-    pub(crate) fn cut(&self, own: f32) -> f32 {
-        raised(&self.cut, own)
+        let known = of_ordered(self.largest.load(Ordering::Relaxed));
+        if own > known {
+            self.largest.fetch_max(ordered(own), Ordering::Relaxed);
+            return own;
+        }
+        known
     }
 
     /// Whether this worker, after `tokens` of the row, has to guess. At most one worker gets true for each guess.

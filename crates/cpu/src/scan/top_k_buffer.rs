@@ -6,10 +6,6 @@
 
 use flash_sampling_core::{Candidate, Winner};
 
-/// Tokens of a tile that give a first threshold. Without it, a worker's first tile of a row appended five times as many
-/// tokens as needed.
-pub(crate) const SEEDS: usize = 16;
-
 /// The first `limit` tokens of a row, and more during the collection.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TopKBuffer {
@@ -54,41 +50,19 @@ impl TopKBuffer {
         }
     }
 
-    /// Whether no token is skipped yet, and a [seed](TopKBuffer::seed) is useful.
-    #[inline(always)]
-    pub(crate) fn wants_seed(&self) -> bool {
-        self.last.is_none() && self.own <= SEEDS / 2
-    }
-
     /// Whether the buffer collects only the first token.
     #[inline(always)]
     pub(crate) fn wants_one(&self) -> bool {
         self.own == 1
     }
 
-    /// Sets the first threshold from some logits of the row, before a token is added: enough tokens are at or above it.
-    #[cold]
-    pub(crate) fn seed(&mut self, mut largest: [f32; SEEDS]) {
-        largest.sort_unstable_by(f32::total_cmp);
-        let seed = largest[SEEDS - self.own];
-        if seed > f32::NEG_INFINITY {
-            self.bound(seed);
-        }
-    }
-
-    /// Skips tokens with a logit below `cut` from now on: another worker has enough tokens at or above it.
+    /// Skips tokens with a logit below `cut` from now on: enough tokens are at or above it.
     #[inline(always)]
     pub(crate) fn bound(&mut self, cut: f32) {
         let last = key(cut, u32::MAX);
         if self.last.is_none_or(|own| last < own) {
             self.last = Some(last);
         }
-    }
-
-    /// The logit of the last complete token; -inf if no token was skipped.
-    #[inline(always)]
-    pub(crate) fn last(&self) -> f32 {
-        self.last.map_or(f32::NEG_INFINITY, |last| candidate(last).logit)
     }
 
     /// Adds a token; returns whether the threshold has risen.
@@ -167,11 +141,6 @@ mod tests {
                 for &k in chunks {
                     let first = (k * step) as u32;
                     let tile = &logits[k * step..logits.len().min((k + 1) * step)];
-                    if list.wants_seed() {
-                        // Logits of different tokens: the largest of every lane, as far as there are as many.
-                        let of_lane = |lane| tile.iter().copied().skip(lane).step_by(SEEDS).fold(f32::NEG_INFINITY, f32::max);
-                        list.seed(core::array::from_fn(of_lane));
-                    }
                     for (token, &logit) in (first..).zip(tile) {
                         if logit >= list.threshold(first) {
                             list.push(logit, token);

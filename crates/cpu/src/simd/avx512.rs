@@ -1,10 +1,8 @@
 //! The AVX-512 version of [`Vector`].
 
-use super::{EXP2, LOWEST, SPAN, Vector, exp_below};
+use super::{EXP2, LOWEST, SPAN, Vector};
 use crate::scan::granules::{BLOCKS, Granules, PHILOX_M4X32, RoundKeys, Threshold};
-use crate::scan::logit_cache::{CachedRow, GATHERED, LogitCache, VECTOR};
 use core::arch::x86_64::*;
-use core::mem::MaybeUninit;
 use flash_sampling_core::{MassHistogram, Moments};
 
 /// The AVX-512 version.
@@ -87,47 +85,44 @@ impl Vector for Avx512 {
             }
         }
     }
+    /// There is no branch per logit or per vector: the logits for the bins are first compressed into `kept`.
     #[inline(always)]
-    unsafe fn weigh_above(
+    unsafe fn sum_below(
         spans: &[[f32; SPAN]],
         tops: &[f32],
         floor: f32,
+        lowest: f32,
+        kept: *mut f32,
         mass: &mut MassHistogram,
-        (above, run): (&mut LogitCache, &mut CachedRow),
-    ) -> f32 {
-        let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let Some(room) = mass.make_room(top) else {
-            // Logits of this size cannot be added as entries, so the loop pushes them one by one.
-            run.end();
-            let mut sum = 0.0;
-            for &logit in spans.as_flattened() {
-                if logit >= floor {
-                    mass.push(logit);
-                } else {
-                    sum += exp_below(logit - floor);
+    ) -> (f32, usize) {
+        let mut count = 0;
+        // SAFETY: as above; loads stay within the spans. A store of 16 words begins after at most as
+        // many words as the loop has loaded before. Later loads read only stored words.
+        unsafe {
+            let (edge, least) = (_mm512_set1_ps(floor), _mm512_set1_ps(floor.max(lowest)));
+            let mut sums = [_mm512_setzero_ps(); 2];
+            for (s, span) in spans.iter().enumerate() {
+                for v in 0..SPAN / 16 {
+                    let logit = _mm512_loadu_ps(span.as_ptr().add(16 * v));
+                    sums[v % 2] = add_powers(sums[v % 2], logit, edge);
+                    if tops[s] >= floor {
+                        let hits = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(logit, least);
+                        _mm512_storeu_ps(kept.add(count), _mm512_maskz_compress_ps(hits, logit));
+                        count += hits.count_ones() as usize;
+                    }
                 }
             }
-            return sum;
-        };
-        if room > floor {
-            run.end();
-        }
-        let mut sum = 0.0;
-        for at in (0..spans.len()).step_by(4) {
-            let end = spans.len().min(at + 4);
-            let mut own = [MaybeUninit::<f32>::uninit(); GATHERED + VECTOR];
-            let (kept, keeps) = match above.room(run) {
-                Some(room) => (room.as_mut_ptr().cast(), true),
-                None => (own.as_mut_ptr().cast(), false),
-            };
-            // SAFETY: as above; both buffers hold four spans plus one vector.
-            let (below, count) = unsafe { sum_below(&spans[at..end], &tops[at..end], floor, room, kept, mass) };
-            sum += below;
-            if keeps {
-                above.keep(run, count);
+            let (mut slots, mut masses) = ([0u32; 16], [0u32; 16]);
+            for at in (0..count).step_by(16) {
+                let some = (count - at).min(16);
+                let logits = _mm512_maskz_loadu_ps((u32::MAX >> (32 - some)) as u16, kept.add(at));
+                let (slot, weight) = entries_of(logits);
+                _mm512_storeu_si512(slots.as_mut_ptr().cast(), slot);
+                _mm512_storeu_si512(masses.as_mut_ptr().cast(), weight);
+                mass.add_masses(&slots[..some], &masses[..some]);
             }
+            (_mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1])), count)
         }
-        sum
     }
     #[inline(always)]
     unsafe fn sum_moments(spans: &[[f32; SPAN]], moments: &mut Moments) {
@@ -203,53 +198,5 @@ unsafe fn add_powers(sum: __m512, logit: __m512, floor: __m512) -> __m512 {
         let p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2[0]));
         let power = _mm512_scalef_ps(_mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0)), n);
         _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(logit, floor), sum, power)
-    }
-}
-
-/// Sums `e^(l - floor)` over logits below `floor`, and adds the masses of the other logits to their bins.
-///
-/// Takes at most four spans. Logits at or above `floor` but below `room` add no mass. Returns the sum, and the number
-/// of logits in bins. There is no branch per logit or per vector: the function first compresses the logits for the bins
-/// into `kept`.
-///
-/// # Safety
-/// * AVX-512 F is available.
-/// * `kept` is valid for writes of as many logits as the spans have, plus 16.
-#[inline(always)]
-unsafe fn sum_below(
-    spans: &[[f32; SPAN]],
-    tops: &[f32],
-    floor: f32,
-    room: f32,
-    kept: *mut f32,
-    mass: &mut MassHistogram,
-) -> (f32, usize) {
-    let mut count = 0;
-    // SAFETY: by this function's contract. Loads stay within the spans. A store of 16 words begins after at most as
-    // many words as the loop has loaded before. Later loads read only stored words.
-    unsafe {
-        let (edge, lowest) = (_mm512_set1_ps(floor), _mm512_set1_ps(floor.max(room)));
-        let mut sums = [_mm512_setzero_ps(); 2];
-        for (s, span) in spans.iter().enumerate() {
-            for v in 0..SPAN / 16 {
-                let logit = _mm512_loadu_ps(span.as_ptr().add(16 * v));
-                sums[v % 2] = add_powers(sums[v % 2], logit, edge);
-                if tops[s] >= floor {
-                    let hits = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(logit, lowest);
-                    _mm512_storeu_ps(kept.add(count), _mm512_maskz_compress_ps(hits, logit));
-                    count += hits.count_ones() as usize;
-                }
-            }
-        }
-        let (mut slots, mut masses) = ([0u32; 16], [0u32; 16]);
-        for at in (0..count).step_by(16) {
-            let some = (count - at).min(16);
-            let logits = _mm512_maskz_loadu_ps((u32::MAX >> (32 - some)) as u16, kept.add(at));
-            let (slot, weight) = entries_of(logits);
-            _mm512_storeu_si512(slots.as_mut_ptr().cast(), slot);
-            _mm512_storeu_si512(masses.as_mut_ptr().cast(), weight);
-            mass.add_masses(&slots[..some], &masses[..some]);
-        }
-        (_mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1])), count)
     }
 }

@@ -7,7 +7,8 @@
 pub(crate) mod avx512;
 
 use crate::scan::granules::{BLOCKS, Granules, RoundKeys, Threshold, granules};
-use crate::scan::logit_cache::{CachedRow, LogitCache};
+use crate::scan::logit_cache::{CachedRow, GATHERED, LogitCache, VECTOR};
+use core::mem::MaybeUninit;
 use flash_sampling_core::{MassHistogram, Moments};
 
 /// Tokens per span: the four granules of one Philox block.
@@ -70,18 +71,75 @@ pub(crate) trait Vector {
         mass: &mut MassHistogram,
         (above, run): (&mut LogitCache, &mut CachedRow),
     ) -> f32 {
-        let _ = tops;
-        let mut sums = [0.0f32; 8];
-        for block in spans.as_flattened().as_chunks::<8>().0 {
-            for i in 0..8 {
-                sums[i] += if block[i] < floor { exp_below(block[i] - floor) } else { 0.0 };
+        let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let Some(lowest) = mass.make_room(top) else {
+            // Logits of this size have no entries, so the loop pushes them one by one.
+            run.end();
+            let mut sum = 0.0;
+            for &logit in spans.as_flattened() {
+                if logit >= floor {
+                    mass.push(logit);
+                } else {
+                    sum += exp_below(logit - floor);
+                }
             }
-            for &logit in block.iter().filter(|&&logit| logit >= floor) {
-                mass.push(logit);
+            return sum;
+        };
+        if lowest > floor {
+            run.end();
+        }
+        let mut sum = 0.0;
+        for (spans, tops) in spans.chunks(4).zip(tops.chunks(4)) {
+            let mut own = [MaybeUninit::<f32>::uninit(); GATHERED + VECTOR];
+            let (kept, keeps) = match above.room(run) {
+                Some(room) => (room.as_mut_ptr().cast(), true),
+                None => (own.as_mut_ptr().cast(), false),
+            };
+            // SAFETY: by this function's contract; both buffers hold four spans plus one vector.
+            let (below, count) = unsafe { Self::sum_below(spans, tops, floor, lowest, kept, mass) };
+            sum += below;
+            if keeps {
+                above.keep(run, count);
             }
         }
-        above.extend(run, spans.as_flattened().iter().copied().filter(|&logit| logit >= floor));
-        sums.iter().sum()
+        sum
+    }
+    /// Sums `e^(l - floor)` over logits below `floor`, and adds the masses of the other logits to their bins.
+    ///
+    /// Takes at most four spans. Logits at or above `floor` but below `lowest` add no mass. Writes the logits for the bins
+    /// to `kept` first, for vectors; returns the sum, and the number of these logits.
+    ///
+    /// # Safety
+    /// `kept` is valid for writes of as many logits as the spans have, plus [`VECTOR`].
+    #[inline(always)]
+    unsafe fn sum_below(
+        spans: &[[f32; SPAN]],
+        tops: &[f32],
+        floor: f32,
+        lowest: f32,
+        kept: *mut f32,
+        mass: &mut MassHistogram,
+    ) -> (f32, usize) {
+        let (mut sums, mut count) = ([0.0f32; 16], 0);
+        for block in spans.as_flattened().as_chunks::<16>().0 {
+            for i in 0..16 {
+                sums[i] += if block[i] < floor { exp_below(block[i] - floor) } else { 0.0 };
+            }
+        }
+        // SAFETY: by this function's contract; `kept` gets each logit at most once.
+        let kept = unsafe {
+            for (span, _) in spans.iter().zip(tops).filter(|(_, top)| **top >= floor) {
+                let mut hits = Self::at_least(span, [floor.max(lowest); 4]);
+                while hits != 0 {
+                    kept.add(count).write(span[hits.trailing_zeros() as usize]);
+                    count += 1;
+                    hits &= hits - 1;
+                }
+            }
+            core::slice::from_raw_parts(kept, count)
+        };
+        mass.extend_from_slice(kept);
+        (sums.iter().sum(), count)
     }
     /// Adds the logits of a tile to a row's moments.
     #[inline(always)]

@@ -7,7 +7,6 @@ use crate::scan::logit_cache::LogitCache;
 use crate::scan::mass_cutoff::RowBounds;
 use crate::scan::perturb::{Keep, Perturbed};
 use crate::scan::row_state::RowState;
-use crate::scan::top_k_buffer::SEEDS;
 use crate::simd::{SPAN, Vector};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
@@ -64,15 +63,8 @@ pub(super) unsafe fn add<V: Vector>(
     // The pass drops tokens below the mass cutoff. If the cutoff proves too high, the row takes a second pass.
     let floor = if filter.floor.may_rise() { filter.floor.tail.floor() } else { f32::NEG_INFINITY };
     if filter.floor.may_rise() {
-        if filter.largest.wants_one() {
-            // The row needs one token. Some worker lists a token with the largest logit of all workers so far.
-            filter.largest.bound(filter.largest_logit);
-        } else {
-            if filter.largest.wants_seed() && top >= floor {
-                filter.largest.seed(side_by_side(spans));
-            }
-            filter.largest.bound(known.cut(filter.largest.last()).max(floor));
-        }
+        // If the row needs one token, some worker lists a token with the largest logit of all workers so far.
+        filter.largest.bound(if filter.largest.wants_one() { filter.largest_logit } else { floor });
     }
     if top < floor {
         return;
@@ -204,18 +196,6 @@ fn smallest(spans: &[[f32; SPAN]]) -> f32 {
         }
     }
     least.into_iter().fold(f32::INFINITY, f32::min)
-}
-
-/// Returns the largest logit of each residue class modulo 16: the logits of sixteen different tokens.
-#[inline(always)]
-fn side_by_side(spans: &[[f32; SPAN]]) -> [f32; SEEDS] {
-    let mut most = [f32::NEG_INFINITY; SEEDS];
-    for block in spans.as_flattened().as_chunks::<SEEDS>().0 {
-        for (most, &logit) in most.iter_mut().zip(block) {
-            *most = if logit > *most { logit } else { *most };
-        }
-    }
-    most
 }
 
 /// Adds the masses of logits that reach `floor`; `top` is the largest logit.

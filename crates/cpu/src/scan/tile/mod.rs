@@ -1,7 +1,6 @@
 //! Evaluates one tile: computes logits, applies transforms, and updates the state of each row.
 
 use crate::dot::{DotScratch, TILE};
-use crate::isa::Isa;
 use crate::scan::filter_state::{FilterState, ListBudget, PassKind};
 use crate::scan::granules::{BLOCKS, RoundKeys, round_keys};
 use crate::scan::logit_cache::LogitCache;
@@ -11,10 +10,9 @@ use crate::scan::perturb::Keep;
 use crate::scan::prefetch::prefetch;
 use crate::scan::row_groups::{GroupWinner, RowGroups};
 use crate::scan::row_state::RowState;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::avx512::Avx512;
-use crate::simd::{Plain, SPAN, Vector};
+use crate::simd::{SPAN, Vector};
 use core::ops::Range;
+pub(crate) use dispatch::Simd;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::params::transform::{RowTransform, any_invalid, first_invalid};
 use flash_sampling_core::{Candidate, IndexedAdjustments, RowError, Stage, StagedError};
@@ -22,6 +20,7 @@ pub(crate) use source::Source;
 use std::sync::Arc;
 use threshold_scan::{draw_tile, rank};
 
+mod dispatch;
 mod filtered;
 mod source;
 mod threshold_scan;
@@ -171,60 +170,6 @@ struct Span<'a, 'b> {
     above: &'a mut LogitCache,
     /// The index of the row, and the bounds that workers share.
     known: (usize, &'a SharedBounds),
-}
-
-/// The instruction set of all code except the dot products. Results do not depend on the instruction set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Simd {
-    Portable,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-}
-
-impl Simd {
-    /// Returns the vector code for an available instruction set.
-    pub(crate) fn of(isa: Isa) -> Simd {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => Simd::Avx2,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => Simd::Avx512,
-            _ => Simd::Portable,
-        }
-    }
-
-    fn summarize(self, span: Span<'_, '_>, state: &mut RowState) {
-        match self {
-            // SAFETY: plain Rust is always available.
-            Simd::Portable => unsafe { summarize::<Plain>(span, state) },
-            // SAFETY: the caller of `of` passes an available instruction set.
-            #[cfg(target_arch = "x86_64")]
-            Simd::Avx2 => unsafe { summarize_avx2(span, state) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 => unsafe { summarize_avx512(span, state) },
-        }
-    }
-}
-
-/// # Safety
-/// AVX2 and FMA are available.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn summarize_avx2(span: Span<'_, '_>, state: &mut RowState) {
-    // SAFETY: by this function's contract.
-    unsafe { summarize::<Plain>(span, state) };
-}
-
-/// # Safety
-/// AVX-512 F, BW, DQ and VL, and POPCNT are available.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,popcnt")]
-unsafe fn summarize_avx512(span: Span<'_, '_>, state: &mut RowState) {
-    // SAFETY: by this function's contract.
-    unsafe { summarize::<Avx512>(span, state) };
 }
 
 /// Transforms the logits of one row of one tile, and adds the logits to the row's state.
