@@ -1,7 +1,8 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand};
-use flash_sampling_cli::args::{CpuArgs, HEAD, SizeArgs};
+use flash_sampling::{CpuOptions, Isa};
+use flash_sampling_cli::args::{HEAD, SizeArgs};
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::output::try_path;
 
@@ -52,6 +53,24 @@ pub struct CpuBench {
     /// Heads, batches and rounds.
     #[command(flatten)]
     pub sizes: SizeArgs,
+}
+
+/// Threads and instruction set of the CPU.
+#[derive(Clone, Debug, Args)]
+pub struct CpuArgs {
+    /// Number of threads (default: one per processor).
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Instruction set (default: the fastest of this machine).
+    #[arg(long, value_name = "ISA")]
+    pub isa: Option<Isa>,
+}
+
+impl CpuArgs {
+    /// Threads and instruction set.
+    pub fn options(&self) -> CpuOptions {
+        CpuOptions { isa: self.isa, threads: self.threads }
+    }
 }
 
 /// The rows of batches without `--rows`.

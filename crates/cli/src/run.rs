@@ -1,6 +1,6 @@
 //! From the command line to the exit code.
 
-use crate::args::{self, Cli, Command, MAX_THREADS, TransportName};
+use crate::args::{self, Cli, Command, TransportName};
 use crate::error::{CommandError, print_error};
 use crate::interrupt::Interrupt;
 use crate::{bench, generate, info, sample, verify};
@@ -14,8 +14,10 @@ use tracing_subscriber::filter::LevelFilter;
 
 /// The environment variable of the log level.
 const LOG: &str = "FLASH_SAMPLING_LOG";
-/// The environment variable of the number of threads, for samplers without `--threads`.
+/// The environment variable of the number of threads, for samplers without a number in `--backend`.
 const THREADS: &str = "RAYON_NUM_THREADS";
+/// Maximum of threads, as in the library.
+const MAX_THREADS: usize = 1024;
 
 /// Runs the command. Results go to standard output, log lines and one line for an error to standard error.
 ///

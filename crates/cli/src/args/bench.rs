@@ -1,10 +1,7 @@
 //! Flags of `bench`.
 
-use super::BackendName;
-use super::sampler::MAX_THREADS;
 use super::values::{choice, whole};
 use crate::bench::cases::Ours;
-use crate::error::CommandError;
 use clap::Args;
 use flash_sampling::{Backend, CpuOptions, DType, Isa, VariantConfig};
 use std::path::PathBuf;
@@ -16,31 +13,16 @@ pub const VARIANTS: [&str; 4] = ["tiled", "grouped:512", "online:512", "sharded:
 /// Flags of `bench`.
 #[derive(Clone, Debug, Args)]
 pub struct BenchArgs {
-    /// Where the variants are timed.
-    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
-    pub backend: BackendName,
-    /// The variants to time: tiled, grouped:TOKENS, online:TOKENS, sharded:SHARDS.
+    /// Where the variants are timed: cpu[:ISA[:THREADS]] (without ISA, other instruction sets of this machine are timed
+    /// too) or cuda[:DEVICE].
+    #[arg(long, default_value = "cpu")]
+    pub backend: Backend,
+    /// The variants to time: tiled, grouped:SIZE[:reuse], online:SIZE or sharded:SHARDS[:log-mass].
     #[arg(long, value_name = "A,B,...", value_delimiter = ',', default_values = VARIANTS)]
     pub variants: Vec<VariantConfig>,
-    /// Threads and instruction set.
-    #[command(flatten)]
-    pub cpu: CpuArgs,
     /// Heads, batches and rounds.
     #[command(flatten)]
     pub sizes: SizeArgs,
-}
-
-/// Threads and instruction set of the CPU.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Backend and variant")]
-pub struct CpuArgs {
-    /// Number of threads (default: one for each processor); for the CPU.
-    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_THREADS), allow_negative_numbers = true)]
-    pub threads: Option<usize>,
-    /// Instruction set: portable, avx2, avx512, avx512bf16 or amx (default: the fastest of this machine; without this
-    /// flag, `bench` also times the others); for the CPU.
-    #[arg(long, value_name = "ISA")]
-    pub isa: Option<Isa>,
 }
 
 /// Heads, batches and rounds of a benchmark.
@@ -132,43 +114,21 @@ impl SizeArgs {
     }
 }
 
-impl CpuArgs {
-    /// Instruction set and threads.
-    pub fn options(&self) -> CpuOptions {
-        CpuOptions { isa: self.isa, threads: self.threads }
-    }
-}
-
 impl BenchArgs {
     /// The sizes to time: by default 9 rounds of 1, 16 and 64 rows.
     pub fn sizes(&self) -> Vec<BenchSize> {
         self.sizes.sizes(&[HEAD], &[1, 16, 64], 9)
     }
 
-    /// Refuses flags that the backend does not take.
-    ///
-    /// # Errors
-    /// [`CommandError::Usage`], naming the flag.
-    pub fn check(&self) -> Result<(), CommandError> {
-        let idle = [("--threads", self.cpu.threads.is_some()), ("--isa", self.cpu.isa.is_some())];
-        match idle.into_iter().find(|(_, given)| *given && self.backend == BackendName::Cuda) {
-            Some((flag, _)) => Err(CommandError::usage(format!("{flag} means nothing with --backend cuda"))),
-            None => self.backend.check_built(),
-        }
-    }
-
     /// The samplers to time: the variants by the fastest or the given instruction set; without a given one, the tiled
     /// variant by every other instruction set of this machine.
     pub fn ours(&self) -> Ours {
-        let (dtype, variants) = (self.sizes.dtype, self.variants.clone());
-        if self.backend == BackendName::Cuda {
-            return Ours { backend: Backend::Cuda { device: 0 }, variants, isas: Vec::new() };
-        }
+        let dtype = self.sizes.dtype;
         let is_other = |isa: &Isa| isa.for_types(dtype, dtype) == *isa && *isa != Isa::best_for(dtype, dtype);
-        let isas = match self.cpu.isa {
-            None => Isa::available().into_iter().filter(is_other).collect(),
-            Some(_) => Vec::new(),
+        let isas = match self.backend {
+            Backend::Cpu(CpuOptions { isa: None, .. }) => Isa::available().into_iter().filter(is_other).collect(),
+            _ => Vec::new(),
         };
-        Ours { backend: Backend::Cpu(self.cpu.options()), variants, isas }
+        Ours { backend: self.backend.clone(), variants: self.variants.clone(), isas }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Format, ParamArgs, SamplerArgs, flags_of, ineffective_flags, values};
 use crate::error::CommandError;
-use crate::sampler::unsupported;
+use crate::sampler::Support;
 use clap::Args;
 use flash_sampling::SamplingParamsBuilder;
 use std::path::PathBuf;
@@ -96,7 +96,7 @@ impl GenerateArgs {
             return Err(CommandError::usage(format!("--min-tokens is {least}, but --max-tokens is {most}")));
         }
         ineffective_flags::refuse(&ineffective_flags::knobs(&row))?;
-        unsupported::check(&self.sampler, self.draws.canonical, &row)
+        Support::new(&self.sampler, self.draws.canonical)?.refuse(&row)
     }
 
     /// The fields of every sequence.

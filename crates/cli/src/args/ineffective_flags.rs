@@ -4,6 +4,7 @@ use super::values::flag;
 use crate::error::CommandError;
 use crate::input::requests::{RequestKind, Requests};
 use crate::output::line;
+use crate::sampler::Support;
 use flash_sampling::{History, Knob, Knobs, RowParams};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -34,11 +35,11 @@ pub(crate) fn refuse(ineffective: &[Ineffective]) -> Result<(), CommandError> {
 }
 
 /// Warns of knobs without effect, and of tokens outside the vocabulary in a sequence, once per field. Such tokens are no
-/// error: engines number image placeholders in this way. Rows with a knob of `unsupported` have an error instead.
+/// error: engines number image placeholders in this way. Rows with an unsupported knob have an error instead.
 /// `file` is the file of the rows, and the noun of one; without it, the rows are of flags.
 pub(crate) fn warn<'a>(
     file: Option<(&Path, RequestKind)>,
-    unsupported: Knobs,
+    support: &Support<'_>,
     vocab_size: u32,
     rows: impl IntoIterator<Item = RowParams<'a>>,
 ) {
@@ -52,7 +53,7 @@ pub(crate) fn warn<'a>(
                 tracing::warn!("{place}{message}");
             }
         };
-        if row.enabled().intersection(unsupported).is_empty() {
+        if support.has_all(&row) {
             knobs(&row).into_iter().for_each(|knob| warn(knob.field, knob.message(name)));
         }
         let Some(history) = row.history else { continue };

@@ -12,14 +12,13 @@ mod transport;
 pub(crate) mod values;
 mod verify;
 
-pub use bench::{BenchArgs, BenchSize, CpuArgs, HEAD, HeadSize, SizeArgs, VARIANTS};
+pub use bench::{BenchArgs, BenchSize, HEAD, HeadSize, SizeArgs, VARIANTS};
 pub use generate::{DrawArgs, GenerateArgs, TextArgs};
 pub use head::{HeadArgs, HeadOverrides};
 pub use kernels::{KernelsBuildArgs, KernelsCommand};
 pub use params::{FilterArgs, ParamArgs, PenaltyArgs};
 pub use rows::RowArgs;
-pub(crate) use sampler::MAX_THREADS;
-pub use sampler::{BackendName, SamplerArgs, VariantName, Work};
+pub use sampler::SamplerArgs;
 pub use transport::{ExchangeName, TransportArgs, TransportName};
 pub use verify::VerifyArgs;
 

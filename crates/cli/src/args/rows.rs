@@ -5,7 +5,7 @@ use super::values::{self, whole};
 use super::{SamplerArgs, flags_of, ineffective_flags};
 use crate::error::CommandError;
 use crate::input::requests::Request;
-use crate::sampler::unsupported;
+use crate::sampler::Support;
 use clap::{Args, Id};
 use flash_sampling::noise::POSITION_MAX;
 use flash_sampling::{History, SamplingParamsBuilder};
@@ -67,7 +67,7 @@ impl RowArgs {
         let request = self.request(None)?;
         let row = request.params.row(0, 0, request.history.as_ref());
         ineffective_flags::refuse(&[ineffective_flags::knobs(&row), ineffective_flags::lists(&row)].concat())?;
-        unsupported::check(sampler, self.canonical, &row)
+        Support::new(sampler, self.canonical)?.refuse(&row)
     }
 
     /// The request of every row. Without a vocabulary size, tokens are not checked.

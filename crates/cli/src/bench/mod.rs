@@ -66,7 +66,6 @@ pub fn save(record: &Record, path: Option<&Path>) -> Result<(), CommandError> {
 /// # Errors
 /// Bad flags, what the backend refuses, files that cannot be written, Ctrl-C.
 pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    args.check()?;
     // A path that cannot be written is found now, not when all is measured.
     args.sizes.json.iter().try_for_each(|path| output::try_path(path))?;
     let ours = args.ours();

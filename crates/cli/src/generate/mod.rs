@@ -15,14 +15,14 @@ mod tokenizer;
 mod weights;
 mod writer;
 
-use crate::args::{GenerateArgs, Work};
+use crate::args::GenerateArgs;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::output::line;
 use batch::Batch;
 use draft::Draft;
 use engine::Engine;
-use flash_sampling::Plan;
+use flash_sampling::{CpuOptions, Plan};
 use report::Report;
 use requests::Requests;
 use std::io::Write;
@@ -39,11 +39,11 @@ const DRAFT_TOKENS: u32 = 4;
 /// # Errors
 /// Bad flags and files, a backend that fails, Ctrl-C.
 pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    args.sampler.check_for(Work::Text)?;
     args.check()?;
     let weights = Weights::open(args.text.model.as_deref())?;
     let tokenizer = TextTokenizer::open(&weights)?;
-    let model = weights.model(args.sampler.cpu.isa)?;
+    let CpuOptions { isa, threads } = args.sampler.cpu();
+    let model = weights.model(isa)?;
     let head = weights.sampled_head(&tokenizer, model.vocab_size())?;
     if args.draws.seed.unwrap_or(0).checked_add(u64::from(args.text.num_sequences) - 1).is_none() {
         return Err(CommandError::usage("--seed and --num-sequences: the last seed exceeds 2^64 - 1"));
@@ -53,14 +53,14 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let (max_logprobs, canonical) = (requests.max_logprobs(), args.draws.canonical);
     let plan = |max_rows| Plan { max_rows, max_logprobs, canonical, ..Plan::default() };
     let prompt = tokenizer.encode(&args.text.prompt, model.config())?;
-    if let Some(threads) = args.sampler.cpu.threads {
+    if let Some(threads) = threads {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
-        pool.map_err(|error| CommandError::usage(format!("--threads: {error}")))?;
+        pool.map_err(|error| CommandError::usage(format!("--backend: {error}")))?;
     }
     let (rows, ahead) = (args.text.num_sequences as usize, args.text.draft_tokens.unwrap_or(DRAFT_TOKENS) as usize);
 
     let draft_weights = args.text.draft.as_deref().map(|folder| open_draft(folder, &tokenizer)).transpose()?;
-    let draft_model = draft_weights.as_ref().map(|weights| weights.model(args.sampler.cpu.isa)).transpose()?;
+    let draft_model = draft_weights.as_ref().map(|weights| weights.model(isa)).transpose()?;
     let mut draft = None;
     if let (Some(weights), Some(draft_model)) = (&draft_weights, &draft_model) {
         // It proposes only tokens that both models can read.

@@ -3,7 +3,7 @@
 use crate::args::{GenerateArgs, ineffective_flags, values};
 use crate::error::CommandError;
 use crate::input::requests::{self, Request, RequestKind};
-use crate::sampler::unsupported;
+use crate::sampler::Support;
 use flash_sampling::{History, RowParams, SamplingParams};
 
 /// The parameters of every sequence.
@@ -47,8 +47,9 @@ impl Requests {
             }
         };
         let rows = each.iter().map(|params| params.row(0, 0, Some(&placeholder)));
-        rows.clone().try_for_each(|row| unsupported::check(&args.sampler, args.draws.canonical, &row))?;
-        ineffective_flags::warn(file, unsupported::knobs(&args.sampler, args.draws.canonical), vocab_size, rows);
+        let support = Support::new(&args.sampler, args.draws.canonical)?;
+        rows.clone().try_for_each(|row| support.refuse(&row))?;
+        ineffective_flags::warn(file, &support, vocab_size, rows);
         Ok(Requests { seed: args.draws.seed.unwrap_or(0), each })
     }
 

@@ -1,4 +1,4 @@
-//! `flash-sampling sample` on several GPUs: one rank and one shard of the vocabulary per GPU, one thread per rank.
+//! `flash-sampling sample` on the GPUs of this process: one rank, one shard of the vocabulary and one thread per GPU.
 
 use super::draw::draw;
 use super::source::Source;
@@ -6,7 +6,7 @@ use crate::args::{ExchangeName, SampleArgs, TransportArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::sampler;
-use flash_sampling::cuda::CudaError;
+use flash_sampling::cuda::{CudaError, Device};
 use flash_sampling::distributed::{Loopback, TIME_LIMIT, Transport, TransportError};
 use flash_sampling::{
     BuildError, CudaRank, CudaRankOptions, GpuExchange, Head, PerturbedArgmax, Plan, SampleError, ShardError,
@@ -15,9 +15,9 @@ use std::io::{self, Write};
 use std::thread;
 use tracing::subscriber::{NoSubscriber, with_default};
 
-/// Draws on the GPUs that the flags name, which exchange their draws directly. Rank 0 writes results and log lines.
+/// Draws on all visible GPUs, which exchange their draws directly. Rank 0 writes results and log lines.
 pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    let devices = args.transport.gpus()?;
+    let devices = 0..Device::count().map_err(BuildError::from)?;
     let Some(exchange) = exchange(&args.transport) else {
         return Err(CommandError::usage("GPUs of one process exchange by peers or nccl, not by host"));
     };

@@ -8,7 +8,7 @@ use crate::input::mask::Masks;
 use crate::input::requests::{self, RequestKind, Requests};
 use crate::interrupt::Interrupt;
 use crate::output::line;
-use crate::sampler::unsupported;
+use crate::sampler::Support;
 use flash_sampling::noise::POSITION_MAX;
 use flash_sampling::{
     LogprobsMode, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples, SamplingParamsBuilder,
@@ -35,6 +35,7 @@ pub(super) struct Job<'a> {
     masks: Option<Masks>,
     /// The parameters of the rows, from the flags or from `--params`.
     requests: Requests,
+    support: Support<'a>,
     /// GPUs exchange only draws, so log-probabilities take a call of their own.
     on_gpus: bool,
 }
@@ -69,7 +70,9 @@ impl<'a> Job<'a> {
                 requests
             }
         };
-        let job = Job { args, hidden, masks, requests, on_gpus: args.transport.exchange() != ExchangeName::Host };
+        let (support, on_gpus) =
+            (Support::new(&args.sampler, flags.canonical)?, args.transport.exchange() != ExchangeName::Host);
+        let job = Job { args, hidden, masks, requests, support, on_gpus };
         match (0..rows).find(|row| job.draws(*row) > MAX_DRAWS) {
             Some(row) => {
                 let message = format!("row {row}: n = {}, but a row has at most {MAX_DRAWS} draws", job.draws(row));
@@ -86,8 +89,7 @@ impl<'a> Job<'a> {
         let rows = self.requests.iter();
         let rows = rows.map(|r| RowParams { logprobs: Some(0), ..r.params.row(0, 0, r.history.as_ref()) });
         let file = flags.params.as_deref().map(|path| (path, RequestKind::Row));
-        let lacks = unsupported::knobs(&self.args.sampler, flags.canonical);
-        ineffective_flags::warn(file, lacks, vocab_size, rows);
+        ineffective_flags::warn(file, &self.support, vocab_size, rows);
     }
 
     fn fields(&self, row: usize) -> &SamplingParamsBuilder {
@@ -167,19 +169,16 @@ impl<'a> Job<'a> {
         &self,
         error: &RowError,
         hidden: Matrix<'_>,
-        row: usize,
-        mask: Option<&[u32]>,
+        (row, params): (usize, &RowParams<'_>),
     ) -> Result<String, CommandError> {
         match error {
             RowError::Unsupported { .. } if self.args.rows.params.is_none() => {
                 Err(CommandError::usage(error.to_string()))
             }
-            RowError::Unsupported { knob, .. } => {
-                let alternative =
-                    unsupported::message(&self.args.sampler, self.args.rows.canonical, *knob, str::to_owned);
-                Ok(alternative.unwrap_or_else(|| error.to_string()))
+            RowError::Unsupported { .. } => {
+                Ok(self.support.message(params, str::to_owned).unwrap_or_else(|| error.to_string()))
             }
-            _ => Ok(explain(error, hidden, row, mask)),
+            _ => Ok(explain(error, hidden, row, params.mask)),
         }
     }
 
@@ -251,7 +250,7 @@ impl<'a> Job<'a> {
                         drawn.given.extend_from_slice(row.token_logits);
                         drawn.kept = row.kept.map(KeptTokens::of).or(drawn.kept.take());
                     }
-                    (Ok(_), Err(error)) => *outcome = Err(self.failure(&error, input, at, params[at].mask)?),
+                    (Ok(_), Err(error)) => *outcome = Err(self.failure(&error, input, (at, &params[at]))?),
                     (Err(_), _) => {}
                 }
             }

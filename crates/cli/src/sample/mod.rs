@@ -13,7 +13,7 @@ mod text;
 
 #[cfg(feature = "cuda")]
 use crate::args::TransportName;
-use crate::args::{SampleArgs, Work};
+use crate::args::SampleArgs;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::sampler;
@@ -26,8 +26,7 @@ use std::io::Write;
 /// # Errors
 /// Bad flags and files, a backend that fails, ranks that disagree or are missing, Ctrl-C.
 pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    args.transport.check_built(args.sampler.backend)?;
-    args.sampler.check_for(if args.transport.transport.is_some() { Work::Ranks } else { Work::Draws })?;
+    args.transport.check_built(&args.sampler.backend)?;
     args.transport.check(&args.sampler)?;
     args.rows.check(&args.sampler)?;
     match args.transport.transport {

@@ -7,7 +7,7 @@ use crate::error::{CommandError, print_error};
 use crate::interrupt::Interrupt;
 use crate::sampler;
 use flash_sampling::distributed::{Mpi, ShardOptions, TIME_LIMIT, Transport, TransportError};
-use flash_sampling::{BuildError, ShardError, build_rank};
+use flash_sampling::{BuildError, ShardError, ShardMerge, build_rank};
 #[cfg(feature = "cuda")]
 use flash_sampling::{GpuExchange, cuda::Device};
 use std::io::{self, Write};
@@ -22,8 +22,8 @@ pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
     if mpi.world() == 1 {
         tracing::info!("one rank draws from the whole vocabulary: mpirun -n N starts N ranks");
     }
-    let merge = sampler::shard_merge(&args.sampler);
-    let options = ShardOptions { check_tokens: args.transport.check_tokens, ..ShardOptions::new(merge) };
+    let check_tokens = args.transport.check_tokens;
+    let options = ShardOptions { check_tokens, ..ShardOptions::new(ShardMerge::Winners) };
     let mut draw_rows = |out: &mut dyn Write| {
         let source = Source::open(&args.head)?;
         // Borrowed: MPI is shut down after all calls.
@@ -40,11 +40,11 @@ pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
                             "--exchange peers needs all ranks on one machine; use --exchange nccl for several machines",
                         ));
                     }
-                    let device = args.transport.gpu_on_host(rank, world, Device::count().ok())?;
+                    // A launcher may show each process a GPU of its own.
+                    let device = if Device::count() == Ok(1) { 0 } else { rank };
                     return super::gpu_ranks::build(head, plan, transport, device, exchange, &args.transport);
                 }
-                let config = sampler::config(&args.sampler, plan, head.vocab_size() as usize);
-                build_rank(head, &config, transport, options).map_err(sampler::named)
+                build_rank(head, &args.sampler.config(plan), transport, options).map_err(sampler::named)
             },
             (out, rank),
             interrupt,

@@ -1,11 +1,10 @@
 //! The sampler that the flags choose, as a factory of the suite.
 
-use crate::args::{BackendName, SamplerArgs, VariantName};
+use crate::args::SamplerArgs;
 use crate::error::CommandError;
-use crate::sampler::{self, SHARDS};
-use flash_sampling::backend::group_size;
+use crate::sampler;
 use flash_sampling::reference::ReferenceVariant;
-use flash_sampling::{GroupDraw, Head, Matrix, PerturbedArgmax, Plan, ShardMerge};
+use flash_sampling::{Backend, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, ShardMerge, VariantConfig};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 
 /// The sampler that the flags choose.
@@ -21,7 +20,7 @@ impl FlagsFactory {
         let weight = [0f32; 4];
         let head = Head::new(Matrix::new(&weight, 4, 1)?)?;
         let backend = sampler::build(head, &args, Plan::default())?.capabilities().backend;
-        let variant = sampler::config(&args, Plan::default(), 4).variant.to_string();
+        let variant = args.variant.to_string();
         // "cpu (avx512)" becomes "cpu/grouped:512/avx512".
         let (place, isa) =
             backend.split_once(" (").map_or((backend, None), |(p, isa)| (p, Some(isa.trim_end_matches(')'))));
@@ -31,8 +30,8 @@ impl FlagsFactory {
 
     /// First token of each shard: near-equal parts on the grid of the tiles, as in the library. With different shards, the
     /// laws that compare with the reference would fail.
-    fn shard_starts(&self, head: &Head<'_>) -> Vec<u32> {
-        let (tokens, shards) = (head.tokens(), self.args.shards.unwrap_or(SHARDS) as u64);
+    fn shard_starts(head: &Head<'_>, shards: usize) -> Vec<u32> {
+        let (tokens, shards) = (head.tokens(), shards as u64);
         let cut = |shard| u64::from(tokens.start) + tokens.len() as u64 * shard / shards;
         (0..shards).map(|shard| (cut(shard) as u32 / 64 * 64).max(tokens.start)).collect()
     }
@@ -44,28 +43,27 @@ impl SamplerFactory for FlagsFactory {
     }
 
     fn reference_variant(&self, head: &Head<'_>) -> Option<ReferenceVariant> {
-        let group = self.args.group.unwrap_or_else(|| group_size(head.vocab_size() as usize));
-        match (self.args.variant, self.args.group_draw, self.args.merge) {
-            (VariantName::Grouped, None | Some(GroupDraw::Fresh), _) => Some(ReferenceVariant::Grouped(group)),
-            (VariantName::Online, ..) => Some(ReferenceVariant::Online(group)),
-            (VariantName::Sharded, _, Some(ShardMerge::LogMass)) => {
-                Some(ReferenceVariant::Sharded(self.shard_starts(head)))
+        Some(match self.args.variant {
+            VariantConfig::Grouped { size, draw: GroupDraw::Fresh } => ReferenceVariant::Grouped(size),
+            VariantConfig::Online { size } => ReferenceVariant::Online(size),
+            VariantConfig::Sharded { shards, merge: ShardMerge::LogMass } => {
+                ReferenceVariant::Sharded(FlagsFactory::shard_starts(head, shards))
             }
-            _ => Some(ReferenceVariant::Tiled),
-        }
+            _ => ReferenceVariant::Tiled,
+        })
     }
 
     fn pace(&self) -> usize {
-        match (self.args.variant, self.args.backend) {
-            (VariantName::Reference, _) => 1,
-            (_, BackendName::Cpu) => 8,
-            (_, BackendName::Cuda) => 64,
+        match self.args.backend {
+            Backend::Reference => 1,
+            Backend::Cuda { .. } => 64,
+            _ => 8,
         }
     }
 
     fn takes_shards(&self) -> bool {
         // The outer noise of shards is numbered by rank: shards must make up the vocabulary.
-        self.args.variant != VariantName::Sharded
+        !matches!(self.args.variant, VariantConfig::Sharded { .. })
     }
 
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {

@@ -7,7 +7,7 @@ mod text;
 
 pub use factory::FlagsFactory;
 
-use crate::args::{VerifyArgs, Work};
+use crate::args::VerifyArgs;
 use crate::error::CommandError;
 use crate::info::machine::{Machine, utc_now};
 use crate::interrupt::Interrupt;
@@ -87,7 +87,6 @@ impl Report {
 /// # Errors
 /// Bad flags, a sampler that this machine lacks, a page that cannot be written, Ctrl-C.
 pub fn run(args: &VerifyArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    args.sampler.check_for(Work::Draws)?;
     let factory = FlagsFactory::new(args.sampler.clone())?;
     args.report.iter().try_for_each(|path| output::try_path(path))?;
     let laws = if args.laws.is_empty() { laws::ALL.iter().collect() } else { args.laws.clone() };

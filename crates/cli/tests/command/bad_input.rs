@@ -1,6 +1,6 @@
 //! Bad input: one clear line on standard error, exit code 2, and no output. A bad row: its own error, exit code 1.
 
-use crate::common::{Files, assert_refusals, bf16_bytes, f32_bytes, run, run_logging, small_head, values, with};
+use crate::common::{Files, assert_refusals, bf16_bytes, f32_bytes, run, run_logging, small_head, values, with, words};
 use safetensors::tensor::Dtype;
 
 /// A file for `--weight`, with hidden states that would fit a hidden size of 32.
@@ -47,35 +47,22 @@ fn flags_of_ranks_mean_something_only_together() {
         "
         --time-limit 3 => --time-limit has no effect without --transport
         --check-tokens => --check-tokens has no effect without --transport
-        --world 2 => --world has no effect without --transport
-        --devices 0 => --devices has no effect without --transport
-        --transport peers --world 33 => it must be 1 to 32
         --exchange host => --exchange has no effect without --transport mpi
         --transport mpi --exchange ring => possible values: host, peers, nccl
-        --merge winners => --merge has no effect
         --transport mpi --time-limit 0 => 0.001 to 86400 seconds",
     );
     if cfg!(feature = "cuda") {
-        run(&with(&head, "--transport peers --world 2")).assert_refused("need --backend cuda and --variant tiled");
         assert_refusals(
-            &with(&head, "--transport peers --backend cuda"),
+            &with(&head, "--transport peers"),
             "
-            --seed 1 => needs --world or --devices
-            --world 3 --devices 0,1 => --world 3, but --devices names 2
-            --devices 1,0,1 => --devices names GPU 1 twice
-            --world 2 --merge log-mass => --merge log-mass is not supported
-            --world 2 --canonical --top-k 5 => --top-k is not supported with --canonical; leave out --canonical
-            --world 2 --exchange peers => --exchange is for --transport mpi",
+            --seed 1 => need --backend cuda and --variant tiled
+            --backend cuda:1 => need --backend cuda and --variant tiled
+            --backend cuda --exchange peers => --exchange is for --transport mpi
+            --backend cuda --canonical --top-k 5 => --top-k is not supported with --canonical; leave out --canonical",
         );
     }
     if cfg!(feature = "mpi") {
-        assert_refusals(
-            &with(&head, "--transport mpi"),
-            "
-            --variant sharded => --variant sharded has its shards in one process
-            --world 2 => --world has no effect with --transport mpi
-            --devices 0 => without --exchange peers or nccl",
-        );
+        run(&with(&head, "--transport mpi --variant sharded:4")).assert_refused("has its shards in one process");
     }
     if cfg!(all(feature = "mpi", feature = "cuda")) {
         // Without mpirun there is one rank.
@@ -83,14 +70,8 @@ fn flags_of_ranks_mean_something_only_together() {
             &with(&head, "--transport mpi --exchange peers"),
             "
             --seed 1 => --exchange peers and nccl need --backend cuda and --variant tiled
-            --backend cuda --variant grouped => --exchange peers and nccl need --backend cuda
-            --backend cuda --merge log-mass => not supported with --exchange peers and nccl
-            --backend cuda --devices 0,1 => --devices names 2, but 1 rank is on this machine",
+            --backend cuda --variant grouped:64 => --exchange peers and nccl need --backend cuda",
         );
-    }
-    if cfg!(all(feature = "mpi", feature = "nccl")) {
-        run(&with(&head, "--transport mpi --backend cuda --exchange nccl --devices 1,0,1"))
-            .assert_refused("--devices names GPU 1 twice, but NCCL needs one GPU per rank");
     }
 }
 
@@ -101,16 +82,16 @@ fn a_transport_names_at_once_the_features_that_it_lacks() {
         run(&with(&head, flags)).assert_refused(&format!("no feature '{features}': build with --features {features}"));
     };
     if cfg!(not(feature = "nccl")) {
-        refused("--transport nccl --world 2", "nccl");
-        refused("--transport nccl --backend cuda --world 2", "nccl");
+        refused("--transport nccl", "nccl");
+        refused("--transport nccl --backend cuda", "nccl");
     }
     if cfg!(not(feature = "cuda")) {
-        refused("--transport peers --world 2", "cuda");
-        refused("--transport peers --variant sharded", "cuda");
+        refused("--transport peers", "cuda");
+        refused("--transport peers --variant sharded:4", "cuda");
     }
     if cfg!(not(feature = "mpi")) {
         refused("--transport mpi", "mpi");
-        refused("--transport mpi --variant sharded", "mpi");
+        refused("--transport mpi --variant sharded:4", "mpi");
         let both = if cfg!(feature = "cuda") { "mpi" } else { "mpi,cuda" };
         refused("--transport mpi --backend cuda", both);
         refused("--transport mpi --backend cuda --exchange peers", both);
@@ -236,7 +217,11 @@ fn invalid_flags_are_refused() {
         --vocab-size 290 --logit-bias 290:1 => there are 290 tokens
         --vocab-size 301 => --vocab-size 301: it must be 1 to 300, the rows of the weight
         --vocab-size 0 => --vocab-size 0: it must be 1 to 300
-        --isa sse9 => 'sse9' is no instruction set
+        --backend gpu => 'gpu' is no backend: it must be reference, cpu[:INSTRUCTION SET[:THREADS]] or cuda[:DEVICE]
+        --backend cpu:sse9 => 'cpu:sse9' is no backend
+        --backend cpu::-2 => 'cpu::-2' is no backend
+        --backend cpu::0 => --backend: 0 threads
+        --backend cpu::100000 => --backend: 100000 threads
         --temperature nan => must be finite and not negative
         --temperature -0.5 => must be finite and not negative
         --temperature warm => not a number
@@ -245,7 +230,7 @@ fn invalid_flags_are_refused() {
         --min-p 0.1e-400 => '0.1e-400' for '--min-p <P>': it rounds to 0
         --presence-penalty 1e-60 => '1e-60' for '--presence-penalty <X>': it rounds to 0
         --top-p much => 'much' for '--top-p <P>': it is not a number
-        --variant sharded --merge log-mass --top-p 0.9 => --top-p is not supported with --merge log-mass; use --merge winners
+        --variant sharded:4:log-mass --top-p 0.9 => --top-p is not supported with --variant sharded:4:log-mass; use --variant tiled
         --draws 0 => it must be 1 to 10000000
         --draws 10000001 => it must be 1 to 10000000
         --draws 301 --without-replacement => there are 300 tokens
@@ -268,21 +253,15 @@ fn invalid_flags_are_refused() {
         --logprobs 301 => --logprobs is 301, but there are 300 tokens
         --vocab-size 290 --logprobs 291 => there are 290 tokens
         --vocab-size -1 => '-1' for '--vocab-size <N>'
-        --threads -2 => '-2' for '--threads <N>'
-        --variant grouped --group -2 => '-2' for '--group <TOKENS>'
-        --threads 0 => '0' for '--threads <N>': it must be 1 to 1024
-        --variant reference --backend cuda => --backend cuda has no effect with --variant reference
-        --threads 100000 => '100000' for '--threads <N>'
-        --shards 2 => --shards has no effect without --variant sharded
-        --variant sharded --shards 0 => '0' for '--shards <N>': it must be 1 to 4096
-        --variant sharded --shards 4097 => it must be 1 to 4096
-        --variant grouped --group 0 => '0' for '--group <TOKENS>': it must be a multiple of 64, from 64 to 4294967232
-        --variant online --group 1000 => '1000' for '--group <TOKENS>'
-        --variant grouped --without-replacement => --without-replacement is not supported with --variant grouped; use --variant tiled, or --group-draw reuse
-        --variant grouped --canonical => --canonical is not supported with this variant; use --variant tiled, or --variant grouped --group-draw reuse
-        --variant reference --isa portable => --isa has no effect with --variant reference
-        --backend cuda --threads 2 => --threads has no effect with --backend cuda
-        --variant fast => possible values: tiled, grouped, online, sharded, reference
+        --variant fast => 'fast' is no variant: it must be tiled, grouped:SIZE[:reuse], online:SIZE or sharded:SHARDS[:log-mass]
+        --variant grouped:-2 => 'grouped:-2' is no variant
+        --variant tiled:4 => 'tiled:4' is no variant
+        --variant sharded:0 => 0 shards cannot be made: it must be 1 to 4096
+        --variant sharded:4097 => it must be 1 to 4096
+        --variant grouped:0 => a group of 0 tokens cannot be used: it must be a positive multiple of 64
+        --variant online:1000 => a group of 1000 tokens cannot be used
+        --variant grouped:64 --without-replacement => --without-replacement is not supported with --variant grouped:64; use --variant tiled
+        --variant grouped:64 --canonical => --canonical is not supported with this variant; use --variant tiled
         --top-k five => invalid value 'five' for '--top-k <K>': it must be -1 to 2147483647
         --top-k -2 => '-2' for '--top-k <K>': it must be -1
         --top-p 2 => --top-p is 2.0, but must be above 0 and at most 1
@@ -299,12 +278,8 @@ fn invalid_flags_are_refused() {
 #[test]
 fn a_knob_that_a_variant_lacks_names_the_flag_and_an_alternative() {
     let (files, head) = small_head();
-    let grouped = "is not supported with --variant grouped; use --variant tiled, or --group-draw reuse";
-    for (variant, says) in [
-        ("--variant online", "is not supported with --variant online; use --variant tiled"),
-        ("--variant grouped", grouped),
-        ("--variant grouped --group-draw fresh", grouped),
-    ] {
+    for variant in ["--variant online:64", "--variant grouped:64", "--variant sharded:4:log-mass"] {
+        let says = &format!("is not supported with {variant}; use --variant tiled");
         for flag in ["--top-k 5", "--top-p 0.9", "--xtc-probability 0.5"] {
             for command in [&head[..], &["generate".into()]] {
                 let name = flag.split(' ').next().unwrap();
@@ -321,7 +296,7 @@ fn a_knob_that_a_variant_lacks_names_the_flag_and_an_alternative() {
         .assert_refused("--top-k is not supported with --canonical; leave out --canonical");
     run(&with(&head, "--canonical --logprobs 1 --logprobs-mode raw"))
         .assert_refused("--logprobs-mode is not supported with --canonical; leave out --canonical");
-    let taken = run(&with(&head, "--variant grouped --group-draw reuse --top-k 5"));
+    let taken = run(&with(&head, "--variant grouped:64:reuse --top-k 5"));
     assert_eq!(taken.tokens(), run(&with(&head, "--top-k 5")).tokens());
 }
 
@@ -337,8 +312,9 @@ fn a_backend_or_instruction_set_that_is_missing_is_refused() {
     }
     let missing = flash_sampling::Isa::ALL.into_iter().find(|isa| !isa.is_available());
     if let Some(isa) = missing {
-        run(&["bench", "--quick", "--isa", isa.name()]).assert_refused(&format!("--isa: this machine has no {isa}"));
-        run(&with(&head, &format!("--isa {isa}"))).assert_refused(&format!("--isa: this machine has no {isa}"));
+        let (flag, says) = (format!("--backend cpu:{isa}"), format!("--backend: this machine has no {isa}"));
+        run(&words(&format!("bench --quick {flag}"))).assert_refused(&says);
+        run(&with(&head, &flag)).assert_refused(&says);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Running the command, and the files it is given.
+//! Runs of the command, and files for it.
 
 use npyz::WriterBuilder;
 use safetensors::tensor::{Dtype, TensorView};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// What a run of the command left.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,
@@ -14,12 +14,12 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-/// Runs `flash-sampling` with these arguments; notes are off, errors stay.
+/// Runs `flash-sampling` with these arguments and without log lines.
 pub(crate) fn run<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Run {
     run_logging("off", args)
 }
 
-/// The program: what cargo built, or on a machine without that `FLASH_SAMPLING_PROGRAM`.
+/// The program that cargo built, or on a machine without cargo `FLASH_SAMPLING_PROGRAM`.
 fn program() -> PathBuf {
     let built = Path::new(env!("CARGO_BIN_EXE_flash-sampling"));
     std::env::var_os("FLASH_SAMPLING_PROGRAM").map_or_else(|| built.to_owned(), PathBuf::from)
@@ -29,15 +29,16 @@ pub(crate) fn run_logging<S: AsRef<std::ffi::OsStr>>(log: &str, args: &[S]) -> R
     run_command(Command::new(program()).args(args), log)
 }
 
-/// As so many ranks, under `mpirun`, which ends ranks that hang.
+/// Runs the program on the first `gpus` GPUs, alone or as several processes under `mpirun`, which ends ranks that hang.
 #[cfg(feature = "cuda")]
-pub(crate) fn run_ranks<S: AsRef<std::ffi::OsStr>>(world: usize, args: &[S]) -> Run {
-    let mut mpirun = Command::new("mpirun");
-    mpirun.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    run_command(
-        mpirun.args(["--oversubscribe", "--timeout", "60", "-n", &world.to_string()]).arg(program()).args(args),
-        "off",
-    )
+pub(crate) fn run_on_gpus<S: AsRef<std::ffi::OsStr>>(gpus: usize, processes: usize, args: &[S]) -> Run {
+    let mut command = Command::new(if processes > 1 { "mpirun".into() } else { program() });
+    if processes > 1 {
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command.args(["--oversubscribe", "--timeout", "60", "-n", &processes.to_string()]).arg(program());
+    }
+    let visible: Vec<_> = (0..gpus).map(|gpu| gpu.to_string()).collect();
+    run_command(command.env("CUDA_VISIBLE_DEVICES", visible.join(",")).args(args), "off")
 }
 
 /// Runs a command with this level of the log.
@@ -89,7 +90,7 @@ impl Files {
         self.0.path().join(name)
     }
 
-    /// A file of these bytes; answers its path.
+    /// Writes a file of these bytes, and returns its path.
     pub(crate) fn bytes(&self, name: &str, bytes: &[u8]) -> String {
         std::fs::write(self.path(name), bytes).expect("a writable folder");
         self.name(name)

@@ -61,8 +61,8 @@ fn a_seed_replays_in_every_batch_on_any_threads_and_by_every_pathwise_variant() 
             assert_eq!(&seeded(seed, "")[0], sequence, "alone");
         }
         assert_ne!(tokens(&batch[0]), tokens(&batch[1]));
-        let variants = ["--variant grouped --group-draw reuse", "--variant sharded --shards 3"];
-        for more in ["--threads 1", "--threads 2"].into_iter().chain(variants) {
+        let variants = ["--variant grouped:512:reuse", "--variant sharded:3"];
+        for more in ["--backend cpu::1", "--backend cpu::2"].into_iter().chain(variants) {
             assert_eq!(seeded("5", &format!("--num-sequences 4 {more}")), batch, "{more:?}");
         }
     }
@@ -188,9 +188,8 @@ fn bad_input_is_one_clear_line() {
         --logprobs 1000000 => --logprobs
         --logit-bias 1681:1 => --logit-bias
         Once~upon~a~time => unexpected argument 'Once upon a time' found; the flag of a prompt is --prompt <TEXT>; 
-        --shards 2 => --shards
         --num-sequence 3 => a similar argument exists: '--num-sequences'
-        --threads 0 => --threads",
+        --backend cpu::0 => --backend: 0 threads",
     );
     run(&["generate", "--stop", ""]).assert_refused("--stop");
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");

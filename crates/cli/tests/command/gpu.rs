@@ -1,6 +1,6 @@
 //! `sample --backend cuda` on a GPU: to the last bit what the processor draws, where the products are exact.
 
-use crate::common::{Files, bf16_bytes, run, run_ranks, values, with, words};
+use crate::common::{Files, bf16_bytes, run, run_on_gpus, values, with, words};
 use flash_sampling::cuda::Device;
 use flash_sampling_conformance::suite::runs;
 use safetensors::tensor::Dtype;
@@ -59,7 +59,7 @@ fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
             "--temperature 0 --logprobs 2",
             "--seed 11 --temperature 400 --top-p 0.9 --top-k 30",
             "--seed 12 --temperature 400 --draws 4 --without-replacement",
-            "--seed 13 --temperature 300 --variant grouped --group 64 --group-draw reuse",
+            "--seed 13 --temperature 300 --variant grouped:64:reuse",
             "--seed 14 --temperature 300 --canonical",
         ] {
             let [on_gpu, here] = ["cuda", "cpu"].map(|name| run(&with(&base, &format!("{flags} --backend {name}"))));
@@ -71,41 +71,42 @@ fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
     }
 }
 
-/// Ranks on GPUs, of one process and under `mpirun` (feature `mpi`): one alone, two on one GPU, and by peers and NCCL two where
-/// there are so many. `FLASH_SAMPLING_REQUIRE` takes the words of a way's name.
+/// Ranks on GPUs, of one process and under `mpirun` (feature `mpi`): one rank, two ranks on one GPU, and two ranks on two
+/// GPUs by peers and by NCCL. `FLASH_SAMPLING_REQUIRE` takes the words of a case's name.
 #[test]
 fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
     let files = Files::new();
     let base = sample(&weight(&files), &hidden(&files));
-    let ways = [
-        ("command/one-gpu/cuda", 1, 1, "--transport peers --world 1 --check-tokens"),
-        ("command/gpus/peers", 2, 1, "--transport peers --world 2 --check-tokens"),
-        ("command/gpus/nccl", 2, 1, "--transport nccl --world 2"),
-        ("command/one-gpu/mpi/peers", 1, 2, "--transport mpi --exchange peers --devices 0,0 --check-tokens"),
-        ("command/gpus/mpi/peers", 2, 2, "--transport mpi --exchange peers --devices 1,0"),
+    let cases = [
+        ("command/one-gpu/cuda", 1, 1, "--transport peers --check-tokens"),
+        ("command/gpus/peers", 2, 1, "--transport peers --check-tokens"),
+        ("command/gpus/nccl", 2, 1, "--transport nccl"),
+        ("command/one-gpu/mpi/peers", 1, 2, "--transport mpi --exchange peers --check-tokens"),
+        ("command/gpus/mpi/peers", 2, 2, "--transport mpi --exchange peers"),
         ("command/gpus/mpi/nccl", 2, 2, "--transport mpi --exchange nccl --check-tokens"),
     ];
-    let runs_here = |(name, gpus, processes, way): &(&str, usize, usize, &str)| {
-        runs(name, unavailable(*gpus, *processes > 1, way.contains("nccl")), 1)
+    let runs_here = |(name, gpus, processes, transport): &(&str, usize, usize, &str)| {
+        runs(name, unavailable(*gpus, *processes > 1, transport.contains("nccl")), 1)
     };
-    let ways: Vec<_> = ways.into_iter().filter(runs_here).collect();
-    if ways.is_empty() {
+    let cases: Vec<_> = cases.into_iter().filter(runs_here).collect();
+    if cases.is_empty() {
         return;
     }
-    // Rows of several draws, whose log-probabilities are told apart from them; and rows that are surveyed.
+    // Several draws a row, whose log-probabilities take a call of their own; and rows with filters.
     let flags =
         ["--seed 10 --temperature 500 --draws 7 --logprobs 3", "--seed 3 --temperature 400 --top-p 0.9 --top-k 30"];
     for flags in flags {
         let here = run(&with(&base, &format!("{flags} --backend cpu")));
-        for (name, _, processes, way) in &ways {
-            let words = with(&base, &format!("{flags} --backend cuda --time-limit 10 {way}"));
+        for (name, gpus, processes, transport) in &cases {
+            let words = with(&base, &format!("{flags} --backend cuda --time-limit 10 {transport}"));
             let begun = Instant::now();
-            let there = if *processes > 1 { run_ranks(*processes, &words) } else { run(&words) };
-            println!("{name}: {way} took {:.1?}", begun.elapsed());
-            assert_eq!((there.code, here.code), (0, 0), "{flags}, {way}: {there:#?} {here:#?}");
+            let there = run_on_gpus(*gpus, *processes, &words);
+            println!("{name}: {transport} took {:.1?}", begun.elapsed());
+            assert_eq!((there.code, here.code), (0, 0), "{flags}, {transport}: {there:#?} {here:#?}");
             // By NCCL a logit is score minus noise, within a rounding of itself.
-            let is_same = there.tokens() == here.tokens() && (way.contains("nccl") || there.stdout == here.stdout);
-            assert!(is_same && !here.stdout.is_empty(), "{flags}, {way}");
+            let is_nccl = transport.contains("nccl");
+            let is_same = there.tokens() == here.tokens() && (is_nccl || there.stdout == here.stdout);
+            assert!(is_same && !here.stdout.is_empty(), "{flags}, {transport}");
         }
     }
 }

@@ -78,11 +78,11 @@ fn filters_of_a_greedy_row_that_a_sampler_lacks_are_refused_without_a_warning() 
     let (files, head) = small_head();
     let text = words("generate --max-tokens 5");
     for base in [&head[..], &text] {
-        run_logging("warn", &with(base, "--variant grouped --temperature 0 --top-k 5")).assert_refused("--top-k");
+        run_logging("warn", &with(base, "--variant grouped:64 --temperature 0 --top-k 5")).assert_refused("--top-k");
     }
     let file = files.bytes("p.json", br#"[{}, {"temperature": 0, "top_k": 5}, {"temperature": 0}]"#);
-    let found = run_logging("error", &with(&head, &format!("--variant grouped --params {file}")));
-    let warned = run_logging("warn", &with(&head, &format!("--variant grouped --params {file}")));
+    let found = run_logging("error", &with(&head, &format!("--variant grouped:64 --params {file}")));
+    let warned = run_logging("warn", &with(&head, &format!("--variant grouped:64 --params {file}")));
     assert_eq!((found.code, found.stdout), (1, warned.stdout.clone()));
     assert!(warned.rows()[1]["error"].as_str().unwrap().contains("top_k"), "{warned:#?}");
     assert!(!warned.stderr.contains("has no effect"), "{warned:#?}");
@@ -162,7 +162,7 @@ fn a_flag_of_generate_that_changes_nothing_names_what_it_lacks() {
     run(&with(&base, "--min-tokens 11 --max-tokens 10")).assert_refused("--min-tokens is 11, but --max-tokens is 10");
     run(&with(&base, "--min-tokens 10 --max-tokens 10")).assert_refused("none");
     // The layers are the processor's whatever draws.
-    let layers = run(&words("generate --max-tokens 2 --variant reference --threads 1 --isa portable"));
+    let layers = run(&words("generate --max-tokens 2 --backend reference"));
     assert_eq!(layers.code, 0, "{layers:#?}");
 }
 
@@ -215,10 +215,10 @@ fn flags_that_a_sampler_lacks_are_refused_before_a_head_is_read() {
     let folder = files.name("none");
     let text = words(&format!("generate --model {folder}"));
     let (mut refused, mut taken) = (0, 0);
-    let variants = "tiled, grouped, grouped --group-draw reuse, online, sharded, sharded --merge log-mass, reference";
+    let variants = "tiled, grouped:64, grouped:64:reuse, online:64, sharded:4, sharded:4:log-mass, tiled --backend reference";
     for variant in variants.split(", ").flat_map(|variant| [variant.to_owned(), format!("{variant} --canonical")]) {
         // They refuse every canonical plan.
-        if ["grouped --canonical", "online --canonical"].contains(&&*variant) {
+        if ["grouped:64 --canonical", "online:64 --canonical"].contains(&&*variant) {
             continue;
         }
         for (flags, json) in [

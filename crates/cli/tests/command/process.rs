@@ -61,7 +61,7 @@ fn ctrl_c_ends_the_line_of_a_text() {
 #[test]
 #[cfg(unix)]
 fn one_ctrl_c_ends_a_long_call() {
-    for call in ["sample --draws 2000 --variant reference", "generate --num-sequences 4096"] {
+    for call in ["sample --draws 2000 --backend reference", "generate --num-sequences 4096"] {
         let mut child = command(&call.split(' ').collect::<Vec<_>>()).spawn().unwrap();
         std::thread::sleep(Duration::from_secs(3));
         assert!(child.try_wait().unwrap().is_none(), "{call} is no long call");
@@ -154,12 +154,11 @@ fn bad_sizes_of_a_benchmark_are_refused() {
         --rows 1,0 => it must be 1 to 4096
         --rows a => 'a' for '--rows <A,B,...>': it must be 1 to 4096
         --rounds 0 => 1 to 10000
-        --quick --threads 0 => '0' for '--threads <N>': it must be 1 to 1024
+        --quick --backend cpu::0 => --backend: 0 threads
         --rows -1 => '-1' for '--rows
         --rows -1,2 => '-1' for '--rows
         --variants sharded => sharded:SHARDS
-        --backend cuda --threads 2 => --threads means nothing with --backend cuda
-        --backend cuda --isa avx2 => --isa means nothing with --backend cuda
+        --backend cuda:x => 'cuda:x' is no backend
         --quick --heads 64x8 => '--quick' cannot be used with '--heads 
         --quick --rows 2 => '--quick' cannot be used with '--rows 
         --quick --rounds 3 => '--quick' cannot be used with '--rounds ",

@@ -30,8 +30,8 @@ fn the_same_flags_give_the_same_output() {
     let first = run(&flags);
     assert_eq!(first.code, 0);
     assert_eq!(run(&flags).stdout, first.stdout);
-    assert_eq!(run(&with(&flags, "--threads 1")).stdout, first.stdout);
-    assert_eq!(run(&with(&flags, "--threads 3")).stdout, first.stdout);
+    assert_eq!(run(&with(&flags, "--backend cpu::1")).stdout, first.stdout);
+    assert_eq!(run(&with(&flags, "--backend cpu::3")).stdout, first.stdout);
     assert_ne!(run(&with(&head, "--draws 50 --logprobs 2 --seed 8 --temperature 0.7")).stdout, first.stdout);
 }
 
@@ -39,15 +39,15 @@ fn the_same_flags_give_the_same_output() {
 fn pathwise_variants_give_the_same_tokens() {
     let (_files, head) = small_head();
     let want = run(&with(&head, "--draws 200")).tokens();
-    let pathwise = "sharded, sharded --shards 1, sharded --shards 7, sharded --shards 1000, reference, tiled --canonical, \
-        sharded --canonical, grouped --group 64 --group-draw reuse";
+    let pathwise = "sharded:4, sharded:1, sharded:7, sharded:1000, tiled --backend reference, tiled --canonical, \
+        sharded:4 --canonical, grouped:64:reuse";
     for variant in pathwise.split(", ") {
         assert_eq!(run(&with(&head, &format!("--draws 200 --variant {variant}"))).tokens(), want, "{variant}");
     }
     for isa in flash_sampling::Isa::available() {
-        assert_eq!(run(&with(&head, &format!("--draws 200 --isa {isa}"))).tokens(), want, "{isa}");
+        assert_eq!(run(&with(&head, &format!("--draws 200 --backend cpu:{isa}"))).tokens(), want, "{isa}");
     }
-    for variant in ["grouped --group 64", "online --group 64", "sharded --merge log-mass"] {
+    for variant in ["grouped:64", "online:64", "sharded:4:log-mass"] {
         let tokens = run(&with(&head, &format!("--draws 200 --variant {variant}"))).tokens();
         assert!(tokens.iter().all(|row| row.len() == 200 && row.iter().all(|t| *t < 300)), "{variant}");
         assert_ne!(tokens, want, "{variant}");

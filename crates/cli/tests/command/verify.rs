@@ -14,7 +14,7 @@ fn laws_that_hold_make_a_report_with_plots() {
     let files = Files::new();
     let page = files.name("report.html");
     let laws = LAWS.map(|law| format!("--law={law}"));
-    let flags = ["verify", "--variant", "sharded", "--shards", "3", "--isa", "portable", "--report", &page];
+    let flags = ["verify", "--variant", "sharded:3", "--backend", "cpu:portable", "--report", &page];
     let result = run(&[&flags[..], &laws.each_ref().map(String::as_str)].concat());
     assert_eq!(result.code, 0, "{result:#?}");
     assert!(result.stdout.starts_with("cpu/sharded:3/portable on "), "{}", result.stdout);
@@ -70,14 +70,13 @@ fn unknown_laws_and_missing_samplers_are_refused() {
     assert!(laws::ALL.iter().all(|law| help.contains(law.name)), "{help}");
     #[cfg(not(feature = "cuda"))]
     run(&["verify", "--backend", "cuda"]).assert_refused("this build has no feature 'cuda'");
-    run(&["verify", "--shards", "3"]).assert_refused("--shards has no effect");
 }
 
 #[test]
 fn laws_about_bits_count_what_differs() {
     let files = Files::new();
     let page = files.name("report.html");
-    let result = run(&["verify", "--isa", "portable", "--law", "noise_matches_the_vectors", "--report", &page]);
+    let result = run(&["verify", "--backend", "cpu:portable", "--law", "noise_matches_the_vectors", "--report", &page]);
     assert_eq!(result.code, 0, "{result:#?}");
     assert!(result.stdout.contains("1 check ") && result.stdout.contains(": 0 of 67 differ\n"), "{}", result.stdout);
     let page = std::fs::read_to_string(page).unwrap();
@@ -86,7 +85,7 @@ fn laws_about_bits_count_what_differs() {
 
 #[test]
 fn effort_without_effect_is_a_warning() {
-    let warnings = |law: &str| run_logging("warn", &["verify", "--isa", "portable", "--effort", "full", "--law", law]);
+    let warnings = |law: &str| run_logging("warn", &["verify", "--backend", "cpu:portable", "--effort", "full", "--law", law]);
     let none = warnings("wrong_shapes_are_errors");
     assert!(none.code == 0 && none.stderr.contains("--effort full has no effect"), "{none:#?}");
     let some = warnings("lists_follow_plackett_luce");
