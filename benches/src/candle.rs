@@ -16,13 +16,14 @@ use crate::cpu::Rows;
 use crate::filters::cpu::Standalone;
 use crate::filters::inputs::Kind;
 use crate::filters::table as filter_table;
+use crate::record::Record;
 use candle_core::{DType as CandleType, Device, Tensor};
 use candle_transformers::generation::{LogitsProcessor, Sampling};
 use flash_sampling::{Backend, DType, Matrix, PerturbedArgmax, RowParams, Samples, VariantConfig};
 use flash_sampling_cli::bench::cases::{Inputs, Ours};
-use flash_sampling_cli::bench::record::{Record, Section};
+use flash_sampling_cli::bench::record::Section;
 use flash_sampling_cli::bench::timing::Contender;
-use flash_sampling_cli::bench::{show, table, tell, time};
+use flash_sampling_cli::bench::{add, show, table, time};
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::input::synthetic::Logits;
 use flash_sampling_cli::interrupt::Interrupt;
@@ -156,7 +157,7 @@ fn filtered(
                 apart(&kept, &single)
             ));
         }
-        tell(record, section, out, filter_table::section)?;
+        add(record, section, out, filter_table::section)?;
     }
     show(out, |out| lines.iter().try_for_each(|line| writeln!(out, "{line}")))
 }
@@ -186,7 +187,7 @@ pub fn run(
         let mut contenders = inputs.contenders(&ours, rows)?;
         contenders.extend(candle_contenders(&weight, hidden)?);
         let section = time(inputs.section(&ours, rows, size.rounds), contenders, interrupt)?;
-        tell(record, section, out, against)?;
+        add(record, section, out, against)?;
     }
     let rows = Rows::new(size.vocab)?;
     let logits = Tensor::from_slice(rows.logits(), size.vocab, &Device::Cpu).map_err(failed)?;
@@ -196,5 +197,5 @@ pub fn run(
         processor.sample(&logits).map(|token| _ = black_box(token)).map_err(failed)
     }));
     let section = time(rows.section(size.rounds), contenders, interrupt)?;
-    tell(record, section, out, against)
+    add(record, section, out, against)
 }

@@ -1,14 +1,15 @@
 //! The variants on the CPU, and draws from a row of existing logits, on one thread.
 
 use crate::args::CpuBench;
+use crate::record::Record;
 use flash_sampling::cpu::Standalone;
 use flash_sampling::{Backend, CpuOptions, DType, Matrix, Plan, RowParams};
 use flash_sampling_cli::args::VARIANTS;
 use flash_sampling_cli::bench::cases::{Inputs, Ours, argmax, draw};
-use flash_sampling_cli::bench::record::{Record, Section};
+use flash_sampling_cli::bench::record::Section;
 use flash_sampling_cli::bench::table::{GREEDY, READ};
 use flash_sampling_cli::bench::timing::Contender;
-use flash_sampling_cli::bench::{end, read, table, tell, time, variants};
+use flash_sampling_cli::bench::{add, end, read, table, time, variants};
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::input::synthetic::Logits;
 use flash_sampling_cli::interrupt::Interrupt;
@@ -33,7 +34,7 @@ pub fn run(
         variants(&ours, &size, args.sizes.dtype, record, out, interrupt)?;
         let logits = Rows::new(size.vocab)?;
         let section = time(logits.section(size.rounds), logits.contenders(&args.cpu.options())?, interrupt)?;
-        tell(record, section, out, table::section)?;
+        add(record, section, out, table::section)?;
     }
     end(record, None, out)
 }

@@ -8,6 +8,7 @@
 //! | [`filters`] | filters, penalties and masks against the plain draw |
 //! | `gpu` | one GPU: the fused kernel against cuBLAS and samplers over its logits (feature `cuda`) |
 //! | `ranks` | several GPUs (feature `cuda`) |
+//! | [`record`] | the record of a run |
 //! | `rivals` | cuBLAS, softmax with inverse CDF, NCCL's all-gather (feature `cuda`) |
 //! | `candle` | candle on the CPU (feature `candle`) |
 
@@ -20,6 +21,7 @@ pub mod filters;
 pub mod gpu;
 #[cfg(feature = "cuda")]
 pub mod ranks;
+pub mod record;
 #[cfg(feature = "cuda")]
 pub mod rivals;
 

@@ -2,8 +2,8 @@
 
 use clap::Parser;
 use flash_sampling_benches::args::{Cli, Command};
+use flash_sampling_benches::record::Record;
 use flash_sampling_benches::{cpu, filters};
-use flash_sampling_cli::bench::record::Record;
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::interrupt::Interrupt;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use std::process::ExitCode;
 fn run(command: &Command) -> Result<(), CommandError> {
     let (sizes, out, interrupt) = (command.sizes(), &mut std::io::stdout().lock(), &Interrupt::listen());
     command.check()?;
-    let mut record = Record { quick: sizes.quick, ..Record::begin() };
+    let mut record = Record::begin(sizes.quick);
     match command {
         Command::Cpu(args) if args.filters => filters::cpu::run(args, &mut record, out, interrupt),
         Command::Cpu(args) => cpu::run(args, &mut record, out, interrupt),

@@ -5,8 +5,8 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling::DType;
 use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::{Architecture, Device, DeviceMatrix, compiler};
+use flash_sampling_benches::gpu::read::{Read, Way, machine_code};
 use flash_sampling_benches::rivals::{InverseCdf, Matmul};
-use flash_sampling_cli::bench::cuda::{Read, Way, machine_code};
 use std::io::Write;
 use std::sync::Arc;
 
@@ -124,7 +124,7 @@ fn every_kernel_of_the_benchmarks_compiles() {
         return;
     }
     let sources = [
-        (include_str!("../../crates/cli/src/bench/read.cu"), None),
+        (include_str!("../src/gpu/read.cu"), None),
         (include_str!("../src/rivals/softmax.cu"), Some("--define-macro=FS_TYPE=0")),
         (include_str!("../src/rivals/softmax.cu"), Some("--define-macro=FS_TYPE=1")),
     ];

@@ -5,12 +5,13 @@ use super::inputs::{Inputs, Kind};
 use super::table;
 use crate::args::CpuBench;
 use crate::cpu::STANDALONE_ROUNDS;
+use crate::record::{Certified, Record};
 use flash_sampling::cpu;
 use flash_sampling::{Backend, CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, VariantConfig};
 use flash_sampling_cli::bench::cases::{sampler, threads};
-use flash_sampling_cli::bench::record::{Certified, Passes, Record, Section};
+use flash_sampling_cli::bench::record::{Passes, Section};
 use flash_sampling_cli::bench::timing::Contender;
-use flash_sampling_cli::bench::{show, tell, time};
+use flash_sampling_cli::bench::{add, show, time};
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::interrupt::Interrupt;
 use std::cell::Cell;
@@ -40,14 +41,14 @@ pub fn run(
                 let (contenders, passes) = fused(&inputs, states.matrix()?.row_range(0..rows), options)?;
                 let section = inputs.section("fused pipeline", *kind, rows, rounds);
                 let section = time(Section { threads: Some(threads(&options)), ..section }, contenders, interrupt)?;
-                tell(record, noted(section, &passes), out, table::section)?;
+                add(record, noted(section, &passes), out, table::section)?;
             }
         }
         for kind in Kind::ALL {
             let standalone = Standalone::new(vocab, kind, &options);
             let (contenders, passes) = standalone.contenders()?;
             let section = time(standalone.section(rounds), contenders, interrupt)?;
-            tell(record, noted(section, &passes), out, table::section)?;
+            add(record, noted(section, &passes), out, table::section)?;
             record.certified.extend(standalone.certified(if args.sizes.quick { 4 } else { ROWS }, interrupt)?);
         }
     }

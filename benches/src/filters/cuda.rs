@@ -7,6 +7,8 @@ use crate::args::GpuArgs;
 use crate::gpu::clock::{PROTOCOL, calls};
 use crate::gpu::head::copy;
 use crate::gpu::peers::Peers;
+use crate::gpu::read::{driver, failed};
+use crate::record::Record;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling::RowParams;
 use flash_sampling::cuda::DeviceAddress;
@@ -14,10 +16,9 @@ use flash_sampling::cuda::abi::{Draw, Row, RowFilters, status};
 use flash_sampling::cuda::{
     Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled, FilterKinds, RowEncoder, RowFeatures,
 };
-use flash_sampling_cli::bench::cuda::{driver, failed};
-use flash_sampling_cli::bench::record::{Passes, Record};
+use flash_sampling_cli::bench::record::Passes;
 use flash_sampling_cli::bench::timing::Contender;
-use flash_sampling_cli::bench::{show, tell};
+use flash_sampling_cli::bench::{add, show};
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::interrupt::Interrupt;
 use std::io::Write;
@@ -195,11 +196,11 @@ pub fn run(
                 if *kind == Kind::LlmLike {
                     open.extend([Case::FewLogprobs, Case::Logprobs]);
                 }
-                tell(record, section, out, table::of_one_pass)?;
+                add(record, section, out, table::of_one_pass)?;
                 if !open.is_empty() {
                     let (cases, of) = ((&*open, &inputs.lists), (head, &hidden));
                     let whole = whole_calls::time(empty(), cases, of, (&device, &stream), interrupt)?;
-                    tell(record, whole, out, table::section)?;
+                    add(record, whole, out, table::section)?;
                 }
             }
         }

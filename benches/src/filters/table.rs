@@ -2,7 +2,8 @@
 //! what a filter takes depends on what is drawn.
 
 use super::cases::Case;
-use flash_sampling_cli::bench::record::{Certified, Passes, Section};
+use crate::record::Certified;
+use flash_sampling_cli::bench::record::{Passes, Section};
 use std::io::{self, Write};
 
 /// Writes a section.

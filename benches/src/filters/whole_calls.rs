@@ -2,10 +2,10 @@
 //! pass of the rows that the first leaves undecided, which events around one pass do not see.
 
 use super::cases::{Case, Lists, MOST_LOGPROBS, draw, noted};
+use crate::gpu::read::failed;
 use cudarc::driver::CudaStream;
 use flash_sampling::cuda::{Device, DeviceHead, DeviceMatrix, DeviceSampler};
 use flash_sampling::{Plan, RowParams, Samples};
-use flash_sampling_cli::bench::cuda::failed;
 use flash_sampling_cli::bench::record::{Passes, Section};
 use flash_sampling_cli::bench::timing::Contender;
 use flash_sampling_cli::error::CommandError;

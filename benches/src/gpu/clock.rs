@@ -1,8 +1,8 @@
 //! Timing on a GPU: events around calls that find a cold cache.
 
+use crate::gpu::read::driver;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream};
-use flash_sampling_cli::bench::cuda::driver;
 use flash_sampling_cli::bench::timing::{Contender, Timing};
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::interrupt::Interrupt;

@@ -3,6 +3,7 @@
 use super::clock::{self, Clock};
 use super::head::{Calls, OnDevice};
 use super::{EXISTING, INVERSE, LOG_Z, OURS, PORTABLE, STANDALONE};
+use crate::gpu::read::{Read, Way, driver, failed};
 use crate::rivals::{InverseCdf, Matmul};
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling::DType;
@@ -11,7 +12,6 @@ use flash_sampling::cuda::abi::{Draw, Row, status};
 use flash_sampling::cuda::{
     Device, DeviceDraws, DeviceMatrix, DeviceStandalone, DeviceTiled, KernelChoice, RowFeatures,
 };
-use flash_sampling_cli::bench::cuda::{Read, Way, driver, failed};
 use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::table::{BULK, CUBLAS, GREEDY, READ};
 use flash_sampling_cli::bench::timing::Contender;

@@ -1,5 +1,6 @@
 //! A head in device memory, with hidden states of both kinds of logits and the parameters of every call.
 
+use crate::gpu::read::driver;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::abi::Row;
@@ -7,7 +8,6 @@ use flash_sampling::cuda::{DeviceHead, DeviceMatrix};
 use flash_sampling::{DType, Matrix};
 use flash_sampling_cli::args::BenchSize;
 use flash_sampling_cli::bench::cases::Inputs;
-use flash_sampling_cli::bench::cuda::driver;
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::input::synthetic::Logits;
 use std::sync::Arc;

@@ -2,6 +2,8 @@
 
 use super::head::{Calls, OnDevice};
 use super::{LOG_Z, OURS};
+use crate::gpu::read::{driver, failed};
+use crate::record::Call;
 use cudarc::driver::CudaStream;
 use flash_sampling::backend::group_size;
 use flash_sampling::cuda::DeviceAddress;
@@ -9,8 +11,6 @@ use flash_sampling::cuda::abi::{Draw, Row};
 use flash_sampling::cuda::{
     CudaError, Device, DeviceDraws, DeviceGroups, DeviceMatrix, DeviceStandalone, DeviceTiled, GroupRule, RowFeatures,
 };
-use flash_sampling_cli::bench::cuda::{driver, failed};
-use flash_sampling_cli::bench::record::Call;
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::input::synthetic::Logits;
 use flash_sampling_cli::interrupt::Interrupt;

@@ -10,6 +10,7 @@
 //! | [`contenders`] | what is timed |
 //! | [`host`] | what a call costs the processor |
 //! | [`peers`] | times of other programs, from a file |
+//! | [`read`] | a plain read of device memory |
 //! | [`table`] | times and ratios as text |
 
 pub mod clock;
@@ -17,16 +18,18 @@ pub mod contenders;
 pub mod head;
 pub mod host;
 pub mod peers;
+pub mod read;
 pub mod table;
 
 use crate::args::GpuArgs;
+use crate::gpu::read::{describe, driver, failed};
+use crate::record::{Gpu, Record};
 use clock::Clock;
 use contenders::Contenders;
 use flash_sampling::DType;
 use flash_sampling::cuda::Device;
 use flash_sampling_cli::args::BenchSize;
-use flash_sampling_cli::bench::cuda::{describe, driver, failed};
-use flash_sampling_cli::bench::record::{Gpu, Record, Section};
+use flash_sampling_cli::bench::record::Section;
 use flash_sampling_cli::bench::show;
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::interrupt::Interrupt;

@@ -1,7 +1,8 @@
 //! Times and ratios of a GPU as text, part by part.
 
 use super::{EXISTING, LOG_Z, OURS, PORTABLE};
-use flash_sampling_cli::bench::record::{Entry, Gpu, Record, Section};
+use crate::record::{Gpu, Record};
+use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::table::{BULK, CUBLAS, GREEDY, READ};
 use std::io::{self, Write};
 
@@ -11,7 +12,10 @@ use std::io::{self, Write};
 /// Those of `out`.
 pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
     flash_sampling_cli::bench::table::begin(out, record)?;
+    writeln!(out, "commit {}", record.commit.as_deref().unwrap_or("unknown"))?;
     if let Some(gpu) = &record.gpu {
+        let driver = gpu.driver.as_deref().unwrap_or("unknown");
+        writeln!(out, "{}, {} multiprocessors, driver {driver}", gpu.name, gpu.multiprocessors)?;
         describe(out, gpu)?;
     }
     writeln!(out, "{}", record.protocol.as_deref().unwrap_or_default())

@@ -9,13 +9,14 @@ use crate::args::{GpuTransport, RankArgs};
 use crate::filters::cases::Case;
 use crate::filters::inputs::Inputs;
 use crate::filters::table;
+use crate::gpu::read::failed;
+use crate::record::Record;
 use flash_sampling::cuda::{CudaTiled, Device};
 use flash_sampling::distributed::{Loopback, Transport};
 use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange, Head, Matrix, PerturbedArgmax, Plan, Samples};
-use flash_sampling_cli::bench::cuda::failed;
-use flash_sampling_cli::bench::record::{Passes, Record, Section};
+use flash_sampling_cli::bench::record::{Passes, Section};
 use flash_sampling_cli::bench::timing::Timing;
-use flash_sampling_cli::bench::{show, tell};
+use flash_sampling_cli::bench::{add, show};
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::interrupt::Interrupt;
 use std::io::Write;
@@ -43,7 +44,7 @@ pub fn run(
         let inputs = Inputs::new(size, args.sizes.dtype)?;
         for &transport in &args.transport {
             for section in group(&inputs, transport, usize::from(args.world), interrupt)? {
-                tell(record, section, out, table::section)?;
+                add(record, section, out, table::section)?;
             }
         }
     }

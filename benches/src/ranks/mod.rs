@@ -18,14 +18,15 @@ pub mod steps;
 pub mod table;
 
 use crate::args::{GpuTransport, RankArgs};
+use crate::gpu::read::{describe, failed};
 use crate::gpu::section;
+use crate::record::Record;
 use flash_sampling::cuda::{CudaError, Device, DevicePeers};
 use flash_sampling::distributed::{Loopback, Transport, TransportError};
 use flash_sampling::{BuildError, ShardError};
 use flash_sampling_cli::args::BenchSize;
 use flash_sampling_cli::bench::cases::Inputs;
-use flash_sampling_cli::bench::cuda::{describe, failed};
-use flash_sampling_cli::bench::record::{Record, Section};
+use flash_sampling_cli::bench::record::Section;
 use flash_sampling_cli::bench::show;
 use flash_sampling_cli::bench::timing::Timing;
 use flash_sampling_cli::error::CommandError;

@@ -2,6 +2,7 @@
 
 use super::{GPU_LIMIT, Group, gather, slowest};
 use crate::gpu::head::copy;
+use crate::gpu::read::{driver, failed};
 use cudarc::driver::sys::{CUevent_flags::CU_EVENT_DEFAULT, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling::cuda::DeviceAddress;
@@ -10,7 +11,6 @@ use flash_sampling::cuda::{CudaError, Device, DeviceHead, DeviceMatrix};
 use flash_sampling::distributed::{Loopback, Transport};
 use flash_sampling_cli::args::BenchSize;
 use flash_sampling_cli::bench::cases::Inputs;
-use flash_sampling_cli::bench::cuda::{driver, failed};
 use flash_sampling_cli::bench::timing::Timing;
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::input::synthetic::Logits;

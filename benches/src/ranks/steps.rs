@@ -3,12 +3,12 @@
 use super::rank::Rank;
 use super::{ALONE, CUBLAS, Group, SHARD, name};
 use crate::args::GpuTransport;
+use crate::gpu::read::{driver, failed};
 use crate::rivals::Matmul;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::abi::{Draw, status};
 use flash_sampling::cuda::{DeviceDraws, DeviceMatrix, DevicePeers, DeviceStandalone, DeviceTiled, RowFeatures};
-use flash_sampling_cli::bench::cuda::{driver, failed};
 use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::timing::Timing;
 use flash_sampling_cli::error::CommandError;

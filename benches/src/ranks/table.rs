@@ -1,7 +1,8 @@
 //! Times of a step on several GPUs, and their ratios.
 
 use super::{ALONE, CUBLAS, SHARD};
-use flash_sampling_cli::bench::record::{Record, Section};
+use crate::record::Record;
+use flash_sampling_cli::bench::record::Section;
 use std::io::{self, Write};
 
 /// Writes two tables a head: microseconds, then ratios.

@@ -1,12 +1,12 @@
 //! NVIDIA's all-gather.
 
+use crate::gpu::read::driver;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use cudarc::driver::CudaStream;
 use cudarc::nccl::result::{self, NcclError};
 use cudarc::nccl::sys;
 use flash_sampling::cuda::NcclId;
-use flash_sampling_cli::bench::cuda::driver;
 use flash_sampling_cli::error::CommandError;
 
 /// NCCL's all-gather: every rank's bytes, one rank after the other, on every rank.

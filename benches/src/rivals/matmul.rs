@@ -1,12 +1,12 @@
 //! NVIDIA's matrix product.
 
+use crate::gpu::read::driver;
 use core::ffi::{c_int, c_void};
 use cudarc::cublas::result::{self, CublasError};
 use cudarc::cublas::sys;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling::DType;
 use flash_sampling::cuda::DeviceMatrix;
-use flash_sampling_cli::bench::cuda::driver;
 use flash_sampling_cli::error::CommandError;
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Softmax and inverse CDF over logits in device memory.
 
+use crate::gpu::read::{driver, module};
 use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg};
 use flash_sampling::DType;
 use flash_sampling::cuda::{Device, DeviceMatrix};
-use flash_sampling_cli::bench::cuda::{driver, module};
 use flash_sampling_cli::error::CommandError;
 use std::sync::Arc;
 

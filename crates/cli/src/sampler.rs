@@ -12,7 +12,9 @@ use flash_sampling::{
 /// A build error with the flag that caused it.
 pub(crate) fn named(error: BuildError) -> CommandError {
     match &error {
-        BuildError::Shard(ShardError::NotPathwise { .. }) => CommandError::usage(format!("{error}; use --variant tiled")),
+        BuildError::Shard(ShardError::NotPathwise { .. }) => {
+            CommandError::usage(format!("{error}; use --variant tiled"))
+        }
         BuildError::Cpu(CpuError::IsaUnavailable { .. } | CpuError::ThreadCount { .. }) => {
             CommandError::usage(format!("--backend: {error}"))
         }

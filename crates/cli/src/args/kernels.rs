@@ -1,21 +1,14 @@
 //! Flags of `kernels`.
 
-use crate::args::Format;
 use crate::args::values::whole;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
-/// Subcommands of `kernels`.
+/// Subcommand of `kernels`.
 #[derive(Debug, Subcommand)]
 pub enum KernelsCommand {
     /// Compile the CUDA kernels ahead of time, for hosts with a driver and no compiler. Needs NVRTC and no GPU.
     Build(KernelsBuildArgs),
-    /// List the compiled kernels in the cache and in the folders of FLASH_SAMPLING_KERNELS.
-    List {
-        /// Output format.
-        #[arg(long, value_enum, default_value_t = Format::Text)]
-        format: Format,
-    },
 }
 
 /// Flags of `kernels build`.
@@ -40,7 +33,4 @@ pub struct KernelsBuildArgs {
     /// has local memory or serialises wgmma, or if any kernel has instructions that the assembler is known to encode wrongly.
     #[arg(long)]
     pub check: bool,
-    /// Output format.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
 }

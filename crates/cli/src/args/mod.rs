@@ -55,15 +55,15 @@ pub enum Command {
     /// Check the laws of exact sampling on this machine; the exit code is 1 if one fails.
     #[command(after_long_help = verify::list())]
     Verify(VerifyArgs),
-    /// Time the variants and instruction sets of this machine against a plain read and the same kernel without noise.
+    /// Time the variants and instruction sets of this machine against a plain read and a greedy draw.
     ///
     /// By default the head has 151936 tokens and hidden size 4096, the batches 1, 16 and 64 rows, and the best of 9 rounds
     /// counts. On a GPU, calls are whole calls over host memory.
     Bench(BenchArgs),
-    /// Compile CUDA kernels ahead of time, or list them (feature `cuda`).
+    /// Compile CUDA kernels ahead of time (feature `cuda`).
     #[command(subcommand)]
     Kernels(KernelsCommand),
-    /// List the instruction sets, kernels, GPUs and libraries of this machine.
+    /// List the instruction sets, kernels and GPUs of this machine.
     Info {
         /// Output format.
         #[arg(long, value_enum, default_value_t = Format::Text)]

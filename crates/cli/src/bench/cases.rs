@@ -1,4 +1,4 @@
-//! What is timed.
+//! The contenders of a benchmark.
 
 use crate::bench::read;
 use crate::bench::record::Section;
@@ -112,7 +112,8 @@ impl Inputs {
         Ok(states.matrix()?.row_range(0..rows))
     }
 
-    /// The read of the weight, the products on a CPU, the tiled kernel without noise, and the draws, for the first rows.
+    /// The tiled variant without noise and the draws, for the first rows. On a CPU, before them a read of the weight and
+    /// the multiplications alone.
     pub fn contenders<'a>(&'a self, ours: &Ours, rows: usize) -> Result<Vec<Contender<'a>>, CommandError> {
         let weight = self.weight()?;
         let head = Head::new(weight)?;
@@ -131,7 +132,7 @@ impl Inputs {
                     Contender::new(PRODUCTS, move || multiply(isa, weight.dtype(), count, threads)),
                 ]
             }
-            _ => on_gpu(weight)?,
+            _ => Vec::new(),
         };
         contenders.push(Contender::new(GREEDY, draw(sampler(&VariantConfig::Tiled)?, peaked, argmax())));
         for variant in &ours.variants {
@@ -156,17 +157,22 @@ impl Inputs {
     /// The section for these contenders, without entries.
     pub fn section(&self, ours: &Ours, rows: usize, rounds: usize) -> Section {
         let size = [self.weight.rows(), self.weight.cols()];
-        let section = Section::of_head("matmul and draw", rows, size, self.weight.dtype(), rounds);
-        let threads = if let Backend::Cpu(options) = &ours.backend { Some(threads(options)) } else { None };
-        Section { threads, ..section }
+        let (what, threads) = match &ours.backend {
+            Backend::Cpu(options) => ("matmul and draw".to_owned(), Some(threads(options))),
+            backend => (format!("matmul and draw, whole calls on {}", name(backend)), None),
+        };
+        Section { threads, ..Section::of_head(what, rows, size, self.weight.dtype(), rounds) }
     }
 }
 
-#[cfg(feature = "cuda")]
-use crate::bench::cuda::reads as on_gpu;
-
-/// Without the feature no call has this backend.
-#[cfg(not(feature = "cuda"))]
-fn on_gpu(_: Matrix<'_>) -> Result<Vec<Contender<'static>>, CommandError> {
-    Ok(Vec::new())
+/// The name of a GPU, or of another backend.
+fn name(backend: &Backend) -> String {
+    match backend {
+        #[cfg(feature = "cuda")]
+        Backend::Cuda { device } => {
+            let name = flash_sampling::cuda::Device::new(*device).and_then(|device| device.name());
+            name.unwrap_or_else(|_| backend.to_string())
+        }
+        _ => backend.to_string(),
+    }
 }

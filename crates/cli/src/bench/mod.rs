@@ -1,19 +1,16 @@
 //! `flash-sampling bench`: which variant and instruction set is fastest on this machine.
 //!
-//! All figures that are compared come from one run, timed in turn, best of several. Comparisons with other programs, and
-//! the times of filters and ranks, are in the folder `benches`, on the same parts.
+//! Contenders are timed in turn in one process, and the best of several rounds counts. The crate `benches` compares with
+//! other programs, and times filters and ranks, by the same parts.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! | --- | --- |
 //! | [`cases`] | what is timed |
 //! | [`timing`] | contenders in turn |
 //! | [`read`] | the plain streaming read |
-//! | `cuda` | the plain read on a GPU (feature `cuda`) |
 //! | [`record`], [`table`] | the results as JSON and text |
 
 pub mod cases;
-#[cfg(feature = "cuda")]
-pub mod cuda;
 pub mod read;
 pub mod record;
 pub mod table;
@@ -26,20 +23,19 @@ use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::output;
 use cases::{Inputs, Ours};
-#[cfg(feature = "cuda")]
-use flash_sampling::Backend;
 use flash_sampling::DType;
 use record::{Record, Section};
+use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Writes a part of the table, to be seen at once: the next may take minutes.
+/// Writes a part of the table at once: the next part may take minutes.
 pub fn show(out: &mut dyn Write, part: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), CommandError> {
     part(out).and_then(|()| out.flush()).map_err(CommandError::write("to standard output"))
 }
 
-/// Adds a section that is done to the record, and writes it as `table` does; before the first, whose figures follow.
-pub fn tell(
+/// Adds a section to the record, and writes it by `table`. Before the first section, writes the machine.
+pub fn add(
     record: &mut Record,
     section: Section,
     out: &mut dyn Write,
@@ -53,29 +49,23 @@ pub fn tell(
     Ok(())
 }
 
-/// Writes the record to a file, if a flag names one.
-pub fn save(record: &Record, path: Option<&Path>) -> Result<(), CommandError> {
+/// Writes a record to a file, if a flag names one.
+pub fn save(record: &impl Serialize, path: Option<&Path>) -> Result<(), CommandError> {
     let Some(path) = path else { return Ok(()) };
     let mut text = serde_json::to_string_pretty(record).map_err(|error| CommandError::usage(error.to_string()))?;
     text.push('\n');
     std::fs::write(path, text).map_err(CommandError::write(path.display().to_string()))
 }
 
-/// Times the variants and the instruction sets, prints each part of the table as it is done, writes the record.
+/// Times the variants and the instruction sets, prints each part of the table when it is done, and writes the record.
 ///
 /// # Errors
 /// Bad flags, what the backend refuses, files that cannot be written, Ctrl-C.
 pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    // A path that cannot be written is found now, not when all is measured.
+    // Before minutes of work.
     args.sizes.json.iter().try_for_each(|path| output::try_path(path))?;
     let ours = args.ours();
     let mut record = Record { quick: args.sizes.quick, ..Record::begin() };
-    #[cfg(feature = "cuda")]
-    if let Backend::Cuda { device } = ours.backend {
-        let device = flash_sampling::cuda::Device::new(device).map_err(cuda::failed)?;
-        record.gpu = Some(cuda::describe(&device)?);
-        record.protocol = Some("whole calls over host memory, by the host's clock".into());
-    }
     for size in args.sizes() {
         variants(&ours, &size, args.sizes.dtype, &mut record, out, interrupt)?;
     }
@@ -97,7 +87,7 @@ pub fn variants(
     for &rows in &size.rows {
         let section = inputs.section(ours, rows, size.rounds);
         let section = time(section, inputs.contenders(ours, rows)?, interrupt)?;
-        tell(record, section, out, table::section)?;
+        add(record, section, out, table::section)?;
     }
     Ok(())
 }
@@ -117,7 +107,7 @@ mod tests {
     fn each_section_is_seen_when_it_is_done() {
         let (mut out, mut record) = (BufWriter::with_capacity(1 << 16, Vec::new()), Record::begin());
         for rounds in [3, 4] {
-            tell(&mut record, Section::of_logits("a section", 64, rounds), &mut out, table::section).unwrap();
+            add(&mut record, Section::of_logits("a section", 64, rounds), &mut out, table::section).unwrap();
             let seen = String::from_utf8_lossy(out.get_ref());
             assert!(seen.contains(&record.when) && seen.contains(&format!("best of {rounds}")), "{seen}");
         }

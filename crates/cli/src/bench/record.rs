@@ -1,89 +1,33 @@
-//! What a run of the benchmark leaves behind.
+//! The record of a run of the benchmark.
 
 use crate::bench::table::{BULK, READ};
 use crate::bench::timing::Timing;
 use crate::info::machine::{Machine, utc_now};
 use flash_sampling::DType;
 use serde::Serialize;
-use std::process::Command;
 
 /// The whole run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Record {
     /// The command line.
     pub command: String,
-    /// When it began, in UTC.
+    /// Its start, in UTC.
     pub when: String,
     /// Version of this command.
     pub version: &'static str,
-    /// The commit that this was built from, when the build was told (`FLASH_SAMPLING_COMMIT`); else that of the working
-    /// tree, when this ran in one.
-    pub commit: Option<String>,
-    /// Whether the heads are small and the rounds few, so that the times mean nothing (`--quick`).
+    /// Whether heads are small and rounds few (`--quick`): the times mean nothing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub quick: bool,
     /// The machine.
     pub machine: Machine,
-    /// The GPU, where one was timed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<Gpu>,
-    /// How a GPU's times were taken.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub protocol: Option<String>,
     /// The sections, in order.
     pub sections: Vec<Section>,
-    /// How many rows of each kind one pass decides, by what they ask for.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub certified: Vec<Certified>,
-    /// What a call costs the processor, where a GPU does the work.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub calls: Vec<Call>,
-    /// The file that the peers' times come from.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub peers: Option<String>,
-}
-
-/// What a reader wants to know about the GPU.
-#[derive(Clone, Debug, Serialize)]
-pub struct Gpu {
-    /// Its name.
-    pub name: String,
-    /// Compute capability.
-    pub capability: String,
-    /// Multiprocessors.
-    pub multiprocessors: u32,
-    /// The driver, as it names itself.
-    pub driver: Option<String>,
-    /// cuBLAS's version; `None` where it was not found.
-    pub cublas: Option<i32>,
-    /// NCCL's version, where it was timed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub nccl: Option<i32>,
-    /// Operations a second of cuBLAS on a square product of 8192: the matrix ceiling.
-    pub matrix_flops: Option<f64>,
-}
-
-/// Host time of enqueuing one call.
-#[derive(Clone, Debug, Serialize)]
-pub struct Call {
-    /// What was called.
-    pub what: String,
-    /// Tokens.
-    pub vocab: usize,
-    /// Columns of the hidden states.
-    pub hidden: usize,
-    /// Rows of the batch.
-    pub rows: usize,
-    /// Calls timed, each on an idle GPU.
-    pub calls: usize,
-    /// The time in the middle, in seconds.
-    pub median: f64,
 }
 
 /// Contenders that were timed in turn on the same input.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Section {
-    /// What was done.
+    /// The work.
     pub what: String,
     /// Rows of the batch.
     pub rows: usize,
@@ -93,10 +37,10 @@ pub struct Section {
     pub hidden: Option<usize>,
     /// Element types, weight first.
     pub dtypes: String,
-    /// Threads, where the processor works.
+    /// Threads of the processor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
-    /// Bytes that must be read at least: the weight, or the logits.
+    /// Bytes of the weight, or of the logits.
     pub bytes: usize,
     /// Rounds timed.
     pub rounds: usize,
@@ -114,33 +58,22 @@ pub struct Entry {
     pub name: String,
     /// The shortest time, in seconds.
     pub best: f64,
-    /// The time in the middle, in seconds.
+    /// The median, in seconds.
     pub median: f64,
-    /// How many passes the rows took, where filters may take more than one.
+    /// Passes over rows with filters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub passes: Option<Passes>,
 }
 
-/// How many passes rows took.
+/// Passes over rows.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Passes {
     /// Rows of all calls.
     pub rows: u64,
-    /// Those that one pass decided.
+    /// Rows that one pass decided.
     pub one: u64,
-    /// The most passes of a row.
+    /// The largest number of passes of a row.
     pub most: u32,
-}
-
-/// The passes of rows of one kind that ask for the same.
-#[derive(Clone, Debug, Serialize)]
-pub struct Certified {
-    /// The kind of the rows' logits.
-    pub rows: String,
-    /// What they ask for.
-    pub case: String,
-    /// Their passes.
-    pub passes: Passes,
 }
 
 impl Entry {
@@ -158,7 +91,7 @@ impl Passes {
         self.most = self.most.max(passes);
     }
 
-    /// Whether one pass left half of the rows, or more.
+    /// Whether one pass left half of the rows or more undecided.
     pub fn is_mostly_undecided(self) -> bool {
         self.most > 1 && 2 * self.one <= self.rows
     }
@@ -170,7 +103,7 @@ impl Passes {
 }
 
 impl Section {
-    /// Of draws from hidden states by a weight of `[vocab, hidden]`, without entries yet.
+    /// A section of draws from hidden states by a weight `[vocab, hidden]`, without entries.
     pub fn of_head(
         what: impl Into<String>,
         rows: usize,
@@ -183,7 +116,7 @@ impl Section {
         Section { rows, hidden: Some(hidden), dtypes: dtype.name().into(), threads: None, bytes, ..logits }
     }
 
-    /// Of draws from a row of float32 logits on one thread, without entries yet.
+    /// A section of draws from a row of float32 logits on one thread, without entries.
     pub fn of_logits(what: impl Into<String>, vocab: usize, rounds: usize) -> Self {
         Section {
             what: what.into(),
@@ -197,12 +130,12 @@ impl Section {
         }
     }
 
-    /// Puts names and times together.
+    /// Sets names and times of the contenders.
     pub fn fill<'a>(&mut self, names: impl Iterator<Item = &'a str>, timings: &[Timing]) {
         self.entries = names.zip(timings).map(|(name, timing)| Entry::new(name, *timing)).collect();
     }
 
-    /// The time of the read, of the faster one where there are two.
+    /// The time of the faster read.
     pub fn read(&self) -> Option<f64> {
         [READ, BULK].iter().filter_map(|name| self.entry(name)).map(|entry| entry.best).reduce(f64::min)
     }
@@ -214,13 +147,12 @@ impl Section {
 }
 
 impl Record {
-    /// A record of this process, which begins now.
+    /// The record of this process, which begins now.
     pub fn begin() -> Self {
         Record {
             command: command_line(),
             when: utc_now(),
             version: env!("CARGO_PKG_VERSION"),
-            commit: option_env!("FLASH_SAMPLING_COMMIT").map(str::to_owned).or_else(commit),
             machine: Machine::this(),
             ..Record::default()
         }
@@ -233,14 +165,4 @@ fn command_line() -> String {
     let program = args.next().unwrap_or_default();
     let program = program.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
     std::iter::once(program).chain(args).collect::<Vec<_>>().join(" ")
-}
-
-/// The commit of the working tree that this runs in, if it is this project's.
-fn commit() -> Option<String> {
-    let git = |args: &[&str]| {
-        let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
-        String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned())
-    };
-    git(&["ls-files", "--error-unmatch", ":/crates/cli/src/bench/record.rs"])?;
-    git(&["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])
 }

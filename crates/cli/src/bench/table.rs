@@ -15,13 +15,9 @@ pub const BULK: &str = "read, bulk copies";
 /// The contender that is NVIDIA's matmul alone.
 pub const CUBLAS: &str = "cuBLAS";
 
-/// Writes whose figures follow, and since when.
+/// Writes the machine and the time of the figures.
 pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
-    writeln!(out, "{}; {}; commit {}", record.machine, record.when, record.commit.as_deref().unwrap_or("unknown"))?;
-    if let Some(gpu) = &record.gpu {
-        let driver = gpu.driver.as_deref().unwrap_or("unknown");
-        writeln!(out, "{}, {} multiprocessors, driver {driver}", gpu.name, gpu.multiprocessors)?;
-    }
+    writeln!(out, "{}; {}; flash-sampling {}", record.machine, record.when, record.version)?;
     if record.quick {
         writeln!(out, "--quick: small heads and few rounds show that everything runs; the times mean nothing")?;
     }

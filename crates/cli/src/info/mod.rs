@@ -1,4 +1,4 @@
-//! `flash-sampling info`: processor, kernels, GPUs and libraries of this machine.
+//! `flash-sampling info`: processor, kernels and GPUs of this machine.
 
 pub mod machine;
 
@@ -8,24 +8,8 @@ use flash_sampling::cuda::Probe;
 use flash_sampling::{DType, Isa};
 use machine::{Machine, proc_value};
 use serde::Serialize;
-use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-
-/// Libraries of backends and transports. `info` looks for the files and loads none.
-const LIBRARIES: [&str; 7] =
-    ["libcuda.so.1", "libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnccl.so.2", "libmpi.so.40", "libmpi.so.12"];
-/// Folders of libraries besides `LD_LIBRARY_PATH`.
-const FOLDERS: [&str; 8] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/lib",
-    "/usr/local/cuda/lib64",
-    "/usr/local/nvidia/lib64",
-    "/usr/lib/wsl/lib",
-];
+use std::path::PathBuf;
 
 /// The output of `info`.
 #[derive(Debug, Serialize)]
@@ -42,10 +26,8 @@ struct Info {
     cuda_compiler: String,
     /// Folders of compiled kernels, with a summary of each.
     cuda_kernels: Vec<(PathBuf, String)>,
-    cuda: String,
-    gpus: Vec<String>,
-    /// Library and its file, if there is one.
-    libraries: Vec<(&'static str, Option<PathBuf>)>,
+    /// The driver and its devices, without a library call.
+    cuda_devices: String,
 }
 
 /// Whether AMX can be used: Linux grants its registers to a process on request.
@@ -57,16 +39,6 @@ fn amx() -> &'static str {
         (true, false) => "the processor has it, but Linux does not permit its use",
         (false, false) => "the processor does not have it",
     }
-}
-
-/// The names of NVIDIA GPUs from their kernel driver.
-fn gpus() -> Vec<String> {
-    let cards = fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
-    let model = |card: fs::DirEntry| {
-        let text = fs::read_to_string(card.path().join("information")).ok()?;
-        Some(text.lines().find_map(|line| line.strip_prefix("Model:"))?.trim().to_owned())
-    };
-    cards.filter_map(model).collect()
 }
 
 /// The CUDA backend, the run-time compiler, and the folders of compiled kernels by priority.
@@ -109,12 +81,6 @@ fn cuda() -> (String, String, Vec<(PathBuf, String)>) {
     (lacks.into(), lacks.into(), Vec::new())
 }
 
-fn find(library: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).filter(|p| !p.as_os_str().is_empty());
-    folders.chain(FOLDERS.iter().map(PathBuf::from)).map(|folder| folder.join(library)).find(|p| Path::exists(p))
-}
-
 impl Info {
     fn of_this_machine() -> Self {
         let types = [DType::BF16, DType::F16, DType::F32];
@@ -128,16 +94,12 @@ impl Info {
             cuda_backend,
             cuda_compiler,
             cuda_kernels,
-            cuda: Probe::of_this_machine().to_string(),
-            gpus: gpus(),
-            libraries: LIBRARIES.iter().map(|library| (*library, find(library))).collect(),
+            cuda_devices: Probe::of_this_machine().to_string(),
         }
     }
 
     fn write_text(&self, out: &mut dyn Write) -> io::Result<()> {
         let available = |isa: Isa| if isa.is_available() { "available" } else { "not available" };
-        let found =
-            |path: &Option<PathBuf>| path.as_ref().map_or("not found".into(), |p| format!("at {}", p.display()));
         let mut lines = vec![("processor", self.machine.to_string()), ("AMX", self.amx.into())];
         lines.extend(Isa::ALL.map(|isa| ("instruction set", format!("{isa:<10} {}", available(isa)))));
         let kernel = |(weight, hidden, isa): &_| format!("weight {weight:<4} x hidden {hidden:<4} runs on {isa}");
@@ -148,13 +110,9 @@ impl Info {
         }
         let folders = self.cuda_kernels.iter();
         lines.extend(folders.map(|(folder, summary)| ("cuda kernels", format!("{}: {summary}", folder.display()))));
-        lines.push(("cuda devices", self.cuda.clone()));
-        lines.extend(self.gpus.iter().map(|gpu| ("gpu", gpu.clone())));
-        let libraries = self.libraries.iter();
-        lines.extend(libraries.map(|(library, path)| ("library", format!("{library:<14} {}", found(path)))));
+        lines.push(("cuda devices", self.cuda_devices.clone()));
         writeln!(out, "flash-sampling {}", self.version)?;
-        lines.iter().try_for_each(|(what, text)| writeln!(out, "{what:<18} {text}"))?;
-        writeln!(out, "libraries were searched, not loaded, in LD_LIBRARY_PATH, {}", FOLDERS.join(", "))
+        lines.iter().try_for_each(|(what, text)| writeln!(out, "{what:<18} {text}"))
     }
 }
 

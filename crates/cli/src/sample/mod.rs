@@ -11,9 +11,9 @@ mod row;
 mod source;
 mod text;
 
+use crate::args::SampleArgs;
 #[cfg(feature = "cuda")]
 use crate::args::TransportName;
-use crate::args::SampleArgs;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::sampler;

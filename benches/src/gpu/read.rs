@@ -1,16 +1,14 @@
 //! The physical limit of a GPU: a plain read of device memory.
 
-use crate::bench::record::Gpu;
-use crate::bench::table::{BULK, READ};
-use crate::bench::timing::Contender;
-use crate::error::CommandError;
-use flash_sampling::cuda::cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-use flash_sampling::cuda::cudarc::driver::{
+use crate::record::Gpu;
+use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+use cudarc::driver::{
     CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError, LaunchConfig, PushKernelArg,
 };
-use flash_sampling::cuda::cudarc::nvrtc::{Ptx, result, sys};
+use cudarc::nvrtc::{Ptx, result, sys};
+use flash_sampling::BuildError;
 use flash_sampling::cuda::{Architecture, CudaError, Device, Probe, compiler};
-use flash_sampling::{BuildError, Matrix};
+use flash_sampling_cli::error::CommandError;
 use std::ffi::CString;
 use std::sync::Arc;
 
@@ -148,23 +146,4 @@ impl Read {
         .map(drop)
         .map_err(driver("launch a kernel"))
     }
-}
-
-/// The reads of a weight by the first GPU, each with a wait for its end.
-pub(super) fn reads(weight: Matrix<'_>) -> Result<Vec<Contender<'static>>, CommandError> {
-    let device = Device::new(0).map_err(failed)?;
-    let stream = device.context().new_stream().map_err(driver("make a stream"))?;
-    let held = Arc::new(stream.clone_htod(weight.bytes()).map_err(driver("copy the weight"))?);
-    stream.synchronize().map_err(driver("copy the weight"))?;
-    let mut reads = Vec::new();
-    for (name, way) in [(READ, Way::Streaming), (BULK, Way::Bulk)] {
-        let Some(read) = Read::new(way, &device)? else { continue };
-        let (stream, held) = (stream.clone(), held.clone());
-        reads.push(Contender::new(name, move || {
-            // SAFETY: the memory is the contender's.
-            unsafe { read.launch(&stream, held.device_ptr(&stream).0, held.num_bytes() as u64) }?;
-            stream.synchronize().map_err(driver("read the weight"))
-        }));
-    }
-    Ok(reads)
 }

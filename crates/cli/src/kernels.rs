@@ -1,14 +1,12 @@
 //! `flash-sampling kernels build`: compiles all kernels into a folder.
 
-use super::write_json;
-use crate::args::{Format, KernelsBuildArgs};
+use crate::args::{KernelsBuildArgs, KernelsCommand};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::output::{bar, line};
 use flash_sampling::BuildError;
 use flash_sampling::cuda::ahead::{self, Built, Report};
 use flash_sampling::cuda::{Architecture, Resources, cache};
-use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::num::NonZero;
 use std::ops::ControlFlow;
@@ -37,7 +35,11 @@ fn spilled(function: &Resources) -> u32 {
 }
 
 /// Compiles missing kernels, or all. The exit code is 1 if `--check` finds a fault in a hot kernel.
-pub(super) fn build(args: &KernelsBuildArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+///
+/// # Errors
+/// Bad flags, no compiler, a folder that cannot be used, Ctrl-C.
+pub fn run(command: &KernelsCommand, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    let KernelsCommand::Build(args) = command;
     let architectures = architectures(args)?;
     let files = files(args)?;
     let folder = args.out.clone().or_else(cache::folder);
@@ -66,14 +68,7 @@ pub(super) fn build(args: &KernelsBuildArgs, out: &mut dyn Write, interrupt: &In
         refused(built).for_each(|fault| tracing::warn!("{}: {fault}", name(built)));
     }
     let summary = summary(&lines, &folder, start.elapsed());
-    let written = match args.format {
-        Format::Text => write_text(out, &lines, &summary),
-        Format::Json => {
-            tracing::info!("{summary}");
-            write_json(out, lines.iter().map(json))
-        }
-    };
-    written.map_err(CommandError::write("to standard output"))?;
+    write_text(out, &lines, &summary).map_err(CommandError::write("to standard output"))?;
     Ok(u8::from(args.check && lines.iter().any(|built| refused(built).next().is_some())))
 }
 
@@ -93,7 +88,7 @@ fn files(args: &KernelsBuildArgs) -> Result<Vec<&str>, CommandError> {
     }
 }
 
-/// What was done, in a line.
+/// The numbers of kernels and the time, on one line.
 fn summary(lines: &[Built], folder: &Path, took: Duration) -> String {
     let compiled = lines.iter().filter(|built| built.compiled).count();
     let how = match lines.len() - compiled {
@@ -102,34 +97,6 @@ fn summary(lines: &[Built], folder: &Path, took: Duration) -> String {
         there => format!("{compiled} compiled in {:.1} s, {there} there before", took.as_secs_f64()),
     };
     format!("{} in {}: {how}", line::count(lines.len(), "kernel"), folder.display())
-}
-
-/// With `--check`, also the resources and the report of each instance.
-fn json(built: &Built) -> Value {
-    let mut json = json!({
-        "architecture": built.architecture.to_string(),
-        "kernel": built.kernel,
-        "instance": built.instance,
-        "path": built.path,
-        "compiled": built.compiled,
-        "errors": built.errors,
-    });
-    if let Some(report) = &built.report {
-        let function = |function: &Resources| {
-            json!({
-                "name": function.function,
-                "registers": function.registers,
-                "shared_bytes": function.shared,
-                "local_bytes": function.stack,
-                "spilled_bytes": spilled(function),
-            })
-        };
-        json["hot"] = report.hot.into();
-        json["functions"] = functions(report).map(function).collect();
-        json["warnings"] = report.warnings.clone().into();
-        json["faults"] = report.faults.clone().into();
-    }
-    json
 }
 
 fn write_text(out: &mut dyn Write, lines: &[Built], summary: &str) -> io::Result<()> {
