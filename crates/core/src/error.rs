@@ -81,7 +81,7 @@ pub enum RowError {
         range: &'static str,
     },
     /// A knob names a token that there is not.
-    #[error("{knob} names token {token}, but there are {vocab_size} tokens")]
+    #[error("{knob} names token {token}, but the vocabulary has size {vocab_size}")]
     UnknownToken {
         /// The knob.
         knob: Knob,

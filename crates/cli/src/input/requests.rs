@@ -280,7 +280,10 @@ mod tests {
             ),
             (r#"{"logit_bias": {"x": 1}}"#, "invalid"),
             (r#"{"logit_bias": {"7": -1e-999}}"#, "logit_bias: -1e-999 rounds to 0"),
-            (r#"[{}, {"stop_token_ids": [100]}]"#, "row 1: stop_token_ids names token 100, but there are 100 tokens"),
+            (
+                r#"[{}, {"stop_token_ids": [100]}]"#,
+                "row 1: stop_token_ids names token 100, but the vocabulary has size 100",
+            ),
             (r#"[{}, {"top_k": 5, "temprature": 7}]"#, "did you mean `temperature`? (line 1 column 33)"),
             // An error of two fields names one of them.
             (r#"{"temperature": 0, "kept": true}"#, "kept is not defined for a greedy row (line 1 column 28)"),

@@ -33,7 +33,7 @@ pub(crate) fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) ->
 
 /// One line that names the flag (or field) with a token outside the vocabulary.
 pub(crate) fn unknown_token(name: &str, token: u32, vocab_size: u32) -> String {
-    format!("{name} names token {token}, but there are {vocab_size} tokens")
+    format!("{name} names token {token}, but the vocabulary has size {vocab_size}")
 }
 
 /// A log-probability rounded to four decimals, without the sign of -0.

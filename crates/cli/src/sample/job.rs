@@ -57,7 +57,8 @@ impl<'a> Job<'a> {
             )));
         }
         if flags.without_replacement && flags.draws > vocab_size {
-            let message = format!("--draws {} without replacement, but there are {vocab_size} tokens", flags.draws);
+            let message =
+                format!("--draws {} without replacement, but the vocabulary has size {vocab_size}", flags.draws);
             return Err(CommandError::usage(message));
         }
         let masks = flags.mask.as_ref().map(|path| Masks::open(path, rows, vocab_size as usize)).transpose()?;

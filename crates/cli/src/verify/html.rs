@@ -1,48 +1,63 @@
 //! The report as one self-contained HTML page.
 
-use super::{Report, Verdict, plots, text};
+use super::text::{self, figure, limit};
+use super::{Report, Verdict, plots};
 use crate::output::line;
-use std::fmt::Write;
-
-const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}\
-h1,h3{overflow-wrap:anywhere}pre{white-space:pre-wrap}.fail{color:#b00020}figure{margin:0}\
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:1rem}\
-svg{max-width:100%;height:auto}";
+use flash_sampling_conformance::report::{Check, Criterion};
 
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
+/// A check as a row of a table.
+fn row(check: &Check) -> String {
+    let (cases, statistic) = (check.cases, figure(check.statistic));
+    let cells = match check.criterion {
+        Criterion::AtMost(0.0) if check.statistic == 0.0 => format!("<td colspan=4>0 of {cases} differ"),
+        Criterion::AtMost(most) => format!("<td>{cases}<td>{statistic}<td><td>{}", limit(most)),
+        Criterion::PValue { p, alpha } => format!("<td>{cases}<td>{statistic}<td>{}<td>{}", figure(p), limit(alpha)),
+    };
+    let class = if check.passes() { "pass" } else { "fail" };
+    format!("<tr class={class}><td>{}{cells}\n", escape(&check.what))
+}
+
+fn table<'c>(checks: impl IntoIterator<Item = &'c Check>) -> String {
+    let rows: String = checks.into_iter().map(row).collect();
+    format!("<table><tr><th>check<th>cases<th>statistic<th>p<th>limit\n{rows}</table>\n")
+}
+
 /// A law: its promise, its check that is closest to failure, its plots, and all checks.
-fn section(page: &mut String, verdict: &Verdict) -> std::fmt::Result {
-    let class = if verdict.holds { "pass" } else { "fail" };
-    writeln!(page, "<h3 class={class}>{}</h3><p>{}</p>", verdict.law.name, escape(verdict.law.promise))?;
-    writeln!(page, "<pre>{}</pre><div class=plots>", escape(&text::verdict(verdict, false)))?;
-    for series in &verdict.report.series {
-        let title = format!("{}: {}", plots::name(series.kind), series.name);
-        writeln!(page, "<figure><figcaption>{}</figcaption>{}</figure>", escape(&title), plots::plot(series))?;
-    }
-    let checks = line::count(verdict.report.checks.len(), "check");
-    let all = escape(&text::verdict(verdict, true));
-    writeln!(page, "</div><details><summary>{checks}</summary><pre>{all}</pre></details>")
+fn law(verdict: &Verdict) -> String {
+    let (class, word) = if verdict.holds { ("pass", "holds") } else { ("fail", "FAILS") };
+    let checks = &verdict.report.checks;
+    let notes: String = verdict.report.notes.iter().map(|note| format!("<p>{}</p>\n", escape(note))).collect();
+    let reason: String =
+        verdict.reason.iter().map(|reason| format!("<p class=fail>{}</p>\n", escape(reason))).collect();
+    let plot = |series| {
+        format!("<figure><figcaption>{}</figcaption>{}</figure>\n", escape(&plots::title(series)), plots::plot(series))
+    };
+    let plots: String = verdict.report.series.iter().map(plot).collect();
+    format!(
+        "<h3 class={class}>{}: {word}</h3>\n<p>{}</p>\n{}{notes}{reason}<div class=plots>\n{plots}</div>\n\
+         <details><summary>{}</summary>{}</details>\n",
+        verdict.law.name,
+        escape(verdict.law.promise),
+        table(text::decisive(checks)),
+        line::count(checks.len(), "check"),
+        table(checks)
+    )
 }
 
 /// The page.
 pub(super) fn page(report: &Report) -> String {
-    let sampler = escape(&report.sampler);
-    let mut page = format!(
-        "<!doctype html><html lang=en><meta charset=utf-8><title>Exactness of {sampler}</title>\n\
-         <meta name=viewport content=\"width=device-width\"><style>{STYLE}</style><h1>Exactness of {sampler}</h1>\n\
-         <p>{}; {}; flash-sampling {}.</p><p>{}.</p>\n\
-         <p>Under each law stands its check that is closest to failure. A check counts cases that differ, or compares a \
-         statistic or its p-value with a limit. Seeds are fixed, so the same build gives the same statistics. In a plot, \
-         dots are observed values, the line has the values under the law, and bars have two standard deviations.</p>\n",
-        escape(&report.machine.to_string()),
-        report.when,
-        env!("CARGO_PKG_VERSION"),
-        text::summary(report)
-    );
-    // Writing to a string cannot fail.
-    let _ = report.verdicts.iter().try_for_each(|verdict| section(&mut page, verdict));
-    page + "</html>\n"
+    let laws: String = report.verdicts.iter().map(law).collect();
+    let values = [
+        ("{sampler}", escape(&report.sampler)),
+        ("{machine}", escape(&report.machine.to_string())),
+        ("{when}", report.when.clone()),
+        ("{version}", env!("CARGO_PKG_VERSION").into()),
+        ("{summary}", text::summary(report)),
+        ("{laws}", laws),
+    ];
+    values.iter().fold(include_str!("report.html").into(), |page, (name, value)| page.replace(name, value))
 }

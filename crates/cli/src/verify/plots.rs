@@ -25,16 +25,23 @@ fn span(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     (low <= high).then_some((low - margin, high + margin))
 }
 
-/// The title of plots of a kind.
-pub(super) fn name(kind: SeriesKind) -> &'static str {
-    match kind {
+/// The title of the plot of a series.
+pub(super) fn title(series: &Series) -> String {
+    let kind = match series.kind {
         SeriesKind::ProbabilityDecades => "Drawn over expected",
         SeriesKind::GumbelQuantiles => "Gumbel Q-Q",
-    }
+    };
+    format!("{kind}: {}", series.name)
 }
 
-/// The picture of a series. If drawing fails, a paragraph with the error.
+/// The picture of a series; for a single decade of probabilities, a sentence. If drawing fails, a paragraph with the error.
 pub(super) fn plot(series: &Series) -> String {
+    if let (SeriesKind::ProbabilityDecades, [only]) = (series.kind, &series.points[..]) {
+        let (observed, expected, deviation) = (only.observed, only.expected, only.expected.sqrt());
+        return format!(
+            "<p>{observed} draws; the law expects {expected:.1}, with standard deviation {deviation:.1}</p>"
+        );
+    }
     let mut text = String::new();
     let outcome = {
         let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();

@@ -16,7 +16,7 @@ fn tension(check: &Check) -> f64 {
 }
 
 /// A number with four digits.
-fn figure(value: f64) -> String {
+pub(super) fn figure(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
         size if (1e-3..1e6).contains(&size) => {
@@ -26,28 +26,36 @@ fn figure(value: f64) -> String {
     }
 }
 
+/// A limit with all its digits.
+pub(super) fn limit(limit: f64) -> String {
+    if limit != 0.0 && limit < 1e-3 { format!("{limit:e}") } else { limit.to_string() }
+}
+
+/// The check closest to failure.
+pub(super) fn decisive(checks: &[Check]) -> Option<&Check> {
+    checks.iter().max_by(|a, b| tension(a).total_cmp(&tension(b)))
+}
+
 /// A check on one line.
 fn described(check: &Check) -> String {
     let word = if check.passes() { "pass" } else { "FAIL" };
     let (cases, statistic) = (line::count(check.cases, "case"), figure(check.statistic));
     let result = match check.criterion {
         Criterion::AtMost(0.0) if check.statistic == 0.0 => format!("0 of {} differ", check.cases),
-        Criterion::AtMost(limit) if limit != 0.0 && limit < 1e-3 => {
-            format!("{cases}, statistic {statistic}, at most {limit:e}")
+        Criterion::AtMost(most) => format!("{cases}, statistic {statistic}, at most {}", limit(most)),
+        Criterion::PValue { p, alpha } => {
+            format!("{cases}, statistic {statistic}, p {}, alpha {}", figure(p), limit(alpha))
         }
-        Criterion::AtMost(limit) => format!("{cases}, statistic {statistic}, at most {limit}"),
-        Criterion::PValue { p, alpha } => format!("{cases}, statistic {statistic}, p {}, alpha {alpha:e}", figure(p)),
     };
     format!("{word}  {}: {result}", check.what)
 }
 
 /// The verdict with the check closest to failure, or with all checks.
-pub(super) fn verdict(verdict: &Verdict, all: bool) -> String {
+fn verdict(verdict: &Verdict, all: bool) -> String {
     let word = if verdict.holds { "holds" } else { "FAILS" };
     let (checks, notes) = (&verdict.report.checks, &verdict.report.notes);
     let (count, seconds) = (line::count(checks.len(), "check"), verdict.took.as_secs_f64());
-    let decisive = checks.iter().max_by(|a, b| tension(a).total_cmp(&tension(b)));
-    let shown: Vec<_> = if all { checks.iter().collect() } else { decisive.into_iter().collect() };
+    let shown: Vec<_> = if all { checks.iter().collect() } else { decisive(checks).into_iter().collect() };
     let mut lines = vec![format!("{word}  {:<52} {count:>10} {seconds:>7.2} s", verdict.law.name)];
     lines.extend(shown.into_iter().map(|check| format!("       {}", described(check))));
     lines.extend(notes.iter().map(|note| format!("       note  {note}")));

@@ -27,14 +27,16 @@ fn texts_without_an_end_are_refused() {
     let says = |name: &str, limit: u64| format!("{name}: the file is larger than the limit of {limit} MiB");
     run(&with(&head, "--params /dev/zero")).assert_refused(&says("/dev/zero", 64));
     let folder = files.folder().to_str().unwrap();
-    files.safetensors("model.safetensors", &[("model.norm.weight", Dtype::F32, &[4], f32_bytes(&values(4, 1)))]);
-    for name in ["config.json", "generation_config.json", "model.safetensors.index.json"] {
-        if name == "generation_config.json" {
-            let llama = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/checkpoints/llama/config.json");
-            std::fs::copy(llama, files.path("config.json")).unwrap();
+    let limits = [("config.json", 64), ("generation_config.json", 64), ("model.safetensors.index.json", 64)];
+    for (name, limit) in limits.into_iter().chain([("tokenizer.json", 256)]) {
+        for copied in ["config.json", "model.safetensors", "tokenizer.json"] {
+            let _ = std::fs::remove_file(files.path(copied));
+            let llama = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/checkpoints/llama/");
+            std::fs::copy(format!("{llama}{copied}"), files.path(copied)).unwrap();
         }
+        let _ = std::fs::remove_file(files.path(name));
         std::os::unix::fs::symlink("/dev/zero", files.path(name)).unwrap();
-        run(&["generate", "--model", folder]).assert_refused(&says(name, 64));
+        run(&["generate", "--model", folder]).assert_refused(&says(name, limit));
         std::fs::remove_file(files.path(name)).unwrap();
     }
 }
@@ -213,8 +215,8 @@ fn invalid_flags_are_refused() {
         --logit-bias 3 => "3" is not ID:VALUE
         --logit-bias 3:x => is not a number
         --logit-bias 3:1,3:2 => token 3 is named twice
-        --logit-bias 300:1 => --logit-bias names token 300, but there are 300 tokens
-        --vocab-size 290 --logit-bias 290:1 => there are 290 tokens
+        --logit-bias 300:1 => --logit-bias names token 300, but the vocabulary has size 300
+        --vocab-size 290 --logit-bias 290:1 => the vocabulary has size 290
         --vocab-size 301 => --vocab-size 301: it must be 1 to 300, the rows of the weight
         --vocab-size 0 => --vocab-size 0: it must be 1 to 300
         --backend gpu => 'gpu' is no backend: it must be reference, cpu[:INSTRUCTION SET[:THREADS]] or cuda[:DEVICE]
@@ -233,10 +235,10 @@ fn invalid_flags_are_refused() {
         --variant sharded:4:log-mass --top-p 0.9 => --top-p is not supported with --variant sharded:4:log-mass; use --variant tiled
         --draws 0 => it must be 1 to 10000000
         --draws 10000001 => it must be 1 to 10000000
-        --draws 301 --without-replacement => there are 300 tokens
+        --draws 301 --without-replacement => the vocabulary has size 300
         --seeds 1,2 => --seeds has 2 numbers for 3 rows
         --seeds 1 => --seeds has 1 number for 3 rows
-        --vocab-size 1 --logprobs 2 => --logprobs is 2, but there are 1 tokens
+        --vocab-size 1 --logprobs 2 => --logprobs is 2, but the vocabulary has size 1
         --seeds 1,2,x => invalid value 'x' for '--seeds
         --seed 1 --seeds 1,2,3 => cannot be used with
         --position 72057594037927934 => --position 72057594037927934 for 3 rows: the position of the last row exceeds 2^56 - 1
@@ -250,8 +252,8 @@ fn invalid_flags_are_refused() {
         --seeds -1,2,3 => '-1' for '--seeds
         --logit-bias -1:1 => '--logit-bias <ID:VALUE,...>': "-1" in "-1:1" is not a token id
         --logprobs -2 => '-2' for '--logprobs <N>': it must be 0 to 4294967295, or -1 for all
-        --logprobs 301 => --logprobs is 301, but there are 300 tokens
-        --vocab-size 290 --logprobs 291 => there are 290 tokens
+        --logprobs 301 => --logprobs is 301, but the vocabulary has size 300
+        --vocab-size 290 --logprobs 291 => the vocabulary has size 290
         --vocab-size -1 => '-1' for '--vocab-size <N>'
         --variant fast => 'fast' is no variant: it must be tiled, grouped:SIZE[:reuse], online:SIZE or sharded:SHARDS[:log-mass]
         --variant grouped:-2 => 'grouped:-2' is no variant

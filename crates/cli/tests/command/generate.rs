@@ -221,13 +221,15 @@ fn bad_input_is_one_clear_line() {
         ("\"llama\"", "\"gpt2\"", "model_type is \"gpt2\""),
         ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", "model.layers.2."),
         ("\"intermediate_size\": 64", "\"intermediate_size\": 65", "[65, 32]"),
+        ("\"rope_parameters\": {", "\"rope_theta\": 7, \"rope_parameters\": {", "rope_theta is 7 at the top, but"),
+        ("\"rope_parameters\": {", "\"rope_parameters\": [], \"unused\": {", "rope_parameters is []"),
         ("eos_token_id\": 256", "eos_token_id\": 999", ": config.json: eos_token_id names token 999"),
     ] {
         assert!(config.contains(from));
         refused("config.json", Some(config.replace(from, to).as_bytes()), says);
     }
     let eos = br#"{"eos_token_id": [256, 300]}"#;
-    let says = ": generation_config.json: eos_token_id names token 300, but there are 257 tokens";
+    let says = ": generation_config.json: eos_token_id names token 300, but the vocabulary has size 257";
     refused("generation_config.json", Some(eos), says);
     let prompt = "a".repeat(512);
     text(&format!("--model {} --prompt {prompt}", checkpoint("llama").display())).assert_refused("513 tokens");

@@ -100,7 +100,10 @@ fn tokens_of_a_history_outside_the_vocabulary_are_a_warning() {
         let (inside, beyond) = (of("1"), of("1,999999"));
         assert_eq!((inside.code, inside.stderr.as_str()), (0, ""), "{inside:#?}");
         assert_eq!((beyond.code, &beyond.stdout), (0, &inside.stdout), "{beyond:#?}");
-        assert!(beyond.stderr.contains(&format!("{flag} names token 999999, but there are")), "{beyond:#?}");
+        assert!(
+            beyond.stderr.contains(&format!("{flag} names token 999999, but the vocabulary has size")),
+            "{beyond:#?}"
+        );
     }
     for field in ["prompt_token_ids", "output_token_ids"] {
         let of = |tokens: &str| {
@@ -113,7 +116,7 @@ fn tokens_of_a_history_outside_the_vocabulary_are_a_warning() {
         assert_eq!((inside.code, inside.stderr.as_str()), (0, ""), "{inside:#?}");
         assert_eq!((beyond.code, &beyond.stdout), (0, &inside.stdout), "{beyond:#?}");
         let lines: Vec<_> = beyond.stderr.lines().collect();
-        let says = format!("p.json: row 1: {field} names token 300, but there are 300 tokens");
+        let says = format!("p.json: row 1: {field} names token 300, but the vocabulary has size 300");
         assert!(lines.len() == 1 && lines[0].contains(&says), "{lines:?}");
     }
 }

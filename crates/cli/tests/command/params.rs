@@ -94,13 +94,15 @@ fn bad_parameters_are_one_clear_line() {
         {"prompt_tokens_ids": []} => did you mean `prompt_token_ids`?
         {"a_field_that_none_is_like": 5} => unknown field `a_field_that_none_is_like`, expected one of `
         {"max_tokens": 5} => max_tokens is no matter of the draw
+        {"temperature": 1e-400} => temperature: 1e-400 rounds to 0 as a float32 (line 1 column 17)
+        {"temperature": 1e-50} => temperature: 1e-50 rounds to 0 as a float32
         [{}, {}, {"temperature": "hot"}] => row 2: temperature: invalid type: string "hot"
         [{}] => it has 1 object for 3 rows; one object without an array serves every row
         {"n": 0} => n is 0, but must be at least 1
         {"n": 20000000} => row 0: n = 20000000, but a row has at most 10000000 draws
-        {"logit_bias": {"300": 1}} => logit_bias names token 300, but there are 300 tokens
+        {"logit_bias": {"300": 1}} => logit_bias names token 300, but the vocabulary has size 300
         [{}, {"allowed_token_ids": [1, 400]}, {}] => row 1: allowed_token_ids names token 400
-        {"logprobs": 301} => logprobs is 301, but there are 300 tokens"#;
+        {"logprobs": 301} => logprobs is 301, but the vocabulary has size 300"#;
     for line in lines.lines() {
         let (json, says) = line.trim().split_once(" => ").unwrap();
         refused(json, says);

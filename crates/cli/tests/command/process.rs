@@ -42,6 +42,27 @@ fn ctrl_c_ends_cleanly() {
     assert_eq!(end(child, stderr), (Some(130), "error: interrupted\n".into()));
 }
 
+/// One call of a sampler does not see the signal. It completes within a second and has no note, or it is interrupted.
+#[test]
+#[cfg(unix)]
+fn ctrl_c_in_the_last_second_is_complete_or_interrupted() {
+    let whole = command(&["sample"]).output().unwrap().stdout;
+    for milliseconds in [0, 20, 100] {
+        let mut child = command(&["sample"]).env("FLASH_SAMPLING_LOG", "info").spawn().unwrap();
+        // The note about the head comes before the draws.
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        stderr.read_line(&mut String::new()).unwrap();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        interrupt(&child);
+        let mut stdout = Vec::new();
+        child.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
+        match end(child, stderr) {
+            (Some(0), stderr) => assert!(stderr.is_empty() && stdout == whole, "{milliseconds}: {stderr}"),
+            (code, stderr) => assert_eq!((code, &*stderr), (Some(130), "error: interrupted\n"), "{milliseconds}"),
+        }
+    }
+}
+
 #[test]
 #[cfg(unix)]
 fn ctrl_c_ends_the_line_of_a_text() {

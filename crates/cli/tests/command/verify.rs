@@ -23,6 +23,9 @@ fn laws_that_hold_make_a_report_with_plots() {
     assert!(page.starts_with("<!doctype html>") && page.matches("<svg").count() >= 2);
     assert!(page.contains("Gumbel Q-Q") && page.contains("Drawn over expected"));
     assert!(page.contains("<meta name=viewport") && page.contains("two standard deviations"));
+    // A single decade of probabilities is a sentence; no placeholder of the template is left.
+    assert!(page.contains(" draws; the law expects ") && !page.contains("{laws}") && !page.contains("{sampler}"));
+    assert!(page.contains("text-align: right; white-space: nowrap"), "numbers are aligned and limits do not wrap");
     assert_eq!(page.matches("<figure>").count(), page.matches("<figcaption>").count());
     for outside in ["src=", "href=\"http", "@import", "url("] {
         assert!(!page.contains(outside), "{outside}");
@@ -80,7 +83,7 @@ fn laws_about_bits_count_what_differs() {
     assert_eq!(result.code, 0, "{result:#?}");
     assert!(result.stdout.contains("1 check ") && result.stdout.contains(": 0 of 67 differ\n"), "{}", result.stdout);
     let page = std::fs::read_to_string(page).unwrap();
-    assert!(page.contains(": 0 of 67 differ") && !page.contains("0.000000"), "{page}");
+    assert!(page.contains("<td colspan=4>0 of 67 differ") && !page.contains("0.000000"), "{page}");
 }
 
 #[test]

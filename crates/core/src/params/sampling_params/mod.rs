@@ -237,7 +237,7 @@ impl SamplingParamsBuilder {
         match self.logprobs {
             Some(u32::MAX) => self.logprobs = Some(vocab_size),
             Some(most) if most > vocab_size => {
-                return refuse("logprobs", &format!("is {most}, but there are {vocab_size} tokens"));
+                return refuse("logprobs", &format!("is {most}, but the vocabulary has size {vocab_size}"));
             }
             _ => {}
         }
@@ -292,7 +292,7 @@ impl SamplingParamsBuilder {
 }
 
 fn no_such_token(token: u32, vocab_size: u32) -> String {
-    format!("names token {token}, but there are {vocab_size} tokens")
+    format!("names token {token}, but the vocabulary has size {vocab_size}")
 }
 
 /// The field that sets a knob.
