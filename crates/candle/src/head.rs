@@ -13,9 +13,9 @@ use flash_sampling::{CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams,
 /// The model's own transforms of its logits; the default has none.
 #[derive(Clone, Debug, Default)]
 pub struct HeadOptions {
-    /// Tokens of the vocabulary, where the weight has more rows than that; the others are padding.
+    /// Tokens of the vocabulary, if the weight has more rows; the other rows are padding.
     pub vocab_size: Option<usize>,
-    /// Added to the logits, one for each row of the weight.
+    /// Added to the logits, one value per row of the weight.
     pub bias: Option<Vec<f32>>,
     /// `cap * tanh(l / cap)`, after the bias.
     pub soft_cap: Option<f32>,
@@ -42,12 +42,11 @@ impl HeadOptions {
     }
 }
 
-/// An LM head that draws: hidden states `[rows, hidden]` in, tokens out, and the `[rows, vocab]` logits never exist.
+/// An LM head that draws: hidden states `[rows, hidden]` in, tokens out, without `[rows, vocab]` logits in memory.
 ///
-/// The weight is shared with the model and not copied, but for one whose rows do not lie one after another (the transpose of
-/// `[hidden, vocab]`), of which the head keeps a copy; it is locked for reading during a call. On a GPU (feature `cuda`) a
-/// call launches on candle's stream, behind what makes the hidden states, and waits for the draws; see
-/// `flash_sampling::cuda::DeviceSampler` for what it can do and at which cost.
+/// The weight is shared with the model, and locked for reading during a call. Only of a weight that is not row-major (the
+/// transpose of `[hidden, vocab]`) the head keeps a copy. On a GPU (feature `cuda`) a call launches on candle's stream, after
+/// the work on the hidden states, and waits for the draws. `flash_sampling::cuda::DeviceSampler` describes knobs and costs.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -73,17 +72,17 @@ pub struct FusedHead {
 /// Where a head draws.
 #[derive(Debug)]
 enum Place {
-    /// `None` after a call that could not go on.
+    /// `None` after a call that failed midway.
     Cpu(Option<DetachedTiled>),
     #[cfg(feature = "cuda")]
     Gpu(Box<OnDevice>),
 }
 
 impl FusedHead {
-    /// Plans for a weight `[vocab, hidden]` in bf16, f16 or f32; `cpu` is for one on the CPU.
+    /// Plans for a weight `[vocab, hidden]` in bf16, f16 or f32. `cpu` applies to a weight on the CPU.
     ///
     /// # Errors
-    /// A weight, an option or a plan that cannot be used.
+    /// An invalid weight, option or plan.
     pub fn new(weight: Tensor, options: HeadOptions, plan: Plan, cpu: &CpuOptions) -> Result<Self> {
         let weight = row_major(&weight)?;
         let place = match weight.device().location() {
@@ -100,10 +99,10 @@ impl FusedHead {
         Ok(FusedHead { place, weight, options, samples: Samples::new() })
     }
 
-    /// [`FusedHead::new`] for the layer of a quantised model, where it holds a plain tensor.
+    /// [`FusedHead::new`] for a layer of a quantised model that holds a plain tensor.
     ///
     /// # Errors
-    /// As [`FusedHead::new`]; a quantised weight, by its type.
+    /// As [`FusedHead::new`], and a quantised weight, whose type the error names.
     pub fn from_qmatmul(layer: &QMatMul, options: HeadOptions, plan: Plan, cpu: &CpuOptions) -> Result<Self> {
         match layer {
             QMatMul::Tensor(weight) | QMatMul::TensorF16(weight) => FusedHead::new(weight.clone(), options, plan, cpu),
@@ -113,8 +112,8 @@ impl FusedHead {
         }
     }
 
-    /// Draws for `hidden [rows, hidden]`, with all that [`Samples`] can hold. Hidden states that are no row-major matrix
-    /// are copied; what concerns one row only is that row's error in `out`.
+    /// Draws for `hidden [rows, hidden]` into `out`. Hidden states that are not row-major are copied. An error of one row is
+    /// that row's result in `out`.
     ///
     /// # Errors
     /// Hidden states of another width, type or device, or more rows than planned.
@@ -138,10 +137,10 @@ impl FusedHead {
         })
     }
 
-    /// The tokens alone: u32 `[rows, draws]`, on the weight's device. Every row asks for as many draws.
+    /// Draws only tokens: u32 `[rows, draws]`, on the weight's device. All rows have the same number of draws.
     ///
     /// # Errors
-    /// As [`FusedHead::sample`]; a row that has no draw, by its number; rows with different numbers of draws.
+    /// As [`FusedHead::sample`]; a row without a draw, by its number; rows with different numbers of draws.
     pub fn draw(&mut self, hidden: &Tensor, rows: &[RowParams<'_>]) -> Result<Tensor> {
         let draws = rows.first().map_or(1, |row| row.draws);
         if rows.iter().any(|row| row.draws != draws) {

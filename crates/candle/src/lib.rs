@@ -1,15 +1,15 @@
 //! FlashSampling for [candle](candle_core): the draw fused into the LM-head matmul, over candle's tensors.
 //!
-//! | type | what it replaces |
+//! | type | replaces |
 //! | --- | --- |
 //! | [`FusedHead`] | `lm_head.forward(&hidden)` and the sampler after it: tokens from hidden states, no logits |
 //! | [`LogitsProcessor`] | candle-transformers' type of the same name, over logits that exist |
 //! | [`with_matrix`] | a tensor's storage as the matrix that every sampler of [`flash_sampling`] takes |
 //! | `with_device_matrix` (feature `cuda`) | the same for a tensor on a GPU, for the samplers over device memory |
 //!
-//! Tensors lie on the CPU, or with the feature `cuda` on a GPU, where a head is read from candle's memory and drawn from on
-//! candle's stream. Building that feature needs NVIDIA's compiler and libraries, as candle's own feature of the name does.
-//! Without it a CUDA tensor is refused.
+//! Tensors are on the CPU, or with the feature `cuda` on a GPU. There the head is read from candle's memory, and draws run on
+//! candle's stream. The feature needs NVIDIA's compiler and libraries, as candle's own feature `cuda` does. Without the
+//! feature, a CUDA tensor is an error.
 #![cfg_attr(not(feature = "cuda"), forbid(unsafe_code))]
 #![deny(unsafe_code)]
 
@@ -29,7 +29,7 @@ pub use matrix::with_matrix;
 
 use candle_core::{Error, Result};
 
-/// An error of a sampler as candle's.
+/// Converts an error of a sampler to candle's.
 fn wrap<T, E: std::error::Error + Send + Sync + 'static>(outcome: std::result::Result<T, E>) -> Result<T> {
     outcome.map_err(Error::wrap)
 }

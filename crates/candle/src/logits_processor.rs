@@ -5,27 +5,27 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 use flash_sampling::cpu::Standalone;
 use flash_sampling::{CpuOptions, PerturbedArgmax, Plan, RowParams, Samples};
 
-/// How a token is drawn; the cases and fields of candle-transformers' type of the same name.
+/// The distribution of a draw, with the cases and fields of candle-transformers' type of the same name.
 #[derive(Clone, PartialEq, Debug)]
 #[allow(missing_docs)] // `temperature` divides the logits, `k` tokens or a mass of `p` are kept
 pub enum Sampling {
     /// The largest logit.
     ArgMax,
-    /// From the whole softmax.
+    /// A draw from the whole softmax.
     All { temperature: f64 },
-    /// From the `k` most likely tokens.
+    /// A draw from the `k` most likely tokens.
     TopK { k: usize, temperature: f64 },
-    /// From the fewest most likely tokens that reach the mass `p`.
+    /// A draw from the smallest set of most likely tokens with mass `p`.
     TopP { p: f64, temperature: f64 },
-    /// From the fewest of the `k` most likely tokens that reach the mass `p` of all tokens, or from all `k`. (In vLLM `p` is
-    /// of the `k` tokens' mass.)
+    /// A draw from the smallest set of the `k` most likely tokens with mass `p` of all tokens, or from all `k`. (vLLM takes
+    /// `p` of the mass of the `k` tokens.)
     TopKThenTopP { k: usize, p: f64, temperature: f64 },
-    /// The same law as `All`, which is what all of these are drawn by here: with the seed's noise, at full range.
+    /// The same draw as `All`: here every draw adds exact Gumbel noise.
     GumbelSoftmax { temperature: f64 },
 }
 
-/// Draws tokens from logits; those on a GPU are copied to the CPU, as candle's own processor does. The n-th draw has the
-/// noise of (seed, n): the same seed gives the same tokens, not those of candle's own processor.
+/// Draws tokens from logits. Logits on a GPU are copied to the CPU, as in candle's own processor. Draw n has the noise of
+/// (seed, n). One seed gives the same tokens again, but not those of candle's own processor.
 #[derive(Debug)]
 pub struct LogitsProcessor {
     seed: u64,
@@ -36,12 +36,12 @@ pub struct LogitsProcessor {
 }
 
 impl LogitsProcessor {
-    /// Draws by `sampling`.
+    /// A processor that draws by `sampling`.
     pub fn from_sampling(seed: u64, sampling: Sampling) -> Self {
         LogitsProcessor { seed, sampling, drawn: 0, sampler: None, samples: Samples::new() }
     }
 
-    /// The largest logit without a temperature or with one below 1e-7; else the softmax, or its most likely `top_p`.
+    /// Without a temperature, or below 1e-7, the largest logit; otherwise a draw from the softmax or its top `top_p`.
     pub fn new(seed: u64, temperature: Option<f64>, top_p: Option<f64>) -> Self {
         let sampling = match (temperature.filter(|t| t.is_nan() || *t >= 1e-7), top_p) {
             (None, _) => Sampling::ArgMax,
@@ -89,20 +89,19 @@ impl LogitsProcessor {
     /// Draws a token from logits `[vocab]`.
     ///
     /// # Errors
-    /// Logits of another rank; a NaN or +inf among them; none that is finite; a temperature that is not finite and
-    /// positive; a `k` of 0.
+    /// Logits of another rank, a NaN or +inf, no finite logit, a temperature that is not finite and positive, a `k` of 0.
     pub fn sample(&mut self, logits: &Tensor) -> Result<u32> {
         let logits = self.on_cpu(logits)?;
         let row = self.row(logits.elem_count(), |temperature| probabilities(&logits, temperature))?;
         self.draw(&logits, row)
     }
 
-    /// Draws a token after `f` has changed the probabilities `[vocab]`; they need not sum to 1 then. As with candle's own, a
-    /// greedy draw and `GumbelSoftmax` do not ask `f`. Where `f` changes nothing this is [`LogitsProcessor::sample`], to
-    /// rounding.
+    /// Draws a token after `f` has changed the probabilities `[vocab]`, which need not sum to 1 afterwards. As in candle,
+    /// a greedy draw and `GumbelSoftmax` do not call `f`. If `f` changes nothing, the draw is that of
+    /// [`LogitsProcessor::sample`], up to rounding.
     ///
     /// # Errors
-    /// As [`LogitsProcessor::sample`]; a probability that `f` left negative, NaN or infinite, or none above 0.
+    /// As [`LogitsProcessor::sample`]; a negative, NaN or infinite probability after `f`, or none above 0.
     pub fn sample_f(&mut self, logits: &Tensor, f: impl FnOnce(&mut [f32])) -> Result<u32> {
         let temperature = match self.sampling {
             Sampling::ArgMax | Sampling::GumbelSoftmax { .. } => return self.sample(logits),
@@ -149,7 +148,7 @@ fn probabilities(logits: &Tensor, temperature: f64) -> Result<Vec<f32>> {
     Ok(weights.iter().map(|weight| (weight / sum) as f32).collect())
 }
 
-/// How many of the `k` largest weights it takes to reach `p`, or `k`; 1 at least.
+/// The number of largest weights that reach `p`, from 1 to `k`.
 fn reached(mut weights: Vec<f32>, k: usize, p: f64) -> usize {
     let descending = |a: &f32, b: &f32| b.total_cmp(a);
     if k < weights.len() {
@@ -191,7 +190,7 @@ mod tests {
             (0..20_000).for_each(|_| counts[processor.sample(&logits).unwrap() as usize] += 1);
             assert_eq!(counts[3], 0);
             assert!(is_of(&counts, expected), "{counts:?} at {temperature}");
-            // The other temperature's law is told apart.
+            // The law of the other temperature is rejected.
             assert!(!is_of(&counts, &laws[1 - at].1), "{counts:?} at {temperature}");
         }
     }

@@ -2,17 +2,17 @@
 
 use crate::cache::KeyValues;
 
-/// Partial sums of a dot product: an order that does not depend on the processor, and that it can do side by side.
+/// Partial sums of a dot product. Their order does not depend on the processor, and they fit vector registers.
 const LANES: usize = 16;
 
-/// A query's place: which head's columns of keys and values it sees, and how many tokens.
+/// The keys and values that a query sees.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
     /// Elements from one token to the next.
     pub(crate) width: usize,
     /// First element of the head.
     pub(crate) at: usize,
-    /// Tokens that are seen: all before the query, and its own.
+    /// Visible tokens: all before the query, and its own.
     pub(crate) tokens: usize,
 }
 

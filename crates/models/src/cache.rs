@@ -1,8 +1,8 @@
-//! What a sequence keeps: the keys and values of its tokens, in every layer.
+//! The keys and values of a sequence, in every layer.
 
 use crate::config::ModelConfig;
 
-/// The keys and values of one sequence, float32. A clone goes on independently.
+/// The keys and values of one sequence, in float32. A clone is independent.
 #[derive(Clone, Debug)]
 pub struct Cache {
     layers: Vec<KeyValues>,
@@ -29,12 +29,12 @@ impl Cache {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the sequence has no tokens.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Forgets all but the first `len` tokens; does nothing when there are fewer.
+    /// Drops all but the first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         let elements = self.len * self.width;

@@ -1,4 +1,4 @@
-//! What `config.json` says about a model.
+//! The model's part of `config.json`.
 
 use crate::error::ModelError;
 use crate::rotary::Scaling;
@@ -30,11 +30,11 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Width of a head; even.
     pub head_dim: usize,
-    /// Added to the mean square under the root.
+    /// Term beside the mean square under the root.
     pub norm_eps: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// How the rotary frequencies are stretched.
+    /// Scaling of the rotary frequencies.
     pub rope_scaling: Scaling,
     /// The longest sequence, in tokens.
     pub max_positions: usize,
@@ -44,7 +44,7 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// The token that begins a sequence.
     pub bos: Option<u32>,
-    /// The tokens that end one.
+    /// The tokens that end a sequence.
     pub eos: Vec<u32>,
 }
 
@@ -54,13 +54,12 @@ fn find<'v>(json: &'v Value, key: &str) -> Option<&'v Value> {
 }
 
 fn wrong(key: &str, value: &Value) -> ModelError {
-    ModelError::Config(format!("{key} is {value}, which cannot be used here"))
+    ModelError::Config(format!("{key} is {value}, which is not supported"))
 }
 
-/// A size of at least one, or what to take when it is not said.
+/// A size of at least one, or the default of a missing key.
 fn size(json: &Value, key: &str, otherwise: Option<usize>) -> Result<usize, ModelError> {
     match find(json, key) {
-        // A model of more than 2^32 of anything is not one.
         Some(value) => value.as_u64().filter(|n| (1..1 << 32).contains(n)).map(|n| n as usize).ok_or(wrong(key, value)),
         None => otherwise.ok_or_else(|| ModelError::Config(format!("{key} is missing"))),
     }
@@ -89,8 +88,8 @@ impl ModelConfig {
     /// Parses `config.json`.
     ///
     /// # Errors
-    /// [`ModelError::Config`], naming the key: another architecture, a size that is missing or impossible, and what this
-    /// forward does not do (sliding windows, quantised weights, other activations and rotary scalings).
+    /// [`ModelError::Config`], which names the key: another architecture, a missing or impossible size, and unsupported
+    /// features (sliding windows, quantised weights, other activations and rotary scalings).
     pub fn parse(bytes: &[u8]) -> Result<Self, ModelError> {
         let json: Value = serde_json::from_slice(bytes).map_err(|error| ModelError::Config(error.to_string()))?;
         let family = match find(&json, "model_type").and_then(Value::as_str) {
@@ -102,7 +101,7 @@ impl ModelConfig {
             }
             None => return Err(ModelError::Config("model_type is missing".into())),
         };
-        refuse_what_is_not_done(&json)?;
+        refuse_unsupported(&json)?;
         let hidden = size(&json, "hidden_size", None)?;
         let heads = size(&json, "num_attention_heads", None)?;
         let kv_heads = size(&json, "num_key_value_heads", Some(heads))?;
@@ -118,7 +117,7 @@ impl ModelConfig {
         if head_dim % 2 != 0 {
             return Err(ModelError::Config(format!("head_dim {head_dim} is odd")));
         }
-        // transformers 5 has one object for both; before it, a theta at the top and `rope_scaling`.
+        // transformers 5 has one object; earlier versions have a theta at the top and `rope_scaling`.
         for key in ["rope_parameters", "rope_scaling"] {
             if let Some(value) = find(&json, key).filter(|value| !value.is_object()) {
                 return Err(wrong(key, value));
@@ -157,10 +156,10 @@ impl ModelConfig {
         })
     }
 
-    /// The `eos_token_id` of a `generation_config.json`, where it has one: there is often a longer list in it.
+    /// Takes the `eos_token_id` of a `generation_config.json`, whose list is often longer.
     ///
     /// # Errors
-    /// [`ModelError::GenerationConfig`] when it is no JSON, or they are no tokens.
+    /// [`ModelError::GenerationConfig`]: not JSON, or not tokens.
     pub fn with_generation_config(mut self, bytes: &[u8]) -> Result<Self, ModelError> {
         let json = serde_json::from_slice(bytes).map_err(|error| ModelError::GenerationConfig(error.to_string()))?;
         let eos = tokens(&json, "eos_token_id").map_err(|error| match error {
@@ -174,12 +173,12 @@ impl ModelConfig {
     }
 }
 
-fn refuse_what_is_not_done(json: &Value) -> Result<(), ModelError> {
+fn refuse_unsupported(json: &Value) -> Result<(), ModelError> {
     if let Some(value) = find(json, "hidden_act").filter(|value| value.as_str() != Some("silu")) {
         return Err(wrong("hidden_act", value));
     }
     if flag(json, "use_sliding_window")? {
-        return Err(ModelError::Config("use_sliding_window is true, which cannot be used here".into()));
+        return Err(ModelError::Config("use_sliding_window is true, which is not supported".into()));
     }
     let full = |value: &Value| value.as_str() == Some("full_attention");
     let layer_types = find(json, "layer_types").and_then(Value::as_array);
@@ -189,7 +188,7 @@ fn refuse_what_is_not_done(json: &Value) -> Result<(), ModelError> {
     if find(json, "quantization_config").is_some() {
         return Err(ModelError::Config("the weights are quantised (quantization_config)".into()));
     }
-    // At the top, or with what else is said of rotary positions.
+    // At the top, or beside the other rotary parameters.
     let places = [Some(json), find(json, "rope_parameters"), find(json, "rope_scaling")];
     let partial = places.into_iter().flatten().filter_map(|place| find(place, "partial_rotary_factor"));
     match partial.into_iter().find(|value| value.as_f64() != Some(1.0)) {
@@ -265,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_done_is_refused_by_name() {
+    fn unsupported_features_are_refused_by_name() {
         for (key, value) in [
             ("model_type", r#""mistral""#),
             ("hidden_size", "0"),

@@ -1,15 +1,15 @@
-//! What can be wrong with a checkpoint or a call.
+//! Errors of checkpoints and calls.
 
 use flash_sampling::CpuError;
 
-/// Why a model cannot be made, or cannot go on.
+/// An error of a checkpoint or a call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
     /// `config.json` does not describe a model of these families.
     #[error("config.json: {0}")]
     Config(String),
-    /// `generation_config.json` is no JSON, or names no tokens.
+    /// `generation_config.json` is not JSON, or has invalid tokens.
     #[error("generation_config.json: {0}")]
     GenerationConfig(String),
     /// The checkpoint has no tensor of this name.
@@ -22,7 +22,7 @@ pub enum ModelError {
         tensor: String,
         /// Its rows and columns; a vector has one row.
         found: [usize; 2],
-        /// What they should be.
+        /// The expected rows and columns.
         expected: [usize; 2],
     },
     /// A sequence would become longer than the model's positions.
@@ -33,15 +33,15 @@ pub enum ModelError {
         /// `max_position_embeddings`.
         limit: usize,
     },
-    /// A token that has no embedding.
-    #[error("token {token}, but the model has {vocab_size}")]
+    /// A token without an embedding.
+    #[error("token {token}, but the vocabulary has size {vocab_size}")]
     Token {
         /// The token.
         token: u32,
         /// Rows of the embedding.
         vocab_size: usize,
     },
-    /// The matmul refuses.
+    /// An error of the matmul.
     #[error(transparent)]
     Cpu(#[from] CpuError),
 }

@@ -5,7 +5,7 @@ use crate::error::ModelError;
 use flash_sampling::cpu::matmul;
 use flash_sampling::{Isa, Matrix};
 
-/// Gives the tensor of a name: a matrix, or a vector as a matrix of one row; `None` when there is none.
+/// A function from a name to its tensor: a matrix, or a vector as one row; `None` for a missing tensor.
 pub(crate) trait Tensors<'w>: FnMut(&str) -> Result<Option<Matrix<'w>>, ModelError> {}
 impl<'w, F: FnMut(&str) -> Result<Option<Matrix<'w>>, ModelError>> Tensors<'w> for F {}
 
@@ -22,7 +22,7 @@ pub(crate) fn tensor<'w>(
 
 /// A vector as float32.
 pub(crate) fn vector<'w>(tensors: &mut impl Tensors<'w>, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
-    // Looked at before anything as long as a file asks for is allocated.
+    // Checked before the allocation, whose length a file decides.
     let found = tensor(tensors, name, [1, len])?;
     let mut values = vec![0.0; len];
     found.row_to_f32(0, &mut values);

@@ -1,9 +1,9 @@
-//! A plain forward of language models on the CPU, up to the hidden states that a [`flash_sampling::PerturbedArgmax`]
-//! draws from.
+//! A plain forward pass of language models on the CPU. Its hidden states are the input of a
+//! [`flash_sampling::PerturbedArgmax`].
 //!
-//! | module | what it holds |
+//! | module | content |
 //! | --- | --- |
-//! | [`config`] | what a checkpoint's `config.json` says: [`ModelConfig`] |
+//! | [`config`] | the model's part of `config.json`: [`ModelConfig`] |
 //! | [`rotary`] | rotary positions, with the scalings `linear` and `llama3` |
 //! | [`cache`] | the keys and values of one sequence: [`Cache`] |
 //! | [`model`] | the layers: [`Model`] |
@@ -12,9 +12,9 @@
 //! f32 and multiplied by [`flash_sampling::cpu::matmul`]; activations are float32.
 //!
 //! # Replay
-//! The hidden states of a token have the same bits whatever else is in the batch, whether its sequence came at once or
-//! token by token, and whatever the number of threads: every sum has one order, which depends on the sequence alone.
-//! Another instruction set rounds differently.
+//! The hidden states of a token have the same bits in every batch, for a prompt at once or token by token, and on any
+//! number of threads: every sum has one order, which depends only on the sequence. Another instruction set rounds
+//! differently.
 #![forbid(unsafe_code)]
 
 mod attention;

@@ -9,7 +9,7 @@ use crate::rotary::{Rotary, rotate};
 use flash_sampling::{Isa, Matrix};
 use rayon::prelude::*;
 
-/// Below so many multiply-adds of attention the other threads would wake up for nothing.
+/// Multiply-adds of attention below which one thread is faster than several.
 const ALONE: usize = 1 << 16;
 
 /// A model over borrowed weights: tokens in, hidden states `[tokens, hidden]` after the last norm out. The LM head is not
@@ -29,17 +29,17 @@ pub struct Model<'w> {
 pub struct Run<'a> {
     /// The sequence so far; the tokens are added to it.
     pub cache: &'a mut Cache,
-    /// What comes next, at least one token: the whole prompt, or the last token drawn.
+    /// The next tokens, at least one: the whole prompt, or the last drawn token.
     pub tokens: &'a [u32],
 }
 
 impl<'w> Model<'w> {
-    /// Takes the weights of a checkpoint by the names of Hugging Face: `tensors` gives a tensor as a matrix `[rows, cols]`, a
-    /// vector as one row, and `None` for a name that is not there. `isa: None` takes the fastest instruction set.
+    /// A model over the weights of a checkpoint in Hugging Face's names. `tensors` returns a tensor as a matrix `[rows, cols]`,
+    /// a vector as one row, and `None` for a missing name. `isa: None` takes the fastest instruction set.
     ///
     /// # Errors
-    /// [`ModelError::Missing`], [`ModelError::Shape`], [`ModelError::Cpu`] for an instruction set that this machine does
-    /// not have, and those of `tensors`.
+    /// [`ModelError::Missing`], [`ModelError::Shape`], [`ModelError::Cpu`] for an unavailable instruction set, and the
+    /// errors of `tensors`.
     pub fn new(
         config: ModelConfig,
         isa: Option<Isa>,
@@ -63,7 +63,7 @@ impl<'w> Model<'w> {
         &self.config
     }
 
-    /// Rows of the embedding: tokens below this can be given.
+    /// Rows of the embedding: inputs must be below it.
     pub fn vocab_size(&self) -> usize {
         self.embedding.rows()
     }
@@ -72,7 +72,7 @@ impl<'w> Model<'w> {
     /// `[tokens, hidden]`, the tokens of the first run first.
     ///
     /// # Errors
-    /// [`ModelError::Token`] and [`ModelError::TooLong`], before anything is done.
+    /// [`ModelError::Token`] and [`ModelError::TooLong`], before any work.
     pub fn forward(&self, runs: &mut [Run<'_>]) -> Result<Vec<f32>, ModelError> {
         self.check(runs)?;
         let hidden = self.config.hidden;
@@ -116,7 +116,7 @@ impl<'w> Model<'w> {
         Ok(())
     }
 
-    /// Adds keys and values to the caches, and gives the heads' outputs side by side, `[rows, heads * head_dim]`.
+    /// Adds keys and values to the caches, and returns the outputs of the heads, `[rows, heads * head_dim]`.
     fn attention(
         &self,
         at: usize,
@@ -165,7 +165,7 @@ impl<'w> Model<'w> {
     }
 }
 
-/// Where a row of the batch belongs.
+/// The run and the position of a row of the batch.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     run: usize,

@@ -1,24 +1,24 @@
 //! Rotary positions (Su et al. 2021): the halves of a head are rotated against each other.
 
-/// How the frequencies are stretched for sequences longer than those of the first training.
+/// Scaling of the frequencies for sequences longer than in the first training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scaling {
-    /// Not at all.
+    /// No scaling.
     None,
     /// All divided by a factor.
     Linear {
         /// The factor.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies are divided, high ones kept, and between the two it goes over smoothly.
+    /// Llama 3.1: low frequencies are divided, high ones kept, with a smooth transition between them.
     Llama3 {
-        /// What low frequencies are divided by.
+        /// Divisor of low frequencies.
         factor: f64,
         /// Wavelengths above `original / low` tokens are divided.
         low: f64,
         /// Wavelengths below `original / high` tokens are kept; above `low`.
         high: f64,
-        /// The length of the first training's sequences, in tokens.
+        /// Length of sequences in the first training, in tokens.
         original: f64,
     },
 }
@@ -28,7 +28,7 @@ pub enum Scaling {
 pub struct Rotary(Vec<f64>);
 
 impl Rotary {
-    /// For heads of width `head_dim`: pair i turns by `theta^(-2i / head_dim)` a token, stretched by `scaling`.
+    /// For heads of width `head_dim`: pair i turns by `theta^(-2i / head_dim)` a token, changed by `scaling`.
     pub fn new(head_dim: usize, theta: f64, scaling: Scaling) -> Self {
         let frequency = |pair: usize| {
             let frequency = theta.powf(-2.0 * pair as f64 / head_dim as f64);

@@ -83,7 +83,7 @@ fn multiply(isa: Option<Isa>, dtype: DType, count: u64, threads: usize) -> Resul
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(one)).collect();
         let first = one();
-        // A thread that panicked has said so itself.
+        // A thread that panicked has printed its message.
         others.into_iter().filter_map(|other| other.join().ok()).fold(first, Result::and)
     })
     .map_err(|error| CommandError::usage(error.to_string()))

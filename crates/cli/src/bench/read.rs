@@ -2,8 +2,7 @@
 
 use std::hint::black_box;
 
-/// Exclusive-or of everything, in eight independent accumulators of eight words, so that no chain of operations is
-/// waited for and the loads alone take time.
+/// The exclusive-or of all bytes, in eight independent accumulators of eight words, so that only the loads take time.
 pub fn fold(bytes: &[u8]) -> u64 {
     let mut sums = [[0u64; 8]; 8];
     let (blocks, rest) = bytes.as_chunks::<512>();
@@ -18,7 +17,7 @@ pub fn fold(bytes: &[u8]) -> u64 {
     sums.as_flattened().iter().fold(rest, |sum, word| sum ^ word)
 }
 
-/// Reads all bytes once with this many threads, each a contiguous part.
+/// Reads all bytes once; each thread reads a contiguous part.
 pub fn stream(bytes: &[u8], threads: usize) {
     let part = bytes.len().div_ceil(threads.max(1)).max(1);
     std::thread::scope(|scope| {

@@ -4,15 +4,15 @@ use crate::bench::record::{Record, Section};
 use crate::output::line;
 use std::io::{self, Write};
 
-/// The contender that is the physical limit.
+/// The physical limit.
 pub const READ: &str = "read";
-/// The contender that is the arithmetic limit.
+/// The arithmetic limit.
 pub const PRODUCTS: &str = "products";
-/// The contender that is the same kernel without noise.
+/// The tiled variant without noise.
 pub const GREEDY: &str = "greedy";
-/// A GPU's other read.
+/// The second read of a GPU.
 pub const BULK: &str = "read, bulk copies";
-/// The contender that is NVIDIA's matmul alone.
+/// NVIDIA's matmul alone.
 pub const CUBLAS: &str = "cuBLAS";
 
 /// Writes the machine and the time of the figures.

@@ -1,4 +1,4 @@
-//! Timing in turn, so that what the machine does meanwhile hits every contender alike.
+//! Timing in turn, so that other load on the machine affects every contender alike.
 
 use crate::bench::record::{Entry, Section};
 use crate::error::CommandError;
@@ -6,7 +6,7 @@ use crate::interrupt::Interrupt;
 use crate::output::{bar, line};
 use std::time::Instant;
 
-/// Something to be timed.
+/// A named piece of work to time.
 pub struct Contender<'a> {
     /// Its name in tables.
     pub name: String,
@@ -32,20 +32,19 @@ impl<'a> Contender<'a> {
 pub struct Timing {
     /// The shortest.
     pub best: f64,
-    /// The one in the middle.
+    /// The median.
     pub median: f64,
 }
 
 impl Timing {
-    /// Of the times of all rounds; one at least.
+    /// Summarises the times of at least one round.
     pub fn of(mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
         Timing { best: times[0], median: times[times.len() / 2] }
     }
 }
 
-/// Times contenders and fills their section: runs every contender once to warm up, then all of them in turn, round by
-/// round.
+/// Times contenders and fills their section. Every contender runs once to warm up, then all run in turn, round by round.
 pub fn time(
     mut section: Section,
     mut contenders: Vec<Contender<'_>>,

@@ -9,7 +9,7 @@ use super::text_stream::TextStream;
 use super::tokenizer::TextTokenizer;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
-use flash_sampling::{History, RowError, RowParams};
+use flash_sampling::{History, RowParams};
 use flash_sampling_models::{Cache, ModelConfig, Run};
 use std::time::Instant;
 
@@ -113,10 +113,6 @@ impl<'s> Batch<'s> {
                 let row = match self.engine.samples.row(first + place) {
                     Ok(row) => row,
                     Err(error) => {
-                        // Flags apply to every sequence.
-                        if let RowError::Unsupported { .. } = error {
-                            return Err(CommandError::usage(error.to_string()));
-                        }
                         sequence.end = Some(End::Failed(error));
                         break;
                     }

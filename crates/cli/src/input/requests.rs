@@ -242,18 +242,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_object_stands_for_every_row_and_an_array_for_one_each() {
-        let text = r#"{"top_k": 5, "prompt_token_ids": [1, 2], "output_token_ids": [3]}"#;
-        let same = parse(text, RequestKind::Row, 3, 100).unwrap();
-        assert_eq!(same.of(2).params.fields().top_k, 5);
-        assert_eq!(same.of(2).history.as_ref().unwrap().tokens(), [1, 2, 3]);
-        let each = parse(r#"[{"n": 1}, {"n": 2, "logit_bias": {"7": -1}}]"#, RequestKind::Row, 2, 100).unwrap();
-        let second = &each.of(1).params;
-        assert_eq!((second.fields().n, second.row(0, 0, None).logit_bias), (2, &[(7, -1.0)][..]));
-        assert!(each.of(1).history.is_none());
-    }
-
-    #[test]
     fn errors_name_the_row_the_field_and_the_place() {
         for (text, says) in [
             ("", "EOF"),

@@ -165,21 +165,13 @@ impl<'a> Job<'a> {
         RowParams { first_draw: draws.start, draws: count, logprobs, logprob_token_ids, kept, mask, ..params }
     }
 
-    /// The error of a row on one line. If it is about a flag, it applies to every row and ends the command.
-    fn failure(
-        &self,
-        error: &RowError,
-        hidden: Matrix<'_>,
-        (row, params): (usize, &RowParams<'_>),
-    ) -> Result<String, CommandError> {
+    /// The error of a row on one line.
+    fn failure(&self, error: &RowError, hidden: Matrix<'_>, (row, params): (usize, &RowParams<'_>)) -> String {
         match error {
-            RowError::Unsupported { .. } if self.args.rows.params.is_none() => {
-                Err(CommandError::usage(error.to_string()))
-            }
             RowError::Unsupported { .. } => {
-                Ok(self.support.message(params, str::to_owned).unwrap_or_else(|| error.to_string()))
+                self.support.message(params, str::to_owned).unwrap_or_else(|| error.to_string())
             }
-            _ => Ok(explain(error, hidden, row, params.mask)),
+            _ => explain(error, hidden, row, params.mask),
         }
     }
 
@@ -251,7 +243,7 @@ impl<'a> Job<'a> {
                         drawn.given.extend_from_slice(row.token_logits);
                         drawn.kept = row.kept.map(KeptTokens::of).or(drawn.kept.take());
                     }
-                    (Ok(_), Err(error)) => *outcome = Err(self.failure(&error, input, (at, &params[at]))?),
+                    (Ok(_), Err(error)) => *outcome = Err(self.failure(&error, input, (at, &params[at]))),
                     (Err(_), _) => {}
                 }
             }

@@ -97,23 +97,6 @@ fn draws_without_replacement_are_different_tokens_best_first() {
 }
 
 #[test]
-fn a_long_list_without_replacement_is_a_list_for_people_too() {
-    let (_files, head) = small_head();
-    let flags = "--draws 300 --without-replacement";
-    let tokens = run(&with(&head, flags)).tokens();
-    // Without `--format json`.
-    let for_people = [&head[..1], &head[3..]].concat();
-    let text = run(&with(&for_people, flags));
-    assert_eq!(text.code, 0, "{text:#?}");
-    let lines: Vec<_> = text.stdout.lines().collect();
-    assert_eq!(lines.len(), 3 * 34, "{text:#?}");
-    assert!(lines[0].ends_with("300 draws without replacement, best first") && lines[33].contains("268 more tokens"));
-    for (line, token) in lines[1..33].iter().zip(&tokens[0]) {
-        assert!(line.starts_with(&format!("  drawn  token {token:>7} ")), "{line}");
-    }
-}
-
-#[test]
 fn temperature_zero_takes_the_largest_logit() {
     let (_files, head) = small_head();
     let rows = run(&with(&head, "--temperature 0 --logprobs 1 --seed 77")).rows();
