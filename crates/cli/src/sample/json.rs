@@ -41,7 +41,8 @@ fn logprobs<S: Serializer>(drawn: &Drawn, serializer: S) -> Result<S::Ok, S::Err
 
 /// Writes one row as one line:
 /// `{"row":0,"tokens":[..],"scores":[..],"logprobs":[..],"log_z":..,"top":[{"token":..,"logprob":..}]}`, with `--kept` also
-/// `"kept":{"count":..,"log_mass":..,"tokens":[..]}`, and on request `"ranks":[..]` and `"given":[{"token":..,"logprob":..}]`. A failed row is `{"row":0,"error":"..."}`.
+/// `"kept":{"count":..,"log_mass":..,"tokens":[..]}`, and on request `"ranks":[..]` and `"given":[{"token":..,"logprob":..}]`.
+/// A failed row is `{"row":0,"error":"..."}`.
 pub(super) fn write_json(out: &mut dyn Write, row: usize, outcome: &RowOutcome) -> io::Result<()> {
     match outcome {
         Ok(drawn) => {

@@ -50,8 +50,14 @@ fn values_out_of_range_name_their_field() {
         (b().repetition_penalty(0.0), "repetition_penalty is 0.0, but must be finite and above 0"),
         (b().logit_bias(bias(f32::NAN)), "logit_bias has a value that is NaN or +inf"),
         (b().allowed_token_ids(Some(vec![])), "allowed_token_ids must name a token"),
-        (b().allowed_token_ids(Some(vec![!1])), "allowed_token_ids names token 4294967294, but the vocabulary has size 300"),
-        (b().allowed_token_ids(Some(vec![300, 2])), "allowed_token_ids names token 300, but the vocabulary has size 300"),
+        (
+            b().allowed_token_ids(Some(vec![!1])),
+            "allowed_token_ids names token 4294967294, but the vocabulary has size 300",
+        ),
+        (
+            b().allowed_token_ids(Some(vec![300, 2])),
+            "allowed_token_ids names token 300, but the vocabulary has size 300",
+        ),
         (b().logit_bias([(300, 1.0)].into()), "logit_bias names token 300, but the vocabulary has size 300"),
         (b().banned_token_ids(vec![!0]), "banned_token_ids names token 4294967295, but the vocabulary has size 300"),
         (b().stop_token_ids(vec![2, 300]), "stop_token_ids names token 300, but the vocabulary has size 300"),
