@@ -173,7 +173,7 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
         let poison = abi::Draw { token: 0xdead, score: f32::NAN, logit: f32::NAN, status: 77 };
         let mut draws_there = stream.clone_htod(&[poison; 5]).unwrap();
         let logits = DeviceMatrix {
-            address: DeviceAddress::of(&there, &stream).add(lead as usize).cast(),
+            address: DeviceAddress::of(&there, &stream).add(lead).cast(),
             dtype: DType::F32,
             rows,
             cols: count as usize,

@@ -4,7 +4,6 @@
 use candle_core::{D, DType, Error, Result, Tensor};
 use candle_nn::sampling::gumbel_softmax;
 use candle_transformers::generation::{LogitsProcessor, Sampling};
-use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::{CpuOptions, PerturbedArgmax, Plan, RowParams, Samples, cpu};
 use flash_sampling_candle::{FusedHead, HeadOptions, with_matrix};
 
@@ -109,7 +108,7 @@ mod gpu {
     use candle_core::cuda_backend::cudarc::driver::CudaSlice;
     use candle_core::{DeviceLocation, Error, Result, Tensor, bail};
     use flash_sampling::RowParams;
-    use flash_sampling::cuda::{Device, DeviceDraws, DeviceStandalone, abi};
+    use flash_sampling::cuda::{Device, DeviceAddress, DeviceDraws, DeviceStandalone, abi};
     use flash_sampling_candle::with_device_matrix;
 
     /// The sampler over logits in device memory, and room for its draws.
