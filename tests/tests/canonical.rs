@@ -35,7 +35,7 @@ fn tokens(factory: &dyn SamplerFactory, problem: &Problem, canonical: bool, call
 /// The instruction sets of this machine and its GPU, as tiled samplers.
 fn samplers() -> Vec<Box<dyn SamplerFactory>> {
     let cpu = Isa::ALL.into_iter().map(|isa| Box::new(Cpu::new(Kind::Tiled, isa)) as Box<dyn SamplerFactory>);
-    let all = cpu.chain([Box::new(Gpu::Tiled) as Box<dyn SamplerFactory>]);
+    let all = cpu.chain([Box::new(Gpu::TILED) as Box<dyn SamplerFactory>]);
     all.filter(|factory| runs(&factory.name(), factory.unavailable(), 4)).collect()
 }
 

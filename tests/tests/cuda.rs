@@ -1,17 +1,19 @@
 //! The suite on the CUDA backend, and what only this backend promises.
 
+mod backends;
+
+use backends::gpu::{CHOICES, Gpu};
+use backends::gpu_memory::{OnDevice, assert_drawn, captured};
+use backends::gpu_rows::{rows, rows_of};
+use backends::{assert_twice, reference};
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::{alone, drop_alone, runs};
+use flash_sampling_conformance::suite::drop_alone;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
-use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
+use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
-use flash_sampling_cuda::DeviceAddress;
-use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flash_sampling_cuda::{
-    CudaError, CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowFeatures, abi,
-};
+use flash_sampling_core::{DType, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_cuda::{CudaError, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowFeatures};
 
 #[path = "cuda/device_filters.rs"]
 mod device_filters;
@@ -27,8 +29,6 @@ mod layouts;
 mod log_z;
 #[path = "cuda/raw.rs"]
 mod raw;
-#[path = "cuda/rows.rs"]
-mod rows;
 #[path = "cuda/surveys.rs"]
 mod surveys;
 #[path = "cuda/top_p.rs"]
@@ -36,50 +36,13 @@ mod top_p;
 #[path = "cuda/top_p_alone.rs"]
 mod top_p_alone;
 
-use rows::rows;
-
-/// The fused tiled variant on the first GPU.
-struct Cuda(KernelChoice);
-
-const CHOICES: [KernelChoice; 3] = [KernelChoice::Fastest, KernelChoice::Portable, KernelChoice::PortableUnaligned];
-
-impl SamplerFactory for Cuda {
-    fn name(&self) -> String {
-        let kernels = match self.0 {
-            KernelChoice::Fastest => "",
-            KernelChoice::Portable => "/portable",
-            KernelChoice::PortableUnaligned => "/unaligned",
-        };
-        format!("cuda/tiled{kernels}")
-    }
-
-    fn unavailable(&self) -> Option<String> {
-        Device::new(0).err().map(|error| error.to_string())
-    }
-
-    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
-        Some(ReferenceVariant::Tiled)
-    }
-
-    fn pace(&self) -> usize {
-        8
-    }
-
-    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
-        let failed = |error: flash_sampling_cuda::CudaError| BuildError(error.to_string());
-        let device = Device::new(0).map_err(failed)?;
-        Ok(Box::new(CudaTiled::with_kernels(head, plan, &device, self.0).map_err(failed)?))
-    }
-}
-
-suite!(tiled, Cuda(KernelChoice::Fastest));
-suite!(portable, Cuda(KernelChoice::Portable));
-suite!(unaligned, Cuda(KernelChoice::PortableUnaligned));
+suite!(tiled, Gpu::TILED);
+suite!(portable, Gpu::Tiled(KernelChoice::Portable));
+suite!(unaligned, Gpu::Tiled(KernelChoice::PortableUnaligned));
 
 /// Whether tests of this file run here; each is counted once.
 fn runs_here() -> bool {
-    let cuda = Cuda(KernelChoice::Fastest);
-    runs(&cuda.name(), cuda.unavailable(), 1)
+    Gpu::TILED.runs()
 }
 
 /// Device memory, the caller's stream, and a graph whose replays read new positions.
@@ -94,57 +57,22 @@ fn a_captured_call_draws_fresh_noise_when_positions_change() {
 }
 
 fn captured_call(choice: KernelChoice, kinds: RowFeatures) {
-    let device = Device::new(0).unwrap();
     let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
-    let stream = device.context().new_stream().unwrap();
-    let weight = stream.clone_htod(problem.weight.matrix().bytes()).unwrap();
-    let hidden = stream.clone_htod(problem.input().bytes()).unwrap();
-    let mut rows_there = stream.alloc_zeros::<abi::Row>(5).unwrap();
-    let draws_there = stream.alloc_zeros::<abi::Draw>(5).unwrap();
-    let [weight, hidden] = [(&weight, 3001), (&hidden, 5)].map(|(slice, rows)| DeviceMatrix {
-        address: DeviceAddress::of(slice, &stream),
-        dtype: DType::BF16,
-        rows,
-        cols: 136,
-        row_stride: 136,
-    });
-    let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
-    let (rows_at, draws_at) = (DeviceAddress::of(&rows_there, &stream), DeviceAddress::of(&draws_there, &stream));
-    stream.synchronize().unwrap();
+    let mut there = OnDevice::new(&problem, 0);
     // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
-    let mut sampler = unsafe { DeviceTiled::with_kernels(head, 5, &device, choice) }.unwrap();
+    let mut sampler = unsafe { DeviceTiled::with_kernels(there.head, 5, &there.device, choice) }.unwrap();
     sampler.prepare(kinds).unwrap();
-    let capturing = alone();
-    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     // SAFETY: hidden states, rows and draws are on this device and outlive the graph; one stream is used.
-    let launched = unsafe { sampler.launch(&stream, &hidden, rows_at, draws_at, kinds) };
-    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
-    drop(capturing);
-    launched.unwrap();
-    let graph = graph.unwrap().unwrap();
-    let (mut want, mut tokens) = (Samples::new(), Vec::new());
+    let launch = || unsafe { sampler.launch(&there.stream, &there.hidden, there.rows_at, there.draws_at, kinds) };
+    let graph = captured(&there.stream, launch);
+    let mut tokens = Vec::new();
     for position in 0..4 {
-        let params: Vec<RowParams<'_>> =
-            (0..5).map(|seed| RowParams { seed, position, ..RowParams::default() }).collect();
-        let row = |p: &RowParams<'_>| abi::Row {
-            seed: p.seed,
-            position: p.position,
-            inv_temperature: 1.0,
-            ..abi::Row::default()
-        };
-        stream.memcpy_htod(&params.iter().map(row).collect::<Vec<_>>(), &mut rows_there).unwrap();
+        let rows: Vec<_> = (0..5).map(|seed| RowParams { seed, position, ..RowParams::default() }).collect();
+        there.set_bare(&rows);
         graph.launch().unwrap();
-        let found = stream.clone_dtoh(&draws_there).unwrap();
-        stream.synchronize().unwrap();
+        let found = there.draws();
         let plan = Plan { max_rows: 5, ..Plan::default() };
-        Reference::new(problem.head(), plan, ReferenceVariant::Tiled)
-            .sample(problem.input(), &params, &mut want)
-            .unwrap();
-        for (found, want) in found.iter().zip(want.iter()) {
-            let want = want.unwrap().draws[0];
-            assert_eq!((found.status, found.token), (abi::status::DRAWN, want.token));
-            assert_eq!((found.score.to_bits(), found.logit.to_bits()), (want.score.to_bits(), want.logit.to_bits()));
-        }
+        assert_drawn(&found, &reference(&problem, plan, ReferenceVariant::Tiled, &rows), &format!("{choice:?}"));
         tokens.push(found.iter().map(|draw| draw.token).collect::<Vec<_>>());
     }
     assert!(tokens.windows(2).all(|pair| pair[0] != pair[1]), "{tokens:?}");
@@ -157,47 +85,28 @@ fn a_sampler_that_is_moved_to_another_thread_draws_there() {
     if !runs_here() {
         return;
     }
-    let device = Device::new(0).unwrap();
     let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
-    let stream = device.context().new_stream().unwrap();
-    let weight = stream.clone_htod(problem.weight.matrix().bytes()).unwrap();
-    let hidden = stream.clone_htod(problem.input().bytes()).unwrap();
-    let row = |seed| abi::Row { seed, inv_temperature: 1.0, ..abi::Row::default() };
-    let rows_there = stream.clone_htod(&(0..5).map(row).collect::<Vec<_>>()).unwrap();
-    let draws_there = stream.alloc_zeros::<abi::Draw>(5).unwrap();
-    let [weight, hidden] = [(&weight, 3001), (&hidden, 5)].map(|(slice, rows)| DeviceMatrix {
-        address: DeviceAddress::of(slice, &stream),
-        dtype: DType::BF16,
-        rows,
-        cols: 136,
-        row_stride: 136,
-    });
-    let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
-    let (rows_at, draws_at) = (DeviceAddress::of(&rows_there, &stream), DeviceAddress::of(&draws_there, &stream));
-    stream.synchronize().unwrap();
-    let params: Vec<RowParams<'_>> = (0..5).map(|seed| RowParams { seed, ..RowParams::default() }).collect();
-    let mut want = Samples::new();
-    let plan = Plan { max_rows: 5, ..Plan::default() };
-    Reference::new(problem.head(), plan, ReferenceVariant::Tiled).sample(problem.input(), &params, &mut want).unwrap();
+    let mut there = OnDevice::new(&problem, 0);
+    let rows: Vec<_> = (0..5).map(|seed| RowParams { seed, ..RowParams::default() }).collect();
+    let want = reference(&problem, Plan { max_rows: 5, ..Plan::default() }, ReferenceVariant::Tiled, &rows);
     for choice in CHOICES {
+        there.set_bare(&rows);
+        let there = &there;
         // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
-        let mut sampler = unsafe { DeviceTiled::with_kernels(head, 5, &device, choice) }.unwrap();
-        let stream = &stream;
+        let mut sampler = unsafe { DeviceTiled::with_kernels(there.head, 5, &there.device, choice) }.unwrap();
         let launch = move || {
+            let OnDevice { stream, hidden, rows_at, draws_at, .. } = there;
             // SAFETY: hidden states, rows and draws are on this device and outlive the launch; one stream is used.
-            unsafe { sampler.launch(stream, &hidden, rows_at, draws_at, RowFeatures::Unpenalised) }.unwrap();
+            unsafe { sampler.launch(stream, hidden, *rows_at, *draws_at, RowFeatures::Unpenalised) }.unwrap();
             stream.synchronize().unwrap();
             drop_alone(sampler);
         };
         std::thread::scope(|scope| scope.spawn(launch).join()).unwrap();
-        let found = stream.clone_dtoh(&draws_there).unwrap();
-        stream.synchronize().unwrap();
-        let tokens = |row: usize| want.row(row).unwrap().draws[0].token;
-        assert!(found.iter().enumerate().all(|(r, draw)| draw.status == 0 && draw.token == tokens(r)), "{found:?}");
+        assert_drawn(&there.draws(), &want, &format!("{choice:?}"));
     }
-    let nothing = DeviceHead { weight: DeviceMatrix { rows: 0, ..head.weight }, ..head };
+    let nothing = DeviceHead { weight: DeviceMatrix { rows: 0, ..there.head.weight }, ..there.head };
     // SAFETY: it is refused.
-    let refused = unsafe { DeviceTiled::new(nothing, 5, &device) }.err();
+    let refused = unsafe { DeviceTiled::new(nothing, 5, &there.device) }.err();
     assert_eq!(refused, Some(CudaError::Layout { what: "weight", reason: "it has no rows" }));
 }
 
@@ -215,24 +124,12 @@ fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
                 problem.bias = Some((0..vocab).map(|t| (t % 7) as f32 * 0.25).collect());
             }
             (problem.soft_cap, problem.scale) = if i % 3 == 2 { (Some(30.0), Some(1.5)) } else { (None, None) };
-            let rows = rows(count);
-            let rows: Vec<_> = rows
-                .into_iter()
-                .map(|row| if vocab <= 60 { RowParams { logit_bias: &[], ..row } } else { row })
-                .collect();
+            let rows = rows_of(count, vocab);
             let plan = Plan { max_rows: count, max_draws: 3, ..Plan::default() };
-            let (mut want, mut found) = (Samples::new(), Samples::new());
-            Reference::new(problem.head(), plan, ReferenceVariant::Tiled)
-                .sample(problem.input(), &rows, &mut want)
-                .unwrap();
+            let want = reference(&problem, plan, ReferenceVariant::Tiled, &rows);
             for choice in CHOICES {
-                let mut sampler = Cuda(choice).build(problem.head(), plan).unwrap();
-                // Twice: the scratch must be left as it was found.
-                for _ in 0..2 {
-                    sampler.sample(problem.input(), &rows, &mut found).unwrap();
-                    let what = format!("{count} rows, {vocab} x {hidden}, {}, {choice:?}", dtype.name());
-                    assert_eq!(RowBits::all(&found), RowBits::all(&want), "{what}");
-                }
+                let what = format!("{count} rows, {vocab} x {hidden}, {}, {choice:?}", dtype.name());
+                assert_twice(&Gpu::Tiled(choice), &problem, plan, &rows, &want, &what);
             }
         }
     }
@@ -250,7 +147,7 @@ fn rows_have_the_same_bits_in_batches_of_1_to_256() {
     let mut all = Vec::new();
     for choice in CHOICES {
         let plan = Plan { max_rows: 256, max_draws: 3, ..Plan::default() };
-        let mut sampler = Cuda(choice).build(problem.head(), plan).unwrap();
+        let mut sampler = Gpu::Tiled(choice).build(problem.head(), plan).unwrap();
         if all.is_empty() {
             sampler.sample(problem.input(), &rows, &mut out).unwrap();
             all = RowBits::all(&out);
@@ -295,7 +192,7 @@ fn invalid_weights_are_their_rows_errors_and_leave_nothing_behind() {
             assert!(want.iter().all(|row| row.is_err()));
             assert!(want_after.iter().all(|row| row.is_err() == poison.is_nan()));
             for choice in CHOICES {
-                let mut sampler = Cuda(choice).build(bad.head(), plan).unwrap();
+                let mut sampler = Gpu::Tiled(choice).build(bad.head(), plan).unwrap();
                 for turn in 0..2 {
                     let what = format!("{poison} in {}, {choice:?}, turn {turn}", dtype.name());
                     sampler.sample(bad.input().row_range(0..3), &rows[..3], &mut out).unwrap();

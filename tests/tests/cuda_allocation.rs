@@ -6,13 +6,12 @@
 mod backends;
 mod counting;
 
+use backends::GROUP;
 use backends::gpu::Gpu;
-use backends::gpu_shared::{Copied, copied};
+use backends::gpu_memory::{Copied, copied};
 use counting::{Counting, counted, rows};
-use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::logits::LogitShape;
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_core::{DType, GroupDraw, History, Matrix, PerturbedArgmax, Plan, RowParams, Samples, StreamHead};
 use flash_sampling_cuda::DeviceAddress;
@@ -28,7 +27,6 @@ static ALLOCATOR: Counting = Counting;
 const ROWS: usize = 48;
 /// Calls that are counted.
 const CALLS: usize = 20;
-const GROUP: u32 = 512;
 
 /// Free bytes of the GPU.
 fn free() -> usize {
@@ -64,7 +62,7 @@ fn of_sampler(name: &str, mut sampler: impl PerturbedArgmax, input: Matrix<'_>) 
 
 #[test]
 fn a_planned_call_allocates_nothing_after_the_first() {
-    if !runs(&Gpu::Tiled.name(), Gpu::Tiled.unavailable(), 1) {
+    if !Gpu::TILED.runs() {
         return;
     }
     listed_rows_take_no_room_for_logits();

@@ -2,21 +2,21 @@
 
 mod backends;
 
+use backends::assert_same;
 use backends::gpu::Gpu;
+use backends::gpu_memory::{POISON, bits, captured};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::suite;
-use flash_sampling_conformance::suite::{alone, drop_alone, runs};
+use flash_sampling_conformance::suite::drop_alone;
 use flash_sampling_conformance::tensor::Tensor;
-use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_core::reference::{log_mass, tiled};
 use flash_sampling_core::{DType, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cpu::{CpuOptions, Isa, Standalone};
 use flash_sampling_cuda::DeviceAddress;
-use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::{CudaStandalone, Device, DeviceDraws, DeviceMatrix, DeviceStandalone, NoiseMath, abi};
 
-suite!(standalone, Gpu::Standalone);
+suite!(standalone, Gpu::STANDALONE);
 
 /// Rows that differ in everything that a row can ask for.
 fn rows(count: usize, logprobs: Option<u32>) -> Vec<RowParams<'static>> {
@@ -42,7 +42,7 @@ fn rows(count: usize, logprobs: Option<u32>) -> Vec<RowParams<'static>> {
 
 #[test]
 fn logits_of_every_type_and_width_have_the_bits_of_the_cpu() {
-    if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
+    if !Gpu::STANDALONE.runs() {
         return;
     }
     let device = Device::new(0).unwrap();
@@ -56,20 +56,17 @@ fn logits_of_every_type_and_width_have_the_bits_of_the_cpu() {
                 (3.0 * z + if (t + r) % 977 == 5 { 9.0 } else { 0.0 }) as f32
             });
             let plan = Plan { max_rows: count, max_draws: 3, max_logprobs: Some(3), canonical: false };
-            let rows: Vec<_> = rows(count, Some(3))
-                .into_iter()
-                .map(|row| if vocab <= 60 { RowParams { logit_bias: &[], ..row } } else { row })
-                .collect();
+            let mut rows = rows(count, Some(3));
+            if vocab <= 60 {
+                rows.iter_mut().for_each(|row| row.logit_bias = &[]);
+            }
             let (mut want, mut found) = (Samples::new(), Samples::new());
             Standalone::new(vocab, plan, &options).unwrap().sample(logits.matrix(), &rows, &mut want).unwrap();
             let mut sampler = CudaStandalone::new(vocab, plan, &device).unwrap();
             // Twice: the scratch must be left as it was found.
             for _ in 0..2 {
                 sampler.sample(logits.matrix(), &rows, &mut found).unwrap();
-                for r in 0..count {
-                    let (found, want) = (RowBits::of(&found, r), RowBits::of(&want, r));
-                    assert_eq!(found, want, "row {r} of {count} x {vocab}, {}", dtype.name());
-                }
+                assert_same(&found, &want, &format!("{count} x {vocab}, {}", dtype.name()));
             }
         }
     }
@@ -77,7 +74,7 @@ fn logits_of_every_type_and_width_have_the_bits_of_the_cpu() {
 
 #[test]
 fn long_lists_without_replacement_have_the_bits_of_the_cpu() {
-    if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
+    if !Gpu::STANDALONE.runs() {
         return;
     }
     let device = Device::new(0).unwrap();
@@ -127,9 +124,9 @@ fn fast_math_keeps_the_law_of_the_draw() {
         "winning_scores_are_gumbel",
         "draws_are_independent",
     ] {
-        suite::check(&Gpu::StandaloneFast, law);
+        suite::check(&Gpu::Standalone(NoiseMath::Fast), law);
     }
-    if Gpu::StandaloneFast.unavailable().is_some() {
+    if Gpu::Standalone(NoiseMath::Fast).unavailable().is_some() {
         return;
     }
     // It is what it says: scores within 1e-5 of the exact ones, and not all the same bits.
@@ -157,7 +154,7 @@ fn fast_math_keeps_the_law_of_the_draw() {
 /// graph whose replays read new positions; outputs are poisoned before.
 #[test]
 fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
-    if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
+    if !Gpu::STANDALONE.runs() {
         return;
     }
     let device = Device::new(0).unwrap();
@@ -170,8 +167,7 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
         let sources: Vec<u32> = vec![2, 0, 1, 1, 2];
         let sources_there = stream.clone_htod(&sources).unwrap();
         let mut rows_there = stream.alloc_zeros::<abi::Row>(5).unwrap();
-        let poison = abi::Draw { token: 0xdead, score: f32::NAN, logit: f32::NAN, status: 77 };
-        let mut draws_there = stream.clone_htod(&[poison; 5]).unwrap();
+        let mut draws_there = stream.clone_htod(&[POISON; 5]).unwrap();
         let logits = DeviceMatrix {
             address: DeviceAddress::of(&there, &stream).add(lead).cast(),
             dtype: DType::F32,
@@ -188,14 +184,8 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
         };
         stream.synchronize().unwrap();
         let mut sampler = DeviceStandalone::new(tokens, DType::F32, 5, &device).unwrap();
-        let capturing = alone();
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         // SAFETY: logits, rows, sources and draws are on this device and outlive the graph; one stream is used.
-        let launched = unsafe { sampler.launch(&stream, &logits, &draws) };
-        let graph = stream.end_capture(CUgraphInstantiate_flags(0));
-        drop(capturing);
-        launched.unwrap();
-        let graph = graph.unwrap().unwrap();
+        let graph = captured(&stream, || unsafe { sampler.launch(&stream, &logits, &draws) });
         let can = CudaStandalone::new(4, Plan::default(), &device).unwrap().capabilities();
         for position in 0..4 {
             let params: Vec<RowParams<'_>> =
@@ -208,7 +198,7 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
                 ..abi::Row::default()
             };
             stream.memcpy_htod(&params.iter().map(row).collect::<Vec<_>>(), &mut rows_there).unwrap();
-            stream.memcpy_htod(&[poison; 5], &mut draws_there).unwrap();
+            stream.memcpy_htod(&[POISON; 5], &mut draws_there).unwrap();
             graph.launch().unwrap();
             let found = stream.clone_dtoh(&draws_there).unwrap();
             stream.synchronize().unwrap();
@@ -230,7 +220,7 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
 /// log Z beside the draw, which stays the same bits; rows without a finite logit; in few and many blocks, by every type.
 #[test]
 fn log_z_of_existing_logits_comes_with_the_same_draws() {
-    if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
+    if !Gpu::STANDALONE.runs() {
         return;
     }
     let device = Device::new(0).unwrap();
@@ -292,14 +282,10 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
     println!("log Z is at most {worst:.1e} off");
 }
 
-fn bits(draws: &[abi::Draw]) -> Vec<(u32, u32, u32, u32)> {
-    draws.iter().map(|d| (d.token, d.score.to_bits(), d.logit.to_bits(), d.status)).collect()
-}
-
 /// Rows of two values, where every rounding is in one direction, with one block a row and thousands of terms a thread.
 #[test]
 fn log_z_of_two_valued_rows_keeps_its_promise() {
-    if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
+    if !Gpu::STANDALONE.runs() {
         return;
     }
     const COUNT: usize = 151_936;

@@ -6,7 +6,8 @@
 mod filtered_rows;
 #[path = "cuda/mpi_ranks.rs"]
 mod mpi_ranks;
-#[path = "cuda/rows.rs"]
+#[allow(dead_code)] // its part
+#[path = "backends/gpu_rows.rs"]
 mod rows;
 #[path = "cuda/same_draws.rs"]
 mod same_draws;

@@ -4,8 +4,9 @@
 
 mod backends;
 
-use backends::gpu_ranks::{GpuRanks, Gpus};
-use flash_sampling::distributed::{Loopback, Transport};
+use backends::gpu_ranks::{GpuRanks, Gpus, two_ranks};
+use backends::gpu_rows::rows;
+use flash_sampling::distributed::{Loopback, TIME_LIMIT};
 use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::runs;
@@ -14,7 +15,6 @@ use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowError, 
 use flash_sampling_cuda::{CudaError, CudaTiled, Device};
 use missing_rank::Missing;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 #[path = "cuda/filtered_rows.rs"]
@@ -27,8 +27,6 @@ mod rank_calls;
 mod rank_filters;
 #[path = "cuda/rank_processes.rs"]
 mod rank_processes;
-#[path = "cuda/rows.rs"]
-mod rows;
 #[path = "cuda/same_draws.rs"]
 mod same_draws;
 
@@ -135,24 +133,15 @@ fn ranks_with_filters_that_are_called_with_other_types_are_named() {
         CudaTiled::new(problem.head(), plan, &devices[0]).unwrap().sample(problem.input(), &rows, &mut out).unwrap();
         tokens(&out)
     });
-    thread::scope(|scope| {
-        let heads = problems[0].head().split(&[0, 500]);
-        for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
-            let (problems, rows, expected, devices, rank) = (&problems, &rows, &expected, &devices, transport.rank());
-            scope.spawn(move || {
-                let limit = Duration::from_secs(5);
-                let device = if Arc::ptr_eq(&devices[0], &devices[1]) { 0 } else { rank };
-                let options = CudaRankOptions { device, ..CudaRankOptions::default() };
-                let transport = transport.with_time_limit(2 * limit);
-                let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
-                let mut out = Samples::new();
-                for same in [0, 0, 1, 0] {
-                    sampler.sample(problems[rank].input(), rows, &mut out).unwrap_err();
-                    assert!(out.is_empty());
-                    sampler.sample(problems[same].input(), rows, &mut out).unwrap();
-                    assert_eq!(tokens(&out), expected[same], "rank {rank}");
-                }
-            });
+    let limit = Duration::from_secs(10);
+    let gpus = if Arc::ptr_eq(&devices[0], &devices[1]) { Gpus::One } else { Gpus::Each };
+    two_ranks(problems[0].head(), plan, limit, gpus, CudaRankOptions::default(), |rank, mut sampler| {
+        let mut out = Samples::new();
+        for same in [0, 0, 1, 0] {
+            sampler.sample(problems[rank].input(), &rows, &mut out).unwrap_err();
+            assert!(out.is_empty());
+            sampler.sample(problems[same].input(), &rows, &mut out).unwrap();
+            assert_eq!(tokens(&out), expected[same], "rank {rank}");
         }
     });
 }
@@ -200,7 +189,7 @@ fn as_one_gpu(factory: GpuRanks) {
     let mut alone = CudaTiled::new(problem.head(), plan, &Device::new(0).unwrap()).unwrap();
     let mut together = factory.build(problem.head(), plan).unwrap();
     for count in [1, 7, 40, 3] {
-        let mut rows = rows::rows(count);
+        let mut rows = rows(count);
         for pass in 0..3 {
             // The last pass asks for what only the host carries.
             rows[0].logprobs = (pass == 2).then_some(2);
@@ -280,42 +269,33 @@ fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
     let plan = Plan { max_rows: 2, ..Plan::default() };
     let (is_late, is_done) = (Barrier::new(2), Barrier::new(2));
     load_kernels(&problem, plan);
-    thread::scope(|scope| {
-        let heads = problem.head().split(&[0, 500]);
-        for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
-            let (problem, narrow, rank) = (&problem, &narrow, transport.rank());
-            let (is_late, is_done) = (&is_late, &is_done);
-            scope.spawn(move || {
-                let transport = transport.with_time_limit(2 * limit);
-                let mut sampler = CudaRank::new(shard, plan, transport, &CudaRankOptions::default()).unwrap();
-                let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
-                let mut out = Samples::new();
-                sampler.sample(problem.input(), &rows, &mut out).unwrap();
-                let failure = |error| match error {
-                    SampleError::Backend { source, .. } => source.downcast_ref::<CudaError>().cloned().unwrap(),
-                    error => panic!("{error}"),
-                };
-                if rank == 1 {
-                    let begun = Instant::now();
-                    let error = sampler.sample(problem.input(), &rows, &mut out).unwrap_err();
-                    let took = begun.elapsed();
-                    assert_eq!(failure(error), CudaError::LateRanks { ranks: vec![0], limit: 2 * limit });
-                    assert!(took >= 2 * limit && took < 4 * limit, "{took:?}");
-                    is_late.wait();
-                    is_done.wait();
-                    return;
-                }
-                let error = sampler.sample(narrow.input(), &rows, &mut out).unwrap_err();
-                assert!(matches!(error, SampleError::Hidden { found: 56, expected: 64 }), "{error}");
-                is_late.wait();
-                let begun = Instant::now();
-                let outcome = sampler.sample(problem.input(), &rows, &mut out);
-                let took = begun.elapsed();
-                is_done.wait();
-                assert_eq!(failure(outcome.unwrap_err()), CudaError::OtherCall { rank: Some(1), row: Some(0) });
-                assert!(out.is_empty() && took < limit, "{took:?}");
-            });
+    two_ranks(problem.head(), plan, 2 * limit, Gpus::One, CudaRankOptions::default(), |rank, mut sampler| {
+        let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
+        let mut out = Samples::new();
+        sampler.sample(problem.input(), &rows, &mut out).unwrap();
+        let failure = |error| match error {
+            SampleError::Backend { source, .. } => source.downcast_ref::<CudaError>().cloned().unwrap(),
+            error => panic!("{error}"),
+        };
+        if rank == 1 {
+            let begun = Instant::now();
+            let error = sampler.sample(problem.input(), &rows, &mut out).unwrap_err();
+            let took = begun.elapsed();
+            assert_eq!(failure(error), CudaError::LateRanks { ranks: vec![0], limit: 2 * limit });
+            assert!(took >= 2 * limit && took < 4 * limit, "{took:?}");
+            is_late.wait();
+            is_done.wait();
+            return;
         }
+        let error = sampler.sample(narrow.input(), &rows, &mut out).unwrap_err();
+        assert!(matches!(error, SampleError::Hidden { found: 56, expected: 64 }), "{error}");
+        is_late.wait();
+        let begun = Instant::now();
+        let outcome = sampler.sample(problem.input(), &rows, &mut out);
+        let took = begun.elapsed();
+        is_done.wait();
+        assert_eq!(failure(outcome.unwrap_err()), CudaError::OtherCall { rank: Some(1), row: Some(0) });
+        assert!(out.is_empty() && took < limit, "{took:?}");
     });
 }
 
@@ -333,20 +313,14 @@ fn ranks_that_are_called_with_other_types_are_named() {
     let problems = types.map(|dtype| Problem::integers(Size::new(2, 900, 64), DType::BF16, dtype, 5));
     let plan = Plan { max_rows: 2, ..Plan::default() };
     problems.iter().for_each(|problem| load_kernels(problem, plan));
-    thread::scope(|scope| {
-        let heads = problems[0].head().split(&[0, 500]);
-        for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
-            let (problems, rank) = (&problems, transport.rank());
-            scope.spawn(move || {
-                let mut sampler = CudaRank::new(shard, plan, transport, &CudaRankOptions::default()).unwrap();
-                let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
-                let error = sampler.sample(problems[rank].input(), &rows, &mut Samples::new()).unwrap_err();
-                let (other, [mine, theirs]) = (1 - rank, [types[rank], types[1 - rank]]);
-                let says = format!("shard {other} has hidden states of {theirs:?}, but {mine:?} is expected");
-                assert_eq!(said(error), says);
-            });
-        }
-    });
+    let of_rank = |rank: usize, mut sampler: CudaRank<'_, Loopback>| {
+        let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
+        let error = sampler.sample(problems[rank].input(), &rows, &mut Samples::new()).unwrap_err();
+        let (other, [mine, theirs]) = (1 - rank, [types[rank], types[1 - rank]]);
+        let says = format!("shard {other} has hidden states of {theirs:?}, but {mine:?} is expected");
+        assert_eq!(said(error), says);
+    };
+    two_ranks(problems[0].head(), plan, TIME_LIMIT, Gpus::One, CudaRankOptions::default(), of_rank);
 }
 
 /// Parameters of a row, what is in its lists, and numbers of rows, that differ; and the group goes on.

@@ -2,22 +2,23 @@
 
 mod backends;
 
-use backends::gpu_shared::{Copied, Shared, copied};
+use backends::gpu::Gpu;
+use backends::gpu_memory::{Copied, copied};
+use backends::{assert_same, reference};
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::runs;
+use flash_sampling_conformance::suite;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
-use flash_sampling_conformance::{SamplerFactory, suite};
-use flash_sampling_core::reference::{Reference, ReferenceVariant};
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, Knobs, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{CudaTiled, Device};
 
-suite!(shared, Shared);
+suite!(shared, Gpu::Shared);
 
 /// Real inputs, rows of every kind between each other, more rows than a launch takes.
 #[test]
 fn results_are_those_of_the_sampler_over_host_memory() {
-    if !runs(&Shared.name(), Shared.unavailable(), 1) {
+    if !Gpu::Shared.runs() {
         return;
     }
     const ROWS: usize = 300;
@@ -51,22 +52,14 @@ fn results_are_those_of_the_sampler_over_host_memory() {
         shared.sample(narrow, &rows[..1], &mut found).unwrap();
         assert_eq!(RowBits::of(&found, 0), RowBits::of(&expected, 0));
         shared.sample(problem.input(), &rows, &mut found).unwrap();
-        let mut apart = Vec::new();
-        for (r, (expected, found)) in RowBits::all(&expected).iter().zip(&RowBits::all(&found)).enumerate() {
-            if expected != found {
-                println!("{dtype:?}, row {r}: expected {expected:?}\n  found {found:?}");
-                apart.push(r);
-            }
-        }
-        assert!(apart.is_empty() && found.len() == ROWS, "{} of {} rows differ", apart.len(), found.len());
+        assert_same(&found, &expected, &format!("{dtype:?}"));
     }
 }
 
 /// A thread that has never used the GPU has no current context, and rows of few draws stand beside rows of many with filters.
 #[test]
 fn a_call_on_a_fresh_thread_draws_the_same() {
-    let factory = Shared;
-    if !runs(&factory.name(), factory.unavailable(), 1) {
+    if !Gpu::Shared.runs() {
         return;
     }
     let problem = Problem::integers(Size::new(6, 3001, 64), DType::BF16, DType::BF16, 31);
@@ -94,14 +87,14 @@ fn a_call_on_a_fresh_thread_draws_the_same() {
         };
         scope.spawn(call).join().unwrap()
     });
-    assert_eq!(RowBits::all(&found), RowBits::all(&want));
+    assert_same(&found, &want, "on a fresh thread");
 }
 
 /// Every filter of a call may be told by lists, and those of equal logits tell nothing: they are launched once more, and what
 /// stored logits leave open too is asked.
 #[test]
 fn rows_whose_lists_do_not_tell_have_the_reference_bits() {
-    if !runs(&Shared.name(), Shared.unavailable(), 1) {
+    if !Gpu::Shared.runs() {
         return;
     }
     const ROWS: usize = 30;
@@ -121,7 +114,7 @@ fn rows_whose_lists_do_not_tell_have_the_reference_bits() {
         // More than a list or a selection has room for.
         RowParams { min_p: 0.001, top_p: 0.5, ..base },
     ];
-    let (mut want, mut found) = (Samples::new(), Samples::new());
+    let mut found = Samples::new();
     let mut shared = Copied::new(problem.head(), plan).unwrap();
     let is_hopper = Device::new(0).unwrap().capability() == (9, 0);
     // All of a call listed; then rows with top-p alone beside them, for which logits are stored.
@@ -131,16 +124,14 @@ fn rows_whose_lists_do_not_tell_have_the_reference_bits() {
         if with_mass {
             rows.iter_mut().skip(2).step_by(6).for_each(|row| row.top_p = 0.7);
         }
-        Reference::new(problem.head(), plan, ReferenceVariant::Tiled)
-            .sample(problem.input(), &rows, &mut want)
-            .unwrap();
+        let want = reference(&problem, plan, ReferenceVariant::Tiled, &rows);
         shared.sample(problem.input(), &rows, &mut found).unwrap();
-        for (r, (bits, want)) in RowBits::all(&found).iter().zip(&RowBits::all(&want)).enumerate() {
-            assert_eq!(bits, want, "row {r}, rows with top-p alone: {with_mass}");
+        assert_same(&found, &want, &format!("rows with top-p alone: {with_mass}"));
+        for (r, row) in rows.iter().enumerate() {
             // The first list of a row of equal logits overflows, and its passes tell.
             let passes = found.row(r).unwrap().passes;
-            let is_open = is_hopper && !with_mass && r % 7 == 3 && rows[r].enabled() != Knobs::NONE;
-            let is_plain = rows[r].enabled() == Knobs::NONE;
+            let is_plain = row.enabled() == Knobs::NONE;
+            let is_open = is_hopper && !with_mass && r % 7 == 3 && !is_plain;
             assert!((passes > 1 || !is_open) && (passes == 1 || !is_plain), "row {r}: {passes} passes");
         }
     }

@@ -6,18 +6,14 @@ mod backends;
 
 use backends::gpu::Gpu;
 use backends::gpu_ranks::{GpuRanks, Gpus};
-use backends::gpu_shared::Shared;
-use backends::{Cpu, Kind, Shards};
+use backends::{Cpu, GROUP, Kind, Shards};
 use flash_sampling::GpuExchange;
 use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::{SamplerFactory, laws};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{
-    Capabilities, DType, Exactness, GroupDraw, Head, Knob, Knobs, PerturbedArgmax, Plan, StreamHead,
-};
+use flash_sampling_core::{Capabilities, DType, Exactness, Head, Knob, Knobs, PerturbedArgmax, Plan};
 use flash_sampling_cpu::Isa;
-use flash_sampling_cuda::{CudaGrouped, CudaOnline, CudaStreamed, Device};
 use flash_sampling_distributed::ShardMerge;
 
 const PAGE: &str = include_str!("../../docs/knobs.md");
@@ -186,33 +182,20 @@ fn what_refuses_canonical_plans_names_what_takes_them() {
 
 #[test]
 fn the_page_says_what_samplers_on_a_gpu_take() {
-    if !runs("cuda/knobs", Device::new(0).err().map(|error| error.to_string()), 1) {
+    if !runs("cuda/knobs", Gpu::TILED.unavailable(), 1) {
         return;
     }
-    let device = Device::new(0).unwrap();
-    let weight = head();
-    let head = Head::new(weight.matrix()).unwrap();
-    let described = StreamHead::new(640, 8, DType::BF16);
-    let grouped = |draw| {
-        let new = |plan| CudaGrouped::new(head, plan, 128, draw, &device).map(|sampler| sampler.capabilities());
-        (new(Plan::default()).unwrap(), new(Plan { canonical: true, ..Plan::default() }).ok())
-    };
-    let online = CudaOnline::new(head, Plan::default(), 128, &device).unwrap();
-    let streams = [
-        CudaStreamed::tiled(described, Plan::default(), 1 << 16, &device).unwrap(),
-        CudaStreamed::online(described, Plan::default(), 128, 1 << 16, &device).unwrap(),
-    ];
     // A rank alone needs no queue beside its own.
     let rank = GpuRanks { exchange: GpuExchange::Peers, gpus: Gpus::One, equal: Some(1) };
     let all = [
-        ("CUDA: `CudaTiled`", of(&Gpu::Tiled)),
-        ("CUDA: `DeviceSampler`", of(&Shared)),
-        ("CUDA: `CudaStandalone`", of(&Gpu::Standalone)),
-        ("CUDA: `CudaGrouped`, `Reuse`", grouped(GroupDraw::Reuse)),
-        ("CUDA: `CudaGrouped`, `Fresh`", grouped(GroupDraw::Fresh)),
-        ("CUDA: `CudaOnline`", (online.capabilities(), None)),
-        ("CUDA: `CudaStreamed::tiled`", (streams[0].capabilities(), None)),
-        ("CUDA: `CudaStreamed::online`", (streams[1].capabilities(), None)),
+        ("CUDA: `CudaTiled`", of(&Gpu::TILED)),
+        ("CUDA: `DeviceSampler`", of(&Gpu::Shared)),
+        ("CUDA: `CudaStandalone`", of(&Gpu::STANDALONE)),
+        ("CUDA: `CudaGrouped`, `Reuse`", of(&Gpu::GroupedReuse)),
+        ("CUDA: `CudaGrouped`, `Fresh`", of(&Gpu::Grouped(GROUP))),
+        ("CUDA: `CudaOnline`", of(&Gpu::Online(GROUP))),
+        ("CUDA: `CudaStreamed::tiled`", of(&Gpu::StreamedTiled)),
+        ("CUDA: `CudaStreamed::online`", of(&Gpu::StreamedOnline)),
         ("ranks on GPUs: `CudaRank`", of(&rank)),
     ];
     check(&all.map(|(name, (can, canonical))| (name, can, canonical)));

@@ -1,24 +1,97 @@
 //! Factories of the CUDA backend.
 
-use super::boxed;
+use super::gpu_memory::Copied;
+use super::{GROUP, described};
 use flash_sampling_conformance::factory::FromLogits;
+use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
-use flash_sampling_core::{Head, PerturbedArgmax, Plan};
-use flash_sampling_cuda::{CudaStandalone, CudaTiled, Device, NoiseMath};
+use flash_sampling_core::{
+    Capabilities, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, StreamError,
+};
+use flash_sampling_cuda::{
+    CudaError, CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device, KernelChoice, NoiseMath,
+};
+
+/// Bytes of a block of a streamed weight in the suite: its heads take from one block to some dozens.
+const BLOCK: usize = 1 << 18;
+
+/// The kernels of the tiled variant.
+pub(crate) const CHOICES: [KernelChoice; 3] =
+    [KernelChoice::Fastest, KernelChoice::Portable, KernelChoice::PortableUnaligned];
 
 /// A variant of the CUDA backend on the first GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gpu {
-    Tiled,
-    Standalone,
-    /// With the GPU's own outer logarithm.
-    StandaloneFast,
+    Tiled(KernelChoice),
+    /// Over a weight and hidden states in device memory.
+    Shared,
+    /// With fresh noise for groups of this size.
+    Grouped(u32),
+    /// With the groups' maxima.
+    GroupedReuse,
+    /// With groups of this size.
+    Online(u32),
+    /// Over blocks of a weight that arrive.
+    StreamedTiled,
+    StreamedOnline,
+    /// Over existing logits.
+    Standalone(NoiseMath),
 }
+
+impl Gpu {
+    pub(crate) const TILED: Gpu = Gpu::Tiled(KernelChoice::Fastest);
+    pub(crate) const STANDALONE: Gpu = Gpu::Standalone(NoiseMath::Exact);
+
+    /// Whether a test of this variant alone runs here; the test is counted once.
+    pub(crate) fn runs(self) -> bool {
+        runs(&self.name(), self.unavailable(), 1)
+    }
+
+    fn variant(self) -> &'static str {
+        match self {
+            Gpu::Tiled(KernelChoice::Fastest) => "tiled",
+            Gpu::Tiled(KernelChoice::Portable) => "tiled/portable",
+            Gpu::Tiled(KernelChoice::PortableUnaligned) => "tiled/unaligned",
+            Gpu::Shared => "shared",
+            Gpu::Grouped(_) => "grouped",
+            Gpu::GroupedReuse => "grouped-reuse",
+            Gpu::Online(_) => "online",
+            Gpu::StreamedTiled => "streamed-tiled",
+            Gpu::StreamedOnline => "streamed-online",
+            Gpu::Standalone(NoiseMath::Exact) => "standalone",
+            Gpu::Standalone(NoiseMath::Fast) => "standalonefast",
+        }
+    }
+
+    fn sampler<'w>(self, head: Head<'w>, plan: Plan, device: &std::sync::Arc<Device>) -> Result<Built<'w>, CudaError> {
+        Ok(match self {
+            // There is no memory to point to.
+            Gpu::Shared if head.tokens().is_empty() => Box::new(CudaTiled::new(head, plan, device)?),
+            Gpu::Shared => Box::new(Copied::new(head, plan)?),
+            Gpu::Tiled(choice) => Box::new(CudaTiled::with_kernels(head, plan, device, choice)?),
+            Gpu::Grouped(group) => Box::new(CudaGrouped::new(head, plan, group, GroupDraw::Fresh, device)?),
+            Gpu::GroupedReuse => Box::new(CudaGrouped::new(head, plan, GROUP, GroupDraw::Reuse, device)?),
+            Gpu::Online(group) => Box::new(CudaOnline::new(head, plan, group, device)?),
+            Gpu::StreamedTiled => {
+                Box::new(InMemory::new(head, plan, CudaStreamed::tiled(described(&head), plan, BLOCK, device)?))
+            }
+            Gpu::StreamedOnline => {
+                Box::new(InMemory::new(head, plan, CudaStreamed::online(described(&head), plan, GROUP, BLOCK, device)?))
+            }
+            Gpu::Standalone(math) => {
+                let sampler = CudaStandalone::with_math(head.vocab_size() as usize, plan, device, math)?;
+                Box::new(FromLogits::new(head, sampler))
+            }
+        })
+    }
+}
+
+type Built<'w> = Box<dyn PerturbedArgmax + 'w>;
 
 impl SamplerFactory for Gpu {
     fn name(&self) -> String {
-        format!("cuda/{self:?}").to_lowercase()
+        format!("cuda/{}", self.variant())
     }
 
     fn unavailable(&self) -> Option<String> {
@@ -26,22 +99,61 @@ impl SamplerFactory for Gpu {
     }
 
     fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
-        Some(ReferenceVariant::Tiled)
+        Some(match *self {
+            Gpu::Grouped(group) => ReferenceVariant::Grouped(group),
+            Gpu::Online(group) => ReferenceVariant::Online(group),
+            Gpu::StreamedOnline => ReferenceVariant::Online(GROUP),
+            _ => ReferenceVariant::Tiled,
+        })
     }
 
     fn pace(&self) -> usize {
         8
     }
 
-    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
-        let device = Device::new(0).map_err(|e| BuildError(e.to_string()))?;
-        match self {
-            Gpu::Tiled => boxed(CudaTiled::new(head, plan, &device)),
-            Gpu::Standalone | Gpu::StandaloneFast => {
-                let math = if *self == Gpu::Standalone { NoiseMath::Exact } else { NoiseMath::Fast };
-                let sampler = CudaStandalone::with_math(head.vocab_size() as usize, plan, &device, math);
-                boxed(sampler.map(|sampler| FromLogits::new(head, sampler)))
-            }
-        }
+    // A stream begins at the vocabulary's first token.
+    fn takes_shards(&self) -> bool {
+        !matches!(self, Gpu::StreamedTiled | Gpu::StreamedOnline)
+    }
+
+    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Built<'w>, BuildError> {
+        let sampler = Device::new(0).and_then(|device| self.sampler(head, plan, &device));
+        sampler.map_err(|error| BuildError(error.to_string()))
+    }
+}
+
+/// A streamed sampler that reads a weight in memory.
+struct InMemory<'w> {
+    plan: Plan,
+    bytes: Vec<u8>,
+    stream: CudaStreamed<'w>,
+}
+
+impl<'w> InMemory<'w> {
+    fn new(head: Head<'w>, plan: Plan, stream: CudaStreamed<'w>) -> Self {
+        let weight = head.weight();
+        let bytes = (0..weight.rows()).flat_map(|row| weight.row_bytes(row)).copied().collect();
+        InMemory { plan, bytes, stream }
+    }
+}
+
+impl PerturbedArgmax for InMemory<'_> {
+    fn capabilities(&self) -> Capabilities {
+        self.stream.capabilities()
+    }
+
+    fn shape(&self) -> Shape {
+        self.stream.shape()
+    }
+
+    fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        self.stream.sample(&mut self.bytes.as_slice(), input, rows, out).map_err(|error| match error {
+            StreamError::Call(error) => error,
+            error => SampleError::Backend { backend: "cuda", source: Box::new(error) },
+        })
     }
 }

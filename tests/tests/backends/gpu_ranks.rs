@@ -1,8 +1,8 @@
 //! Ranks on GPUs that draw together, as one sampler: a thread for each rank and call.
 
+use super::shard_starts;
 use flash_sampling::distributed::{Loopback, TIME_LIMIT, Transport};
 use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
-use flash_sampling_conformance::laws::uneven_starts;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
@@ -11,6 +11,7 @@ use flash_sampling_core::{
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DeviceNccl, NcclId};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 /// How many queues the driver makes on a GPU.
 const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -24,6 +25,12 @@ pub(crate) enum Gpus {
     Each,
 }
 
+impl Gpus {
+    pub(crate) fn device(self, rank: usize) -> usize {
+        if self == Gpus::One { 0 } else { rank }
+    }
+}
+
 /// Shards on GPUs that exchange draws.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GpuRanks {
@@ -31,22 +38,6 @@ pub(crate) struct GpuRanks {
     pub(crate) gpus: Gpus,
     /// Unequal shards, one of them empty; or this many equal ones.
     pub(crate) equal: Option<u32>,
-}
-
-impl GpuRanks {
-    fn starts(&self, head: &Head<'_>) -> Vec<u32> {
-        let tokens = head.tokens();
-        match self.equal {
-            None => uneven_starts(tokens.start, tokens.end),
-            Some(n) => {
-                (0..n).map(|k| tokens.start + (tokens.len() as u64 * u64::from(k) / u64::from(n)) as u32).collect()
-            }
-        }
-    }
-
-    fn device(&self, rank: usize) -> usize {
-        if self.gpus == Gpus::One { 0 } else { rank }
-    }
 }
 
 impl SamplerFactory for GpuRanks {
@@ -65,7 +56,7 @@ impl SamplerFactory for GpuRanks {
         if self.gpus == Gpus::One && world > 1 && std::env::var(QUEUES).as_deref() != Ok("32") {
             return Some(format!("ranks that share a GPU need a queue each: set {QUEUES}=32"));
         }
-        let last = self.device(world - 1);
+        let last = self.gpus.device(world - 1);
         Device::new(last).err().map(|error: CudaError| error.to_string())
     }
 
@@ -83,14 +74,14 @@ impl SamplerFactory for GpuRanks {
     }
 
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
-        let heads = head.split(&self.starts(&head));
+        let heads = head.split(&shard_starts(&head, self.equal));
         let transports = Loopback::group(heads.len());
         let met = self.met(transports.len());
         // The handshake is a collective call.
         let ranks: Result<Vec<_>, String> = thread::scope(|scope| {
             let join = |((shard, transport), met): ((Head<'w>, Loopback), Option<CudaExchange>)| {
                 let options = CudaRankOptions {
-                    device: self.device(transport.rank()),
+                    device: self.gpus.device(transport.rank()),
                     exchange: self.exchange,
                     check_tokens: true,
                 };
@@ -111,6 +102,27 @@ impl SamplerFactory for GpuRanks {
     }
 }
 
+/// Runs two ranks, whose shards begin at tokens 0 and 500, in threads: each is built, and then does as `of` says.
+pub(crate) fn two_ranks<'w>(
+    head: Head<'w>,
+    plan: Plan,
+    limit: Duration,
+    gpus: Gpus,
+    options: CudaRankOptions,
+    of: impl Fn(usize, CudaRank<'w, Loopback>) + Sync,
+) {
+    thread::scope(|scope| {
+        for (shard, transport) in head.split(&[0, 500]).into_iter().zip(Loopback::group(2)) {
+            let of = &of;
+            scope.spawn(move || {
+                let rank = transport.rank();
+                let options = CudaRankOptions { device: gpus.device(rank), ..options };
+                of(rank, CudaRank::new(shard, plan, transport.with_time_limit(limit), &options).unwrap());
+            });
+        }
+    });
+}
+
 /// Groups of NCCL that are not in use: to meet takes the library half a second, and laws build many samplers.
 static MET: Mutex<Vec<Vec<CudaExchange>>> = Mutex::new(Vec::new());
 
@@ -127,7 +139,7 @@ impl GpuRanks {
         drop(idle);
         let id = NcclId::new().expect("NCCL names a group");
         let meet = |rank| {
-            let device = Device::new(self.device(rank)).expect("the GPU is there");
+            let device = Device::new(self.gpus.device(rank)).expect("the GPU is there");
             DeviceNccl::new(&id, rank, world, 256, &device, TIME_LIMIT).expect("ranks meet")
         };
         thread::scope(|scope| {

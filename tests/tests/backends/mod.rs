@@ -2,12 +2,15 @@
 #![allow(dead_code)] // each test file uses its part
 
 pub(crate) mod gpu;
+pub(crate) mod gpu_memory;
 pub(crate) mod gpu_ranks;
-pub(crate) mod gpu_shared;
+pub(crate) mod gpu_rows;
 pub(crate) mod ranks;
 
 use flash_sampling_conformance::factory::FromLogits;
 use flash_sampling_conformance::laws::uneven_starts;
+use flash_sampling_conformance::problem::Problem;
+use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
@@ -18,7 +21,7 @@ use flash_sampling_distributed::{ShardMerge, Sharded};
 use std::io::Read;
 
 /// Tokens of a group: the size that `vectors/value_stability.txt` knows.
-const GROUP: u32 = 512;
+pub(crate) const GROUP: u32 = 512;
 
 /// A variant of the CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +52,38 @@ impl Cpu {
 
     pub(crate) const fn with_threads(self, threads: usize) -> Self {
         Cpu { threads: Some(threads), ..self }
+    }
+}
+
+/// What the reference draws of a problem.
+pub(crate) fn reference(problem: &Problem, plan: Plan, variant: ReferenceVariant, rows: &[RowParams<'_>]) -> Samples {
+    let mut out = Samples::new();
+    Reference::new(problem.head(), plan, variant).sample(problem.input(), rows, &mut out).unwrap();
+    out
+}
+
+/// Asserts that rows have the same bits.
+pub(crate) fn assert_same(found: &Samples, want: &Samples, what: &str) {
+    assert_eq!(found.len(), want.len(), "{what}");
+    for (r, (found, want)) in RowBits::all(found).iter().zip(&RowBits::all(want)).enumerate() {
+        assert_eq!(found, want, "{what}, row {r}");
+    }
+}
+
+/// Asserts that a sampler draws these bits, twice: the scratch must be left as it was found.
+pub(crate) fn assert_twice(
+    factory: &dyn SamplerFactory,
+    problem: &Problem,
+    plan: Plan,
+    rows: &[RowParams<'_>],
+    want: &Samples,
+    what: &str,
+) {
+    let mut sampler = factory.build(problem.head(), plan).unwrap();
+    let mut found = Samples::new();
+    for _ in 0..2 {
+        sampler.sample(problem.input(), rows, &mut found).unwrap();
+        assert_same(&found, want, what);
     }
 }
 
@@ -103,6 +138,18 @@ impl SamplerFactory for Cpu {
     }
 }
 
+/// A head without its weight.
+pub(crate) fn described<'w>(head: &Head<'w>) -> StreamHead<'w> {
+    let weight = head.weight();
+    StreamHead {
+        vocab_size: head.tokens().len(),
+        bias: head.bias(),
+        soft_cap: head.soft_cap(),
+        scale: head.scale(),
+        ..StreamHead::new(weight.rows(), weight.cols(), weight.dtype())
+    }
+}
+
 /// A streamed sampler that reads the weight of a head in memory.
 struct Streamed<'w> {
     head: Head<'w>,
@@ -111,15 +158,7 @@ struct Streamed<'w> {
 }
 
 fn streamed<'w>(head: Head<'w>, plan: Plan, options: &CpuOptions) -> Result<Streamed<'w>, BuildError> {
-    let weight = head.weight();
-    let described = StreamHead {
-        vocab_size: head.tokens().len(),
-        bias: head.bias(),
-        soft_cap: head.soft_cap(),
-        scale: head.scale(),
-        ..StreamHead::new(weight.rows(), weight.cols(), weight.dtype())
-    };
-    let stream = OnlineStream::new(described, plan, GROUP, options).map_err(|e| BuildError(e.to_string()))?;
+    let stream = OnlineStream::new(described(&head), plan, GROUP, options).map_err(|e| BuildError(e.to_string()))?;
     Ok(Streamed { head, plan, stream })
 }
 
@@ -166,6 +205,23 @@ impl<I: Iterator<Item = u8>> Read for Trickle<I> {
     }
 }
 
+/// Where the shards of a head begin: unequal ones, one of them empty; or this many equal ones.
+pub(crate) fn shard_starts(head: &Head<'_>, equal: Option<u32>) -> Vec<u32> {
+    let tokens = head.tokens();
+    match equal {
+        None => uneven_starts(tokens.start, tokens.end),
+        Some(n) => (0..n).map(|k| tokens.start + (tokens.len() as u64 * u64::from(k) / u64::from(n)) as u32).collect(),
+    }
+}
+
+/// The plan of a shard: a merge by log-mass needs its log Z.
+pub(crate) fn shard_plan(merge: ShardMerge, plan: Plan) -> Plan {
+    match merge {
+        ShardMerge::LogMass => Plan { max_logprobs: Some(plan.max_logprobs.unwrap_or(0)), ..plan },
+        _ => plan,
+    }
+}
+
 /// Shards over the samplers of a factory, dealt out in turn when there are several.
 pub(crate) struct Shards<'f> {
     pub(crate) name: &'static str,
@@ -173,18 +229,6 @@ pub(crate) struct Shards<'f> {
     pub(crate) shards: &'f [&'f dyn SamplerFactory],
     /// Unequal shards, one of them empty; or this many equal ones.
     pub(crate) equal: Option<u32>,
-}
-
-impl Shards<'_> {
-    fn starts(&self, head: &Head<'_>) -> Vec<u32> {
-        let tokens = head.tokens();
-        match self.equal {
-            None => uneven_starts(tokens.start, tokens.end),
-            Some(n) => {
-                (0..n).map(|k| tokens.start + (tokens.len() as u64 * u64::from(k) / u64::from(n)) as u32).collect()
-            }
-        }
-    }
 }
 
 impl SamplerFactory for Shards<'_> {
@@ -196,7 +240,7 @@ impl SamplerFactory for Shards<'_> {
         let pathwise = self.shards.iter().all(|f| f.reference_variant(head) == Some(ReferenceVariant::Tiled));
         match self.merge {
             ShardMerge::Winners => Some(ReferenceVariant::Tiled),
-            _ => pathwise.then(|| ReferenceVariant::Sharded(self.starts(head))),
+            _ => pathwise.then(|| ReferenceVariant::Sharded(shard_starts(head, self.equal))),
         }
     }
 
@@ -210,11 +254,8 @@ impl SamplerFactory for Shards<'_> {
     }
 
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
-        let shard_plan = match self.merge {
-            ShardMerge::LogMass => Plan { max_logprobs: Some(plan.max_logprobs.unwrap_or(0)), ..plan },
-            _ => plan,
-        };
-        let heads = head.split(&self.starts(&head)).into_iter();
+        let shard_plan = shard_plan(self.merge, plan);
+        let heads = head.split(&shard_starts(&head, self.equal)).into_iter();
         let shards = heads.zip(self.shards.iter().cycle()).map(|(head, f)| f.build(head, shard_plan));
         let shards = shards.collect::<Result<_, _>>()?;
         boxed(Sharded::new(shards, self.merge).and_then(|sharded| sharded.with_plan(plan)))

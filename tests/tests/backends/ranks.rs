@@ -1,7 +1,6 @@
 //! Ranks that draw together over a transport, as one sampler: a thread for each rank and call.
 
-use super::boxed;
-use flash_sampling_conformance::laws::uneven_starts;
+use super::{boxed, shard_plan, shard_starts};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
@@ -29,18 +28,6 @@ pub(crate) struct Ranks<'f> {
     pub(crate) transports: &'f Transports,
 }
 
-impl Ranks<'_> {
-    fn starts(&self, head: &Head<'_>) -> Vec<u32> {
-        let tokens = head.tokens();
-        match self.equal {
-            None => uneven_starts(tokens.start, tokens.end),
-            Some(n) => {
-                (0..n).map(|k| tokens.start + (tokens.len() as u64 * u64::from(k) / u64::from(n)) as u32).collect()
-            }
-        }
-    }
-}
-
 impl SamplerFactory for Ranks<'_> {
     fn name(&self) -> String {
         format!("sharded/{}", self.name)
@@ -54,7 +41,7 @@ impl SamplerFactory for Ranks<'_> {
     fn reference_variant(&self, head: &Head<'_>) -> Option<ReferenceVariant> {
         match self.merge {
             ShardMerge::Winners => Some(ReferenceVariant::Tiled),
-            _ => Some(ReferenceVariant::Sharded(self.starts(head))),
+            _ => Some(ReferenceVariant::Sharded(shard_starts(head, self.equal))),
         }
     }
 
@@ -68,12 +55,9 @@ impl SamplerFactory for Ranks<'_> {
     }
 
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
-        let shard_plan = match self.merge {
-            ShardMerge::LogMass => Plan { max_logprobs: Some(plan.max_logprobs.unwrap_or(0)), ..plan },
-            _ => plan,
-        };
+        let shard_plan = shard_plan(self.merge, plan);
         let options = ShardOptions { check_tokens: true, ..ShardOptions::new(self.merge) };
-        let heads = head.split(&self.starts(&head));
+        let heads = head.split(&shard_starts(&head, self.equal));
         let transports = (self.transports)(heads.len())?;
         let locals = heads.into_iter().map(|head| self.local.build(head, shard_plan)).collect::<Result<Vec<_>, _>>()?;
         // The handshake is a collective call.

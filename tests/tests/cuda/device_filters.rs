@@ -1,6 +1,8 @@
 //! Filters over device memory: how many rows one pass decides, captured calls, addresses that no kernel can read.
 
-use super::{CHOICES, runs_here};
+use super::backends::gpu::CHOICES;
+use super::backends::gpu_memory::{OnDevice, captured};
+use super::runs_here;
 use flash_sampling_conformance::data::{hash, normal};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::alone;
@@ -10,15 +12,13 @@ use flash_sampling_core::{
     Capabilities, DType, Exactness, Input, Knobs, PerturbedArgmax, Plan, RowParams, Samples, Variant,
 };
 use flash_sampling_cuda::DeviceAddress;
-use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
+use flash_sampling_cuda::cudarc::driver::CudaSlice;
 use flash_sampling_cuda::{
-    CudaError, CudaTiled, Device, DeviceDraws, DeviceFilters, DeviceHead, DeviceMatrix, DeviceStandalone, DeviceTiled,
-    FilterKinds, KernelChoice, RowFeatures, abi,
+    CudaError, CudaTiled, Device, DeviceDraws, DeviceFilters, DeviceMatrix, DeviceStandalone, DeviceTiled, FilterKinds,
+    KernelChoice, RowFeatures, abi,
 };
-use std::sync::{Arc, MutexGuard};
+use std::sync::MutexGuard;
 
-const POISON: abi::Draw = abi::Draw { token: !0, score: f32::NAN, logit: f32::NAN, status: !0 };
 const CAN: Capabilities = Capabilities {
     backend: "cuda",
     variant: Variant::Tiled,
@@ -29,21 +29,15 @@ const CAN: Capabilities = Capabilities {
     canonical: false,
 };
 
-/// A head and hidden states in device memory, and all that calls with filters over them need.
+/// All that calls with filters over a head in device memory need.
 pub(super) struct There {
-    stream: Arc<CudaStream>,
     filters: DeviceFilters,
     sampler: DeviceTiled,
-    hidden: DeviceMatrix,
-    vocab: u32,
-    rows: CudaSlice<abi::Row>,
     row_filters: CudaSlice<abi::RowFilters>,
-    draws: CudaSlice<abi::Draw>,
+    filters_at: DeviceAddress<abi::RowFilters>,
     /// What is known of the filters that were set last.
     kinds: FilterKinds,
-    /// Of rows, filters and draws: to ask for them orders streams, which a capture must not see.
-    addresses: (DeviceAddress<abi::Row>, DeviceAddress<abi::RowFilters>, DeviceAddress<abi::Draw>),
-    _held: [CudaSlice<u8>; 2],
+    at: OnDevice,
     /// The last to be dropped.
     dropping: Option<MutexGuard<'static, ()>>,
 }
@@ -56,53 +50,22 @@ impl Drop for There {
 
 impl There {
     pub(super) fn new(problem: &Problem, choice: KernelChoice) -> There {
-        let device = Device::new(0).unwrap();
-        let stream = device.context().new_stream().unwrap();
-        let held = [problem.weight.matrix(), problem.input()].map(|m| stream.clone_htod(m.bytes()).unwrap());
-        let (count, vocab) = (problem.rows(), problem.weight.rows());
-        let at = |memory: &CudaSlice<u8>, rows| DeviceMatrix {
-            address: DeviceAddress::of(memory, &stream),
-            dtype: DType::BF16,
-            rows,
-            cols: problem.weight.cols(),
-            row_stride: problem.weight.cols(),
-        };
-        let (weight, hidden) = (at(&held[0], vocab), at(&held[1], count));
-        let scale = problem.scale.unwrap_or(1.0);
-        let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale };
-        let rows = stream.alloc_zeros(count).unwrap();
-        let row_filters = stream.alloc_zeros(count).unwrap();
-        let draws = stream.alloc_zeros(count).unwrap();
-        let addresses = (
-            DeviceAddress::of(&rows, &stream),
-            DeviceAddress::of(&row_filters, &stream),
-            DeviceAddress::of(&draws, &stream),
-        );
-        stream.synchronize().unwrap();
+        let at = OnDevice::new(problem, 0);
+        let (count, vocab) = (problem.rows(), problem.weight.rows() as u32);
+        let row_filters = at.stream.alloc_zeros(count).unwrap();
+        let filters_at = DeviceAddress::of(&row_filters, &at.stream);
+        at.stream.synchronize().unwrap();
         // SAFETY: the weight is on this device, of this size, and is dropped after the sampler, whose calls are waited for.
-        let sampler = unsafe { DeviceTiled::with_kernels(head, count, &device, choice) }.unwrap();
-        let filters = DeviceFilters::new(0..vocab as u32, count, &device).unwrap();
-        There {
-            stream,
-            filters,
-            sampler,
-            hidden,
-            vocab: vocab as u32,
-            rows,
-            row_filters,
-            draws,
-            kinds: FilterKinds::ALL,
-            addresses,
-            _held: held,
-            dropping: None,
-        }
+        let sampler = unsafe { DeviceTiled::with_kernels(at.head, count, &at.device, choice) }.unwrap();
+        let filters = DeviceFilters::new(0..vocab, count, &at.device).unwrap();
+        There { filters, sampler, row_filters, filters_at, kinds: FilterKinds::ALL, at, dropping: None }
     }
 
     /// Copies the parameters of the next launches up, and poisons the draws.
     pub(super) fn set(&mut self, params: &[RowParams<'_>]) {
         let (mut rows, mut all) = (Vec::new(), Vec::new());
         for params in params {
-            let row = params.check(&[], &CAN, &Plan::default(), self.vocab).unwrap();
+            let row = params.check(&[], &CAN, &Plan::default(), self.at.head.weight.rows as u32).unwrap();
             all.push(row.filters.as_ref().and_then(abi::RowFilters::of).unwrap_or(abi::RowFilters::OFF));
             rows.push(abi::Row {
                 seed: params.seed,
@@ -113,38 +76,35 @@ impl There {
             });
         }
         self.kinds = FilterKinds::of(&all).with_rows(RowFeatures::Bare);
-        self.stream.memcpy_htod(&rows, &mut self.rows).unwrap();
-        self.stream.memcpy_htod(&all, &mut self.row_filters).unwrap();
-        self.stream.memcpy_htod(&vec![POISON; rows.len()], &mut self.draws).unwrap();
+        self.at.stream.memcpy_htod(&all, &mut self.row_filters).unwrap();
+        self.at.set(&rows);
     }
 
     /// Enqueues a call, by lists or by stored logits; whether it is one.
     pub(super) fn launch(&mut self, by_lists: bool) -> Result<bool, CudaError> {
-        let (rows, filters, draws) = self.addresses;
-        let There { stream, filters: selection, sampler, hidden, .. } = self;
+        let There { filters: selection, sampler, filters_at: filters, at, .. } = self;
+        let OnDevice { stream, hidden, rows_at: rows, draws_at: draws, .. } = at;
         // SAFETY: rows, filters and draws are this value's, one for each hidden state; one stream is used, and it is waited
         // for before anything is dropped.
         unsafe {
             match by_lists {
-                true => selection.launch_listed(stream, sampler, hidden, (rows, filters), draws),
-                false => selection.launch(stream, sampler, hidden, (rows, filters), draws).map(|()| true),
+                true => selection.launch_listed(stream, sampler, hidden, (*rows, *filters), *draws),
+                false => selection.launch(stream, sampler, hidden, (*rows, *filters), *draws).map(|()| true),
             }
         }
     }
 
     /// Enqueues a call that knows its rows.
     pub(super) fn launch_known(&mut self) -> Result<(), CudaError> {
-        let (rows, filters, draws) = self.addresses;
-        let There { stream, filters: selection, sampler, hidden, kinds, .. } = self;
+        let There { filters: selection, sampler, filters_at: filters, kinds, at, .. } = self;
+        let OnDevice { stream, hidden, rows_at: rows, draws_at: draws, .. } = at;
         // SAFETY: as above; no row has a mask or biases, and the filters were set last.
-        unsafe { selection.launch_kinds(stream, sampler, hidden, (rows, filters), draws, *kinds) }
+        unsafe { selection.launch_kinds(stream, sampler, hidden, (*rows, *filters), *draws, *kinds) }
     }
 
     /// The draws, when all that is enqueued has run.
     pub(super) fn draws(&self) -> Vec<abi::Draw> {
-        let draws = self.stream.clone_dtoh(&self.draws).unwrap();
-        self.stream.synchronize().unwrap();
-        draws
+        self.at.draws()
     }
 }
 
@@ -282,14 +242,14 @@ fn captured_calls_with_filters_have_the_reference_bits() {
         for choice in &CHOICES[..2] {
             for way in [Way::Stored, Way::Listed, Way::Known] {
                 if way != Way::Listed || (hopper && *choice == KernelChoice::Fastest) {
-                    captured(count, *choice, way);
+                    captured_calls(count, *choice, way);
                 }
             }
         }
     }
 }
 
-fn captured(count: usize, choice: KernelChoice, way: Way) {
+fn captured_calls(count: usize, choice: KernelChoice, way: Way) {
     let mut problem = Problem::integers(Size::new(count, 6_007, 72), DType::BF16, DType::BF16, 105);
     let base = RowParams { seed: 106, temperature: 3.0, ..RowParams::default() };
     let (greedy, top_p) = (RowParams { temperature: 0.0, ..base }, |top_p| RowParams { top_p, ..base });
@@ -317,18 +277,12 @@ fn captured(count: usize, choice: KernelChoice, way: Way) {
     let mut there = There::new(&problem, choice);
     there.filters.prepare(&mut there.sampler).unwrap();
     there.set(&rows(0));
-    let stream = there.stream.clone();
+    let stream = there.at.stream.clone();
     stream.synchronize().unwrap();
-    let capturing = alone();
-    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-    let launched = match way {
-        Way::Known => there.launch_known().map(|()| true),
-        _ => there.launch(way == Way::Listed),
-    };
-    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
-    drop(capturing);
-    assert!(launched.unwrap(), "{choice:?}");
-    let graph = graph.unwrap().unwrap();
+    let graph = captured(&stream, || match way {
+        Way::Known => there.launch_known(),
+        _ => there.launch(way == Way::Listed).map(|is_one| assert!(is_one, "{choice:?}")),
+    });
     let (mut decided, mut tokens) = (0, Vec::new());
     for replay in 0..5 {
         let rows = rows(replay);
@@ -370,20 +324,19 @@ fn addresses_within_an_element_are_layout_errors() {
     let problem = Problem::integers(Size::new(3, 700, 64), DType::BF16, DType::BF16, 107);
     let mut there = There::new(&problem, KernelChoice::Fastest);
     there.set(&[RowParams { top_k: 5, ..RowParams::default() }; 3]);
-    let (rows, filters, draws) = there.addresses;
-    let device = Device::new(0).unwrap();
-    let logits = there.stream.alloc_zeros::<f32>(3 * 700).unwrap();
+    let (rows, filters, draws) = (there.at.rows_at, there.filters_at, there.at.draws_at);
+    let stream = there.at.stream.clone();
+    let logits = stream.alloc_zeros::<f32>(3 * 700).unwrap();
     let matrix = DeviceMatrix {
-        address: DeviceAddress::of(&logits, &there.stream).cast(),
+        address: DeviceAddress::of(&logits, &stream).cast(),
         dtype: DType::F32,
         rows: 3,
         cols: 700,
         row_stride: 700,
     };
-    let mut standalone = DeviceStandalone::new(0..700, DType::F32, 3, &device).unwrap();
+    let mut standalone = DeviceStandalone::new(0..700, DType::F32, 3, &there.at.device).unwrap();
     let existing = DeviceDraws { count: 3, rows, sources: None, draws, log_z: None };
-    let stream = there.stream.clone();
-    let (sampler, selection, hidden) = (&mut there.sampler, &mut there.filters, &there.hidden);
+    let (sampler, selection, hidden) = (&mut there.sampler, &mut there.filters, &there.at.hidden);
     // SAFETY: nothing is launched: each call is refused.
     let refused = unsafe {
         [

@@ -1,6 +1,7 @@
 //! What the proof of `dot_error_bound` (docs/exactness.md) takes for granted of the tensor cores.
 
-use super::{CHOICES, Cuda, runs_here};
+use super::backends::gpu::{CHOICES, Gpu};
+use super::runs_here;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::Problem;
 use flash_sampling_conformance::tensor::Tensor;
@@ -17,7 +18,7 @@ fn dots(row: &[f32], dtype: DType) -> Vec<(String, f32)> {
     let problem = Problem::new(weight, hidden);
     let (mut out, mut found) = (Samples::new(), Vec::new());
     for choice in CHOICES {
-        let mut sampler = Cuda(choice).build(problem.head(), plan).unwrap();
+        let mut sampler = Gpu::Tiled(choice).build(problem.head(), plan).unwrap();
         for count in [1, 16, 32, 64, 96, 128, 192, 224, 256] {
             sampler.sample(problem.input().row_range(0..count), &rows[..count], &mut out).unwrap();
             let what = format!("{} with {choice:?}, {count} rows", dtype.name());

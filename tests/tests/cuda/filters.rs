@@ -1,6 +1,8 @@
 //! Filters that the GPU decides, on rows that are long enough for all of its ways: few kept, many kept, ties, masks.
 
-use super::{CHOICES, Cuda, runs_here};
+use super::backends::gpu::{CHOICES, Gpu};
+use super::backends::{assert_same, assert_twice, reference};
+use super::runs_here;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::logits::LogitShape;
 use flash_sampling_conformance::problem::{Problem, Size};
@@ -39,14 +41,9 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
     ];
     let plan = Plan { max_rows: 3, max_draws: 6, ..Plan::default() };
     let (mut found, mut want) = (Samples::new(), Samples::new());
-    let mut samplers: Vec<_> = Vec::new();
-    for (_, problem) in &problems {
-        samplers.push(
-            CHOICES[..2].iter().map(|&choice| Cuda(choice).build(problem.head(), plan).unwrap()).collect::<Vec<_>>(),
-        );
-    }
-    let mut wrong = Vec::new();
-    for ((name, problem), samplers) in problems.iter().zip(&mut samplers) {
+    for (name, problem) in &problems {
+        let mut samplers: Vec<_> =
+            CHOICES[..2].iter().map(|&choice| Gpu::Tiled(choice).build(problem.head(), plan).unwrap()).collect();
         let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
         for (b, row) in bases.into_iter().enumerate() {
             let filters = [
@@ -65,22 +62,13 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
             for (f, row) in filters.into_iter().enumerate() {
                 let rows = [0, 1, 2].map(|position| RowParams { position, ..row });
                 reference.sample(problem.input(), &rows, &mut want).unwrap();
-                for (choice, sampler) in CHOICES.iter().zip(samplers.iter_mut()) {
+                for (choice, sampler) in CHOICES.iter().zip(&mut samplers) {
                     sampler.sample(problem.input(), &rows, &mut found).unwrap();
-                    let (found, want) = (RowBits::all(&found), RowBits::all(&want));
-                    if found != want {
-                        let r = (0..3).find(|&r| found[r] != want[r]);
-                        wrong.push(format!(
-                            "{name}, rows {b}, filters {f}, {choice:?}: row {r:?}: {:?}, not {:?}",
-                            found[r.unwrap()],
-                            want[r.unwrap()]
-                        ));
-                    }
+                    assert_same(&found, &want, &format!("{name}, rows {b}, filters {f}, {choice:?}"));
                 }
             }
         }
     }
-    assert!(wrong.is_empty(), "{} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
 }
 
 /// A min-p too small to make a list, before or after a top-k that makes one: it keeps a few of the tokens of the list, and
@@ -104,7 +92,7 @@ fn a_small_min_p_acts_on_the_list_of_a_top_k() {
     let (mut found, mut want) = (Samples::new(), Samples::new());
     let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
     let mut samplers: Vec<_> =
-        CHOICES[..2].iter().map(|&choice| Cuda(choice).build(problem.head(), plan).unwrap()).collect();
+        CHOICES[..2].iter().map(|&choice| Gpu::Tiled(choice).build(problem.head(), plan).unwrap()).collect();
     for row in [base, RowParams { top_p: 0.999, ..base }]
         .map(|row| [row, RowParams { order: Order::LlamaCpp, ..row }])
         .concat()
@@ -152,7 +140,7 @@ fn a_small_call_takes_every_way_of_filters() {
     let plan = Plan { max_rows: 6, ..Plan::default() };
     let (mut found, mut want) = (Samples::new(), Samples::new());
     let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
-    let build = |&choice| (choice, Cuda(choice).build(problem.head(), plan).unwrap());
+    let build = |&choice| (choice, Gpu::Tiled(choice).build(problem.head(), plan).unwrap());
     let mut samplers: Vec<_> = CHOICES[..2].iter().map(build).collect();
     for rows in [rows, alone, beside] {
         reference.sample(problem.input(), &rows, &mut want).unwrap();
@@ -187,15 +175,8 @@ fn filtered_draws_have_the_reference_bits_for_every_tile() {
         };
         let params: Vec<_> = (0..rows).map(row).collect();
         let plan = Plan { max_rows: rows, ..Plan::default() };
-        let (mut found, mut want) = (Samples::new(), Samples::new());
-        Reference::new(problem.head(), plan, ReferenceVariant::Tiled)
-            .sample(problem.input(), &params, &mut want)
-            .unwrap();
-        let mut sampler = Cuda(CHOICES[0]).build(problem.head(), plan).unwrap();
-        for _ in 0..2 {
-            sampler.sample(problem.input(), &params, &mut found).unwrap();
-            assert_eq!(RowBits::all(&found), RowBits::all(&want), "{rows} rows");
-        }
+        let want = reference(&problem, plan, ReferenceVariant::Tiled, &params);
+        assert_twice(&Gpu::TILED, &problem, plan, &params, &want, &format!("{rows} rows"));
     }
 }
 
@@ -235,12 +216,9 @@ fn rows_of_one_call_have_the_reference_bits_whatever_the_others_ask_for() {
             let input = problem.input().row_range(0..count);
             Reference::new(problem.head(), plan, ReferenceVariant::Tiled).sample(input, &rows, &mut want).unwrap();
             for choice in &CHOICES[..2] {
-                let mut sampler = Cuda(*choice).build(problem.head(), plan).unwrap();
+                let mut sampler = Gpu::Tiled(*choice).build(problem.head(), plan).unwrap();
                 sampler.sample(input, &rows, &mut found).unwrap();
-                let (found, want) = (RowBits::all(&found), RowBits::all(&want));
-                for (r, (found, want)) in found.iter().zip(&want).enumerate() {
-                    assert_eq!(found, want, "{count} rows from kind {shift} on, row {r}, {choice:?}");
-                }
+                assert_same(&found, &want, &format!("{count} rows from kind {shift} on, {choice:?}"));
             }
         }
     }
@@ -271,10 +249,9 @@ fn lists_of_the_largest_logits_have_the_reference_bits_at_full_size() {
     ];
     let rows: Vec<_> = (0..count).map(|r| RowParams { position: r as u64, ..kinds[r % kinds.len()] }).collect();
     let plan = Plan { max_rows: count, ..Plan::default() };
-    let (mut found, mut want) = (Samples::new(), Samples::new());
-    Reference::new(problem.head(), plan, ReferenceVariant::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
-    let want = RowBits::all(&want);
-    let mut sampler = Cuda(CHOICES[0]).build(problem.head(), plan).unwrap();
+    let want = RowBits::all(&reference(&problem, plan, ReferenceVariant::Tiled, &rows));
+    let mut found = Samples::new();
+    let mut sampler = Gpu::TILED.build(problem.head(), plan).unwrap();
     for count in [1, 8, 30, 70] {
         sampler.sample(problem.input().row_range(0..count), &rows[..count], &mut found).unwrap();
         for (r, (found, want)) in RowBits::all(&found).iter().zip(&want).enumerate() {
@@ -310,16 +287,14 @@ fn an_invalid_logit_under_a_mask_is_its_rows_error() {
             (0..count).map(|r| RowParams { min_p: 0.1, ..[dense, sparse][r % 2] }).collect(),
         ];
         let plan = Plan { max_rows: count, ..Plan::default() };
-        let (mut found, mut want) = (Samples::new(), Samples::new());
-        for choice in &CHOICES[..2] {
-            let mut sampler = Cuda(*choice).build(problem.head(), plan).unwrap();
-            for (i, rows) in calls.iter().enumerate() {
-                Reference::new(problem.head(), plan, ReferenceVariant::Tiled)
-                    .sample(problem.input(), rows, &mut want)
-                    .unwrap();
+        let want = calls.each_ref().map(|rows| reference(&problem, plan, ReferenceVariant::Tiled, rows));
+        let mut found = Samples::new();
+        for &choice in &CHOICES[..2] {
+            let mut sampler = Gpu::Tiled(choice).build(problem.head(), plan).unwrap();
+            for (i, (rows, want)) in calls.iter().zip(&want).enumerate() {
                 assert!(want.iter().all(|row| row.is_err()));
                 sampler.sample(problem.input(), rows, &mut found).unwrap();
-                assert_eq!(RowBits::all(&found), RowBits::all(&want), "{poison}, call {i}, {choice:?}");
+                assert_same(&found, want, &format!("{poison}, call {i}, {choice:?}"));
             }
         }
     }

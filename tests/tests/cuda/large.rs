@@ -1,7 +1,8 @@
 //! Sizes at which the Hopper kernel shares its work out in other ways than at those of the suite.
 
-use super::rows::rows;
-use super::{CHOICES, Cuda, runs_here};
+use super::backends::gpu::{CHOICES, Gpu};
+use super::backends::gpu_rows::rows;
+use super::runs_here;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::trial::RowBits;
@@ -30,7 +31,7 @@ fn check(size: Size, counts: &[usize]) {
     let want = RowBits::all(&want);
     let mut all = Vec::new();
     for choice in [KernelChoice::Portable].into_iter().chain(CHOICES) {
-        let mut sampler = Cuda(choice).build(head, plan).unwrap();
+        let mut sampler = Gpu::Tiled(choice).build(head, plan).unwrap();
         if all.is_empty() {
             sampler.sample(problem.input(), &rows, &mut out).unwrap();
             all = RowBits::all(&out);

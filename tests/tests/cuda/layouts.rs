@@ -1,6 +1,8 @@
 //! Device memory of any layout, and stored logits.
 
-use super::{CHOICES, runs_here};
+use super::backends::gpu::CHOICES;
+use super::backends::gpu_memory::{POISON, bits};
+use super::runs_here;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_alone;
 use flash_sampling_conformance::tensor::Tensor;
@@ -31,7 +33,7 @@ impl There {
 
 const FIRST_TOKEN: u32 = 6;
 const GAP: usize = 5;
-const POISON: u8 = 0xff;
+const FILL: u8 = 0xff;
 
 fn head(weight: DeviceMatrix) -> DeviceHead {
     DeviceHead { weight, first_token: FIRST_TOKEN, bias: None, soft_cap: None, scale: 1.0 }
@@ -57,12 +59,11 @@ fn draws(
     stream: &Arc<CudaStream>,
 ) -> Vec<abi::Draw> {
     let rows = stream.clone_htod(&rows(hidden.rows)).unwrap();
-    let poison = abi::Draw { token: !0, score: f32::NAN, logit: f32::NAN, status: !0 };
-    let mut out = stream.clone_htod(&vec![poison; hidden.rows]).unwrap();
+    let mut out = stream.clone_htod(&vec![POISON; hidden.rows]).unwrap();
     let rows_at = DeviceAddress::of(&rows, stream);
     // Twice: the scratch must be left as it was found.
     for _ in 0..2 {
-        stream.memcpy_htod(&vec![poison; hidden.rows], &mut out).unwrap();
+        stream.memcpy_htod(&vec![POISON; hidden.rows], &mut out).unwrap();
         let out_at = DeviceAddress::of(&out, stream);
         match logits {
             // SAFETY: all of it is memory of this device, of the stated sizes, and is freed after the stream was waited for.
@@ -78,10 +79,6 @@ fn draws(
     let found = stream.clone_dtoh(&out).unwrap();
     stream.synchronize().unwrap();
     found
-}
-
-fn bits(draws: &[abi::Draw]) -> Vec<(u32, u32, u32, u32)> {
-    draws.iter().map(|d| (d.status, d.token, d.score.to_bits(), d.logit.to_bits())).collect()
 }
 
 #[test]
@@ -150,7 +147,7 @@ fn stored_logits_are_those_of_the_plain_sum_and_nothing_else_is_written() {
                 // SAFETY: the weight outlives the sampler's launches.
                 let sampler = unsafe { DeviceTiled::with_kernels(head(weight.matrix), count, &device, choice) };
                 let mut sampler = sampler.unwrap();
-                let logits = stream.clone_htod(&vec![POISON; 4 * count * (tokens + GAP)]).unwrap();
+                let logits = stream.clone_htod(&vec![FILL; 4 * count * (tokens + GAP)]).unwrap();
                 let storing = draws(&mut sampler, &states.matrix, Some(&logits), &stream);
                 let drawing = draws(&mut sampler, &states.matrix, None, &stream);
                 let what = format!("{count} x {tokens} x {hidden}, {} x {}", of_weight.name(), of_hidden.name());

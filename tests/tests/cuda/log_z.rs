@@ -1,22 +1,17 @@
 //! Draws over device memory that tell log Z: the same draws, and the logarithm of the row's mass.
 
-use super::{CHOICES, runs_here};
+use super::backends::gpu::CHOICES;
+use super::backends::gpu_memory::{OnDevice, POISON, bits, captured};
+use super::runs_here;
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::{alone, drop_alone};
+use flash_sampling_conformance::suite::drop_alone;
 use flash_sampling_core::DType;
 use flash_sampling_core::reference::log_mass;
 use flash_sampling_cuda::DeviceAddress;
-use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flash_sampling_cuda::{Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowFeatures, abi};
+use flash_sampling_cuda::{DeviceHead, DeviceTiled, KernelChoice, RowFeatures, abi};
 
 /// Integers have exact dot products. Their logits are as far apart as those of a language model at this temperature.
 const INV_TEMPERATURE: [f32; 3] = [0.0625, 0.03125, 0.25];
-const POISON: abi::Draw = abi::Draw { token: !0, score: f32::NAN, logit: f32::NAN, status: !0 };
-
-fn bits(draws: &[abi::Draw]) -> Vec<(u32, u32, u32, u32)> {
-    draws.iter().map(|d| (d.status, d.token, d.score.to_bits(), d.logit.to_bits())).collect()
-}
-
 /// Rows with noise at several temperatures, greedy ones among them.
 fn row(r: usize) -> abi::Row {
     abi::Row {
@@ -31,56 +26,41 @@ fn row(r: usize) -> abi::Row {
 /// The worst error of log Z over these rows, whose draws have the bits of those without it.
 fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoice, kinds: RowFeatures) -> f64 {
     const FIRST_TOKEN: u32 = 6;
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
-    let weight_there = stream.clone_htod(problem.weight.matrix().bytes()).unwrap();
-    let hidden_there = stream.clone_htod(problem.input().bytes()).unwrap();
-    let mask_there = mask.map(|mask| stream.clone_htod(mask).unwrap());
-    let (vocab, count, cols) = (problem.weight.rows(), problem.rows(), problem.weight.cols());
-    let [weight, hidden] = [(&weight_there, vocab), (&hidden_there, count)].map(|(slice, rows)| DeviceMatrix {
-        address: DeviceAddress::of(slice, &stream),
-        dtype: problem.weight.matrix().dtype(),
-        rows,
-        cols,
-        row_stride: cols,
-    });
-    let head = DeviceHead { weight, first_token: FIRST_TOKEN, bias: None, soft_cap: None, scale };
+    let mut there = OnDevice::new(problem, FIRST_TOKEN);
+    let mask_there = mask.map(|mask| there.stream.clone_htod(mask).unwrap());
+    let count = problem.rows();
     let mut rows: Vec<abi::Row> = (0..count).map(row).collect();
-    if let (Some(there), Some(mask)) = (&mask_there, mask) {
+    if let (Some(words), Some(mask)) = (&mask_there, mask) {
         rows.iter_mut().step_by(2).for_each(|row| {
-            (row.mask, row.mask_words) = (DeviceAddress::of(there, &stream), mask.len() as u32);
+            (row.mask, row.mask_words) = (DeviceAddress::of(words, &there.stream), mask.len() as u32);
         });
     }
-    let rows_there = stream.clone_htod(&rows).unwrap();
-    let [mut plain_there, mut draws_there] = [(), ()].map(|()| stream.clone_htod(&vec![POISON; count]).unwrap());
-    let mut log_z_there = stream.clone_htod(&vec![f64::NAN; count]).unwrap();
-    let (rows_at, log_z_at) = (DeviceAddress::of(&rows_there, &stream), DeviceAddress::of(&log_z_there, &stream));
-    let (plain_at, draws_at) = (DeviceAddress::of(&plain_there, &stream), DeviceAddress::of(&draws_there, &stream));
-    stream.synchronize().unwrap();
+    there.set(&rows);
+    let mut plain_there = there.stream.clone_htod(&vec![POISON; count]).unwrap();
+    let mut log_z_there = there.stream.clone_htod(&vec![f64::NAN; count]).unwrap();
+    let (plain_at, log_z_at) =
+        (DeviceAddress::of(&plain_there, &there.stream), DeviceAddress::of(&log_z_there, &there.stream));
+    there.stream.synchronize().unwrap();
+    let head = DeviceHead { scale, ..there.head };
     // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
-    let mut sampler = unsafe { DeviceTiled::with_kernels(head, count, &device, choice) }.unwrap();
+    let mut sampler = unsafe { DeviceTiled::with_kernels(head, count, &there.device, choice) }.unwrap();
+    let OnDevice { stream, hidden, rows_at, draws_at, .. } = &there;
     // SAFETY: all of it is on this device, of the stated sizes, and outlives the graph; one stream is used.
-    let call = |sampler: &mut DeviceTiled| unsafe {
-        sampler.launch(&stream, &hidden, rows_at, plain_at, RowFeatures::Any)?;
-        sampler.launch_with_log_z(&stream, &hidden, rows_at, draws_at, log_z_at, kinds)
+    let mut call = || unsafe {
+        sampler.launch(stream, hidden, *rows_at, plain_at, RowFeatures::Any)?;
+        sampler.launch_with_log_z(stream, hidden, *rows_at, *draws_at, log_z_at, kinds)
     };
-    call(&mut sampler).unwrap();
+    call().unwrap();
     stream.synchronize().unwrap();
-    let capturing = alone();
-    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-    let launched = call(&mut sampler);
-    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
-    drop(capturing);
-    launched.unwrap();
-    let graph = graph.unwrap().unwrap();
-    stream.memcpy_htod(&vec![POISON; count], &mut plain_there).unwrap();
-    stream.memcpy_htod(&vec![POISON; count], &mut draws_there).unwrap();
-    stream.memcpy_htod(&vec![f64::NAN; count], &mut log_z_there).unwrap();
+    let graph = captured(stream, call);
+    there.set(&rows);
+    there.stream.memcpy_htod(&vec![POISON; count], &mut plain_there).unwrap();
+    there.stream.memcpy_htod(&vec![f64::NAN; count], &mut log_z_there).unwrap();
     // Twice: the scratch must be left as it was found.
     (0..2).for_each(|_| graph.launch().unwrap());
-    let [plain, draws] = [&plain_there, &draws_there].map(|there| stream.clone_dtoh(there).unwrap());
-    let log_z = stream.clone_dtoh(&log_z_there).unwrap();
-    stream.synchronize().unwrap();
+    let plain = there.stream.clone_dtoh(&plain_there).unwrap();
+    let log_z = there.stream.clone_dtoh(&log_z_there).unwrap();
+    let draws = there.draws();
     drop_alone(sampler);
     assert_eq!(bits(&draws), bits(&plain), "{choice:?}, {kinds:?}: log Z changes draws");
     let mut worst = 0.0f64;

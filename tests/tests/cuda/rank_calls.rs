@@ -1,8 +1,7 @@
 //! Ranks on GPUs that are called otherwise than others.
 
-use super::{Gpus, load_kernels, load_kernels_of, ranks, said};
-use flash_sampling::distributed::{Loopback, Transport};
-use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
+use super::{Gpus, load_kernels, load_kernels_of, ranks, said, two_ranks};
+use flash_sampling::{CudaRankOptions, GpuExchange};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::{DType, History, PerturbedArgmax, Plan, RowParams, Samples};
@@ -30,31 +29,23 @@ pub(crate) fn are_told_what_differs(exchange: GpuExchange, gpus: Gpus) {
     if gpus == Gpus::One {
         others.iter().for_each(|(_, other)| load_kernels_of(&problem, plan, &with(*other)));
     }
-    thread::scope(|scope| {
-        let heads = problem.head().split(&[0, 500]);
-        for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
-            let (problem, others, rank) = (&problem, &others, transport.rank());
-            scope.spawn(move || {
-                let (limit, device) = (Duration::from_secs(1), if gpus == Gpus::One { 0 } else { rank });
-                let options = CudaRankOptions { exchange, device, ..CudaRankOptions::default() };
-                let transport = transport.with_time_limit(2 * limit);
-                let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
-                let mut out = Samples::new();
-                let mut failure = |rows: &[RowParams<'_>]| {
-                    let error = sampler.sample(problem.input().row_range(0..rows.len()), rows, &mut out).err();
-                    assert_eq!(out.is_empty(), error.is_some());
-                    error.map(said)
-                };
-                for (what, other) in others {
-                    assert_eq!(failure(&rows), None);
-                    assert_eq!(failure(&with(*other)), None, "{what} of both");
-                    let says = format!("shard {} was called with other parameters for row 1: {what}", 1 - rank);
-                    assert_eq!(failure(&with([rows[1], *other][rank])), Some(says));
-                }
-                let says = format!("shard {} was called with {} rows, this one with {}", 1 - rank, 3 - rank, 2 + rank);
-                assert_eq!(failure(&rows[..2 + rank]), Some(says));
-            });
+    let limit = Duration::from_secs(2);
+    let options = CudaRankOptions { exchange, ..CudaRankOptions::default() };
+    two_ranks(problem.head(), plan, limit, gpus, options, |rank, mut sampler| {
+        let mut out = Samples::new();
+        let mut failure = |rows: &[RowParams<'_>]| {
+            let error = sampler.sample(problem.input().row_range(0..rows.len()), rows, &mut out).err();
+            assert_eq!(out.is_empty(), error.is_some());
+            error.map(said)
+        };
+        for (what, other) in others {
+            assert_eq!(failure(&rows), None);
+            assert_eq!(failure(&with(other)), None, "{what} of both");
+            let says = format!("shard {} was called with other parameters for row 1: {what}", 1 - rank);
+            assert_eq!(failure(&with([rows[1], other][rank])), Some(says));
         }
+        let says = format!("shard {} was called with {} rows, this one with {}", 1 - rank, 3 - rank, 2 + rank);
+        assert_eq!(failure(&rows[..2 + rank]), Some(says));
     });
 }
 
@@ -73,24 +64,15 @@ pub(crate) fn are_told_what_differs_where_one_goes_by_the_host(exchange: GpuExch
     ];
     for (what, other) in others {
         let limit = Duration::from_secs(2);
-        thread::scope(|scope| {
-            let heads = problem.head().split(&[0, 500]);
-            for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
-                let (problem, rank) = (&problem, transport.rank());
-                scope.spawn(move || {
-                    let device = if gpus == Gpus::One { 0 } else { rank };
-                    let options = CudaRankOptions { exchange, device, ..CudaRankOptions::default() };
-                    let transport = transport.with_time_limit(limit);
-                    let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
-                    let mut out = Samples::new();
-                    sampler.sample(problem.input(), &rows, &mut out).unwrap();
-                    let (begun, mine) = (Instant::now(), [rows[0], [rows[1], other][rank], rows[2]]);
-                    let error = sampler.sample(problem.input(), &mine, &mut out).unwrap_err();
-                    let says = format!("shard {} was called with other parameters for row 1: {what}", 1 - rank);
-                    assert_eq!(said(error), says);
-                    assert!(out.is_empty() && begun.elapsed() < limit, "{:?}", begun.elapsed());
-                });
-            }
+        let options = CudaRankOptions { exchange, ..CudaRankOptions::default() };
+        two_ranks(problem.head(), plan, limit, gpus, options, |rank, mut sampler| {
+            let mut out = Samples::new();
+            sampler.sample(problem.input(), &rows, &mut out).unwrap();
+            let (begun, mine) = (Instant::now(), [rows[0], [rows[1], other][rank], rows[2]]);
+            let error = sampler.sample(problem.input(), &mine, &mut out).unwrap_err();
+            let says = format!("shard {} was called with other parameters for row 1: {what}", 1 - rank);
+            assert_eq!(said(error), says);
+            assert!(out.is_empty() && begun.elapsed() < limit, "{:?}", begun.elapsed());
         });
     }
 }
@@ -108,33 +90,25 @@ pub(crate) fn are_told_that_one_came_too_late() {
         load_kernels_of(&problem, plan, &[row]);
     }
     for check_tokens in [true, false] {
-        thread::scope(|scope| {
-            let heads = problem.head().split(&[0, 500]);
-            for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
-                let (problem, rank) = (&problem, transport.rank());
-                scope.spawn(move || {
-                    let options = CudaRankOptions { check_tokens, ..CudaRankOptions::default() };
-                    let transport = transport.with_time_limit(limit);
-                    let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
-                    let mut out = Samples::new();
-                    sampler.sample(problem.input(), &[row], &mut out).unwrap();
-                    if rank == 1 {
-                        thread::sleep(limit * 3 / 4);
-                    }
-                    let (begun, mut sampled) = (Instant::now(), sampler.sample(problem.input(), &[row], &mut out));
-                    if rank == 1 && !check_tokens {
-                        sampled.unwrap();
-                        sampled = sampler.sample(problem.input(), &[next], &mut out);
-                    }
-                    let (says, took) = (said(sampled.unwrap_err()), begun.elapsed());
-                    if rank == 0 {
-                        assert_eq!(says, format!("rank 1 did not come to the exchange within {:?}", limit / 2));
-                    } else {
-                        assert_eq!(says, format!("shard 1 came too late: shard 0 had waited {:?}", limit / 2));
-                    }
-                    assert!(out.is_empty() && took < limit, "{took:?}");
-                });
+        let options = CudaRankOptions { check_tokens, ..CudaRankOptions::default() };
+        two_ranks(problem.head(), plan, limit, Gpus::One, options, |rank, mut sampler| {
+            let mut out = Samples::new();
+            sampler.sample(problem.input(), &[row], &mut out).unwrap();
+            if rank == 1 {
+                thread::sleep(limit * 3 / 4);
             }
+            let (begun, mut sampled) = (Instant::now(), sampler.sample(problem.input(), &[row], &mut out));
+            if rank == 1 && !check_tokens {
+                sampled.unwrap();
+                sampled = sampler.sample(problem.input(), &[next], &mut out);
+            }
+            let (says, took) = (said(sampled.unwrap_err()), begun.elapsed());
+            if rank == 0 {
+                assert_eq!(says, format!("rank 1 did not come to the exchange within {:?}", limit / 2));
+            } else {
+                assert_eq!(says, format!("shard 1 came too late: shard 0 had waited {:?}", limit / 2));
+            }
+            assert!(out.is_empty() && took < limit, "{took:?}");
         });
     }
 }

@@ -75,10 +75,23 @@ impl<'w> Group<'w> {
     }
 }
 
-pub(crate) fn drawn<E>(
-    row: Result<flash_sampling_core::RowSample<'_>, E>,
-) -> Result<Vec<flash_sampling_core::Draw>, E> {
+fn drawn<E>(row: Result<flash_sampling_core::RowSample<'_>, E>) -> Result<Vec<flash_sampling_core::Draw>, E> {
     row.map(|row| row.draws.to_vec())
+}
+
+/// Asserts that rows which are not open have the same draws or errors; how many have draws.
+pub(crate) fn decided_rows_are_same(
+    found: &Samples,
+    want: &Samples,
+    open: &[usize],
+    rows: &[RowParams<'_>],
+    what: &str,
+) -> usize {
+    let decided: Vec<_> = (0..rows.len()).filter(|r| !open.contains(r)).collect();
+    for &r in &decided {
+        assert_eq!(drawn(found.row(r)), drawn(want.row(r)), "{what}, row {r}: {:?}", rows[r]);
+    }
+    decided.into_iter().filter(|&r| want.row(r).is_ok()).count()
 }
 
 /// A call of one rank, whose records go to itself, takes every kernel of ranks.
@@ -105,9 +118,7 @@ pub(crate) fn are_those_of_one_gpu_in_a_small_call(device: &Arc<Device>) {
         }
         let (mut want, (found, open)) = (Samples::new(), group.sample(problem.input(), &rows));
         alone.sample(problem.input(), &rows, &mut want).unwrap();
-        for (r, (found, want)) in found.iter().zip(want.iter()).enumerate().filter(|(r, _)| !open.contains(r)) {
-            assert_eq!(drawn(found), drawn(want), "{:?}", rows[r]);
-        }
+        decided_rows_are_same(&found, &want, &open, &rows, "one rank");
         assert!(open.len() < 3, "{open:?} left open");
     }
 }
@@ -147,11 +158,7 @@ pub(crate) fn are_those_of_one_gpu(devices: &[Arc<Device>]) {
             let mut want = Samples::new();
             alone.sample(input, &rows, &mut want).unwrap();
             let (found, open) = group.sample(input, &rows);
-            for (r, (found, want)) in found.iter().zip(want.iter()).enumerate() {
-                if !open.contains(&r) {
-                    assert_eq!(drawn(found), drawn(want), "row {r} of {count}, {:?}", rows[r]);
-                }
-            }
+            decided_rows_are_same(&found, &want, &open, &rows, &format!("{count} rows"));
             decided += count - open.len();
             left += open.len();
         }
@@ -193,12 +200,7 @@ pub(crate) fn are_those_of_one_gpu_at_the_edges(devices: &[Arc<Device>; 2]) {
             alone.sample(input, &rows, &mut want).unwrap();
             assert!(want.row(2).is_err() && want.row(5).is_err() && want.row(0).is_ok());
             let (found, open) = group.sample(input, &rows);
-            for (r, (found, want)) in found.iter().zip(want.iter()).enumerate() {
-                if !open.contains(&r) {
-                    compared += usize::from(want.is_ok());
-                    assert_eq!(drawn(found), drawn(want), "row {r}, shards from {starts:?}, {:?}", rows[r]);
-                }
-            }
+            compared += decided_rows_are_same(&found, &want, &open, &rows, &format!("shards from {starts:?}"));
         }
     }
     // Of the 66 valid rows in all.

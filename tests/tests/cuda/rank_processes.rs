@@ -1,7 +1,7 @@
 //! Rows with filters that ranks in two processes decide, which meet by files in a folder.
 
 use super::filtered_rows::{Mass, histories, rows};
-use super::rank_filters::drawn;
+use super::rank_filters::decided_rows_are_same;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{CudaExchange, CudaTiled, Device, PeerEndpoint};
@@ -89,9 +89,7 @@ fn draw(rank: usize, folder: &Path) {
         assert!(sampler.can_filter_sharded(&exchange, rows));
         let input = problem.input().row_range(0..*count);
         sampler.sample_sharded_filters(&mut exchange, input, rows, &mut open, &mut found).unwrap();
-        for (r, (found, want)) in found.iter().zip(want.iter()).enumerate().filter(|(r, _)| !open.contains(r)) {
-            assert_eq!(drawn(found), drawn(want), "rank {rank}, row {r} of {count}, {:?}", rows[r]);
-        }
+        decided_rows_are_same(&found, want, &open, rows, &format!("rank {rank}, {count} rows"));
         left += open.len();
     }
     assert!(left <= 12, "{left} of 104 rows left open");

@@ -1,11 +1,11 @@
 //! Raw log-probabilities of rows by the dozen, of as many tokens as language models have.
 
-use super::{CHOICES, Cuda, runs_here};
-use flash_sampling_conformance::SamplerFactory;
+use super::backends::gpu::{CHOICES, Gpu};
+use super::backends::{assert_twice, reference};
+use super::runs_here;
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::trial::RowBits;
-use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{DType, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_core::reference::ReferenceVariant;
+use flash_sampling_core::{DType, LogprobsMode, Plan, RowParams};
 
 /// 83 rows of these fit into the room for stored logits, and the logits of 8 draws come down one by one.
 #[test]
@@ -35,14 +35,8 @@ fn raw_logprobs_of_more_rows_than_are_stored_at_once_have_the_reference_bits() {
     };
     let rows: Vec<_> = (0..count).map(row).collect();
     let plan = Plan { max_rows: count, max_draws: 9, max_logprobs: Some(3), canonical: false };
-    let (mut found, mut want) = (Samples::new(), Samples::new());
-    Reference::new(problem.head(), plan, ReferenceVariant::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
-    let want = RowBits::all(&want);
-    for choice in &CHOICES[..2] {
-        let mut sampler = Cuda(*choice).build(problem.head(), plan).unwrap();
-        sampler.sample(problem.input(), &rows, &mut found).unwrap();
-        for (r, (found, want)) in RowBits::all(&found).iter().zip(&want).enumerate() {
-            assert_eq!(found, want, "row {r}, {choice:?}");
-        }
+    let want = reference(&problem, plan, ReferenceVariant::Tiled, &rows);
+    for &choice in &CHOICES[..2] {
+        assert_twice(&Gpu::Tiled(choice), &problem, plan, &rows, &want, &format!("{choice:?}"));
     }
 }

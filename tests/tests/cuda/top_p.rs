@@ -1,6 +1,8 @@
 //! Rows whose plain winner top-p does not keep, few and many: the launch that decides them shares its blocks among them.
 
-use super::{CHOICES, Cuda, runs_here};
+use super::backends::assert_same;
+use super::backends::gpu::{CHOICES, Gpu};
+use super::runs_here;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::tensor::Tensor;
@@ -32,7 +34,7 @@ fn rows_that_lose_their_plain_winner_have_the_reference_bits() {
         for (what, problem) in [("far", far), ("near", near), ("equal", equal)] {
             let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
             let mut samplers: Vec<_> =
-                CHOICES[..2].iter().map(|&choice| Cuda(choice).build(problem.head(), plan).unwrap()).collect();
+                CHOICES[..2].iter().map(|&choice| Gpu::Tiled(choice).build(problem.head(), plan).unwrap()).collect();
             let calls = [(1, 0.3, 1.0), (40, 0.05, 1.0), (70, 0.9, 0.7), (140, 0.5, 1.5), (256, 0.97, 1.0)];
             for (count, top_p, temperature) in calls {
                 let row = |r| RowParams { seed: 130 + r, position: 3, temperature, ..RowParams::default() };
@@ -43,16 +45,15 @@ fn rows_that_lose_their_plain_winner_have_the_reference_bits() {
                 for (choice, sampler) in CHOICES.iter().zip(&mut samplers) {
                     sampler.sample(input, &bare, &mut plain).unwrap();
                     sampler.sample(input, &rows, &mut found).unwrap();
-                    let (bits, wanted) = (RowBits::all(&found), RowBits::all(&want));
-                    for (r, (found, want)) in bits.iter().zip(&wanted).enumerate() {
-                        assert_eq!(
-                            found, want,
-                            "{what}, {vocab} tokens, top-p {top_p}, {choice:?}, row {r} of {count}"
-                        );
-                    }
+                    let what = format!("{what}, {vocab} tokens, top-p {top_p}, {choice:?}, {count} rows");
+                    assert_same(&found, &want, &what);
                     all += count;
                     again += found.iter().filter(|row| row.is_ok_and(|row| row.passes > 1)).count();
-                    open += RowBits::all(&plain).iter().zip(&bits).filter(|(plain, kept)| plain != kept).count();
+                    open += RowBits::all(&plain)
+                        .iter()
+                        .zip(&RowBits::all(&found))
+                        .filter(|(plain, kept)| plain != kept)
+                        .count();
                 }
             }
         }

@@ -1,7 +1,9 @@
 //! Calls that know their rows to have top-p alone, if any filter: on Hopper they are decided by the largest logits of granules.
 
+use super::backends::assert_same;
+use super::backends::gpu::Gpu;
 use super::device_filters::{BULK, TALL, There, like_a_models, scattered};
-use super::{Cuda, runs_here};
+use super::runs_here;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::problem::{Problem, Size};
@@ -100,7 +102,7 @@ fn shards_that_begin_anywhere_have_the_reference_bits_with_top_p_alone() {
     for first in 4..8 {
         let head = Head::shard(problem.weight.matrix(), first, first + vocab).unwrap();
         let mut reference = Reference::new(head, plan, ReferenceVariant::Tiled);
-        let mut sampler = Cuda(KernelChoice::Fastest).build(head, plan).unwrap();
+        let mut sampler = Gpu::Tiled(KernelChoice::Fastest).build(head, plan).unwrap();
         for (top_p, temperature) in [(0.5, 1.0), (0.05, 1.0), (0.5, 2.0), (0.05, 2.0)] {
             let row = |r| RowParams { seed: 112, position: r, temperature, ..RowParams::default() };
             let bare: Vec<_> = (0..count as u64).map(row).collect();
@@ -108,12 +110,10 @@ fn shards_that_begin_anywhere_have_the_reference_bits_with_top_p_alone() {
             reference.sample(problem.input(), &rows, &mut want).unwrap();
             sampler.sample(problem.input(), &bare, &mut plain).unwrap();
             sampler.sample(problem.input(), &rows, &mut found).unwrap();
-            let (found, want, plain) = (RowBits::all(&found), RowBits::all(&want), RowBits::all(&plain));
-            for (r, (found, want)) in found.iter().zip(&want).enumerate() {
-                assert_eq!(found, want, "tokens from {first} on, top-p {top_p}, temperature {temperature}, row {r}");
-            }
+            let what = format!("tokens from {first} on, top-p {top_p}, temperature {temperature}");
+            assert_same(&found, &want, &what);
             all += count;
-            lost += want.iter().zip(&plain).filter(|(kept, plain)| kept != plain).count();
+            lost += RowBits::all(&want).iter().zip(&RowBits::all(&plain)).filter(|(kept, plain)| kept != plain).count();
         }
     }
     println!("of {all} rows {lost} lost their plain winner");

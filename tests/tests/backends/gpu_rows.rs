@@ -18,3 +18,12 @@ pub(crate) fn rows(count: usize) -> Vec<RowParams<'static>> {
     };
     (0..count).map(row).collect()
 }
+
+/// The same for a vocabulary that may be too small for their biases.
+pub(crate) fn rows_of(count: usize, vocab: usize) -> Vec<RowParams<'static>> {
+    let mut rows = rows(count);
+    if vocab <= 60 {
+        rows.iter_mut().for_each(|row| row.logit_bias = &[]);
+    }
+    rows
+}

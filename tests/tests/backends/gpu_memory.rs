@@ -1,0 +1,155 @@
+//! Device memory for tests: matrices and calls there, a sampler that copies what the suite has, captured launches.
+
+use flash_sampling_conformance::problem::Problem;
+use flash_sampling_conformance::suite::alone;
+use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use flash_sampling_cuda::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
+use flash_sampling_cuda::{CudaError, Device, DeviceAddress, DeviceHead, DeviceMatrix, DeviceSampler, abi};
+use std::sync::Arc;
+
+/// A draw that no launch has written.
+pub(crate) const POISON: abi::Draw = abi::Draw { token: !0, score: f32::NAN, logit: f32::NAN, status: !0 };
+
+/// Status, token, score and logit.
+pub(crate) fn bits(draws: &[abi::Draw]) -> Vec<(u32, u32, u32, u32)> {
+    draws.iter().map(|d| (d.status, d.token, d.score.to_bits(), d.logit.to_bits())).collect()
+}
+
+/// Asserts that each draw has the bits of the first draw of its row.
+pub(crate) fn assert_drawn(found: &[abi::Draw], want: &Samples, what: &str) {
+    let first = |want: flash_sampling_core::Draw| abi::Draw {
+        token: want.token,
+        score: want.score,
+        logit: want.logit,
+        status: abi::status::DRAWN,
+    };
+    let want: Vec<_> = want.iter().map(|row| first(row.unwrap().draws[0])).collect();
+    assert_eq!(bits(found), bits(&want), "{what}");
+}
+
+/// A graph of what is launched.
+pub(crate) fn captured(stream: &Arc<CudaStream>, launch: impl FnOnce() -> Result<(), CudaError>) -> CudaGraph {
+    let capturing = alone();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let launched = launch();
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
+    drop(capturing);
+    launched.unwrap();
+    graph.unwrap().unwrap()
+}
+
+/// A head, hidden states, rows and draws in device memory.
+pub(crate) struct OnDevice {
+    pub(crate) device: Arc<Device>,
+    pub(crate) stream: Arc<CudaStream>,
+    pub(crate) head: DeviceHead,
+    pub(crate) hidden: DeviceMatrix,
+    /// Addresses of rows and draws, taken once: it orders streams, which a capture must not see.
+    pub(crate) rows_at: DeviceAddress<abi::Row>,
+    pub(crate) draws_at: DeviceAddress<abi::Draw>,
+    rows: CudaSlice<abi::Row>,
+    draws: CudaSlice<abi::Draw>,
+    _held: [CudaSlice<u8>; 2],
+}
+
+impl OnDevice {
+    /// Of a problem without bias and soft-cap.
+    pub(crate) fn new(problem: &Problem, first_token: u32) -> OnDevice {
+        let device = Device::new(0).unwrap();
+        let stream = device.context().new_stream().unwrap();
+        let (of_weight, weight) = copied(problem.weight.matrix(), &stream);
+        let (of_hidden, hidden) = copied(problem.input(), &stream);
+        let rows = stream.clone_htod(&vec![abi::Row::default(); hidden.rows]).unwrap();
+        let draws = stream.clone_htod(&vec![POISON; hidden.rows]).unwrap();
+        let (rows_at, draws_at) = (DeviceAddress::of(&rows, &stream), DeviceAddress::of(&draws, &stream));
+        stream.synchronize().unwrap();
+        let scale = problem.scale.unwrap_or(1.0);
+        let head = DeviceHead { weight, first_token, bias: None, soft_cap: None, scale };
+        OnDevice { device, stream, head, hidden, rows_at, draws_at, rows, draws, _held: [of_weight, of_hidden] }
+    }
+
+    /// Copies the parameters of the next launches up, and poisons the draws.
+    pub(crate) fn set(&mut self, rows: &[abi::Row]) {
+        self.stream.memcpy_htod(rows, &mut self.rows).unwrap();
+        self.stream.memcpy_htod(&vec![POISON; rows.len()], &mut self.draws).unwrap();
+    }
+
+    /// The same with rows of seed and position alone.
+    pub(crate) fn set_bare(&mut self, rows: &[RowParams<'_>]) {
+        let row = |row: &RowParams<'_>| abi::Row {
+            seed: row.seed,
+            position: row.position,
+            inv_temperature: 1.0,
+            ..abi::Row::default()
+        };
+        self.set(&rows.iter().map(row).collect::<Vec<_>>());
+    }
+
+    /// The draws, when all that is enqueued has run.
+    pub(crate) fn draws(&self) -> Vec<abi::Draw> {
+        let draws = self.stream.clone_dtoh(&self.draws).unwrap();
+        self.stream.synchronize().unwrap();
+        draws
+    }
+}
+
+/// A head copied to the first GPU, and a sampler that reads it there.
+pub(crate) struct Copied {
+    pub(crate) sampler: DeviceSampler,
+    pub(crate) stream: Arc<CudaStream>,
+    _head: (CudaSlice<u8>, Option<CudaSlice<f32>>),
+}
+
+/// A matrix row after row in device memory, and the memory.
+pub(crate) fn copied(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> (CudaSlice<u8>, DeviceMatrix) {
+    let (rows, cols, dtype) = (matrix.rows(), matrix.cols(), matrix.dtype());
+    let mut bytes: Vec<u8> = (0..rows).flat_map(|row| matrix.row_bytes(row).iter().copied()).collect();
+    bytes.resize(bytes.len().max(16), 0);
+    let memory = stream.clone_htod(&bytes).unwrap();
+    let address = DeviceAddress::of(&memory, stream);
+    (memory, DeviceMatrix { address, dtype, rows, cols, row_stride: cols })
+}
+
+impl Copied {
+    pub(crate) fn new(head: Head<'_>, plan: Plan) -> Result<Self, CudaError> {
+        let device = Device::new(0)?;
+        // As an engine has them, in a context of its own over the same GPU.
+        let stream = CudaContext::new(0).unwrap().per_thread_stream();
+        let tokens = head.tokens();
+        let rows = head.weight_row(tokens.start)..head.weight_row(tokens.start) + tokens.len();
+        let (memory, weight) = copied(head.weight().row_range(rows.clone()), &stream);
+        let bias = head.bias().map(|bias| stream.clone_htod(&bias[rows]).unwrap());
+        stream.synchronize().unwrap();
+        let on_device = DeviceHead {
+            weight,
+            first_token: tokens.start,
+            bias: bias.as_ref().map(|bias| DeviceAddress::of(bias, &stream)),
+            soft_cap: head.soft_cap(),
+            scale: head.scale(),
+        };
+        // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are dropped after the sampler.
+        let sampler = unsafe { DeviceSampler::new(on_device, head.vocab_size(), plan, &device) }?;
+        Ok(Copied { sampler, stream, _head: (memory, bias) })
+    }
+}
+
+impl PerturbedArgmax for Copied {
+    fn capabilities(&self) -> Capabilities {
+        self.sampler.capabilities()
+    }
+
+    fn shape(&self) -> Shape {
+        self.sampler.shape()
+    }
+
+    fn plan(&self) -> Plan {
+        self.sampler.plan()
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        let (_memory, hidden) = copied(input, &self.stream);
+        // SAFETY: the hidden states were enqueued on the same stream and live until the call, which waits, returns.
+        unsafe { self.sampler.sample(&self.stream, &hidden, rows, out) }
+    }
+}
