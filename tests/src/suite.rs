@@ -2,13 +2,29 @@
 
 use crate::factory::SamplerFactory;
 use crate::laws;
-use crate::trial::Trial;
+use crate::trial::{Effort, Trial};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The environment switch: words, separated by commas; a factory with one of them in its name must not be skipped.
 pub const REQUIRE: &str = "FLASH_SAMPLING_REQUIRE";
+
+/// The environment switch for more draws in tests: `quick` or `full`, as [`Effort`] says; without it, a sample.
+pub const EFFORT: &str = "FLASH_SAMPLING_EFFORT";
+
+/// How much work the statistical laws do in tests.
+///
+/// # Panics
+/// When [`EFFORT`] names none.
+pub fn effort() -> Effort {
+    match std::env::var(EFFORT).as_deref() {
+        Err(_) | Ok("sample") => Effort::Sample,
+        Ok("quick") => Effort::Quick,
+        Ok("full") => Effort::Full,
+        Ok(other) => panic!("{EFFORT} is sample, quick or full, not {other}"),
+    }
+}
 
 /// The names whose skip was printed.
 static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
@@ -57,7 +73,7 @@ pub fn drop_alone<T>(value: T) {
 pub fn check(factory: &dyn SamplerFactory, law: &str) {
     let law = laws::ALL.iter().find(|l| l.name == law).expect("the macro names laws of the table");
     if runs(&factory.name(), factory.unavailable(), laws::ALL.len()) {
-        match law.check(&Trial::new(factory)) {
+        match law.check(&Trial { effort: effort(), ..Trial::new(factory) }) {
             Ok(report) => println!("{report}"),
             Err(failure) => panic!("{failure}"),
         }

@@ -11,7 +11,9 @@ use flash_sampling_core::{Capabilities, DType, Draw, Head, Matrix, PerturbedArgm
 /// How much work the statistical laws do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Effort {
-    /// Seconds for all laws: what the tests run.
+    /// A quarter of the draws: what the tests run (see [`suite::effort`](crate::suite::effort)).
+    Sample,
+    /// Seconds for all laws.
     #[default]
     Quick,
     /// Sixteen times the draws.
@@ -49,6 +51,7 @@ impl<'a> Trial<'a> {
             depends.set(true);
         }
         match self.effort {
+            Effort::Sample => quick.div_ceil(4),
             Effort::Quick => quick,
             Effort::Full => 16 * quick,
         }

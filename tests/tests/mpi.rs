@@ -5,8 +5,9 @@
 
 mod backends;
 
-use backends::{Cpu, Kind, boxed};
-use flash_sampling_conformance::laws::{self, uneven_starts};
+use backends::{Cpu, Kind, boxed, shard_plan, shard_starts};
+use flash_sampling_conformance::laws;
+use flash_sampling_conformance::suite::effort;
 use flash_sampling_conformance::{BuildError, SamplerFactory, Trial};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Head, PerturbedArgmax, Plan};
@@ -104,7 +105,7 @@ fn rank(suite: Suite) -> ExitCode {
     assert_eq!(mpi.world(), suite.world);
     let factory = Ranks { suite, number, mpi: Shared(Arc::new(Mutex::new(mpi))) };
     for law in laws::ALL {
-        let found = catch_unwind(AssertUnwindSafe(|| law.check(&Trial::new(&factory))));
+        let found = catch_unwind(AssertUnwindSafe(|| law.check(&Trial { effort: effort(), ..Trial::new(&factory) })));
         let why = match found {
             Ok(Ok(_)) => continue,
             Ok(Err(failure)) => failure.to_string(),
@@ -159,11 +160,7 @@ struct Ranks {
 
 impl Ranks {
     fn starts(&self, head: &Head<'_>) -> Vec<u32> {
-        let tokens = head.tokens();
-        match self.suite.world {
-            4 => uneven_starts(tokens.start, tokens.end),
-            n => (0..n).map(|k| tokens.start + (tokens.len() * k / n) as u32).collect(),
-        }
+        shard_starts(head, (self.suite.world != 4).then_some(self.suite.world as u32))
     }
 }
 
@@ -191,13 +188,9 @@ impl SamplerFactory for Ranks {
 
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
         let merge = self.suite.merge;
-        let shard_plan = match merge {
-            ShardMerge::LogMass => Plan { max_logprobs: Some(plan.max_logprobs.unwrap_or(0)), ..plan },
-            _ => plan,
-        };
         let options = ShardOptions { check_tokens: true, ..ShardOptions::new(merge) };
         let shard = head.split(&self.starts(&head)).swap_remove(self.number);
-        let local = LOCAL.build(shard, shard_plan)?;
+        let local = LOCAL.build(shard, shard_plan(merge, plan))?;
         let join = || -> Result<_, ShardError> { ShardSampler::new(local, self.mpi.clone(), options)?.with_plan(plan) };
         boxed(join())
     }

@@ -28,7 +28,7 @@ pub struct VerifyArgs {
 }
 
 const EFFORTS: &[(&str, &str, Effort)] =
-    &[("quick", "as many draws as the tests", Effort::Quick), ("full", "sixteen times as many", Effort::Full)];
+    &[("quick", "four times the draws of the tests", Effort::Quick), ("full", "sixteen times as many", Effort::Full)];
 
 /// All laws for the help, each with its promise.
 pub(super) fn list() -> String {
