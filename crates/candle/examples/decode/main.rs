@@ -4,8 +4,8 @@
 //! candle's matmul and our sampler of logits.
 //!
 //! ```sh
-//! cargo run --release -p flash-sampling-candle --example decode -- [MODEL [SEQUENCES [CONTEXT [STEPS [DEVICE]]]]]
-//! cargo run --release -p flash-sampling-candle --features cuda --example decode -- 1.7b,8b 1,8,64 256 50 gpu
+//! cargo run --profile bench -p flash-sampling-candle --example decode -- [MODEL [SEQUENCES [CONTEXT [STEPS [DEVICE]]]]]
+//! cargo run --profile bench -p flash-sampling-candle --features cuda --example decode -- 1.7b,8b 1,8,64 256 50 gpu
 //! ```
 //! On the GPU in bf16; on the CPU in float32, since candle multiplies no bf16 there. The ways take
 //! turns at every step, each with a cache of its own. Medians; "head and draw" is timed in steps of its own, between waits
