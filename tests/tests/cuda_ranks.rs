@@ -317,7 +317,7 @@ fn ranks_that_are_called_with_other_types_are_named() {
         let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
         let error = sampler.sample(problems[rank].input(), &rows, &mut Samples::new()).unwrap_err();
         let (other, [mine, theirs]) = (1 - rank, [types[rank], types[1 - rank]]);
-        let says = format!("shard {other} has hidden states of {theirs:?}, but {mine:?} is expected");
+        let says = format!("shard {other} has hidden states of type {theirs:?}, but shard {rank} has {mine:?}");
         assert_eq!(said(error), says);
     };
     two_ranks(problems[0].head(), plan, TIME_LIMIT, Gpus::One, CudaRankOptions::default(), of_rank);

@@ -361,7 +361,7 @@ impl Scan for Reference<'_> {
             let logits = match transformed(&row, &raw, first) {
                 Ok(logits) => logits,
                 // Other shards may have a finite logit.
-                Err(RowError::NoFiniteLogit) => Vec::new(),
+                Err(RowError::NoFiniteLogit) => vec![f32::NEG_INFINITY; raw.len()],
                 Err(error) => {
                     let is_raw = !raw.iter().all(|&logit| logit < f32::INFINITY);
                     let stage = if is_raw { Stage::Raw } else { Stage::Transformed };

@@ -17,8 +17,9 @@ fn rows(mask: &[u32]) -> [RowParams<'_>; 6] {
     [drawn, RowParams { seed: 12, ..drawn }, greedy, greedy, all, RowParams { position: 4, ..all }]
 }
 
-/// What a shard contributes to a row: the winner of each draw, and the masses. `None` = it has no token to offer.
-type Part = Option<(Vec<Winner>, MassHistogram)>;
+/// What a shard contributes to a row: the winner of each draw, and the masses, if its sampler has them. `None` = it has no
+/// token to offer.
+type Part = Option<(Vec<Winner>, Option<MassHistogram>)>;
 
 fn parts(trial: &Trial<'_>, head: Head<'_>, problem: &Problem, rows: &[RowParams<'_>]) -> Result<Vec<Part>, Broken> {
     let mut out = Samples::new();
@@ -31,8 +32,12 @@ fn parts(trial: &Trial<'_>, head: Head<'_>, problem: &Problem, rows: &[RowParams
         .map(|row| match row {
             Ok(row) => {
                 let winners = row.draws.iter().map(|d| Winner::new(d.score, d.token)).collect();
-                let mass = row.mass.ok_or(Broken("log-probabilities were asked for, but there is no mass".into()))?;
-                Ok(Some((winners, mass.clone())))
+                ensure!(row.log_z.is_some(), "log-probabilities were asked for, but there is no log Z");
+                ensure!(
+                    row.mass.is_some() == trial.factory.has_masses(),
+                    "the masses of log-probabilities are missing, or there where they should not be"
+                );
+                Ok(Some((winners, row.mass.cloned())))
             }
             Err(RowError::NoFiniteLogit) => Ok(None),
             Err(e) => Err(Broken(format!("shard {:?}: {e}", head.tokens()))),
@@ -44,7 +49,9 @@ fn merge(a: Part, b: Part) -> Part {
     match (a, b) {
         (Some((mut winners, mut mass)), Some((others, other))) => {
             winners.iter_mut().zip(others).for_each(|(w, o)| *w = w.merge(o));
-            mass.merge(&other);
+            if let (Some(mass), Some(other)) = (&mut mass, other) {
+                mass.merge(&other);
+            }
             Some((winners, mass))
         }
         (a, b) => a.or(b),
@@ -100,9 +107,11 @@ pub(super) fn partitions_merge_to_the_same_winner(trial: &Trial<'_>, report: &mu
                 let shards: Vec<Part> = shards.iter().map(|shard| shard[r].clone()).collect();
                 for merged in merge_orders(&shards) {
                     let (merged, whole) = (merged.as_ref(), whole[r].as_ref());
-                    let log_z = |p: Option<&(Vec<Winner>, MassHistogram)>| p.map(|p| p.1.log_z().to_bits());
+                    let log_z = |p: Option<&(Vec<Winner>, Option<MassHistogram>)>| {
+                        p.and_then(|(_, mass)| mass.as_ref()).map(|mass| mass.log_z().to_bits())
+                    };
                     ensure!(log_z(merged) == log_z(whole), "{name}, row {r}, split {starts:?}: log Z differs");
-                    let winners = |p: Option<&(Vec<Winner>, MassHistogram)>| p.map(|p| p.0.clone());
+                    let winners = |p: Option<&(Vec<Winner>, Option<MassHistogram>)>| p.map(|p| p.0.clone());
                     ensure!(
                         !(pathwise || row.temperature == 0.0) || winners(merged) == winners(whole),
                         "{name}, row {r}, split {starts:?}: {:?} against {:?}",

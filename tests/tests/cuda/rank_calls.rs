@@ -44,7 +44,7 @@ pub(crate) fn are_told_what_differs(exchange: GpuExchange, gpus: Gpus) {
             let says = format!("shard {} was called with other parameters for row 1: {what}", 1 - rank);
             assert_eq!(failure(&with([rows[1], other][rank])), Some(says));
         }
-        let says = format!("shard {} was called with {} rows, this one with {}", 1 - rank, 3 - rank, 2 + rank);
+        let says = format!("shard {} has row count {}, but shard {rank} has {}", 1 - rank, 3 - rank, 2 + rank);
         assert_eq!(failure(&rows[..2 + rank]), Some(says));
     });
 }
