@@ -59,7 +59,7 @@ impl Granule {
 
     /// Returns the leader's Gumbel.
     ///
-    /// Rounding of the logarithm makes the Gumbel of another token at most 1e-5 larger.
+    /// Rounding of the logarithm makes the Gumbel of another token at most 1.2e-5 larger.
     #[inline(always)]
     pub fn largest_gumbel(&self) -> f32 {
         -ln(self.minimum)

@@ -114,6 +114,7 @@ struct DrawEpilogue {
             float d[4];
             read_quad(tile, c, t, shift == 0, d);
             const float limit = shared.limits[c][granule_of_tile(first, first + t)];
+            // A token beyond the tile has -inf: it passes only a limit that is NaN, and its score then wins nothing.
             u32 left = 0;
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) left |= d[j] <= limit ? 0 : 1u << j;

@@ -28,7 +28,7 @@ struct Granule {
         return add_rn(minimum, exponential(u01_open_coarse<32>(word())));
     }
 
-    // The leader's Gumbel. The other tokens' are at most 1e-5 larger, by the rounding of the logarithm.
+    // The leader's Gumbel. The other tokens' are at most 1.2e-5 larger, by the rounding of the logarithm.
     FS_FUNCTION float largest_gumbel() const { return -outer_ln(minimum); }
 };
 
