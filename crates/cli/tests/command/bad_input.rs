@@ -305,8 +305,7 @@ fn a_knob_that_a_variant_lacks_names_the_flag_and_an_alternative() {
 #[test]
 fn a_backend_or_instruction_set_that_is_missing_is_refused() {
     let (_files, head) = small_head();
-    #[cfg(not(feature = "cuda"))]
-    {
+    if !has_cuda() {
         let says = "this build has no feature 'cuda': build with --features cuda";
         run(&with(&head, "--backend cuda")).assert_refused(says);
         // Before any log line about a head.
