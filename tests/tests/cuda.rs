@@ -29,8 +29,8 @@ mod layouts;
 mod log_z;
 #[path = "cuda/raw.rs"]
 mod raw;
-#[path = "cuda/surveys.rs"]
-mod surveys;
+#[path = "cuda/shard_scans.rs"]
+mod shard_scans;
 #[path = "cuda/top_p.rs"]
 mod top_p;
 #[path = "cuda/top_p_alone.rs"]

@@ -85,7 +85,7 @@ fn reused_maxima_are_the_tiled_draws() {
 
 /// Device memory, the caller's stream, a graph whose replays read new positions, log Z, and all rules.
 #[test]
-fn captured_calls_draw_by_every_rule_and_tell_log_z() {
+fn captured_calls_draw_by_every_rule_with_log_z() {
     if !Gpu::Online(GROUP).runs() {
         return;
     }

@@ -1,5 +1,5 @@
-//! The suite on shards on GPUs whose draws meet there, and what only they promise. Several ranks on one GPU run wherever
-//! there is one and `CUDA_DEVICE_MAX_CONNECTIONS` is 32; a GPU for each rank where there are so many.
+//! The suite on shards on GPUs whose draws meet there, and what only they promise. Several ranks on one GPU run
+//! wherever there is one and `CUDA_DEVICE_MAX_CONNECTIONS` is 32; a GPU for each rank where there are so many.
 //! `FLASH_SAMPLING_REQUIRE=peers,nccl` asks for all of them.
 
 mod backends;
@@ -43,15 +43,16 @@ suite!(nccl_8, ranks(GpuExchange::Nccl, Gpus::Each, Some(8)));
 suite!(peers_uneven, ranks(GpuExchange::Peers, Gpus::Each, None));
 suite!(nccl_uneven, ranks(GpuExchange::Nccl, Gpus::Each, None));
 
-/// Whether tests of ranks that share a GPU run here, and leave to use it alone: one waits for another within a time limit.
+/// Whether tests of ranks that share a GPU run here, and leave to use it alone: one waits for another within a time
+/// limit.
 fn runs_here() -> Option<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
     let one = ranks(GpuExchange::Peers, Gpus::One, Some(2));
     runs(&one.name(), one.unavailable(), 1).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Inputs with sums that are rounded, every knob, lists and errors among them. Few ranks: the driver gives the streams of
-/// many a common queue, in which a rank's copy can stand before what it waits for.
+/// Inputs with sums that are rounded, every knob, lists and errors among them. Few ranks: the driver gives the streams
+/// of many a common queue, in which a rank's copy can stand before what it waits for.
 #[test]
 fn draws_are_those_of_one_gpu_to_the_last_bit() {
     if let Some(_alone) = runs_here() {
@@ -101,7 +102,7 @@ fn filters_that_ranks_decide_are_those_of_one_gpu_at_the_edges() {
     rank_filters::are_those_of_one_gpu_at_the_edges(&two_devices());
 }
 
-/// A GPU each, where there are two.
+/// One GPU per rank, if there are two GPUs.
 fn two_devices() -> [Arc<Device>; 2] {
     let device = Device::new(0).unwrap();
     [device.clone(), Device::new(1).unwrap_or(device)]
@@ -114,12 +115,12 @@ fn ranks_whose_hidden_states_have_other_types_than_others_filters_are_named() {
 }
 
 #[test]
-fn ranks_that_decide_a_row_in_another_way_are_named() {
+fn ranks_that_filter_a_row_in_another_launch_are_named() {
     let Some(_alone) = runs_here() else { return };
-    rank_filters::are_named_where_ways_differ(&two_devices());
+    rank_filters::are_named_where_launches_differ(&two_devices());
 }
 
-/// By the sampler: in its first call with filters by the transport, later by the exchange; and the group goes on.
+/// The transport names the ranks in the first call with filters, the exchange in later calls. The group continues.
 #[test]
 fn ranks_with_filters_that_are_called_with_other_types_are_named() {
     let Some(_alone) = runs_here() else { return };
@@ -172,8 +173,8 @@ fn draws_by_nccl_are_those_of_one_gpu() {
     }
 }
 
-/// Has a GPU load what a call of ranks needs: what is loaded while a rank waits for another on the same GPU can stand behind
-/// it.
+/// Has a GPU load what a call of ranks needs: what is loaded while a rank waits for another on the same GPU can stand
+/// behind it.
 fn load_kernels(problem: &Problem, plan: Plan) {
     load_kernels_of(problem, plan, &vec![RowParams::default(); problem.input().rows()]);
 }
@@ -245,7 +246,8 @@ fn a_rank_that_leaves_nccl_is_named_by_the_transport() {
     }
 }
 
-/// It is alive, and does not come to the call. Of more than two ranks the library cannot tell which, but the transport can.
+/// It is alive, and does not come to the call. Of more than two ranks the library cannot tell which, but the transport
+/// can.
 #[test]
 fn a_rank_that_hangs_is_named_within_the_time_limit() {
     for (exchange, world) in [(GpuExchange::Nccl, 2), (GpuExchange::Nccl, 3), (GpuExchange::Peers, 2)] {
@@ -259,7 +261,8 @@ fn a_rank_that_hangs_is_named_within_the_time_limit() {
 }
 
 /// A rank fails before the exchange; when it tries again, what the other sent for the call before is not taken for an
-/// answer. The other has asked over the transport in its time, in vain, and does not call again: what it asked is there.
+/// answer. The other has asked over the transport in its time, in vain, and does not call again: what it asked is
+/// there.
 #[test]
 fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
     let Some(_alone) = runs_here() else { return };
@@ -299,13 +302,13 @@ fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
     });
 }
 
-/// What a call's failure says.
+/// The text of a failed call's error.
 fn said(error: SampleError) -> String {
     let SampleError::Backend { source, .. } = error else { panic!("{error}") };
     source.to_string()
 }
 
-/// Hidden states of other types, whose roundings differ.
+/// The types of hidden states differ, and so do their roundings.
 #[test]
 fn ranks_that_are_called_with_other_types_are_named() {
     let Some(_alone) = runs_here() else { return };
@@ -323,40 +326,40 @@ fn ranks_that_are_called_with_other_types_are_named() {
     two_ranks(problems[0].head(), plan, TIME_LIMIT, Gpus::One, CudaRankOptions::default(), of_rank);
 }
 
-/// Parameters of a row, what is in its lists, and numbers of rows, that differ; and the group goes on.
+/// Parameters, contents of lists, or numbers of rows differ. The group continues after each mismatch.
 #[test]
-fn ranks_that_are_called_otherwise_are_told_what_differs() {
+fn ranks_with_mismatched_calls_name_the_parameter() {
     if let Some(_alone) = runs_here() {
-        rank_calls::are_told_what_differs(GpuExchange::Peers, Gpus::One);
+        rank_calls::mismatched_calls_are_named(GpuExchange::Peers, Gpus::One);
     }
     let two = ranks(GpuExchange::Nccl, Gpus::Each, Some(2));
     if runs(&two.name(), two.unavailable(), 1) {
-        rank_calls::are_told_what_differs(GpuExchange::Nccl, Gpus::Each);
+        rank_calls::mismatched_calls_are_named(GpuExchange::Nccl, Gpus::Each);
     }
 }
 
 #[test]
 fn a_rank_that_came_too_late_to_a_call_is_named() {
     if let Some(_alone) = runs_here() {
-        rank_calls::are_told_that_one_came_too_late();
+        rank_calls::late_ranks_are_named();
     }
 }
 
 #[test]
-fn ranks_that_share_a_gpu_make_room_for_long_lists_together() {
+fn ranks_that_share_a_gpu_allocate_room_for_long_lists() {
     if let Some(_alone) = runs_here() {
-        rank_calls::long_lists_are_made_room_for(2);
+        rank_calls::room_for_long_lists_is_allocated(2);
     }
 }
 
-/// One call goes by the host, of log-probabilities, of a filter that GPUs do not decide or of a list, and the other by the GPUs.
+/// One rank's call uses the transport (log-probabilities, an unsupported filter, a list); the other call uses the GPUs.
 #[test]
-fn ranks_of_which_one_goes_by_the_host_are_told_what_differs_within_the_time_limit() {
+fn ranks_name_the_parameter_of_a_mismatched_host_call_within_the_time_limit() {
     if let Some(_alone) = runs_here() {
-        rank_calls::are_told_what_differs_where_one_goes_by_the_host(GpuExchange::Peers, Gpus::One);
+        rank_calls::mismatched_host_calls_are_named(GpuExchange::Peers, Gpus::One);
     }
     let two = ranks(GpuExchange::Nccl, Gpus::Each, Some(2));
     if runs(&two.name(), two.unavailable(), 1) {
-        rank_calls::are_told_what_differs_where_one_goes_by_the_host(GpuExchange::Nccl, Gpus::Each);
+        rank_calls::mismatched_host_calls_are_named(GpuExchange::Nccl, Gpus::Each);
     }
 }

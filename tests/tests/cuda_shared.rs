@@ -56,7 +56,8 @@ fn results_are_those_of_the_sampler_over_host_memory() {
     }
 }
 
-/// A thread that has never used the GPU has no current context, and rows of few draws stand beside rows of many with filters.
+/// A thread that has never used the GPU has no current context, and rows of few draws stand beside rows of many with
+/// filters.
 #[test]
 fn a_call_on_a_fresh_thread_draws_the_same() {
     if !Gpu::Shared.runs() {
@@ -90,10 +91,10 @@ fn a_call_on_a_fresh_thread_draws_the_same() {
     assert_same(&found, &want, "on a fresh thread");
 }
 
-/// Every filter of a call may be told by lists, and those of equal logits tell nothing: they are launched once more, and what
-/// stored logits leave open too is asked.
+/// Every filter of a call may be told by lists, and those of equal logits tell nothing: they are launched once more,
+/// and what stored logits leave open too is asked.
 #[test]
-fn rows_whose_lists_do_not_tell_have_the_reference_bits() {
+fn rows_that_lists_do_not_decide_have_the_reference_bits() {
     if !Gpu::Shared.runs() {
         return;
     }

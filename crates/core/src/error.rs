@@ -1,9 +1,9 @@
-//! What can go wrong, by whom: the head, the call, or one row of it.
+//! The errors of a head, a call, or a row.
 
 use crate::params::knob::Knob;
 use core::fmt;
 
-/// Where a bad logit was found, in the order in which bad logits count.
+/// The stage of a bad logit, in the order of precedence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Before the row's transforms.
@@ -13,10 +13,10 @@ pub enum Stage {
     Transformed,
 }
 
-/// A row's error, and where its bad logit was found.
+/// A row's error, and the stage of its bad logit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagedError {
-    /// Of an error that names no logit: [`Stage::Transformed`].
+    /// The stage of the bad logit; [`Stage::Transformed`] for an error without a logit.
     pub stage: Stage,
     /// The error.
     pub error: RowError,
@@ -30,8 +30,10 @@ impl StagedError {
         }
     }
 
-    /// The error that a row has of two: a raw logit counts before a transformed one, then the lower token, and any logit before
-    /// an error that names none; of two of these, `a`.
+    /// The error of a row with two errors.
+    ///
+    /// A raw logit precedes a transformed logit, then the lower token comes first. Errors of logits precede other
+    /// errors. Of two other errors, the result is `a`.
     pub fn first(a: Option<StagedError>, b: Option<StagedError>) -> Option<StagedError> {
         match (a, b) {
             (Some(a), Some(b)) => Some(if b.rank() < a.rank() { b } else { a }),
@@ -40,10 +42,10 @@ impl StagedError {
     }
 }
 
-/// Why one row has no draw. The other rows of the call are not affected.
+/// The reason why a row has no draw. The error does not affect the other rows of the call.
 ///
-/// Where several logits of a row are bad, a raw one is named before one that a transform made, then the lowest token; over
-/// shards too.
+/// If several logits of a row are bad, the error names the raw logit before a transformed logit, then the lowest token.
+/// The same holds over shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RowError {
@@ -62,25 +64,25 @@ pub enum RowError {
         /// The lowest such token.
         token: u32,
     },
-    /// More draws without replacement than tokens that masks, bans and filters leave.
+    /// A row requests more draws without replacement than tokens remain after masks, bans and filters.
     #[error("{draws} draws without replacement from {available} token{} that can be drawn", if *available == 1 { "" } else { "s" })]
     SupportTooSmall {
-        /// Draws asked for.
+        /// The requested number of draws.
         draws: u32,
-        /// Tokens that could be drawn.
+        /// The number of remaining tokens.
         available: u32,
     },
-    /// A knob's number means nothing.
+    /// A knob's value is out of range.
     #[error("{knob} is {value}, but must be {range}")]
     OutOfRange {
         /// The knob.
         knob: Knob,
         /// Its value.
         value: KnobValue,
-        /// What it must be.
+        /// The valid range.
         range: &'static str,
     },
-    /// A knob names a token that there is not.
+    /// A knob names a token outside the vocabulary.
     #[error("{knob} names token {token}, but the vocabulary has size {vocab_size}")]
     UnknownToken {
         /// The knob.
@@ -90,29 +92,29 @@ pub enum RowError {
         /// Tokens of the vocabulary.
         vocab_size: u32,
     },
-    /// A knob's value means nothing for another reason.
+    /// A knob's value is invalid for another reason.
     #[error("{knob} {reason}")]
     Invalid {
         /// The knob.
         knob: Knob,
-        /// What is wrong with it.
+        /// The fault.
         reason: &'static str,
     },
-    /// A knob that this backend or variant cannot do.
+    /// This backend or variant does not support a knob.
     #[error("{knob} is not supported by this sampler; {alternative} has it")]
     Unsupported {
         /// The knob.
         knob: Knob,
-        /// What can do it: [`Capabilities::alternative`](crate::Capabilities::alternative).
+        /// A sampler with the knob: [`Capabilities::alternative`](crate::Capabilities::alternative).
         alternative: &'static str,
     },
-    /// A knob that needs room in the plan, which has none.
+    /// A knob needs room in the plan, and the plan has none.
     #[error("{knob} must be planned for: Plan::max_{knob} is none")]
     Unplanned {
         /// The knob.
         knob: Knob,
     },
-    /// A knob asks for more than was planned.
+    /// A knob's value exceeds the plan.
     #[error("{knob} is {asked}, but Plan::max_{knob} is {planned}")]
     BeyondPlan {
         /// The knob.
@@ -131,7 +133,7 @@ impl RowError {
     }
 }
 
-/// Why a whole call has no result.
+/// The reason why a whole call has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SampleError {
@@ -140,10 +142,10 @@ pub enum SampleError {
     Hidden {
         /// Columns of the input.
         found: usize,
-        /// What the head needs.
+        /// The head's hidden size.
         expected: usize,
     },
-    /// One set of row parameters per row, please.
+    /// The numbers of rows and of row parameters differ.
     #[error("{params} row parameters for {rows} rows")]
     RowCount {
         /// Rows of the input.
@@ -159,24 +161,24 @@ pub enum SampleError {
         /// The plan's limit.
         max_rows: usize,
     },
-    /// A knob of the plan that this backend or variant cannot do.
+    /// This backend or variant does not support a knob of the plan.
     #[error("{knob} is not supported by this sampler")]
     Unsupported {
         /// The knob.
         knob: Knob,
     },
-    /// The backend failed; the source says how.
+    /// The backend failed, for the reason in `source`.
     #[error("{backend} failed")]
     Backend {
-        /// Which backend.
+        /// The backend's name.
         backend: &'static str,
-        /// Its own error.
+        /// The backend's own error.
         #[source]
         source: Box<dyn core::error::Error + Send + Sync>,
     },
 }
 
-/// Why a matrix or an LM head cannot be used.
+/// The reason why a matrix or an LM head cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeadError {
@@ -189,9 +191,9 @@ pub enum HeadError {
         cols: usize,
         /// Elements from one row to the next.
         row_stride: usize,
-        /// Bytes that takes.
+        /// The required bytes.
         needed: usize,
-        /// Bytes there are.
+        /// The actual bytes.
         found: usize,
     },
     /// A dimension is zero, too large, or its stride is smaller than its row.
@@ -203,7 +205,7 @@ pub enum HeadError {
         cols: usize,
         /// Elements from one row to the next.
         row_stride: usize,
-        /// What is wrong.
+        /// The fault.
         reason: &'static str,
     },
     /// The head's bias has another length than its weight has rows.
@@ -223,21 +225,21 @@ pub enum HeadError {
     /// `scale` and `soft_cap` must be finite and positive.
     #[error("{what} = {value} cannot be used")]
     Factor {
-        /// Which one.
+        /// The name of the factor.
         what: &'static str,
-        /// Its value's bits, as a float.
+        /// The factor's value.
         value: FloatBits,
     },
-    /// A head cannot use so many tokens of its vocabulary.
+    /// A head has fewer tokens than it is to use, or is to use none.
     #[error("vocab_size is {vocab_size}, but the head's vocabulary has {most} tokens: it must be 1 to {most}")]
     VocabSize {
         /// The tokens to use.
         vocab_size: usize,
-        /// The tokens that there are.
+        /// The tokens of the head.
         most: usize,
     },
-    /// A vocabulary of no tokens or of more than 2^32 - 2, rows with ids beyond that, or, where rows beyond the vocabulary are
-    /// not allowed (the shared sampler on GPUs), fewer tokens than rows.
+    /// A vocabulary has no tokens, or more than 2^32 - 2, or a row's id exceeds this limit. Samplers that allow no rows
+    /// beyond the vocabulary also refuse a vocabulary with fewer tokens than rows.
     #[error("{}", wrong_vocab(*vocab_size, *vocab_start, *vocab_end))]
     Vocab {
         /// The vocabulary's size.
@@ -250,20 +252,20 @@ pub enum HeadError {
 }
 
 fn wrong_vocab(vocab_size: usize, vocab_start: usize, vocab_end: usize) -> String {
-    // The largest id is the mark of no winner.
+    // The largest id means that there is no winner.
     let most = u32::MAX as usize - 1;
     match () {
         () if vocab_size == 0 => "a vocabulary of 0 tokens has none to draw".into(),
         () if vocab_size > most => format!("a vocabulary of {vocab_size} tokens is too large: {most} are the most"),
         () => {
-            // Rows beyond the vocabulary are padding, but with ids of their own.
+            // Rows beyond the vocabulary are padding, and still have ids.
             let limit = if vocab_end > most { most } else { vocab_size };
             format!("the weight's rows are tokens {vocab_start}..{vocab_end}, but must end at {limit} at most")
         }
     }
 }
 
-/// The number of a knob.
+/// The value of a knob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KnobValue {
@@ -312,7 +314,7 @@ impl fmt::Debug for FloatBits {
 
 impl fmt::Display for FloatBits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // With an exponent where that is shorter.
+        // With an exponent if that is shorter.
         fmt::Debug::fmt(&f32::from_bits(self.0), f)
     }
 }

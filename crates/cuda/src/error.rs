@@ -1,4 +1,4 @@
-//! Why there is no CUDA sampler, or why a call failed.
+//! The errors of CUDA samplers.
 
 use crate::probe::Probe;
 use core::time::Duration;
@@ -6,19 +6,19 @@ use cudarc::driver::DriverError;
 use flash_sampling_core::Knob;
 use std::path::PathBuf;
 
-/// Why there is no CUDA sampler, or why a call failed.
+/// An error of a CUDA sampler's construction or of a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// The machine lacks a library or a GPU; the probe says what was found.
+    /// The machine lacks a library or a GPU.
     #[error("CUDA is unavailable: {reason} (on this machine: {probe})")]
     Unavailable {
         /// What is missing.
         reason: String,
-        /// What was looked for and found.
+        /// The libraries and GPUs of this machine.
         probe: Box<Probe>,
     },
-    /// The run-time compiler's library cannot be loaded, and the work is compiling.
+    /// The run-time compiler's library cannot be loaded, and a kernel must be compiled.
     #[error("the compiler library libnvrtc cannot be loaded; tried on the loader's path: {}", .tried.join(", "))]
     NoCompiler {
         /// The names that were tried.
@@ -35,7 +35,7 @@ pub enum CudaError {
     /// The driver failed.
     #[error("the CUDA driver failed to {action}: {name} ({code})")]
     Driver {
-        /// What was being done.
+        /// The failed action.
         action: &'static str,
         /// The driver's code, a `CUresult`.
         code: u32,
@@ -43,30 +43,30 @@ pub enum CudaError {
         name: String,
     },
     /// A folder for compiled kernels cannot be used.
-    #[error("kernels cannot be kept in {}: {reason}", folder.display())]
+    #[error("kernels cannot be stored in {}: {reason}", folder.display())]
     Folder {
         /// The folder.
         folder: PathBuf,
-        /// What the system says.
+        /// The system's error.
         reason: String,
     },
     /// NCCL failed.
     #[error("NCCL failed to {action}: {name}")]
     Nccl {
-        /// What was being done.
+        /// The failed action.
         action: &'static str,
         /// The library's code by name.
         name: String,
     },
-    /// A text that names no group of NCCL.
+    /// A text is not the id of an NCCL group.
     #[error("a group of NCCL is named by 256 hexadecimal digits")]
     NcclId,
-    /// No group of NCCL is named where one was looked for.
+    /// A file or environment variable has no id of an NCCL group.
     #[error("{place} names no group of NCCL: {reason}")]
     NoNcclId {
         /// The file or the environment variable.
         place: String,
-        /// What the system says, or what is wrong with the text.
+        /// The system's error, or the fault of the text.
         reason: String,
     },
     /// The run-time compiler refused a kernel.
@@ -76,10 +76,10 @@ pub enum CudaError {
         kernel: &'static str,
         /// The compiler's code, an `nvrtcResult`.
         code: u32,
-        /// What the compiler said.
+        /// The compiler's log.
         log: String,
     },
-    /// A knob of the plan that the sampler cannot do.
+    /// The sampler does not support a knob of the plan.
     #[error("{knob} is not supported by this CUDA sampler; `CudaTiled` has it")]
     Unsupported {
         /// The knob.
@@ -91,29 +91,29 @@ pub enum CudaError {
     /// Groups are multiples of 64 tokens.
     #[error("a group of {size} tokens cannot be used: it must be a positive multiple of 64")]
     GroupSize {
-        /// What was asked for.
+        /// The requested size.
         size: u32,
     },
-    /// The plan has none of something.
+    /// A limit of the plan is 0.
     #[error("{knob} of the plan is 0")]
     EmptyPlan {
         /// The knob.
         knob: Knob,
     },
-    /// More than the kernels can index, or than was planned.
+    /// A size exceeds the kernels' limit or the plan.
     #[error("{found} {what} are more than the kernel's {limit}")]
     TooLarge {
         /// Tokens, columns, rows or draws.
         what: &'static str,
-        /// How many there are.
+        /// The actual size.
         found: usize,
         /// The limit.
         limit: usize,
     },
-    /// A kernel wrote what it cannot have written; the driver reported nothing.
+    /// A kernel's output is impossible, although the driver reports no error.
     #[error("the GPU returned {what} that no row has")]
     Corrupt {
-        /// What was returned.
+        /// The impossible output.
         what: &'static str,
     },
     /// A rank cannot be part of the group.
@@ -121,13 +121,13 @@ pub enum CudaError {
     Rank {
         /// The rank.
         rank: usize,
-        /// What is wrong with it.
+        /// The reason.
         what: String,
     },
-    /// Ranks did not come to an exchange in time: they hang, were stopped, or died. The group is of no further use.
+    /// Ranks missed an exchange: they hang, were stopped, or died. The group is of no further use.
     #[error("{} did not come to the exchange within {limit:?}", list(ranks))]
     LateRanks {
-        /// The ranks, ascending; none where they are not known.
+        /// The ranks, ascending; empty if unknown.
         ranks: Vec<usize>,
         /// The time limit.
         limit: Duration,
@@ -135,25 +135,25 @@ pub enum CudaError {
     /// A rank was called with other rows or parameters than this one.
     #[error("{} was called with other parameters{}", one(rank), .row.map_or(String::new(), |row| format!(" for row {row}")))]
     OtherCall {
-        /// The rank, where that is known.
+        /// The rank, if known.
         rank: Option<usize>,
-        /// The row, where that is known; the first that was drawn, where what differs is the type of hidden states, a row's
-        /// lists, filters or penalties.
+        /// The row, if known. If the type of hidden states, or a row's lists, filters or penalties differ, the first
+        /// drawn row.
         row: Option<usize>,
     },
-    /// A call that an exchange between GPUs does not carry: log-probabilities, lists without replacement, canonical draws; or
-    /// filters where its ranks do not decide them.
+    /// The exchange between GPUs does not support a call: log-probabilities, lists without replacement, canonical
+    /// draws, or filters that its ranks do not support.
     #[error("the exchange between GPUs does not carry the call: {reason}")]
     NotTogether {
-        /// What is asked for, or what there is not.
+        /// The unsupported request, or the missing condition.
         reason: &'static str,
     },
-    /// A matrix in device memory that no kernel can read.
+    /// The kernels cannot read a matrix in device memory.
     #[error("the {what} in device memory cannot be used: {reason}")]
     Layout {
         /// Weight, bias, hidden states, logits, operands, rows, filters, draws, sources or log Z.
         what: &'static str,
-        /// What is wrong.
+        /// The fault.
         reason: &'static str,
     },
 }
@@ -172,7 +172,7 @@ fn one(rank: &Option<usize>) -> String {
 }
 
 impl CudaError {
-    /// For `map_err`: the driver's error, with what was being done.
+    /// For `map_err`: the driver's error during an action.
     pub(crate) fn driver(action: &'static str) -> impl Fn(DriverError) -> CudaError {
         move |DriverError(code)| CudaError::Driver { action, code: code as u32, name: format!("{code:?}") }
     }

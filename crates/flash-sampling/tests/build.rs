@@ -63,7 +63,7 @@ fn configurations_exact_in_distribution_follow_their_reference() {
 }
 
 #[test]
-fn the_merge_by_log_mass_keeps_the_plan_that_was_asked_for() {
+fn the_merge_by_log_mass_has_the_requested_plan() {
     let weight = weight();
     let variant = VariantConfig::Sharded { shards: 3, merge: ShardMerge::LogMass };
     let of = |backend| build(head(&weight), &config(backend, variant.clone())).unwrap();

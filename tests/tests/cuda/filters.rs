@@ -1,4 +1,4 @@
-//! Filters that the GPU decides, on rows that are long enough for all of its ways: few kept, many kept, ties, masks.
+//! Filters that the GPU decides, on rows that are long enough for every code path: few kept, many kept, ties, masks.
 
 use super::backends::gpu::{CHOICES, Gpu};
 use super::backends::{assert_same, assert_twice, reference};
@@ -71,8 +71,8 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
     }
 }
 
-/// A min-p too small to make a list, before or after a top-k that makes one: it keeps a few of the tokens of the list, and
-/// drops the others, which have a hundredth of the mass.
+/// A min-p too small to make a list, before or after a top-k that makes one: it keeps a few of the tokens of the list,
+/// and drops the others, which have a hundredth of the mass.
 #[test]
 fn a_small_min_p_acts_on_the_list_of_a_top_k() {
     if !runs_here() {
@@ -111,11 +111,10 @@ fn a_small_min_p_acts_on_the_list_of_a_top_k() {
     }
 }
 
-/// Small calls that take every way: lists whose cuts are guessed, stored logits, rows without filters beside them; and rows
-/// with top-p alone, which the largest of granules decide; and a min-p too small to make a list, beside one. The sanitizers look
-/// at it.
+/// Small calls for the sanitizers take every path: lists with an initial threshold, stored logits, rows without
+/// filters. Top-p alone is decided by block maxima. One row has a min-p that is too small for a list.
 #[test]
-fn a_small_call_takes_every_way_of_filters() {
+fn a_small_call_takes_every_filter_path() {
     if !runs_here() {
         return;
     }
@@ -180,9 +179,9 @@ fn filtered_draws_have_the_reference_bits_for_every_tile() {
     }
 }
 
-/// Each row of a call goes its own way: drawn at once, decided from a list, from stored logits, on the host.
+/// The rows of one call take different paths: the fused draw, a list, stored logits, the host.
 #[test]
-fn rows_of_one_call_have_the_reference_bits_whatever_the_others_ask_for() {
+fn rows_have_the_reference_bits_whatever_other_rows_request() {
     if !runs_here() {
         return;
     }
@@ -224,8 +223,8 @@ fn rows_of_one_call_have_the_reference_bits_whatever_the_others_ask_for() {
     }
 }
 
-/// As many tokens as language models have: the cut of a top-k is guessed from parts of the row, and the list is short; top-p is
-/// decided by as many blocks a row as there may be.
+/// As many tokens as language models have: the cut of a top-k is guessed from parts of the row, and the list is short;
+/// top-p is decided by as many blocks a row as there may be.
 #[test]
 fn lists_of_the_largest_logits_have_the_reference_bits_at_full_size() {
     if !runs_here() {

@@ -1,4 +1,4 @@
-//! Ranks on GPUs that are called otherwise than others.
+//! Mismatched and late calls of ranks on GPUs, and room for long lists.
 
 use super::{Gpus, load_kernels, load_kernels_of, ranks, said, two_ranks};
 use flash_sampling::{CudaRankOptions, GpuExchange};
@@ -9,7 +9,7 @@ use flash_sampling_cuda::{CudaTiled, Device};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub(crate) fn are_told_what_differs(exchange: GpuExchange, gpus: Gpus) {
+pub(crate) fn mismatched_calls_are_named(exchange: GpuExchange, gpus: Gpus) {
     let problem = Problem::integers(Size::new(3, 900, 64), DType::BF16, DType::BF16, 5);
     let plan = Plan { max_rows: 3, ..Plan::default() };
     let history = History::new(&[5, 9]);
@@ -49,8 +49,9 @@ pub(crate) fn are_told_what_differs(exchange: GpuExchange, gpus: Gpus) {
     });
 }
 
-/// Rank 1's call goes by the host. After each the group is done: the GPU of rank 0 missed the other.
-pub(crate) fn are_told_what_differs_where_one_goes_by_the_host(exchange: GpuExchange, gpus: Gpus) {
+/// The call of rank 1 uses the transport alone. The GPU of rank 0 then misses rank 1, so each group makes one such
+/// call.
+pub(crate) fn mismatched_host_calls_are_named(exchange: GpuExchange, gpus: Gpus) {
     let problem = Problem::integers(Size::new(3, 900, 64), DType::BF16, DType::BF16, 5);
     let plan = Plan { max_rows: 3, max_draws: 2, max_logprobs: Some(2), canonical: false };
     let rows = [1, 2, 3].map(|seed| RowParams { seed, ..RowParams::default() });
@@ -77,10 +78,10 @@ pub(crate) fn are_told_what_differs_where_one_goes_by_the_host(exchange: GpuExch
     }
 }
 
-/// Rank 1 comes when rank 0 has given the call up on its GPU, and draws alone. It learns so where it meets rank 0 over the
-/// transport, and rank 0 knows that nothing differs: when results are compared; in the next call by the host, of another
-/// position.
-pub(crate) fn are_told_that_one_came_too_late() {
+/// Rank 1 arrives after the timeout of rank 0's GPU, and still draws. Its next exchange over the transport with rank 0
+/// reports that rank 1 is late, and reports no mismatch. That exchange is the comparison of results, or the next call
+/// over the transport, at another position.
+pub(crate) fn late_ranks_are_named() {
     let problem = Problem::integers(Size::new(1, 900, 64), DType::BF16, DType::BF16, 5);
     let plan = Plan { max_logprobs: Some(2), ..Plan::default() };
     let row = RowParams { seed: 3, position: 7, ..RowParams::default() };
@@ -113,8 +114,8 @@ pub(crate) fn are_told_that_one_came_too_late() {
     }
 }
 
-/// Penalties and masks for which no rank has room at first, most of them of the first rank's tokens.
-pub(crate) fn long_lists_are_made_room_for(world: u32) {
+/// Penalties and masks that need more than the initial room of every rank, mostly on the first rank's tokens.
+pub(crate) fn room_for_long_lists_is_allocated(world: u32) {
     let count = 12;
     let problem = Problem::gaussian(Size::new(count, 20_003, 64), DType::BF16, DType::BF16, 5);
     let plan = Plan { max_rows: count, ..Plan::default() };
@@ -138,13 +139,13 @@ pub(crate) fn long_lists_are_made_room_for(world: u32) {
         .collect();
     load_kernels_of(&problem, plan, &calls[0]);
     load_kernels_of(&problem, plan, &calls[2]);
-    let mut together = ranks(GpuExchange::Peers, Gpus::One, Some(world)).build(problem.head(), plan).unwrap();
+    let mut sharded = ranks(GpuExchange::Peers, Gpus::One, Some(world)).build(problem.head(), plan).unwrap();
     for rows in &calls {
         let (mut want, mut found) = (Samples::new(), Samples::new());
         alone.sample(problem.input(), rows, &mut want).unwrap();
         let begun = Instant::now();
-        together.sample(problem.input(), rows, &mut found).unwrap();
-        // Nobody waited for a rank that allocates behind its wait.
+        sharded.sample(problem.input(), rows, &mut found).unwrap();
+        // No rank waited for an allocation that blocks behind a waiting rank.
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         for (found, want) in found.iter().zip(want.iter()) {
             assert_eq!(found.unwrap().draws, want.unwrap().draws);

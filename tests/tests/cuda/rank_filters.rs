@@ -167,8 +167,8 @@ pub(crate) fn are_those_of_one_gpu(devices: &[Arc<Device>]) {
     assert!(30 * left <= decided, "{left} rows left open, {decided} decided");
 }
 
-/// Equal logits on both of two ranks, rows without a logit that can be drawn beside others, shards of unequal lengths, one of
-/// which begins at no multiple of 4.
+/// Equal logits on both of two ranks, rows without a logit that can be drawn beside others, shards of unequal lengths,
+/// one of which begins at no multiple of 4.
 pub(crate) fn are_those_of_one_gpu_at_the_edges(devices: &[Arc<Device>; 2]) {
     const NONE: [u32; 188] = [0; 188];
     let plan = Plan { max_rows: 8, ..Plan::default() };
@@ -207,8 +207,8 @@ pub(crate) fn are_those_of_one_gpu_at_the_edges(devices: &[Arc<Device>; 2]) {
     assert!(!is_hopper || compared > 20, "{compared} rows compared");
 }
 
-/// Two ranks that are called with other filters, or with other temperatures behind the same ones, and then again with the
-/// same.
+/// Two ranks that are called with other filters, or with other temperatures behind the same ones, and then again with
+/// the same.
 pub(crate) fn are_named_where_they_differ(devices: &[Arc<Device>; 2]) {
     let plan = Plan { max_rows: 4, ..Plan::default() };
     let problem = Problem::gaussian(Size::new(4, 6000, 264), DType::BF16, DType::BF16, 5);
@@ -245,8 +245,8 @@ fn name_each_other(outcomes: Vec<Outcome>) {
     }
 }
 
-/// Two ranks with hidden states of other types, where one is not the weight's; and both with that one, which leave all rows
-/// open.
+/// Two ranks with hidden states of other types, where one is not the weight's; and both with that one, which leave all
+/// rows open.
 pub(crate) fn are_named_where_types_differ(devices: &[Arc<Device>; 2]) {
     let plan = Plan { max_rows: 4, ..Plan::default() };
     let of_type = |dtype| Problem::gaussian(Size::new(4, 6000, 264), DType::BF16, dtype, 5);
@@ -266,9 +266,9 @@ pub(crate) fn are_named_where_types_differ(devices: &[Arc<Device>; 2]) {
     }
 }
 
-/// Two ranks of which one has top-p alone where the other has a top-k: it makes the row's draw in another launch, and does
-/// not come to this one's.
-pub(crate) fn are_named_where_ways_differ(devices: &[Arc<Device>; 2]) {
+/// One rank has top-p alone in a row with a top-k on the other rank. The ranks draw this row in different launches, so
+/// each misses the other.
+pub(crate) fn are_named_where_launches_differ(devices: &[Arc<Device>; 2]) {
     let plan = Plan { max_rows: 4, ..Plan::default() };
     let problem = Problem::gaussian(Size::new(4, 6000, 264), DType::BF16, DType::BF16, 5);
     let mut group = Group::new(&problem, plan, devices);

@@ -42,7 +42,7 @@ fn texts_without_an_end_are_refused() {
 }
 
 #[test]
-fn flags_of_ranks_mean_something_only_together() {
+fn flags_of_ranks_require_a_transport() {
     let (_files, head) = small_head();
     assert_refusals(
         &head,

@@ -107,7 +107,7 @@ fn n_is_another_name_of_num_sequences() {
 }
 
 #[test]
-fn without_arguments_it_tells_a_story() {
+fn generate_without_arguments_writes_a_story() {
     let run = text("");
     assert_eq!(run.code, 0, "{run:#?}");
     assert!(run.stdout.starts_with(char::is_uppercase) && run.stdout.contains(". "), "{}", run.stdout);

@@ -94,7 +94,7 @@ mod with_cuda {
             std::fs::set_permissions(&ahead, std::fs::Permissions::from_mode(0o777)).unwrap();
             assert!(info().stdout.contains("not used: ") && info().stdout.contains("everyone may write to it"));
             let refused = run_in("", &cache, &args);
-            assert!(refused.code == 2 && refused.stderr.contains("kernels cannot be kept in"), "{refused:#?}");
+            assert!(refused.code == 2 && refused.stderr.contains("kernels cannot be stored in"), "{refused:#?}");
         }
     }
 }

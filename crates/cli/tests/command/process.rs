@@ -218,7 +218,7 @@ fn notes_that_cannot_be_written_end_no_call() {
 }
 
 #[test]
-fn help_tells_the_exit_codes() {
+fn help_lists_the_exit_codes() {
     let help = run(&["sample", "--help"]);
     let text = help.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(help.code == 0 && text.contains("Exit codes: 0") && text.contains("130 Ctrl-C"), "{text}");

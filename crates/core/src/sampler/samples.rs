@@ -29,16 +29,16 @@ impl From<Candidate> for Draw {
     }
 }
 
-/// Which tokens the filters of a row kept.
+/// The tokens that the filters of a row keep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Kept<'a> {
-    /// How many.
+    /// The number of kept tokens.
     pub count: u32,
-    /// `ln sum e^l` over the kept tokens, in nats, with the logits that are drawn with.
+    /// `ln sum e^l` over the transformed logits of the kept tokens, in nats.
     pub log_mass: f64,
-    /// The kept tokens as a bitmap, in the form of [`RowParams::mask`](crate::RowParams::mask): as a mask without
-    /// filters it gives the same draws.
+    /// The kept tokens as a bitmap in the form of [`RowParams::mask`](crate::RowParams::mask). As the mask of a row
+    /// without filters, the bitmap gives the same draws.
     pub tokens: &'a [u32],
 }
 
@@ -46,32 +46,34 @@ pub struct Kept<'a> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct RowSample<'a> {
-    /// The draws, in order, as many as the row asked for; without replacement: best score first.
+    /// The requested draws, in the order of their numbers; without replacement, best score first.
     pub draws: &'a [Draw],
-    /// `ln sum e^l` in nats, when log-probabilities were asked for: over the transformed logits that are drawn from, or
-    /// over the raw ones ([`LogprobsMode`](crate::LogprobsMode)).
+    /// `ln sum e^l` in nats, if the row requests log-probabilities. [`LogprobsMode`](crate::LogprobsMode) selects the
+    /// transformed or the raw logits.
     pub log_z: Option<f64>,
-    /// The largest of the logits that `log_z` sums, largest first, when asked for, with their tokens;
-    /// [`RowSample::log_prob`] makes a log-probability of each. Fewer than asked for where fewer have a finite one.
+    /// The largest logits under `log_z` with their tokens, largest first, if the row requests log-probabilities.
+    /// [`RowSample::log_prob`] converts a logit to a log-probability. The list is shorter than requested if fewer
+    /// logits are finite.
     pub top: &'a [Candidate],
-    /// The raw logit of each draw, when raw log-probabilities were asked for; otherwise empty.
+    /// The raw logit of each draw, if the row requests raw log-probabilities; otherwise empty.
     pub raw_logits: &'a [f32],
-    /// The rank of each draw in the law of `log_z`, when [requested](crate::RowParams::ranks); otherwise empty. The most
-    /// probable token has rank 1. Of equal logits the lower token comes first, so all ranks of a law differ. vLLM instead
-    /// counts all tokens with an equal logit as before the drawn one, so there its rank is larger where logits tie.
+    /// The rank of each draw in the law of `log_z`, if [requested](crate::RowParams::ranks); otherwise empty.
+    ///
+    /// The most probable token has rank 1. Of equal logits, the lower token comes first, so all ranks of a law differ.
+    /// vLLM counts every equal logit before the drawn token, so its rank is larger for ties.
     pub ranks: &'a [u32],
-    /// The tokens of [`RowParams::logprob_token_ids`](crate::RowParams::logprob_token_ids) with their logits of those that
-    /// `log_z` sums, in order; -inf for a token that cannot be drawn. [`RowSample::token_log_probs`] makes log-probabilities
-    /// of them.
+    /// The tokens of [`RowParams::logprob_token_ids`](crate::RowParams::logprob_token_ids) and their logits, in order.
+    /// The logits are raw or transformed as those of `log_z`; a token that cannot be drawn has -inf.
+    /// [`RowSample::token_log_probs`] converts the logits to log-probabilities.
     pub token_logits: &'a [(u32, f32)],
-    /// The masses behind `log_z`, to be merged with those of other shards. `None` also for a sampler over device memory,
-    /// which is no shard.
+    /// The masses of `log_z`, which merge with the masses of other shards. `None` also for a sampler over device
+    /// memory, which is never a shard.
     pub mass: Option<&'a MassHistogram>,
-    /// The tokens that the filters kept, when asked for.
+    /// The tokens that the filters keep, if [requested](crate::RowParams::kept).
     pub kept: Option<Kept<'a>>,
-    /// How many passes over the row's logits the draw took: 1, and more where the filters of the row could not be
-    /// decided from the summary of one. Of rows with top-p alone the number can depend on the threads and on the calls
-    /// before, the draw never does.
+    /// The number of passes over the row's logits. More than 1 if the summary of the first pass does not decide the
+    /// row's filters. For rows with top-p alone, the number can depend on the threads and on earlier calls; the draw
+    /// never does.
     pub passes: u32,
 }
 
@@ -79,19 +81,19 @@ impl RowSample<'_> {
     /// The first (usually the only) drawn token: a global id.
     ///
     /// # Panics
-    /// Where there are no draws, which no sampler leaves.
+    /// If the row has no draws. Every sampler makes at least one.
     pub fn token(&self) -> u32 {
         self.draws[0].token
     }
 
-    /// The log-probability of draw number `draw`, in nats, in the sense that was asked for; `None` when log Z was not,
-    /// or there is no such draw.
+    /// The log-probability of draw number `draw`, in nats, in the law of `log_z`. `None` without `log_z`, or without
+    /// such a draw.
     pub fn draw_log_prob(&self, draw: usize) -> Option<f64> {
         let logit = self.raw_logits.get(draw).copied().or(Some(self.draws.get(draw)?.logit))?;
         self.log_prob(logit)
     }
 
-    /// The most probable tokens with their log-probabilities in nats, as many as the row asked for.
+    /// The tokens of `top` with their log-probabilities in nats, most probable first.
     pub fn top_log_probs(&self) -> impl ExactSizeIterator<Item = (u32, f64)> {
         let log_z = self.log_z.unwrap_or(f64::NAN);
         self.top.iter().map(move |c| (c.winner.token, log_prob(c.logit, log_z)))
@@ -103,17 +105,17 @@ impl RowSample<'_> {
         self.token_logits.iter().map(move |&(token, logit)| (token, log_prob(logit, log_z)))
     }
 
-    /// The log-probability of a logit of those that `log_z` sums, in nats; `None` when log Z was not asked for.
+    /// The log-probability of a logit under `log_z`, in nats; `None` without `log_z`.
     pub fn log_prob(&self, logit: f32) -> Option<f64> {
         self.log_z.map(|log_z| log_prob(logit, log_z))
     }
 }
 
-/// The log-probability of a logit of those that `log_z` sums, in nats. At most 0: log Z of a single token can round to
-/// less than its logit.
+/// The log-probability of a logit under `log_z`, in nats. The result is at most 0: log Z of a single token can round
+/// below its logit.
 pub fn log_prob(logit: f32, log_z: f64) -> f64 {
     let log_prob = f64::from(logit) - log_z;
-    // A NaN stays one.
+    // A NaN stays NaN.
     if log_prob > 0.0 { 0.0 } else { log_prob }
 }
 
@@ -127,12 +129,12 @@ struct Slot {
     token_logits: (usize, usize),
     log_z: Option<f64>,
     mass: Option<usize>,
-    /// Count, log-mass, and where the bitmap lies.
+    /// Count, log-mass, and range of the bitmap.
     kept: Option<(u32, f64, (usize, usize))>,
     passes: u32,
 }
 
-/// The results of a call, row by row. Reusing one keeps its memory.
+/// The results of a call, row by row. A reused value keeps its memory.
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     slots: Vec<Slot>,
@@ -141,7 +143,7 @@ pub struct Samples {
     raw_logits: Vec<f32>,
     ranks: Vec<u32>,
     token_logits: Vec<(u32, f32)>,
-    /// The first `used` are of this call.
+    /// The first `used` masses belong to the current call.
     masses: Vec<MassHistogram>,
     used: usize,
     /// Bitmaps of kept tokens.
@@ -164,17 +166,17 @@ impl Samples {
         self.slots.is_empty()
     }
 
-    /// The result of a row. A call that failed leaves no rows.
+    /// The result of a row. After a failed call, there are no rows.
     ///
     /// # Errors
-    /// Why the row has none.
+    /// The reason why the row has no draw.
     ///
     /// # Panics
-    /// When it is out of range, like a slice.
+    /// If `row` is out of range.
     #[track_caller]
     pub fn row(&self, row: usize) -> Result<RowSample<'_>, RowError> {
         let Some(slot) = self.slots.get(row) else {
-            panic!("there is no row {row}: the last call left {} (none if it failed)", self.len())
+            panic!("row {row} is out of range: the last call has {} rows (0 if the call failed)", self.len())
         };
         slot.outcome?;
         Ok(RowSample {
@@ -195,7 +197,7 @@ impl Samples {
         (0..self.len()).map(|row| self.row(row))
     }
 
-    /// For implementers: empties the results; keeps the memory.
+    /// For implementers: removes all rows, and keeps the memory.
     pub fn clear(&mut self) {
         self.slots.clear();
         self.draws.clear();
@@ -207,7 +209,7 @@ impl Samples {
         self.used = 0;
     }
 
-    /// For implementers: appends a row that failed.
+    /// For implementers: appends a row with an error.
     pub fn push_error(&mut self, error: RowError) {
         let none = (0, 0);
         self.slots.push(Slot {
@@ -231,15 +233,14 @@ impl Samples {
         }
     }
 
-    /// For implementers: sets log Z of the row appended last, which was appended without masses.
+    /// For implementers: sets log Z of the row appended last, if that row has no masses.
     pub fn set_log_z(&mut self, log_z: f64) {
         if let Some(slot) = self.slots.last_mut() {
             slot.log_z = Some(log_z);
         }
     }
 
-    /// For implementers: sets the tokens that the filters of the row appended last keep, in a vocabulary of
-    /// `vocab_size`.
+    /// For implementers: sets the kept tokens of the row appended last, in a vocabulary of `vocab_size`.
     pub fn set_kept(&mut self, tokens: impl Iterator<Item = u32>, log_mass: f64, vocab_size: u32) {
         let Some(slot) = self.slots.last_mut() else { return };
         let from = self.kept.len();
@@ -250,9 +251,11 @@ impl Samples {
         slot.kept = Some((count, log_mass, (from, self.kept.len())));
     }
 
-    /// For implementers: sets the raw log-probabilities of a row that was appended without log-probabilities: the
-    /// masses and the largest of its raw logits, and the raw logit of each draw. Panics if there is no such row, like a
-    /// slice.
+    /// For implementers: sets the raw log-probabilities of a row, which must have no log-probabilities yet. Takes the
+    /// masses of the raw logits, the largest raw logits, and the raw logit of each draw.
+    ///
+    /// # Panics
+    /// If `row` is out of range.
     pub fn set_raw(
         &mut self,
         row: usize,
@@ -269,8 +272,10 @@ impl Samples {
         (slot.log_z, slot.mass) = (Some(mass.log_z()), Some(mass_at));
     }
 
-    /// For implementers: sets the logits of the requested tokens of a row, and the ranks of its draws. Panics if there is no
-    /// such row, like a slice.
+    /// For implementers: sets the logits of a row's requested tokens, and the ranks of its draws.
+    ///
+    /// # Panics
+    /// If `row` is out of range.
     pub fn set_tokens(
         &mut self,
         row: usize,
@@ -284,7 +289,7 @@ impl Samples {
         (slot.token_logits, slot.ranks) = ((logits_from, self.token_logits.len()), (ranks_from, self.ranks.len()));
     }
 
-    /// Keeps a copy of a mass; its number.
+    /// Copies a mass, and returns the index of the copy.
     fn keep(&mut self, mass: &MassHistogram) -> usize {
         match self.masses.get_mut(self.used) {
             Some(slot) => slot.clone_from(mass),
@@ -294,7 +299,7 @@ impl Samples {
         self.used - 1
     }
 
-    /// For implementers: appends a row. With a `mass` the row gets log Z and keeps a copy of the mass.
+    /// For implementers: appends a row. With a `mass`, the row gets log Z and a copy of the mass.
     pub fn push_row(
         &mut self,
         draws: impl IntoIterator<Item = Candidate>,
@@ -327,8 +332,8 @@ mod tests {
     use crate::{Head, Matrix, PerturbedArgmax, Plan, RowParams};
 
     #[test]
-    #[should_panic(expected = "there is no row 1: the last call left 1 (none if it failed)")]
-    fn a_row_that_no_call_left_is_named() {
+    #[should_panic(expected = "row 1 is out of range: the last call has 1 rows (0 if the call failed)")]
+    fn a_row_out_of_range_is_named() {
         let mut samples = Samples::new();
         samples.push_error(RowError::NoFiniteLogit);
         let _ = samples.row(1);
@@ -336,7 +341,7 @@ mod tests {
 
     #[test]
     fn the_only_token_of_a_row_has_log_probability_0() {
-        let mut above = 0;
+        let mut positive = 0;
         for i in 0..200 {
             let weight = [0.1 * i as f32 - 7.0, 1.0];
             let head = Head::new(Matrix::new(&weight, 2, 1).unwrap()).unwrap();
@@ -348,10 +353,10 @@ mod tests {
             let row = samples.row(0).unwrap();
             let log_probs = [row.draw_log_prob(0).unwrap(), row.log_prob(row.top[0].logit).unwrap()];
             assert!(log_probs.iter().all(|log_prob| (-1e-8..=0.0).contains(log_prob)), "{i}: {log_probs:?}");
-            above += usize::from(f64::from(row.draws[0].logit) > row.log_z.unwrap());
+            positive += usize::from(f64::from(row.draws[0].logit) > row.log_z.unwrap());
         }
-        // The bare difference would not do.
-        assert!(above > 0);
+        // The negative control: without the limit, some log-probabilities are positive.
+        assert!(positive > 0);
         assert!(log_prob(0.0, f64::NAN).is_nan());
     }
 }

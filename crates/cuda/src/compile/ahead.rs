@@ -54,8 +54,8 @@ pub struct Report {
     pub resources: Vec<Resources>,
     /// The compiler's warnings.
     pub warnings: Vec<String>,
-    /// Spills, local memory, products of the tensor cores that wait for each other or for moves of their addresses: what a hot
-    /// kernel must not have.
+    /// Spills, local memory, products of the tensor cores that wait for each other or for moves of their addresses:
+    /// what a hot kernel must not have.
     pub faults: Vec<String>,
 }
 
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_built_is_listed_as_current_and_ends_when_told() {
+    fn built_kernels_are_listed_as_current_and_a_build_can_stop() {
         if !nvrtc::tests::runs(1) {
             return;
         }
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_folder_has_is_compiled_again_only_when_asked_for() {
+    fn existing_kernels_are_compiled_again_only_on_request() {
         if !nvrtc::tests::runs(1) {
             return;
         }

@@ -5,11 +5,11 @@
 //! | each that [`AHEAD`] names, in that order | `flash-sampling kernels build --out` | the newest compiler's |
 //! | the cache ([`FOLDER`]) | the first use of a kernel, and `kernels build` | the present compiler's; without one, the newest compiler's |
 //!
-//! A file is named after a hash of all that its content depends on (the kernel's file, the options, the whole source with
-//! every header) and the compiler's version. It is used only when it is whole, and when nobody but this user and root can
-//! write to it or to its folder. It is written under another name and moved into place, so that processes may share a
-//! folder. What cannot be read or written is passed over with a warning through `tracing`: the kernels are compiled
-//! again then.
+//! A file is named after a hash of all that its content depends on (the kernel's file, the options, the whole source
+//! with every header) and the compiler's version. It is used only when it is whole, and when nobody but this user and
+//! root can write to it or to its folder. It is written under another name and moved into place, so that processes may
+//! share a folder. What cannot be read or written is passed over with a warning through `tracing`: the kernels are
+//! compiled again then.
 
 use crate::compile::cached_kernel::{self, CompilerVersion, KernelHeader};
 use crate::compile::permissions;
@@ -174,7 +174,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_compiler_asked_for_or_the_newest_is_found() {
+    fn the_requested_or_the_newest_compiler_is_found() {
         let folder = Folder::new("cache-find");
         let of = |major, minor| Some(CompilerVersion { major, minor });
         assert_eq!(find(&folder.0, "r", None), None);

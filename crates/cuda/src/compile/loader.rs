@@ -1,4 +1,4 @@
-//! Where the machine code of a kernel comes from: folders compiled ahead of time, the cache, the compiler.
+//! The sources of a kernel's machine code: folders compiled ahead of time, the cache, the compiler.
 
 use crate::compile::architecture::Architecture;
 use crate::compile::cached_kernel::{self, CompilerVersion, KernelHeader};
@@ -7,7 +7,7 @@ use crate::compile::{cache, nvrtc, sources};
 use crate::error::CudaError;
 use std::path::PathBuf;
 
-/// Where compiled kernels are looked for.
+/// The folders of compiled kernels.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Folders {
     pub(crate) ahead: Vec<PathBuf>,
@@ -20,7 +20,7 @@ impl Folders {
     }
 }
 
-/// What is asked for: an instance of a kernel, for an architecture.
+/// A request for an instance of a kernel, for an architecture.
 #[derive(Clone, Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) kernel: &'a KernelSource,
@@ -29,7 +29,7 @@ pub(crate) struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// What a kept file of it says.
+    /// The header of a cache entry for this request.
     pub(crate) fn label(&self, compiler: CompilerVersion) -> KernelHeader {
         KernelHeader {
             kernel: self.kernel.file.into(),
@@ -45,7 +45,7 @@ impl Request<'_> {
         cached_kernel::hash(&[self.kernel.file.as_bytes(), options.as_bytes(), unit.as_bytes()])
     }
 
-    /// Compiles it.
+    /// Compiles the instance.
     ///
     /// # Errors
     /// [`CudaError::Compile`].
@@ -54,7 +54,7 @@ impl Request<'_> {
         nvrtc::machine_code(self.kernel.file, &unit, &self.instance.options(self.architecture))
     }
 
-    /// Compiles it, with the assembler's report in the log.
+    /// Compiles the instance, with the assembler's report in the log.
     ///
     /// # Errors
     /// [`CudaError::Compile`].
@@ -63,11 +63,11 @@ impl Request<'_> {
         nvrtc::reported(self.kernel.file, &unit, &self.instance.options(self.architecture))
     }
 
-    /// Machine code from the folders, or from the compiler, and then kept. The compiler is not loaded when a folder of
-    /// kernels compiled ahead of time has it.
+    /// Loads the machine code from the folders, or compiles and caches it. If a folder compiled ahead of time has the
+    /// code, the compiler is not loaded.
     ///
     /// # Errors
-    /// [`CudaError::Compile`]; [`CudaError::Unavailable`] when it is in no folder and there is no compiler.
+    /// [`CudaError::Compile`]; [`CudaError::Unavailable`] if no folder has the code and there is no compiler.
     pub(crate) fn machine_code(&self) -> Result<Vec<u8>, CudaError> {
         self.from(&Folders::of_environment(), nvrtc::version, || Ok(self.compile()?.code))
     }
@@ -79,7 +79,7 @@ impl Request<'_> {
         compile: impl FnOnce() -> Result<Vec<u8>, CudaError>,
     ) -> Result<Vec<u8>, CudaError> {
         let unit = sources::translation_unit(self.kernel.file);
-        // What runs here, best first.
+        // The architectures whose code runs on this one, best first.
         let architectures = [self.architecture].into_iter().chain(self.architecture.also());
         let served = architectures.filter(|architecture| (self.kernel.serves)(*architecture));
         let recipes: Vec<_> =
@@ -97,19 +97,21 @@ impl Request<'_> {
         }
         let code = compile()?;
         if let Some(folder) = &folders.cache {
-            let kept = cache::keep(folder, &self.label(compiler), &code);
-            kept.map(drop).unwrap_or_else(|error| cache::warn(folder, "compiled kernels cannot be kept in", &error));
+            let stored = cache::keep(folder, &self.label(compiler), &code);
+            stored
+                .map(drop)
+                .unwrap_or_else(|error| cache::warn(folder, "compiled kernels cannot be stored in", &error));
         }
         Ok(code)
     }
 
     fn nowhere(&self, folders: &Folders) -> CudaError {
-        let looked: Vec<_> =
+        let folders: Vec<_> =
             folders.ahead.iter().chain(&folders.cache).map(|path| path.display().to_string()).collect();
-        let looked = if looked.is_empty() { "no folder at all".into() } else { looked.join(", ") };
+        let folders = if folders.is_empty() { "no folder at all".into() } else { folders.join(", ") };
         let space = if self.instance.to_string().is_empty() { "" } else { " " };
         CudaError::unavailable(format!(
-            "the compiler library libnvrtc cannot be loaded, and {}{space}{} for {} was not found compiled in {looked} \
+            "the compiler library libnvrtc cannot be loaded, and {}{space}{} for {} was not found compiled in {folders} \
              (`flash-sampling kernels build` compiles ahead of time)",
             self.kernel.file, self.instance, self.architecture
         ))
@@ -126,7 +128,7 @@ mod tests {
     const OLD: CompilerVersion = CompilerVersion { major: 12, minor: 9 };
 
     fn never() -> Result<Vec<u8>, CudaError> {
-        panic!("the compiler was asked")
+        panic!("the compiler ran")
     }
 
     fn request<'a>(kernel: &'a KernelSource, instance: &'a Instance, architecture: &str) -> Request<'a> {
@@ -135,17 +137,17 @@ mod tests {
 
     #[test]
     fn a_host_without_a_compiler_takes_the_newest_file_of_any_folder() {
-        let (ahead, kept) = (Folder::new("ahead"), Folder::new("ahead-cache"));
+        let (ahead, cache) = (Folder::new("ahead"), Folder::new("ahead-cache"));
         let instances = (fused_hopper::SOURCE.instances)();
         let hopper = request(&fused_hopper::SOURCE, &instances[0], "sm_90a");
-        let folders = Folders { ahead: vec![ahead.0.clone()], cache: Some(kept.0.clone()) };
+        let folders = Folders { ahead: vec![ahead.0.clone()], cache: Some(cache.0.clone()) };
         let missing = hopper.from(&folders, || None, never).unwrap_err().to_string();
         for part in ["libnvrtc cannot be loaded", "fused_hopper.cu COLUMNS=8", "sm_90a", ahead.0.to_str().unwrap()] {
-            assert!(missing.contains(part) && missing.contains(kept.0.to_str().unwrap()), "{missing}");
+            assert!(missing.contains(part) && missing.contains(cache.0.to_str().unwrap()), "{missing}");
         }
-        cache::keep(&kept.0, &hopper.label(OLD), b"old").unwrap();
+        cache::keep(&cache.0, &hopper.label(OLD), b"old").unwrap();
         assert_eq!(hopper.from(&folders, || None, never).unwrap(), b"old");
-        cache::keep(&kept.0, &hopper.label(NEW), b"new").unwrap();
+        cache::keep(&cache.0, &hopper.label(NEW), b"new").unwrap();
         assert_eq!(hopper.from(&folders, || None, never).unwrap(), b"new");
         cache::keep(&ahead.0, &hopper.label(OLD), b"ahead").unwrap();
         assert_eq!(hopper.from(&folders, || panic!("the compiler was loaded"), never).unwrap(), b"ahead");
@@ -154,39 +156,39 @@ mod tests {
     }
 
     #[test]
-    fn a_compiler_s_own_file_is_used_and_another_s_is_not() {
-        let kept = Folder::new("own");
+    fn only_files_of_the_same_compiler_are_used() {
+        let cache = Folder::new("own");
         let instances = (fused_portable::PLAIN.instances)();
         let plain = request(&fused_portable::PLAIN, &instances[0], "sm_90a");
-        let folders = Folders { cache: Some(kept.0.clone()), ..Folders::default() };
-        cache::keep(&kept.0, &plain.label(OLD), b"old").unwrap();
+        let folders = Folders { cache: Some(cache.0.clone()), ..Folders::default() };
+        cache::keep(&cache.0, &plain.label(OLD), b"old").unwrap();
         assert_eq!(plain.from(&folders, || Some(NEW), || Ok(b"new".to_vec())).unwrap(), b"new");
         assert_eq!(plain.from(&folders, || Some(NEW), never).unwrap(), b"new");
         assert_eq!(plain.from(&folders, || Some(OLD), never).unwrap(), b"old");
     }
 
     #[test]
-    fn code_for_a_relative_serves_where_no_closer_one_is() {
-        let kept = Folder::new("relative");
+    fn code_for_the_closest_compatible_architecture_is_used() {
+        let cache = Folder::new("relative");
         let instances = (fused_portable::PLAIN.instances)();
         let on = |architecture| request(&fused_portable::PLAIN, &instances[0], architecture);
-        let folders = Folders { ahead: vec![kept.0.clone()], cache: None };
-        cache::keep(&kept.0, &on("sm_80").label(NEW), b"80").unwrap();
+        let folders = Folders { ahead: vec![cache.0.clone()], cache: None };
+        cache::keep(&cache.0, &on("sm_80").label(NEW), b"80").unwrap();
         assert_eq!(on("sm_89").from(&folders, || None, never).unwrap(), b"80");
-        cache::keep(&kept.0, &on("sm_86").label(OLD), b"86").unwrap();
+        cache::keep(&cache.0, &on("sm_86").label(OLD), b"86").unwrap();
         assert_eq!(on("sm_89").from(&folders, || None, never).unwrap(), b"86");
         assert_eq!(on("sm_80").from(&folders, || None, never).unwrap(), b"80");
         assert!(on("sm_90a").from(&folders, || None, never).is_err());
-        cache::keep(&kept.0, &on("sm_90a").label(NEW), b"90a").unwrap();
+        cache::keep(&cache.0, &on("sm_90a").label(NEW), b"90a").unwrap();
         assert!(on("sm_90").from(&folders, || None, never).is_err());
     }
 
     #[test]
-    fn a_cache_that_cannot_be_written_costs_nothing_but_time() {
-        let kept = Folder::new("unwritable");
+    fn a_cache_that_cannot_be_written_is_no_error() {
+        let cache = Folder::new("unwritable");
         let instances = (fused_portable::PLAIN.instances)();
         let plain = request(&fused_portable::PLAIN, &instances[0], "sm_80");
-        let file = cache::keep(&kept.0, &plain.label(OLD), b"old").unwrap();
+        let file = cache::keep(&cache.0, &plain.label(OLD), b"old").unwrap();
         for cache in [None, Some(file.join("below a file"))] {
             let folders = Folders { cache, ..Folders::default() };
             assert_eq!(plain.from(&folders, || Some(NEW), || Ok(b"new".to_vec())).unwrap(), b"new");

@@ -13,8 +13,8 @@ use std::sync::OnceLock;
 
 /// Whether the compiler's library can be loaded. cudarc panics when it cannot, so this is asked first.
 ///
-/// Asked of the system once, by one thread: the question loads the library and unloads it, initialisers and all, which is not
-/// for several threads beside others that load it to use it. The version that follows keeps it loaded.
+/// Asked of the system once, by one thread: the question loads the library and unloads it, initialisers and all, which
+/// is not for several threads beside others that load it to use it. The version that follows keeps it loaded.
 #[cfg(not(feature = "linked"))]
 pub(crate) fn is_present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();
@@ -103,8 +103,8 @@ pub(crate) fn machine_code(kernel: &'static str, unit: &str, options: &[String])
     Ok(Compiled { code, log })
 }
 
-/// As [`machine_code`], with the assembler's report in the log: where there is a driver, NVRTC keeps what it compiled and
-/// says nothing the second time, so it is told not to.
+/// As [`machine_code`], with the assembler's report in the log: where there is a driver, NVRTC keeps what it compiled
+/// and says nothing the second time, so it is told not to.
 ///
 /// # Errors
 /// As [`machine_code`].
@@ -140,7 +140,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_compiler_can_be_told_to_compile_anew() {
+    fn the_compiler_can_bypass_its_cache() {
         if !runs(1) {
             return;
         }

@@ -1,4 +1,4 @@
-//! The kernels' entry points: the name of each in its source, and the types of its arguments.
+//! The entry points of the kernels, with the types of their arguments.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "nccl")]
@@ -9,11 +9,11 @@ use crate::abi::{
 };
 use crate::device::launch::Entry;
 
-/// States entry points.
+/// Defines entry points: constant, kernel name, argument types.
 macro_rules! entries {
     ($($(#[$attribute:meta])* $entry:ident $name:literal ($($argument:ty),+);)+) => {$(
         $(#[$attribute])*
-        // SAFETY: the source of this kernel has these parameters; `layout!` asserts that both sides lay them out alike.
+        // SAFETY: the kernel's source has these parameters; `layout!` asserts equal layouts in Rust and CUDA.
         pub(crate) const $entry: Entry<($($argument,)+)> = unsafe { Entry::new($name) };
     )+};
 }

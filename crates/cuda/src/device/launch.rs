@@ -1,4 +1,4 @@
-//! Work over device memory by address: kernel launches, fills and copies on a stream.
+//! Kernel launches, fills and copies on a stream.
 #![allow(unsafe_code)]
 
 use crate::abi::DeviceAddress;
@@ -10,12 +10,12 @@ use cudarc::driver::sys::{CUfunction_attribute, CUlaunchAttribute, CUlaunchAttri
 use cudarc::driver::{CudaFunction, CudaModule, CudaStream, result, sys};
 use std::sync::Arc;
 
-/// Blocks and threads of a launch, and what a block shares.
+/// The shape of a launch: blocks, threads, and shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
     pub(crate) blocks: (u32, u32),
     pub(crate) threads: u32,
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory of a block, in bytes.
     pub(crate) shared_bytes: u32,
     pub(crate) residency: Residency,
 }
@@ -23,22 +23,22 @@ pub(crate) struct Grid {
 /// Which blocks of a launch run at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Residency {
-    /// Any.
+    /// No guarantee.
     Free,
-    /// Those of a cluster of so many, of which the grid is a multiple; compute capability 9.0 and up.
+    /// The blocks of a cluster of this size. The grid is a multiple of the size; needs compute capability 9.0.
     Clusters(u32),
-    /// All, so that they may wait for each other. An error where the device has no room for them.
+    /// All blocks, so blocks may wait for each other. The launch fails if the device cannot hold all of them.
     All,
 }
 
 impl Grid {
-    /// Blocks in one dimension, without dynamic shared memory.
+    /// A grid in one dimension, without dynamic shared memory.
     pub(crate) fn of(blocks: u32, threads: u32) -> Grid {
         Grid { blocks: (blocks, 1), threads, shared_bytes: 0, residency: Residency::Free }
     }
 }
 
-/// The name of a kernel in its source, with the types of its arguments.
+/// A kernel's name in its source, with the types of its arguments.
 #[derive(Debug)]
 pub(crate) struct Entry<A> {
     pub(crate) name: &'static str,
@@ -47,13 +47,13 @@ pub(crate) struct Entry<A> {
 
 impl<A> Entry<A> {
     /// # Safety
-    /// The kernel of this name takes these arguments, by value and in this order.
+    /// The kernel of this name takes arguments of types `A`, by value and in this order.
     pub(crate) const unsafe fn new(name: &'static str) -> Self {
         Entry { name, arguments: PhantomData }
     }
 }
 
-/// A kernel in a device, with the types of its arguments.
+/// A loaded kernel, with the types of its arguments.
 #[derive(Debug)]
 pub(crate) struct Kernel<A> {
     function: CudaFunction,
@@ -61,20 +61,20 @@ pub(crate) struct Kernel<A> {
 }
 
 impl<A> Kernel<A> {
-    /// The kernel of a loaded module.
+    /// Loads a kernel from a module.
     pub(crate) fn load(module: &Arc<CudaModule>, entry: &Entry<A>) -> Result<Self, CudaError> {
         let function = module.load_function(entry.name).map_err(CudaError::driver("load a kernel"))?;
         Ok(Kernel { function, arguments: PhantomData })
     }
 
-    /// The same with a raised limit on dynamic shared memory per block.
+    /// Raises the kernel's limit on dynamic shared memory per block.
     pub(crate) fn with_shared(self, bytes: u32) -> Result<Self, CudaError> {
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         self.function.set_attribute(attribute, bytes as i32).map_err(CudaError::driver("load a kernel"))?;
         Ok(self)
     }
 
-    /// Blocks of so many threads and so much shared memory that a multiprocessor holds at once.
+    /// The number of blocks of this size that a multiprocessor holds at the same time.
     pub(crate) fn blocks_per_multiprocessor(&self, threads: u32, shared_bytes: u32) -> Result<u32, CudaError> {
         let blocks = self.function.occupancy_max_active_blocks_per_multiprocessor(threads, shared_bytes as usize, None);
         blocks.map_err(CudaError::driver("load a kernel"))
@@ -83,7 +83,7 @@ impl<A> Kernel<A> {
 
 /// The arguments of a kernel.
 pub(crate) trait Arguments {
-    /// The address of each, valid as long as they are borrowed; the rest is null.
+    /// The addresses of the arguments, valid while `self` is borrowed; unused entries are null.
     fn addresses(&self) -> [*mut c_void; 3];
 }
 
@@ -109,7 +109,7 @@ impl<A, B, C> Arguments for (A, B, C) {
     }
 }
 
-/// A stream, and the promise that the memory of the work enqueued through this value is there.
+/// A stream for work whose memory is valid, by the promise of [`Queue::new`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queue<'s> {
     stream: &'s CudaStream,
@@ -117,12 +117,13 @@ pub(crate) struct Queue<'s> {
 
 impl<'s> Queue<'s> {
     /// # Safety
-    /// Of all work that is enqueued through this value:
-    /// * *Memory*: every address that it is given is device memory of the stream's device, of the size that the work
-    ///   states, until the stream has passed the work.
-    /// * *Order*: work that writes to the same memory follows each other, on this stream or by events.
-    /// * *Rows*: rows, and what they point to, are as [`Row`](crate::abi::Row) and
-    ///   [`RowFilters`](crate::abi::RowFilters) state.
+    /// For all work that this value enqueues:
+    /// * *Memory*: every address is device memory of the stream's device. The memory has the size that the work states,
+    ///   and stays valid until the stream has finished the work.
+    /// * *Order*: two pieces of work that use the same memory, and of which one writes, are ordered by the stream or by
+    ///   events.
+    /// * *Rows*: rows, and all memory behind their addresses, meet the documentation of [`Row`](crate::abi::Row) and
+    ///   [`RowFilters`](crate::abi::RowFilters).
     pub(crate) unsafe fn new(stream: &'s CudaStream) -> Self {
         Queue { stream }
     }
@@ -141,7 +142,8 @@ impl<'s> Queue<'s> {
         let mut attribute = match grid.residency {
             Residency::Free => {
                 let (blocks, threads) = ((grid.blocks.0, grid.blocks.1, 1), (grid.threads, 1, 1));
-                // SAFETY: the arguments are alive, and of the kernel's types by `Entry::new`; the memory is there by *Memory*.
+                // SAFETY: the arguments are alive, and have the kernel's types by `Entry::new`; *Memory*, *Order* and
+                // *Rows* hold by `Queue::new`.
                 let launched = unsafe {
                     result::launch_kernel(function, blocks, threads, grid.shared_bytes, stream, &mut addresses)
                 };
@@ -173,34 +175,35 @@ impl<'s> Queue<'s> {
             numAttrs: 1,
         };
         let extra = core::ptr::null_mut();
-        // SAFETY: as above; the attribute lives until the call returns.
+        // SAFETY: the arguments are alive, and have the kernel's types by `Entry::new`; *Memory*, *Order* and *Rows*
+        // hold by `Queue::new`. The attribute lives until the call returns.
         unsafe { sys::cuLaunchKernelEx(&raw const config, function, addresses.as_mut_ptr(), extra) }
             .result()
             .map_err(failed)
     }
 
-    /// Fills `count` values with bytes.
+    /// Sets every byte of `count` values.
     pub(crate) fn fill<T>(self, to: DeviceAddress<T>, byte: u8, count: usize) -> Result<(), CudaError> {
         let failed = CudaError::driver("fill device memory");
         self.stream.context().bind_to_thread().map_err(&failed)?;
-        // SAFETY: *Memory*.
+        // SAFETY: *Memory* and *Order* of `Queue::new`.
         unsafe { result::memset_d8_async(to.get(), byte, count * size_of::<T>(), self.stream.cu_stream()) }
             .map_err(failed)
     }
 
-    /// Copies values up, from memory that is not page-locked: the driver has taken them when this returns.
+    /// Copies values to the device, from pageable memory. The driver has read the values when this function returns.
     pub(crate) fn copy_up<T: Pod>(self, from: &[T], to: DeviceAddress<T>) -> Result<(), CudaError> {
         let failed = CudaError::driver("copy inputs to the GPU");
         self.stream.context().bind_to_thread().map_err(&failed)?;
-        // SAFETY: *Memory*.
+        // SAFETY: *Memory* and *Order* of `Queue::new`.
         unsafe { result::memcpy_htod_async(to.get(), from, self.stream.cu_stream()) }.map_err(failed)
     }
 
-    /// Copies values down, and waits for the stream.
+    /// Copies values to the host, and waits for the stream.
     pub(crate) fn copy_down<T: Pod>(self, from: DeviceAddress<T>, to: &mut [T]) -> Result<(), CudaError> {
         let failed = CudaError::driver("copy results from the GPU");
         self.stream.context().bind_to_thread().map_err(&failed)?;
-        // SAFETY: *Memory*; the stream is waited for while `to` is borrowed.
+        // SAFETY: *Memory* and *Order* of `Queue::new`. This function waits for the stream while `to` is borrowed.
         unsafe { result::memcpy_dtoh_async(to, from.get(), self.stream.cu_stream()) }.map_err(failed)?;
         self.stream.synchronize().map_err(CudaError::driver("run the kernels"))
     }

@@ -7,8 +7,8 @@ use flash_sampling_core::DType;
 
 /// A row-major matrix `[rows, cols]` in device memory.
 ///
-/// Every layout is served. The fast kernels read bf16 and f16 at addresses that are multiples of 16 bytes, with row strides
-/// that are multiples of 8 elements.
+/// Every layout is served. The fast kernels read bf16 and f16 at addresses that are multiples of 16 bytes, with row
+/// strides that are multiples of 8 elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMatrix {
     /// Device address; a multiple of the element's size.
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layouts_are_told_apart() {
+    fn layouts_are_distinguished() {
         let matrix =
             DeviceMatrix { address: DeviceAddress::new(4096), dtype: DType::BF16, rows: 3, cols: 9, row_stride: 16 };
         assert!(matrix.check("weight").is_ok() && matrix.is_aligned());

@@ -1,4 +1,4 @@
-//! Which rows with filters ranks decide together on their GPUs.
+//! The filters that ranks can decide on their GPUs.
 
 use crate::abi::{RECORD_WORDS, RowFilters};
 use crate::device::fused_hopper::MAX_ROWS;
@@ -6,52 +6,56 @@ use crate::exchange::cuda_exchange::number_of;
 use crate::sampler::row_scan::FilterSource;
 use flash_sampling_core::DType;
 
-/// The most tokens of a list that a rank sends for a row; their count goes before them.
+/// The maximum number of listed tokens that a rank sends for a row, after their count.
 const SENT: u32 = RECORD_WORDS as u32 - 1;
 
-/// What a rank can do with rows that have filters, or all of a group can: with hidden states of the weight's type. Ranks do
-/// not know one another's hidden states, so that these decide nothing.
+/// The filters that a rank, or every rank of a group, supports for hidden states of the weight's type.
+///
+/// A rank does not know the hidden states of other ranks, so the actual type of hidden states has no influence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FiltersTogether {
-    /// Whether draws are decided from lists, and top-p alone from stored logits.
+pub(crate) struct FilterSupport {
+    /// Whether lists decide listed filters.
     pub(crate) lists: bool,
+    /// Whether stored logits decide top-p alone.
     pub(crate) masses: bool,
-    /// Draws of a launch.
+    /// The maximum number of draws in a launch.
     pub(crate) most: usize,
 }
 
-impl FiltersTogether {
-    /// What a rank with a weight of this type tells the others.
+impl FilterSupport {
+    /// Encodes the support of a rank with a weight of this type, for the other ranks.
     pub(crate) fn encode(&self, weight: DType) -> Vec<u8> {
         let flags = [number_of(weight), self.lists.into(), self.masses.into()];
         flags.into_iter().chain((self.most.min(MAX_ROWS) as u32).to_le_bytes()).collect()
     }
 
-    /// What all ranks can do, from what each told: nothing where one told nothing, or has a weight of another type.
-    pub(crate) fn of_all(told: &[Vec<u8>]) -> Self {
+    /// The common support of all ranks, from their messages. There is none if a message is invalid, or if the types of
+    /// weights differ.
+    pub(crate) fn of_all(messages: &[Vec<u8>]) -> Self {
         let decode = |bytes: &Vec<u8>| {
             let &[weight, lists, masses, a, b, c, d] = bytes.as_slice() else { return None };
             let most = u32::from_le_bytes([a, b, c, d]) as usize;
-            Some((weight, FiltersTogether { lists: lists == 1, masses: masses == 1, most }))
+            Some((weight, FilterSupport { lists: lists == 1, masses: masses == 1, most }))
         };
-        let both = |(weight, a): (u8, FiltersTogether), (other, b): (u8, FiltersTogether)| {
+        let both = |(weight, a): (u8, FilterSupport), (other, b): (u8, FilterSupport)| {
             let all =
-                FiltersTogether { lists: a.lists && b.lists, masses: a.masses && b.masses, most: a.most.min(b.most) };
+                FilterSupport { lists: a.lists && b.lists, masses: a.masses && b.masses, most: a.most.min(b.most) };
             (weight == other).then_some((weight, all))
         };
-        let mut all = told.iter().map(decode);
+        let mut all = messages.iter().map(decode);
         let first = all.next().flatten();
         all.fold(first, |all, rank| both(all?, rank?)).map(|(_, all)| all).unwrap_or_default()
     }
 
-    /// Whether anything is decided together.
+    /// Whether ranks support any filters.
     pub(crate) fn is_any(&self) -> bool {
         self.most > 0 && (self.lists || self.masses)
     }
 
-    /// What draws with these filters are decided from; draws without filters go either way.
+    /// The logits that decide these filters; `None` if ranks do not support them. Draws without filters fit both
+    /// sources.
     pub(crate) fn decides(&self, filters: &RowFilters) -> Option<FilterSource> {
-        // A shard may have all tokens that a top-k keeps, unless min-p leaves fewer.
+        // One shard may have all tokens that a top-k keeps, unless min-p comes first and keeps fewer.
         let is_long = filters.top_k > SENT && !filters.begins_with_min_p();
         if self.most == 0 || is_long {
             return None;
@@ -69,9 +73,9 @@ mod tests {
 
     #[test]
     fn ranks_decide_what_all_of_them_can() {
-        let of = |most, lists, masses| FiltersTogether { lists, masses, most };
-        let all = |ranks: &[FiltersTogether]| {
-            FiltersTogether::of_all(&ranks.iter().map(|rank| rank.encode(DType::BF16)).collect::<Vec<_>>())
+        let of = |most, lists, masses| FilterSupport { lists, masses, most };
+        let all = |ranks: &[FilterSupport]| {
+            FilterSupport::of_all(&ranks.iter().map(|rank| rank.encode(DType::BF16)).collect::<Vec<_>>())
         };
         let both = of(64, true, true);
         assert_eq!(all(&[both]), both);
@@ -79,20 +83,20 @@ mod tests {
         assert!(!all(&[of(64, false, true), of(40, true, false)]).is_any() && !all(&[]).is_any());
         for other in [Vec::new(), both.encode(DType::F16)] {
             let told = [both.encode(DType::BF16), other, both.encode(DType::BF16)];
-            assert_eq!(FiltersTogether::of_all(&told), FiltersTogether::default());
+            assert_eq!(FilterSupport::of_all(&told), FilterSupport::default());
         }
     }
 
     #[test]
     fn rows_go_where_they_are_decided() {
-        let can = FiltersTogether { lists: true, masses: true, most: 8 };
+        let can = FilterSupport { lists: true, masses: true, most: 8 };
         let top_p = RowFilters { top_p: 0.9, ..RowFilters::OFF };
         let listed = RowFilters { top_k: 5, ..top_p };
         let of = |filters| can.decides(&filters);
         assert_eq!([of(RowFilters::OFF), of(listed)], [Some(FilterSource::Lists); 2]);
         assert_eq!(of(top_p), Some(FilterSource::Logits));
         assert_eq!(of(RowFilters { rescale: 2.0, ..top_p }), None);
-        assert_eq!(FiltersTogether { most: 0, ..can }.decides(&listed), None);
+        assert_eq!(FilterSupport { most: 0, ..can }.decides(&listed), None);
     }
 
     #[test]
@@ -103,7 +107,7 @@ mod tests {
 
     #[test]
     fn lists_longer_than_a_rank_sends_are_left_to_the_hosts() {
-        let can = FiltersTogether { lists: true, masses: true, most: 8 };
+        let can = FilterSupport { lists: true, masses: true, most: 8 };
         let of = |top_k, ln_min_p, min_p_last| {
             can.decides(&RowFilters { top_k, ln_min_p, min_p_last, ..RowFilters::OFF }).is_some()
         };

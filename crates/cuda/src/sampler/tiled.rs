@@ -16,31 +16,33 @@ use std::sync::Arc;
 
 /// Draws inside the matmul on a GPU, for inputs in host memory (paper Alg. 1). Exact pathwise.
 ///
-/// The weight is copied to the GPU once. A call copies hidden states and row parameters up, launches once for every 256
-/// draws, copies the draws down and waits. Bf16 and f16, the same type on both sides, are multiplied on tensor cores, other
-/// types without them. Which of the two depends on the types alone, so that a row's bits do not depend on its
-/// neighbours. Sums are in float32.
+/// The constructor copies the weight to the GPU. A call copies hidden states and row parameters to the GPU, launches
+/// once per 256 draws, waits, and copies the draws to the host. If weight and hidden states have the same type, bf16 or
+/// f16, the products use tensor cores. The types alone decide this, so a row's bits do not depend on its neighbours.
+/// Sums are in float32.
 ///
-/// The GPU decides rows with min-p, top-k or top-p that request draws and nothing else, on Hopper in the same launch as rows
-/// without filters: see [`DeviceFilters`](crate::DeviceFilters).
-/// [`RowSample::passes`](flash_sampling_core::RowSample::passes) counts the passes: 1 where a list of the largest logits, or
-/// the stored logits, decided at once.
+/// The GPU decides rows with min-p, top-k or top-p that request only draws; see
+/// [`DeviceFilters`](crate::DeviceFilters). On Hopper, such rows share a launch with rows without filters.
+/// [`RowSample::passes`](flash_sampling_core::RowSample::passes) is 1 if a list of the largest logits, or the stored
+/// logits, decide the row.
 ///
-/// Rows with log-probabilities, draws without replacement or other filters, the few rows that stay undecided, and all rows
-/// of a canonical plan are drawn from stored logits: the kernel that draws stores up to 256 MiB of logits on the GPU at a time,
-/// and others draw again, sum the masses, and find the best tokens. Only results are copied down. The first such row
-/// allocates the memory (for a vocabulary of 152k about 90 MiB, and 0.7 MiB for each row of the plan up to 256), and a call with more masks and biases than any before it
-/// allocates more. For raw log-probabilities the logits are stored once more, without the row's transforms. A canonical plan
-/// reads the weight once more when it is planned, on the host, for its norms.
+/// Some rows are drawn from stored logits: rows with log-probabilities, draws without replacement or other filters,
+/// undecided rows, and all rows of a canonical plan. The fused kernel stores up to 256 MiB of logits on the GPU at a
+/// time. Other kernels then draw, sum the masses, and list the best tokens. Only results are copied to the host. For
+/// raw log-probabilities, a second launch stores the logits without the row's transforms.
 ///
-/// As a [shard](Scan) it summarizes rows with filters or log-probabilities on the GPU; some kilobytes a row are copied down,
-/// and lists where filters need them.
+/// The first such row allocates memory: about 90 MiB for a vocabulary of 152k, and 0.7 MiB per row of the plan, up to
+/// 256 rows. A call with more masks and biases than all earlier calls allocates more. The constructor of a canonical
+/// plan reads the weight once more, on the host, for its norms.
+///
+/// As a [shard](Scan), this sampler summarizes rows with filters or log-probabilities on the GPU. It copies a few
+/// kilobytes per row to the host, and lists if filters need them.
 #[derive(Debug)]
 pub struct CudaTiled<'w>(HostSampler<'w>);
 
-/// What a pathwise sampler that can store logits does.
+/// The knobs of pathwise samplers that can store logits.
 pub(crate) const FILTERS_TOO: Knobs = RAW_TOO.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept]));
-/// What every sampler that can store logits does.
+/// The knobs of all samplers that can store logits.
 pub(crate) const RAW_TOO: Knobs = Knobs::ADJUSTMENTS.union(Knobs::LOGPROBS);
 
 impl<'w> CudaTiled<'w> {
@@ -59,7 +61,7 @@ impl<'w> CudaTiled<'w> {
         planned(CudaTiled::CAPABILITIES, plan)
     }
 
-    /// Plans a sampler: copies the weight, compiles and loads the kernels.
+    /// Makes a sampler: copies the weight, and compiles and loads the kernels.
     ///
     /// # Errors
     /// * [`CudaError::EmptyPlan`]: the plan has no rows or no draws.
@@ -69,7 +71,7 @@ impl<'w> CudaTiled<'w> {
         CudaTiled::with_kernels(head, plan, device, KernelChoice::default())
     }
 
-    /// [`CudaTiled::new`] with a choice of kernels.
+    /// Makes a sampler as [`CudaTiled::new`] does, with a choice of kernels.
     ///
     /// # Errors
     /// As [`CudaTiled::new`].
@@ -82,21 +84,23 @@ impl<'w> CudaTiled<'w> {
         Ok(CudaTiled(HostSampler::new(head, plan, CudaTiled::CAPABILITIES, device, choice, None)?))
     }
 
-    /// Rows of an exchange that takes all draws of a launch of `plan`; ranks that draw together plan alike.
+    /// The rows of an exchange for samplers of this plan. All ranks of a group have the same plan.
     pub fn max_exchange_rows(plan: &Plan) -> usize {
         UploadedHead::most_of(plan)
     }
 
-    /// Bytes of lists and masks of a call for which every sampler has room at first.
+    /// The initial room of every sampler for the lists and masks of a call, in bytes.
     pub const ROOM_TOGETHER: usize = ROOM;
 
-    /// Bytes of lists and masks that a call with these rows takes at most, on whatever rank.
+    /// The maximum bytes of lists and masks in a call with these rows, on any rank.
     pub fn lists_together(&self, rows: &[RowParams<'_>]) -> usize {
         most_listed(rows, self.0.shape().vocab_size)
     }
 
-    /// Makes room for calls whose lists and masks take as many bytes: [`CudaTiled::sample_sharded`] allocates nothing for them
-    /// then. What a rank allocates while another waits on the same GPU may stand behind it.
+    /// Allocates room for this many bytes of lists and masks, so [`CudaTiled::sample_sharded`] allocates nothing for
+    /// them.
+    ///
+    /// An allocation during a call may block behind a rank that waits on the same GPU.
     ///
     /// # Errors
     /// [`CudaError::Driver`].
@@ -104,16 +108,18 @@ impl<'w> CudaTiled<'w> {
         self.0.reserve_lists(bytes)
     }
 
-    /// Draws from the whole vocabulary of which this sampler's head is one shard: the draws of all ranks meet on their
-    /// GPUs, and every rank gets the same. Ranks make the same calls, with the same rows. Token, score and logit are those
-    /// of a sampler over the whole head, to the last bit.
+    /// Draws from the whole vocabulary, with this sampler's head as one shard.
+    ///
+    /// The GPUs of all ranks exchange their draws, and every rank has the same result. All ranks make the same calls,
+    /// with the same rows. Token, score and logit have the bits of a sampler over the whole head.
     ///
     /// # Errors
-    /// Those of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample). A
-    /// [`SampleError::Backend`] with [`CudaError::LateRanks`] or [`CudaError::OtherCall`] when the exchange fails, with
-    /// [`CudaError::NotTogether`] when a row requests more than draws. A rank that fails before the exchange does not take
-    /// part in it, and is late for the others; its next call is refused with [`CudaError::OtherCall`], as it finds what they
-    /// sent for the one before.
+    /// * The errors of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample).
+    /// * [`SampleError::Backend`] with [`CudaError::LateRanks`] or [`CudaError::OtherCall`]: the exchange failed.
+    /// * [`SampleError::Backend`] with [`CudaError::NotTogether`]: a row requests more than draws.
+    ///
+    /// A rank that fails before the exchange takes no part in it, and is late for the other ranks. Its next call
+    /// receives their data for the failed call, and fails with [`CudaError::OtherCall`].
     pub fn sample_sharded(
         &mut self,
         exchange: &mut CudaExchange,
@@ -130,15 +136,17 @@ impl<'w> CudaTiled<'w> {
     }
 }
 
-/// Rows with filters in an exchange.
+/// Calls with filters over the shards of all ranks.
 impl CudaTiled<'_> {
-    /// What this sampler can do in an exchange with rows that have filters, for [`CudaExchange::agree`].
+    /// Encodes the filters that this sampler supports in an exchange, for [`CudaExchange::agree`].
     pub fn encode_support(&self) -> Vec<u8> {
         self.0.encode_support()
     }
 
-    /// Loads and allocates what [`CudaTiled::sample_sharded_filters`] needs. Every rank does so before the first such call of
-    /// any: what is loaded while another rank waits on the same GPU would stand behind it.
+    /// Loads kernels and allocates memory for [`CudaTiled::sample_sharded_filters`].
+    ///
+    /// All ranks call this before any rank's first call with filters. A load during a call may block behind a rank that
+    /// waits on the same GPU.
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].
@@ -146,19 +154,22 @@ impl CudaTiled<'_> {
         self.0.prepare_sharded()
     }
 
-    /// Whether the exchange decides all of these rows; rows that are invalid do not count. Every rank finds the same. It
-    /// decides draws without filters, those with min-p first or a top-k of at most 128, and those with top-p alone where all
-    /// shards begin at multiples of 4; on Hopper, by peers, where every shard has tokens.
+    /// Whether the exchange decides all valid rows of a call. Every rank has the same result.
+    ///
+    /// The exchange decides draws without filters, draws with min-p first or a top-k of at most 128, and draws with
+    /// top-p alone if all shards begin at multiples of 4. It needs Hopper GPUs, peers, and tokens in every shard.
     pub fn can_filter_sharded(&self, exchange: &CudaExchange, rows: &[RowParams<'_>]) -> bool {
         self.0.can_filter_sharded(exchange.filters(), rows)
     }
 
-    /// As [`CudaTiled::sample_sharded`], for rows that may have filters: such as the exchange
-    /// [decides](CudaTiled::can_filter_sharded). A few rows may stay open, the same on every rank; `open` gets their numbers, and
-    /// an error stands in their place. All stay open where the hidden states of all ranks have another type than the weight.
+    /// Draws as [`CudaTiled::sample_sharded`] does, for rows with filters that the exchange
+    /// [decides](CudaTiled::can_filter_sharded).
+    ///
+    /// A few rows may stay undecided, the same rows on every rank. `open` receives their indices, and `out` has an
+    /// error for each. All rows are undecided if the hidden states of all ranks have another type than the weight.
     ///
     /// # Errors
-    /// As [`CudaTiled::sample_sharded`].
+    /// The errors of [`CudaTiled::sample_sharded`].
     pub fn sample_sharded_filters(
         &mut self,
         exchange: &mut CudaExchange,
@@ -179,7 +190,7 @@ impl CudaTiled<'_> {
 impl_sampler!(
     CudaTiled,
     fn scan(&mut self) -> Option<&mut dyn Scan> {
-        // Canonical logits are known of near ties alone.
+        // A canonical plan computes canonical logits of near ties only, so it has no scan.
         (!self.0.plan().canonical).then_some(&mut self.0)
     }
 );

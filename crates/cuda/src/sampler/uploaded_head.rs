@@ -157,9 +157,9 @@ impl UploadedHead {
         self.most
     }
 
-    /// Draws what is staged, at most [`UploadedHead::most`] draws, and waits; one result a draw is left in `draws`: of this
-    /// head, or by an exchange of the whole vocabulary, in a call with these parameters. `input` tells the hidden states' type
-    /// and width.
+    /// Draws what is staged, at most [`UploadedHead::most`] draws, and waits; one result a draw is left in `draws`: of
+    /// this head, or by an exchange of the whole vocabulary, in a call with these parameters. `input` tells the hidden
+    /// states' type and width.
     pub(crate) fn draw(
         &mut self,
         staging: &mut Staging,
@@ -191,8 +191,8 @@ impl UploadedHead {
         self.fused.lists(&DeviceMatrix { address: DeviceAddress::NULL, dtype, rows: 1, cols: input.cols(), row_stride })
     }
 
-    /// Draws as [`UploadedHead::draw`] does, with filters, one for each draw; at most [`UploadedHead::most_filtered`] of them. From
-    /// lists only where [`UploadedHead::lists`].
+    /// Draws as [`UploadedHead::draw`] does, with filters, one for each draw; at most [`UploadedHead::most_filtered`]
+    /// of them. From lists only where [`UploadedHead::lists`].
     pub(crate) fn draw_filtered(
         &mut self,
         staging: &mut Staging,
@@ -230,9 +230,9 @@ impl UploadedHead {
 
     /// For the kernels over this value's memory.
     pub(crate) fn queue(stream: &CudaStream) -> Queue<'_> {
-        // SAFETY: *Memory*: weight, bias, inputs and draws are those of an `UploadedHead`, sized by `new` for the most draws,
-        // and freed behind the work on the same stream. *Order*: one stream is used, and every call waits at its end.
-        // *Rows*: `Staging` makes them of checked parameters; `RowFilters::of` bounds top-k.
+        // SAFETY: *Memory*: weight, bias, inputs and draws are those of an `UploadedHead`, sized by `new` for the most
+        // draws, and freed behind the work on the same stream. *Order*: one stream is used, and every call waits at its
+        // end. *Rows*: `Staging` makes them of checked parameters; `RowFilters::of` bounds top-k.
         unsafe { Queue::new(stream) }
     }
 
@@ -253,31 +253,33 @@ impl UploadedHead {
         }
     }
 
-    /// The most draws with filters of a launch of ranks: the blocks that wait for other ranks, one a draw, are no more than
-    /// the GPU holds at a time, two a multiprocessor. Of ranks that share a GPU this one knows nothing: with many rows their
-    /// blocks may take the places of those that they wait for, until the time limit.
-    pub(crate) fn most_together(&self) -> usize {
+    /// The maximum number of draws with filters in a launch of ranks.
+    ///
+    /// One block per draw waits for other ranks, and the GPU must hold all waiting blocks: two per multiprocessor. This
+    /// limit assumes one rank per GPU. If ranks share a GPU, waiting blocks can displace the blocks that they wait for,
+    /// until the time limit.
+    pub(crate) fn max_sharded_draws(&self) -> usize {
         self.most_filtered().min(2 * self.device.multiprocessors() as usize)
     }
 
-    /// Of hidden states of the weight's type: whether ranks decide draws from lists, and top-p alone from stored logits, which
-    /// shards that begin at multiples of 4 do.
-    pub(crate) fn can_together(&self) -> (bool, bool) {
+    /// Whether ranks can filter from lists, and top-p alone from stored logits, for hidden states of the weight's type.
+    /// Top-p alone needs a shard that begins at a multiple of 4.
+    pub(crate) fn sharded_sources(&self) -> (bool, bool) {
         let DeviceMatrix { dtype, cols, .. } = self.head.weight;
         let hidden = DeviceMatrix { address: DeviceAddress::NULL, dtype, rows: 1, cols, row_stride: self.row_stride };
         let lists = self.fused.lists(&hidden);
         (lists, lists && self.head.first_token.is_multiple_of(4))
     }
 
-    /// Loads and allocates what [`UploadedHead::draw_filtered_with`] needs.
+    /// Loads kernels and allocates memory for [`UploadedHead::draw_filtered_with`].
     pub(crate) fn prepare_sharded(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.selection(stream)?;
         let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
         selection.prepare_sharded(&mut self.fused)
     }
 
-    /// Draws as [`UploadedHead::draw_filtered`] does, by an exchange of the whole vocabulary: from lists or logits only where
-    /// [`UploadedHead::can_together`], and from logits rows with top-p alone or no filters.
+    /// Draws as [`UploadedHead::draw_filtered`] does, over the shards of all ranks. [`UploadedHead::sharded_sources`]
+    /// must include `from`. From logits, all rows have top-p alone or no filters.
     pub(crate) fn draw_filtered_with(
         &mut self,
         staging: &mut Staging,
@@ -290,7 +292,7 @@ impl UploadedHead {
         let (hidden, rows) = self.copy(staging, input, stream)?;
         let rows = self.filtered_rows(rows, filters, stream)?;
         let Some((peers, mark)) = exchange.peers() else {
-            return Err(CudaError::NotTogether { reason: "filters are decided by peers alone" });
+            return Err(CudaError::NotTogether { reason: "filters need the exchange by peers" });
         };
         let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
         let (queue, fused, kinds) = (UploadedHead::queue(stream), &mut self.fused, staging.kinds());
@@ -304,9 +306,9 @@ impl UploadedHead {
         exchange.check(draws)
     }
 
-    /// Stores and summarizes the logits of the rows that are staged, at most [`UploadedHead::most`] rows, and waits. Each
-    /// row's draw is left in `draws`, with its first invalid logit. Returns the inputs of the logits, for a canonical plan,
-    /// whose bounds are those of the portable kernel.
+    /// Stores and summarizes the logits of the rows that are staged, at most [`UploadedHead::most`] rows, and waits.
+    /// Each row's draw is left in `draws`, with its first invalid logit. Returns the inputs of the logits, for a
+    /// canonical plan, whose bounds are those of the portable kernel.
     pub(crate) fn store(
         &mut self,
         staging: &mut Staging,

@@ -1,43 +1,43 @@
-//! What is asked of stored logits, and what that comes to.
+//! Queries of stored logits, and their results.
 
 use crate::abi::{DeviceAddress, Item, Row};
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use flash_sampling_core::Candidate;
 
-/// What is asked of a stored row.
+/// A query of a stored row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query {
     pub(crate) item: Item,
-    /// Seed, position and draw of the noise; greedy: by logit. The transforms are done.
+    /// Seed, position and draw of the noise. A greedy query ranks by logit. The stored logits are already transformed.
     pub(crate) noise: Row,
 }
 
-/// How wishes are granted.
+/// The kind of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The best token.
     Draws,
     /// The `limit` best tokens.
     Lists,
-    /// Tokens among which the frontier of a draw is, best score first. The noise's `inv_temperature` is what logits are multiplied
-    /// by for scores.
+    /// Tokens that contain the frontier of a draw, best score first. The noise's `inv_temperature` multiplies logits
+    /// for the scores.
     Frontiers,
-    /// The tokens with a logit of at least the item's `slack`, the largest first.
+    /// The tokens with a logit of at least the item's `slack`, largest first.
     Above,
 }
 
-/// What the canonical arithmetic works with: the inputs that the stored logits come from.
+/// The inputs of the stored logits, for canonical sums.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CanonicalInputs {
     pub(crate) head: DeviceHead,
-    /// `[rows, hidden]`, a row for each stored one.
+    /// `[rows, hidden]`, one row per stored row.
     pub(crate) hidden: DeviceMatrix,
     /// Mask, bias and temperature of each stored row.
     pub(crate) rows: DeviceAddress<Row>,
 }
 
-/// What wishes came to, in their order.
+/// The results of queries, in the order of the queries.
 #[derive(Debug, Default)]
 pub(crate) struct QueryResults {
     candidates: Vec<Candidate>,
@@ -50,10 +50,10 @@ impl QueryResults {
         self.ends.clear();
     }
 
-    /// The candidates of a wish, best first, at most its limit.
-    pub(crate) fn get(&self, wish: usize) -> &[Candidate] {
-        let start = wish.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.candidates[start..self.ends[wish]]
+    /// The candidates of a query, best first.
+    pub(crate) fn get(&self, query: usize) -> &[Candidate] {
+        let start = query.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.candidates[start..self.ends[query]]
     }
 
     pub(crate) fn push(&mut self, candidates: impl IntoIterator<Item = Candidate>) {

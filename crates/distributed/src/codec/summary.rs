@@ -133,8 +133,8 @@ fn put_tokens(bytes: &mut Vec<u8>, tokens: impl ExactSizeIterator<Item = (u32, f
     put_items(bytes, tokens.map(|(token, logit)| (u64::from(logit.to_bits()) << 32 | u64::from(token)).to_le_bytes()));
 }
 
-/// Reads the summary of a row from the shard with `tokens`. The inner error is the reason why the shard's summary cannot
-/// be used.
+/// Reads the summary of a row from the shard with `tokens`. The inner error is the reason why the shard's summary
+/// cannot be used.
 ///
 /// An overview without filters becomes `out`, which [`RowSummary::begin`] prepared. All other summaries are merged into
 /// `out`: a copy of the summary would take as long as reading it.
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn other_rows_types_and_parameters_are_found() {
+    fn mismatches_of_rows_types_and_parameters_are_detected() {
         let (mut bytes, rows) = (Vec::new(), rows(&[]).map(|(params, _)| params));
         begin(&mut bytes, Call::of(7, &rows, DType::BF16));
         let messages = vec![bytes; 2];

@@ -47,8 +47,8 @@ fn the_lowest_bad_token_of_all_shards_is_named_and_the_other_rows_stay() {
     }
 }
 
-/// Bad logits at both stages, for [`rows_with_bad_logits`]: raw ones at the tokens 700 and 960, of hidden states that say so;
-/// the raw logits of the tokens 3 and 520 are finite, but a transform may not keep them so.
+/// Bad logits at both stages, for [`rows_with_bad_logits`]: raw ones at the tokens 700 and 960, of hidden states that
+/// say so; the raw logits of the tokens 3 and 520 are finite, but a transform may not keep them so.
 fn weight_with_bad_logits() -> Vec<f32> {
     let mut weight = integers(VOCAB * HIDDEN, 1);
     weight.chunks_exact_mut(HIDDEN).for_each(|row| row[..3].fill(0.0));
@@ -57,8 +57,8 @@ fn weight_with_bad_logits() -> Vec<f32> {
     weight
 }
 
-/// Every way to ask, five times: without a bad logit, with transformed ones alone, with raw ones behind transformed ones twice,
-/// and with a raw one alone.
+/// Every way to ask, five times: without a bad logit, with transformed ones alone, with raw ones behind transformed
+/// ones twice, and with a raw one alone.
 fn rows_with_bad_logits(mask: &[u32]) -> (Vec<f32>, Vec<RowParams<'_>>) {
     let row = RowParams { seed: 3, temperature: 0.01, ..RowParams::default() };
     let ways = [
@@ -173,7 +173,7 @@ fn a_shard_without_mass_is_no_error_unless_all_are() {
 }
 
 #[test]
-fn wrong_calls_are_refused_before_any_shard_is_asked() {
+fn calls_of_a_wrong_shape_are_refused() {
     let weight = integers(VOCAB * HIDDEN, 1);
     let mut sharded = Sharded::new(shards(&head(&weight), &STARTS, PLAN), ShardMerge::Winners).unwrap();
     let data = vec![0f32; 17 * HIDDEN];

@@ -32,7 +32,7 @@ fn called(
 }
 
 #[test]
-fn what_differs_is_named_and_lists_of_the_same_length_are_told_apart() {
+fn a_mismatch_is_named_also_between_lists_of_the_same_length() {
     let row = RowParams { seed: 3, ..RowParams::default() };
     let (mask, other_mask) = (mask_of(&[1, 2]), mask_of(&[1, 3]));
     let histories = [[5, 6], [5, 7], [7, 6]].map(|[prompt, output]| {

@@ -131,7 +131,7 @@ fn other_seeds_rows_or_types_on_a_rank_are_an_error_on_every_rank() {
 }
 
 #[test]
-fn a_rank_whose_call_fails_tells_the_others() {
+fn a_failed_call_is_an_error_on_every_rank() {
     samplers(|rank, sampler| {
         // Another rank differs besides: all hear of the failure first.
         let rows = [RowParams { seed: (rank == 5).into(), ..RowParams::default() }];
@@ -148,7 +148,7 @@ fn a_rank_whose_call_fails_tells_the_others() {
 
 /// A call that goes another way.
 #[test]
-fn a_rank_that_cannot_call_tells_the_others() {
+fn a_rank_that_cannot_call_is_an_error_on_every_other_rank() {
     samplers(|rank, sampler| {
         let hidden = hidden(1);
         let input = Matrix::new(&hidden, 1, HIDDEN).unwrap();

@@ -187,7 +187,7 @@ impl Scan for CutsAlone<'_> {
 }
 
 #[test]
-fn a_rank_that_cuts_by_its_own_threshold_is_told_from_one_that_does_not() {
+fn a_shard_that_filters_by_its_own_threshold_is_detected() {
     let weight = integers(VOCAB * HIDDEN, 1);
     let head = head(&weight);
     let hidden = hidden(1);

@@ -1,6 +1,6 @@
-//! One of several GPUs with a shard of the vocabulary each.
+//! A rank of several GPUs, with one shard of the vocabulary per rank.
 
-mod asking;
+mod failure;
 
 use crate::build::{BuildError, shard_starts};
 use core::mem::take;
@@ -16,100 +16,112 @@ use flash_sampling_distributed::{CallStatus, ShardError, ShardMerge, ShardOption
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// How draws cross between GPUs.
+/// The exchange of draws between GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GpuExchange {
-    /// Each GPU stores to the memory of the others (NVLink or PCIe peers, paper Alg. 1), in one process, or in several on
-    /// one machine.
+    /// Each GPU stores its draws to the memory of the other GPUs (NVLink or PCIe peers, paper Alg. 1). The ranks are in
+    /// one process, or in several processes on one machine.
     #[default]
     Peers,
-    /// One max all-reduce of NCCL, 8 bytes a row; a GPU for each rank. Logits are given as score minus noise. Needs the
-    /// feature `nccl` and the library `libnccl.so`.
+    /// One max all-reduce of NCCL, 8 bytes a row, with one GPU per rank. The logit of a draw is its score minus the
+    /// noise. Needs the feature `nccl` and the library `libnccl.so`.
     Nccl,
 }
 
-/// Which GPU a rank is on, and how it meets the others.
+/// The GPU of a rank, and its exchange with the other ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaRankOptions {
-    /// The GPU's number, 0 the first. For tests a GPU may have a few ranks; their streams then need a queue each
-    /// (`CUDA_DEVICE_MAX_CONNECTIONS=32`), or a copy of one rank may keep back the kernel that another waits for, until
-    /// the time limit. Blocks of rows with filters wait for other ranks: all ranks of a GPU together should have no more such
-    /// rows than two a multiprocessor.
+    /// The GPU's number, from 0.
+    ///
+    /// Tests may put a few ranks on one GPU. Each rank's stream then needs its own hardware queue
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS=32`). Otherwise a copy of one rank may delay the kernel that another rank waits
+    /// for, until the time limit. Blocks of rows with filters wait for other ranks: the ranks of one GPU should have at
+    /// most two such rows per multiprocessor in total.
     pub device: usize,
-    /// How draws cross.
+    /// The exchange of draws.
     pub exchange: GpuExchange,
-    /// For debugging: the results of every call are compared on all ranks, over the transport, as
-    /// [`ShardOptions::check_tokens`] says.
+    /// Compares the results of every call on all ranks, over the transport, for debugging; see
+    /// [`ShardOptions::check_tokens`].
     pub check_tokens: bool,
 }
 
-/// One rank of several GPUs, with one shard of the vocabulary: a sampler over the whole, exact pathwise.
+/// A rank of several GPUs, with one shard of the vocabulary. It samples from the whole vocabulary, exact pathwise.
 ///
-/// The draws of all ranks meet on the GPUs: a call launches the fused kernel and the exchange behind it, and copies the
-/// same draws down on every rank, which have token, score and logit of a sampler without shards. Rows with min-p, top-k and
-/// top-p that ask for draws alone are decided on the GPUs too, on Hopper by peers, where every shard has tokens: the largest
-/// logits of every shard, or sums of masses, cross as draws do ([`CudaTiled::can_filter_sharded`] says which rows; the few that
-/// stay open go the other way, and so do all where the hidden states have another type than the weight). The first such call
-/// loads what it needs, and ends with an error on every rank where one cannot.
+/// # Exchange on the GPUs
+/// A call launches the fused kernel and the exchange of draws. Every rank copies the same draws to its host. Token,
+/// score and logit are those of a sampler without shards.
 ///
-/// Calls with a row that asks for log-probabilities or for a list without replacement, or that has other filters, and all
-/// calls of a canonical plan, exchange summaries and surveys over the transport instead, which every rank finds from the rows
-/// alike. A GPU surveys the filters' rows itself, from logits that it stores; a canonical plan refuses them.
+/// On Hopper, GPUs that exchange by peers also decide rows with min-p, top-k and top-p, if these rows request only
+/// draws and every shard has tokens. [`CudaTiled::can_filter_sharded`] selects these rows. Shards exchange their
+/// largest logits or sums of masses. Undecided rows take the exchange over the transport, and so do all rows if the
+/// hidden states have another type than the weight. The first such call loads kernels. If one rank cannot load them,
+/// every rank has an error.
 ///
-/// The transport is any that the ranks have: [`Loopback`](flash_sampling_distributed::Loopback) where each is a thread,
-/// `Mpi` where each is a process. It carries the handshake, so that ranks that were planned otherwise are named.
+/// # Exchange over the transport
+/// Some calls exchange summaries of rows over the transport: all calls of a canonical plan, and calls with a row that
+/// requests log-probabilities or a list without replacement, or has other filters. Every rank makes the same choice
+/// from the parameters. A GPU summarizes rows with filters from stored logits. A canonical plan refuses filters.
 ///
-/// There is one time limit, the [transport's](Transport::time_limit) when ranks meet: a rank learns within it what went wrong.
-/// Half of it an exchange waits on the GPUs; a rank that nobody met there, or that met another call, asks over the transport
-/// for as long as is left, and for an eighth at least, as giving NCCL up may take all the rest. Where ranks are called with
-/// different rows or parameters, all of them ask, also where one of them goes by the transport alone, and each learns of which
-/// row and what: [`ShardError::Params`] or [`ShardError::Mismatch`]. A rank that comes when another has given
-/// the call up still draws, alone; where its next exchange over the transport meets the one that waited it learns so:
-/// [`ShardError::Late`].
+/// The transport can be any [`Transport`]: [`Loopback`](flash_sampling_distributed::Loopback) for ranks in threads,
+/// `Mpi` for ranks in processes. Its handshake names ranks with another plan.
 ///
-/// A rank that fails before the exchange (a driver's error, inputs of another shape) takes no part in it; the others name
-/// it when their time is over, and the group is done. If it then calls again, it finds what they sent for the call before,
-/// and has [`CudaError::OtherCall`].
+/// # Failures
+/// The time limit is the [transport's](Transport::time_limit) at construction. Each rank reports an error within this
+/// limit:
+/// * An exchange on the GPUs waits for half of the limit. After a timeout or a mismatch there, a rank queries the other
+///   ranks over the transport. The query takes the rest of the limit, and at least an eighth, because aborting NCCL may
+///   take all the rest.
+/// * If ranks are called with different rows or parameters, every rank names the row and the parameter:
+///   [`ShardError::Params`] or [`ShardError::Mismatch`]. One of these calls may use the transport alone.
+/// * A rank that arrives after the timeout of another rank still draws. Its next exchange over the transport with that
+///   rank fails with [`ShardError::Late`].
+/// * A rank that fails before the exchange (a driver's error, inputs of another shape) takes no part in it. The other
+///   ranks name this rank after their timeout, and the group is of no further use. The next call of the failed rank
+///   receives their data for the failed call, and fails with [`CudaError::OtherCall`].
 #[derive(Debug)]
 pub struct CudaRank<'w, T> {
     local: Arc<Mutex<CudaTiled<'w>>>,
     exchange: CudaExchange,
     by_host: ShardSampler<'w, T>,
     check_tokens: bool,
-    /// Whether all ranks have loaded what rows with filters need.
+    /// Whether all ranks have loaded the kernels for rows with filters.
     is_prepared: bool,
-    /// Bytes of lists and masks for which all ranks have made room.
+    /// The bytes that all ranks have allocated for lists and masks.
     room: usize,
-    /// Rows that the GPUs left open, their hidden states and what became of them; and the other rows of the call.
+    /// The rows that the GPUs leave undecided, with their hidden states, parameters and results.
     open: Vec<usize>,
     gathered: Vec<u8>,
-    asked: Vec<RowParams<'static>>,
+    open_params: Vec<RowParams<'static>>,
     rest: Samples,
+    /// The results of all rows from the GPUs.
     decided: Samples,
 }
 
-/// The part of the time limit that a rank waits on its GPU. Of ranks that are called otherwise one may find so at once, and ask
-/// over the transport, while another waits on its GPU before it asks: it still comes in time.
+/// The divisor of the time limit for waits on the GPU.
+///
+/// After a mismatch, one rank may query over the transport at once while another rank still waits on its GPU. The other
+/// rank then still queries within the limit.
 const ON_GPUS: u32 = 2;
 
-/// How a call is made.
+/// The route of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum CallRoute {
     /// The GPUs exchange draws.
     Draws,
-    /// And decide filters.
+    /// The GPUs exchange draws and decide filters.
     Filters,
-    /// Over the transport.
+    /// The ranks exchange summaries over the transport.
     Host,
 }
 
 impl<'w, T: Transport + 'w> CudaRank<'w, T> {
-    /// This rank's sampler, from its shard of the vocabulary. A collective call: every rank of the transport makes it.
+    /// Makes this rank's sampler from its shard of the vocabulary. A collective call: every rank of the transport makes
+    /// it.
     ///
     /// # Errors
-    /// [`BuildError::Cuda`]: no GPU, what the backend refuses, a rank that cannot be reached; [`BuildError::Shard`]: ranks
-    /// that do not make up one vocabulary, or differ in their plans, or do not come.
+    /// * [`BuildError::Cuda`]: no GPU, a plan or head that the backend refuses, a rank that cannot be reached.
+    /// * [`BuildError::Shard`]: shards that do not form one vocabulary, ranks with different plans, absent ranks.
     pub fn new(shard: Head<'w>, plan: Plan, mut transport: T, options: &CudaRankOptions) -> Result<Self, BuildError> {
         let device = Device::new(options.device)?;
         let local = CudaTiled::new(shard, plan, &device)?;
@@ -118,9 +130,10 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         CudaRank::join(shard, local, transport, exchange, options)
     }
 
-    /// [`CudaRank::new`] from the whole head, which is cut into near-equal shards at multiples of 64 tokens, one for each rank
-    /// of the transport. Shards may begin elsewhere, with the same draws; on Hopper one that begins at no multiple of 4 waits
-    /// at one more barrier a tile, as noise comes in fours.
+    /// Makes this rank's sampler from the whole head, with near-equal shards that begin at multiples of 64 tokens.
+    ///
+    /// Shards of [`CudaRank::new`] may begin at any token, with the same draws. Noise comes in groups of four tokens,
+    /// so on Hopper a shard that begins at no multiple of 4 takes one more barrier per tile.
     ///
     /// # Errors
     /// As [`CudaRank::new`].
@@ -129,8 +142,8 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         CudaRank::new(head.split(&starts).swap_remove(transport.rank()), plan, transport, options)
     }
 
-    /// [`CudaRank::new`] on the GPU of an exchange whose ranks have met, this one with the same number: that of a sampler
-    /// that is done, from [`CudaRank::into_exchange`]. A collective call.
+    /// [`CudaRank::new`] on the GPU of an exchange whose ranks have met, this one with the same number: that of a
+    /// sampler that is done, from [`CudaRank::into_exchange`]. A collective call.
     ///
     /// # Errors
     /// As [`CudaRank::new`]; [`CudaError::TooLarge`] where the plan has more rows than the exchange.
@@ -149,12 +162,13 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         CudaRank::join(shard, local, transport, exchange, options)
     }
 
-    /// The exchange, for a sampler of another head or plan. Ranks of a group end together, after the same calls.
+    /// Returns the exchange, for a sampler with another head or plan. All ranks of a group must call this after the
+    /// same calls.
     pub fn into_exchange(self) -> CudaExchange {
         self.exchange
     }
 
-    /// The exchange that the options ask for.
+    /// Connects the exchange of `options`.
     fn meet(
         transport: &mut T,
         rows: usize,
@@ -181,15 +195,15 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         mut exchange: CudaExchange,
         options: &CudaRankOptions,
     ) -> Result<Self, BuildError> {
-        let mut told = Vec::new();
-        transport.all_gather(&local.encode_support(), &mut told).map_err(ShardError::from)?;
-        exchange.agree(&told)?;
+        let mut support = Vec::new();
+        transport.all_gather(&local.encode_support(), &mut support).map_err(ShardError::from)?;
+        exchange.agree(&support)?;
         let local = Arc::new(Mutex::new(local));
         let of_shards = ShardOptions {
             check_tokens: options.check_tokens,
             ..ShardOptions::new(ShardMerge::Winners).of_head(&shard)
         };
-        // The handshake; nobody draws before every rank has connected.
+        // The handshake. No rank draws before every rank has connected.
         let by_host = ShardSampler::new(Box::new(Shared(local.clone())), transport, of_shards)?;
         Ok(CudaRank {
             local,
@@ -200,14 +214,14 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
             room: CudaTiled::ROOM_TOGETHER,
             open: Vec::new(),
             gathered: Vec::new(),
-            asked: Vec::new(),
+            open_params: Vec::new(),
             rest: Samples::new(),
             decided: Samples::new(),
         })
     }
 }
 
-/// The group that rank 0 names.
+/// Connects to the NCCL group of rank 0's id.
 #[cfg(feature = "nccl")]
 fn by_nccl(
     transport: &mut impl Transport,
@@ -217,10 +231,10 @@ fn by_nccl(
 ) -> Result<CudaExchange, BuildError> {
     use flash_sampling_cuda::{NcclEndpoint, NcclId};
     let (rank, world) = (transport.rank(), transport.world());
-    // A rank that cannot take part leaves before the others wait for it in the library.
+    // A rank that cannot take part fails here, before the other ranks wait for it in NCCL.
     let offer = NcclEndpoint::new(rank, world, rows, device)?;
     let id = if rank == 0 { Some(NcclId::new()) } else { None }.transpose();
-    // The ranks that wait for the name learn, too, that there is none.
+    // If there is no id, an empty message reports this to the waiting ranks.
     let name = id.as_ref().ok().and_then(Option::as_ref).map_or([].as_slice(), NcclId::as_bytes);
     let mut names = Vec::new();
     transport.all_gather(name, &mut names).map_err(ShardError::from)?;
@@ -239,7 +253,7 @@ impl<T> CudaRank<'_, T>
 where
     T: Transport,
 {
-    /// Whether the GPUs' exchange carries all that these rows ask for. Every rank finds the same.
+    /// Whether the GPUs' exchange supports all requests of these rows. Every rank has the same result.
     fn is_carried(&self, rows: &[RowParams<'_>]) -> bool {
         let plan = self.by_host.plan();
         let can = self.by_host.capabilities();
@@ -252,19 +266,20 @@ where
         !plan.canonical && rows.iter().all(is_plain)
     }
 
-    /// How a call is made. Every rank finds the same.
-    fn way(&self, rows: &[RowParams<'_>]) -> Way {
+    /// The route of a call. Every rank has the same result.
+    fn route(&self, rows: &[RowParams<'_>]) -> CallRoute {
         match self.is_carried(rows) {
-            true => Way::Draws,
-            false if lock(&self.local).can_filter_sharded(&self.exchange, rows) => Way::Filters,
-            false => Way::Host,
+            true => CallRoute::Draws,
+            false if lock(&self.local).can_filter_sharded(&self.exchange, rows) => CallRoute::Filters,
+            false => CallRoute::Host,
         }
     }
 
-    /// Loads and allocates what a call on the GPUs takes, where none before it did. Every rank does so in the same call.
-    fn prepare(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], way: Way) -> Result<(), SampleError> {
+    /// Loads kernels and allocates memory for a call on the GPUs, if no earlier call did. All ranks do so in the same
+    /// call.
+    fn prepare(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], route: CallRoute) -> Result<(), SampleError> {
         let mut local = lock(&self.local);
-        let (loads, needed) = (way == Way::Filters && !self.is_prepared, local.lists_together(rows));
+        let (loads, needed) = (route == CallRoute::Filters && !self.is_prepared, local.lists_together(rows));
         if !loads && needed <= self.room {
             return Ok(());
         }
@@ -273,15 +288,15 @@ where
         let prepared = loaded.and_then(|()| local.reserve_together(room));
         drop(local);
         let failure = prepared.as_ref().err().map(CudaError::to_string);
-        let standing = failure.as_deref().map_or(CallStatus::Ready, CallStatus::Failed);
-        // Nobody waits on a GPU for a rank that loads, nor for one that cannot.
-        self.by_host.can_call(input, rows, standing)?;
+        let status = failure.as_deref().map_or(CallStatus::Ready, CallStatus::Failed);
+        // No rank launches before all ranks have loaded, so no GPU waits for a rank that loads or fails to load.
+        self.by_host.can_call(input, rows, status)?;
         prepared.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
         (self.is_prepared, self.room) = (self.is_prepared || loads, room);
         Ok(())
     }
 
-    /// Has the GPUs draw and decide, and the hosts what they leave open.
+    /// Draws and filters on the GPUs. The undecided rows take an exchange over the transport.
     fn sample_filtered(
         &mut self,
         input: Matrix<'_>,
@@ -296,27 +311,27 @@ where
         }
         self.gathered.clear();
         self.open.iter().for_each(|&r| self.gathered.extend_from_slice(input.row_bytes(r)));
-        let mut asked = reuse_vec(take(&mut self.asked));
-        asked.extend(self.open.iter().map(|&r| rows[r]));
-        let some = Matrix::from_bytes(&self.gathered, input.dtype(), asked.len(), input.cols(), input.cols());
+        let mut params = reuse_vec(take(&mut self.open_params));
+        params.extend(self.open.iter().map(|&r| rows[r]));
+        let some = Matrix::from_bytes(&self.gathered, input.dtype(), params.len(), input.cols(), input.cols());
         let some = some.map_err(|error| failed(error.into()))?;
-        let drawn = self.by_host.sample(some, &asked, &mut self.rest);
-        self.asked = reuse_vec(asked);
+        let drawn = self.by_host.sample(some, &params, &mut self.rest);
+        self.open_params = reuse_vec(params);
         drawn?;
         core::mem::swap(out, &mut self.decided);
         out.clear();
         let mut open = self.open.iter().zip(self.rest.iter()).peekable();
         for (r, decided) in self.decided.iter().enumerate() {
             let of_host = open.next_if(|(at, _)| **at == r).map(|(_, row)| row);
-            // The GPUs' try counts.
-            let tries = u32::from(of_host.is_some());
+            // The pass on the GPU counts too.
+            let gpu_passes = u32::from(of_host.is_some());
             match of_host.unwrap_or(decided) {
                 Err(error) => out.push_error(error),
                 Ok(row) => {
                     let candidate =
                         |draw: &Draw| Candidate { winner: Winner::new(draw.score, draw.token), logit: draw.logit };
                     out.push_row(row.draws.iter().map(candidate), None, &[]);
-                    out.set_passes(row.passes + tries);
+                    out.set_passes(row.passes + gpu_passes);
                 }
             }
         }
@@ -324,7 +339,7 @@ where
     }
 }
 
-/// No code panics while it holds the sampler half-way.
+/// Locks the sampler. No code panics while the sampler is in an inconsistent state, so a poisoned lock is harmless.
 fn lock<'l, 'w>(local: &'l Mutex<CudaTiled<'w>>) -> MutexGuard<'l, CudaTiled<'w>> {
     local.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -343,18 +358,18 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        let way = self.way(rows);
-        if way == Way::Host {
+        let route = self.route(rows);
+        if route == CallRoute::Host {
             return self.by_host.sample(input, rows, out);
         }
         out.clear();
         self.by_host.begin_elsewhere();
-        self.prepare(input, rows, way)?;
+        self.prepare(input, rows, route)?;
         let begun = Instant::now();
-        let drawn = match way {
-            Way::Host => Ok(()),
-            Way::Draws => lock(&self.local).sample_sharded(&mut self.exchange, input, rows, out),
-            Way::Filters => self.sample_filtered(input, rows, out),
+        let drawn = match route {
+            CallRoute::Host => Ok(()),
+            CallRoute::Draws => lock(&self.local).sample_sharded(&mut self.exchange, input, rows, out),
+            CallRoute::Filters => self.sample_filtered(input, rows, out),
         };
         if drawn.is_err() {
             out.clear();
@@ -367,13 +382,13 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
                 }
                 Ok(agreed?)
             }
-            Err(error) => Err(self.ask(error, begun.elapsed(), input, rows)),
+            Err(error) => Err(self.explain(error, begun.elapsed(), input, rows)),
             Ok(()) => Ok(()),
         }
     }
 }
 
-/// The shard's sampler, which both ways use by turns.
+/// The shard's sampler, shared by both exchanges.
 struct Shared<'w>(Arc<Mutex<CudaTiled<'w>>>);
 
 impl Shared<'_> {

@@ -1,8 +1,8 @@
-//! Logits of given tokens, raw logits of drawn tokens, and ranks of drawn tokens, beside the lists of largest logits.
+//! The logits of requested tokens, and the raw logits and ranks of drawn tokens.
 //!
-//! Tokens of a row's list need no pass. The other tokens take one scan for their logits, and the drawn ones another scan
-//! for their ranks. Rows with filters whose log-probabilities are of the law that is drawn from have both already: they
-//! are drawn from a list of all kept tokens.
+//! A token in the row's list of largest logits needs no further scan. All other tokens share one scan for their logits,
+//! and the drawn tokens share a second scan for their ranks. A row with filters and processed log-probabilities needs
+//! neither scan: its list contains all kept tokens.
 
 use super::{Driver, RowFollowUp};
 use crate::backend::{Batch, CheckedRow, RowSummary, Scan};
@@ -11,13 +11,13 @@ use crate::params::Row;
 use crate::sampler::samples::{RowSample, Samples};
 use crate::summary::winner::{Candidate, LogitRank};
 
-/// The stage of the logits that the row's log-probabilities are of; `None` if nothing is to be found.
+/// The stage of the logits under the row's log-probabilities; `None` if the row needs no further logits or ranks.
 fn stage_of(row: &Row<'_>) -> Option<Stage> {
     let is_open = row.logprobs.is_some() && row.filters.is_none();
     row.raw_logprobs.map(|_| Stage::Raw).or(is_open.then_some(Stage::Transformed))
 }
 
-/// A row, its result, and the list of the largest logits of its stage.
+/// A valid row with log-probabilities: its result, its stage, and the list of largest logits of this stage.
 fn parts<'r, 'a, 's, 'o>(
     row: &'r CheckedRow<'a>,
     r: usize,
@@ -33,24 +33,24 @@ fn position(list: &[Candidate], token: u32) -> Option<usize> {
     list.iter().position(|c| c.winner.token == token)
 }
 
-/// The rank of a drawn token, if it needs no pass.
+/// The rank of a drawn token, if the rank needs no scan.
 fn known_rank(row: &Row<'_>, stage: Stage, list: &[Candidate], token: u32) -> Option<u32> {
     let is_first = row.greedy && !row.without_replacement && stage == Stage::Transformed;
     if is_first { Some(1) } else { position(list, token).map(|at| at as u32 + 1) }
 }
 
-/// A draw's rank in the order of its stage's logits.
+/// The place of a drawn token in the order of logits of the row's stage.
 fn logit_rank(sample: &RowSample<'_>, draw: usize) -> LogitRank {
     let drawn = sample.draws[draw];
     LogitRank { logit: sample.raw_logits.get(draw).copied().unwrap_or(drawn.logit), token: drawn.token }
 }
 
 fn missing(row: usize, what: &str) -> SampleError {
-    SampleError::Backend { backend: "driver", source: format!("no scan has {what}, of row {row}").into() }
+    SampleError::Backend { backend: "driver", source: format!("no scan returned {what} of row {row}").into() }
 }
 
 impl Driver {
-    /// Finds what rows with log-probabilities request of single tokens.
+    /// Finds the logits and ranks of single tokens, for all rows with log-probabilities.
     pub(super) fn find_tokens(
         &mut self,
         scan: &mut dyn Scan,
@@ -74,7 +74,7 @@ impl Driver {
         batch.rows.iter().enumerate().try_for_each(|(r, row)| self.write_tokens(r, row, out))
     }
 
-    /// Requests the logits of given tokens, and for raw log-probabilities of drawn tokens.
+    /// Requests the logits of requested tokens, and the raw logits of drawn tokens.
     fn request_logits(&mut self, r: usize, row: &CheckedRow<'_>, out: &Samples) {
         let Some((row, sample, stage, list)) = parts(row, r, &self.overviews[r], out) else { return };
         let pending = &mut self.pending[r];
@@ -88,18 +88,18 @@ impl Driver {
         }
     }
 
-    /// Takes the requested logits, and writes raw log-probabilities.
+    /// Reads the logits from the scan, and writes raw log-probabilities.
     fn take_logits(&mut self, r: usize, row: &CheckedRow<'_>, out: &mut Samples) -> Result<(), SampleError> {
         let summary = &self.overviews[r];
         let Some((row, sample, stage, list)) = parts(row, r, summary, out) else { return Ok(()) };
         let pending = &mut self.pending[r];
-        let found = if pending.tokens.is_empty() { &[][..] } else { &self.further[r].logits };
+        let scanned = if pending.tokens.is_empty() { &[][..] } else { &self.further[r].logits };
         let logit = |token: u32| {
             let listed = position(list, token).map(|at| list[at].logit);
-            listed.or_else(|| found.iter().find(|(own, _)| *own == token).map(|(_, logit)| *logit))
+            listed.or_else(|| scanned.iter().find(|(own, _)| *own == token).map(|(_, logit)| *logit))
         };
         pending.token_logits.clear();
-        // A token that no scan has cannot be drawn.
+        // A token without a logit from any scan cannot be drawn.
         let of_token = |&token: &u32| (token, logit(token).unwrap_or(f32::NEG_INFINITY));
         pending.token_logits.extend(row.logprob_token_ids.iter().map(of_token));
         if stage == Stage::Raw {
@@ -115,7 +115,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Requests the numbers of tokens before drawn tokens.
+    /// Requests the ranks of drawn tokens, as counts of the tokens before them.
     fn request_ranks(&mut self, r: usize, row: &CheckedRow<'_>, out: &Samples) {
         let Some((row, sample, stage, list)) = parts(row, r, &self.overviews[r], out) else { return };
         let pending = &mut self.pending[r];
@@ -131,7 +131,7 @@ impl Driver {
         }
     }
 
-    /// Writes the logits of given tokens and the ranks of drawn tokens.
+    /// Writes the logits of requested tokens and the ranks of drawn tokens.
     fn write_tokens(&mut self, r: usize, row: &CheckedRow<'_>, out: &mut Samples) -> Result<(), SampleError> {
         let Some((row, sample, stage, list)) = parts(row, r, &self.overviews[r], out) else { return Ok(()) };
         let pending = &mut self.pending[r];

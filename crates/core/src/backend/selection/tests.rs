@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn masses_without_what_min_p_gives_up_tell_the_same(
+    fn masses_above_the_min_p_cutoff_give_the_same_decisions(
         mut logits in prop::collection::vec((-16i8..1, 0u8..8), 2..120), rising: bool, tile in 1usize..9,
         p in 0.2f32..0.9, q in 0.2f32..1.0, seed: u64, limit in 1usize..8,
     ) {
@@ -203,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn masses_without_bins_below_a_floor_tell_the_same_or_ask(
+    fn masses_without_bins_below_a_floor_decide_alike_or_take_a_pass(
         logits in logits(), p in prop_oneof![0.01f32..1.0, Just(0.5f32)], seed: u64, limit in 1usize..80,
         floors in prop::array::uniform2((-10f32..14.0, 0usize..100)), errors in prop::array::uniform2(-1f64..1.0),
     ) {

@@ -1,11 +1,11 @@
-//! Calls of ranks whose draws, and whose filters, are decided by an exchange between their GPUs.
+//! Calls of ranks whose GPUs exchange draws and decide filters.
 
 use super::source::stage;
 use super::{HostSampler, failed, of_call};
 use crate::abi::RowFilters;
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
-use crate::exchange::sharded::FiltersTogether;
+use crate::exchange::sharded::FilterSupport;
 use crate::sampler::row_scan::{CallRows, DrawItem, DrawItems, FilterSource, decide, quick_filters, write_draws};
 use crate::sampler::uploaded_head::UploadedHead;
 use core::mem::take;
@@ -15,32 +15,32 @@ use flash_sampling_core::{
     Capabilities, Exactness, Knobs, Matrix, RowError, RowParams, SampleError, Samples, Scan, Stage, StagedError, params,
 };
 
-const NOT_DECIDED: CudaError = CudaError::NotTogether { reason: "its ranks do not decide the filters of a row" };
+const NOT_DECIDED: CudaError = CudaError::NotTogether { reason: "ranks cannot decide the filters of a row" };
 const NOT_DRAWN: CudaError = CudaError::NotTogether { reason: "a row requests more than draws" };
 
 impl HostSampler<'_> {
-    /// What this head can do in an exchange by peers.
-    fn filters_together(&self) -> FiltersTogether {
+    /// The filters that this rank supports in an exchange by peers.
+    fn filter_support(&self) -> FilterSupport {
         let pathwise = self.can.exactness == Exactness::Pathwise;
         let Some(uploaded) = self.uploaded.as_ref().filter(|_| !self.plan.canonical && pathwise) else {
-            return FiltersTogether::default();
+            return FilterSupport::default();
         };
-        let (lists, masses) = uploaded.can_together();
-        FiltersTogether { lists, masses, most: uploaded.most_together() }
+        let (lists, masses) = uploaded.sharded_sources();
+        FilterSupport { lists, masses, most: uploaded.max_sharded_draws() }
     }
 
-    /// The same, for the other ranks.
+    /// Encodes the filters that this rank supports, for the other ranks.
     pub(crate) fn encode_support(&self) -> Vec<u8> {
-        self.filters_together().encode(self.head.weight().dtype())
+        self.filter_support().encode(self.head.weight().dtype())
     }
 
-    /// Loads and allocates all that such calls need.
+    /// Loads kernels and allocates memory for calls with filters.
     pub(crate) fn prepare_sharded(&mut self) -> Result<(), CudaError> {
         self.uploaded.as_mut().map_or(Ok(()), |uploaded| uploaded.prepare_sharded(&self.stream))
     }
 
-    /// Whether all valid rows of a call are drawn, or decided, together: a function of what all ranks know.
-    pub(crate) fn can_filter_sharded(&self, can: FiltersTogether, rows: &[RowParams<'_>]) -> bool {
+    /// Whether ranks can decide all valid rows of a call on their GPUs. Every rank has the same result.
+    pub(crate) fn can_filter_sharded(&self, can: FilterSupport, rows: &[RowParams<'_>]) -> bool {
         let (own, plan, vocab_size) = (&self.can, &self.plan, self.head.vocab_size());
         let decides = |params: &RowParams<'_>| {
             let row = params.check(&[], own, plan, vocab_size);
@@ -49,9 +49,11 @@ impl HostSampler<'_> {
         can.is_any() && rows.iter().all(decides)
     }
 
-    /// Draws together with the other ranks of an exchange. With `open` rows may have filters, such as are
-    /// [decided together](HostSampler::can_filter_sharded): rows that stay undecided are noted there, and an error stands in
-    /// their place. All do where the hidden states of all ranks have another type than the weight.
+    /// Draws with the other ranks of an exchange.
+    ///
+    /// With `open`, rows may have filters that [ranks can decide](HostSampler::can_filter_sharded). `open` receives the
+    /// undecided rows, which have an error in the output. All rows are undecided if the hidden states of all ranks have
+    /// another type than the weight.
     pub(crate) fn sample_with(
         &mut self,
         input: Matrix<'_>,
@@ -63,7 +65,7 @@ impl HostSampler<'_> {
         out.clear();
         open.iter_mut().for_each(|open| open.clear());
         check_call(&input, rows, &self.shape(), &self.plan)?;
-        // Which tokens other filters keep depends on the other ranks; what acts on single logits does not.
+        // Filters depend on the tokens of all ranks. Adjustments act on single logits, and so on this rank alone.
         let knobs = if open.is_some() { self.can.knobs } else { self.can.knobs.intersection(Knobs::ADJUSTMENTS) };
         let can = Capabilities { knobs, ..self.can };
         let (plan, vocab_size) = (self.plan, self.head.vocab_size());
@@ -80,8 +82,8 @@ impl HostSampler<'_> {
     }
 }
 
-/// The filters of a row, and what decides them; `None` where nothing does together.
-fn filters_of(can: FiltersTogether, row: &params::Row<'_>) -> Option<(RowFilters, FilterSource)> {
+/// The filters of a row, and the logits that decide them; `None` if ranks cannot decide the row.
+fn filters_of(can: FilterSupport, row: &params::Row<'_>) -> Option<(RowFilters, FilterSource)> {
     let draws_only = !row.without_replacement && !row.kept && row.logprobs.is_none() && row.raw_logprobs.is_none();
     let filters = match row.filters {
         None => RowFilters::OFF,
@@ -90,12 +92,12 @@ fn filters_of(can: FiltersTogether, row: &params::Row<'_>) -> Option<(RowFilters
     Some((filters, can.decides(&filters)?)).filter(|_| draws_only)
 }
 
-/// The one pass of a call: all draws by the exchange.
+/// The only pass of a call, with all draws exchanged between the GPUs.
 #[derive(Debug)]
 struct ExchangePass<'s, 'w> {
     sampler: &'s mut HostSampler<'w>,
     exchange: &'s mut CudaExchange,
-    /// Takes the rows that stay undecided, in calls with filters.
+    /// Receives the undecided rows, in calls with filters.
     open: Option<&'s mut Vec<usize>>,
 }
 
@@ -191,7 +193,8 @@ impl ExchangePass<'_, '_> {
                     }
                 };
                 drawn.map_err(|error| of_call(error, |at| part[at].row))?;
-                // The mark of the exchange tells types apart: the other ranks have this one, too, and leave all rows open.
+                // The mark of the exchange tells types apart: the other ranks have this one, too, and leave all rows
+                // open.
                 if is_other {
                     let valid = batch.rows.iter().zip(out).filter(|(row, _)| row.is_ok());
                     valid.for_each(|(_, out)| out.progress = Progress::Open);

@@ -1,7 +1,8 @@
-//! One pass over the rows of a call on a GPU, whatever launches the kernels: a head with hidden states from the host or on
-//! the device, or existing logits.
+//! One pass over the rows of a call on a GPU.
 //!
-//! | a row that requests | is served by |
+//! A [`LogitSource`] launches the kernels: a head with hidden states on the host or on the device, or existing logits.
+//!
+//! | request of a row | served by |
 //! | --- | --- |
 //! | draws | the fused kernel |
 //! | draws with min-p, top-k or top-p | the fused kernel and the selection kernels; undecided rows take a second pass |
@@ -28,11 +29,11 @@ pub(crate) use stored_scan::{ScanRow, StoredQueries, StoredScan};
 #[derive(Debug)]
 pub(crate) struct CallRows<'c, 'a> {
     pub(crate) batch: &'c Batch<'c, 'a>,
-    /// A row without transforms, whose transformed logits are the raw ones.
+    /// A row without transforms: its transformed logits are its raw logits.
     raw: CheckedRow<'static>,
 }
 
-/// The parameters of a row without transforms, whose transformed logits are the raw ones.
+/// The parameters of a row without transforms: its transformed logits are its raw logits.
 pub(crate) fn idle() -> RowParams<'static> {
     RowParams { temperature: 0.0, ..RowParams::default() }
 }
@@ -42,8 +43,8 @@ impl<'c, 'a> CallRows<'c, 'a> {
         CallRows { batch, raw: idle().check(&[], can, plan, vocab_size) }
     }
 
-    /// A row with its adjustments of `tokens`. They are collected one row at a time, so that they are still in the cache
-    /// when the row is staged.
+    /// A row with its adjustments of `tokens`. Adjustments are collected one row at a time, so staging finds them in
+    /// the processor's cache.
     pub(crate) fn adjusted<'r>(
         &self,
         r: usize,
@@ -66,7 +67,7 @@ impl<'c, 'a> CallRows<'c, 'a> {
 
 const UNCHECKED: CudaError = CudaError::Corrupt { what: "a row that is not valid" };
 
-/// A draw that a kernel makes.
+/// A draw of a row, for a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DrawItem {
     pub(crate) row: usize,
@@ -74,7 +75,7 @@ pub(crate) struct DrawItem {
     pub(crate) filters: RowFilters,
 }
 
-/// The logits by which a launch decides filters.
+/// The logits that a launch filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FilterSource {
     /// Lists of the largest logits.
@@ -83,23 +84,23 @@ pub(crate) enum FilterSource {
     Logits,
 }
 
-/// The kernels over the logits of a call, and what is launched with them.
+/// The kernels that compute the logits of a call and draw from them.
 pub(crate) trait LogitSource {
-    /// Makes draws without filters, by ascending rows; one result each.
+    /// Draws without filters. The items have ascending rows, and each item has one result.
     fn draw(&mut self, rows: &CallRows<'_, '_>, items: &[DrawItem], draws: &mut Vec<Draw>) -> Result<(), CudaError>;
 
-    /// The most draws of a launch with filters; 0: filters take stored logits.
+    /// The maximum number of draws in a launch with filters. If it is 0, filters use stored logits.
     fn most_filtered(&self) -> usize {
         0
     }
 
-    /// Whether lists of the largest logits decide filters.
+    /// Whether the source can filter by lists of the largest logits.
     fn has_lists(&self, _rows: &CallRows<'_, '_>) -> bool {
         false
     }
 
-    /// Makes draws with filters, by ascending rows; one result each. From lists filters that are
-    /// [listed](RowFilters::is_listed), or off.
+    /// Draws with filters. The items have ascending rows, and each item has one result. With [`FilterSource::Lists`],
+    /// all filters are [listed](RowFilters::is_listed) or off.
     fn draw_filtered(
         &mut self,
         _rows: &CallRows<'_, '_>,
@@ -111,11 +112,12 @@ pub(crate) trait LogitSource {
         Ok(())
     }
 
-    /// The most rows whose logits are stored by one call.
+    /// The maximum number of rows in a call of [`LogitSource::store`].
     fn most_stored(&self) -> usize;
 
-    /// Stores the logits of ascending rows, transformed or raw, in the first rows of `stored`, summarizes them, and waits. Of
-    /// each row a draw is left that has its first invalid logit. Returns the inputs of the logits, for a canonical plan.
+    /// Stores and summarizes the logits of ascending rows, and waits. The logits, transformed or raw, go to the first
+    /// rows of `stored`. Writes one draw per row, with the row's first invalid logit if there is one. Returns the
+    /// inputs of the logits, for a canonical plan.
     fn store(
         &mut self,
         rows: &CallRows<'_, '_>,
@@ -136,13 +138,14 @@ pub(crate) trait LogitSource {
     }
 }
 
-/// The draws of a pass, by the launches that make them.
+/// The draws of a pass, grouped by launch.
 #[derive(Debug, Default)]
 pub(crate) struct DrawItems {
-    /// Without filters.
+    /// Draws without filters.
     pub(crate) plain: Vec<DrawItem>,
+    /// Draws with filters that lists may decide.
     pub(crate) listed: Vec<DrawItem>,
-    /// With filters that lists do not decide.
+    /// Draws with filters that need stored logits.
     pub(crate) by_logits: Vec<DrawItem>,
     /// The results of a launch.
     pub(crate) draws: Vec<Draw>,
@@ -154,21 +157,21 @@ impl DrawItems {
     }
 }
 
-/// Makes the passes of calls. Reuses its memory between calls.
+/// Runs the passes of calls. Reuses its memory between calls.
 #[derive(Debug, Default)]
 pub(crate) struct RowScan {
     pub(crate) items: DrawItems,
     /// The rows of a pass over stored logits.
     members: Vec<ScanRow<'static>>,
     queries: StoredQueries,
-    /// Made when the first row needs it.
+    /// Allocated for the first row that needs stored logits.
     stored: Option<StoredRows>,
-    /// The rows whose logits are stored, and whether raw: valid for further passes over the rows of the same call.
+    /// The rows with stored logits, and whether these are raw. Valid for further passes over the rows of the same call.
     held: Vec<usize>,
     holds_raw: bool,
 }
 
-/// The result of a kernel.
+/// Converts a kernel's draw to a candidate, or to the row's error.
 pub(crate) fn candidate(draw: &Draw) -> Result<Candidate, RowError> {
     match draw.status {
         status::DRAWN => Ok(Candidate { winner: Winner::new(draw.score, draw.token), logit: draw.logit }),
@@ -178,14 +181,14 @@ pub(crate) fn candidate(draw: &Draw) -> Result<Candidate, RowError> {
     }
 }
 
-/// The row's bad logit, if it has one. No finite logit is no error: other shards may have one.
+/// The row's bad logit, if any. A row without a finite logit is no error: other shards may have finite logits.
 pub(crate) fn bad_logit(draw: &Draw) -> Option<StagedError> {
     let error = candidate(draw).err().filter(RowError::is_bad_logit)?;
     let stage = if draw.score == 0.0 { Stage::Raw } else { Stage::Transformed };
     Some(StagedError { stage, error })
 }
 
-/// Where the kernels run that a pass needs beside those of the source.
+/// The sampler's description and GPU, for the kernels of a pass that do not belong to the source.
 #[derive(Debug)]
 pub(crate) struct PassPlace<'s> {
     pub(crate) can: &'s Capabilities,
@@ -194,27 +197,27 @@ pub(crate) struct PassPlace<'s> {
     pub(crate) vocab_size: u32,
     pub(crate) device: &'s Arc<crate::device::gpu::Device>,
     pub(crate) stream: &'s Arc<CudaStream>,
-    /// Whether the rows of [`Request::Decide`] get log Z in place of its masses, which then nobody can merge.
+    /// Whether rows of [`Request::Decide`] get log Z without masses. Such rows cannot be merged with other shards.
     pub(crate) finishes_log_z: bool,
 }
 
 impl PassPlace<'_> {
-    /// Whether the draws of a row without filters are made from stored logits. A sampler that is not pathwise makes them
-    /// by its own kernels.
+    /// Whether a row without filters is drawn from stored logits. A sampler that is not pathwise draws with its own
+    /// kernels.
     fn draws_from_stored(&self, row: &params::Row<'_>) -> bool {
         let needs = self.plan.canonical || row.without_replacement || row.logprobs.is_some();
         needs && self.can.exactness == Exactness::Pathwise
     }
 }
 
-/// The filters that the selection kernels decide, of a row that requests draws and nothing else.
+/// The filters of a row, if the selection kernels support them and the row requests only draws.
 pub(crate) fn quick_filters(row: &params::Row<'_>) -> Option<RowFilters> {
     let draws_only = !row.kept && !row.without_replacement && row.logprobs.is_none();
     row.filters.as_ref().filter(|_| draws_only).and_then(RowFilters::of)
 }
 
 impl RowScan {
-    /// Makes one pass; see [`Scan`](flash_sampling_core::Scan).
+    /// Runs one pass; see [`Scan`](flash_sampling_core::Scan).
     pub(crate) fn scan(
         &mut self,
         source: &mut impl LogitSource,
@@ -224,7 +227,7 @@ impl RowScan {
         out: &mut [RowSummary],
     ) -> Result<(), CudaError> {
         let rows = &CallRows::new(batch, place.can, place.plan, place.vocab_size);
-        // There may be more entries than rows.
+        // `requests` may have more entries than rows.
         let requests = &requests[..batch.rows.len()];
         if requests.iter().any(Request::is_overview) {
             self.held.clear();
@@ -242,7 +245,7 @@ impl RowScan {
         scanned
     }
 
-    /// Makes the draws that need no stored logits.
+    /// Runs the launches for draws that need no stored logits.
     fn draw(
         &mut self,
         source: &mut impl LogitSource,
@@ -266,7 +269,7 @@ impl RowScan {
             let draws = row.first_draw..row.first_draw + row.draws;
             items.extend(draws.map(|draw| DrawItem { row: r, draw, filters }));
         }
-        // One launch where all fits: every launch reads the weight.
+        // Every launch reads the weight, so all draws share one launch if they fit.
         let filtered = listed.len() + by_logits.len();
         if filtered > 0 && plain.len() + filtered <= most {
             let items = if by_logits.is_empty() { &mut *listed } else { &mut *by_logits };
@@ -303,7 +306,7 @@ impl RowScan {
         Ok(())
     }
 
-    /// Serves the requests that need stored logits, as many rows at a time as are stored.
+    /// Serves the requests that need stored logits, in batches of rows that fit into memory.
     fn scan_stored(
         &mut self,
         source: &mut impl LogitSource,
@@ -348,7 +351,7 @@ impl RowScan {
         Ok(())
     }
 
-    /// Stores the logits of rows, as many at a time as there is room for, unless they are held, and summarizes them.
+    /// Stores the logits of rows in batches, unless they are already stored, and summarizes each batch.
     fn store(
         &mut self,
         source: &mut impl LogitSource,
@@ -374,7 +377,7 @@ impl RowScan {
                 inputs = source.store(rows, held, is_raw, stored, draws)?.filter(|_| place.plan.canonical);
                 for (slot, (member, draw)) in part.iter_mut().zip(&*draws).enumerate() {
                     member.slot = slot;
-                    // A mask may hide a bad raw logit, and every other one was found before.
+                    // The mask may hide a bad raw logit. The transformed logits have reported all other bad logits.
                     member.out.error = bad_logit(draw).filter(|_| !is_raw);
                     if place.plan.canonical {
                         member.bound = source.score_bound(rows, member.at)?;
@@ -390,7 +393,7 @@ impl RowScan {
     }
 }
 
-/// Writes the draws of rows, or their bad logits.
+/// Writes the draws of rows, or the bad logits of rows.
 pub(crate) fn write_draws(items: &[DrawItem], draws: &[Draw], out: &mut [RowSummary]) {
     for (item, draw) in items.iter().zip(draws) {
         let out = &mut out[item.row];
@@ -402,7 +405,7 @@ pub(crate) fn write_draws(items: &[DrawItem], draws: &[Draw], out: &mut [RowSumm
     }
 }
 
-/// Makes the draws of a row with filters its result, unless it is open.
+/// Turns the draws of a row with filters into the row's result, unless the row is undecided.
 pub(crate) fn decide(out: &mut RowSummary) {
     if out.progress == Progress::Summarized {
         out.progress = Progress::Decided;

@@ -1,18 +1,18 @@
-//! Summaries of rows from their stored logits, made on the GPU: those of core's `RowSummary::of`, bit for bit.
+//! Summaries of rows from stored logits, on the GPU, with the bits of core's `RowSummary::of`.
 //!
 //! | part of a summary | kernel | copied to the host |
 //! | --- | --- | --- |
-//! | draws | the fused kernel the first, `standalone.cu`, with canonical sums `near_ties.cu` and `canonical.cu` | 16 bytes each |
-//! | largest logits | `row_summary.cu`, long lists `top_list.cu` | 16 bytes each |
+//! | draws | the fused kernel (first draw), `standalone.cu`; canonical: `near_ties.cu`, `canonical.cu` | 16 bytes each |
+//! | largest logits | `row_summary.cu`; long lists: `top_list.cu` | 16 bytes each |
 //! | draws without replacement | `top_list.cu` | 16 bytes each |
-//! | tokens from a floor on | `stored_scan.cu` | 16 bytes each |
+//! | tokens above a cutoff | `stored_scan.cu` | 16 bytes each |
 //! | log Z | `row_summary.cu` | 16 bytes |
-//! | masses, of raw logits too | `row_summary.cu` | 513 words of 8 bytes |
+//! | masses, also of raw logits | `row_summary.cu` | 513 words of 8 bytes |
 //! | moments | `stored_scan.cu` | 9 words |
-//! | frontier of a draw | `stored_scan.cu`: a few tokens of each 4096, of which the host makes the frontier | 16 bytes each |
-//! | mass or number of tokens before a rank | `stored_scan.cu` | one word |
+//! | frontier of a draw | `stored_scan.cu` lists a few of each 4096 tokens; the host selects the frontier | 16 bytes each |
+//! | prefix mass or prefix count of a rank | `stored_scan.cu` | one word |
 //!
-//! A row whose filters come before a temperature that takes logits beyond float32 is copied and summarized by the host.
+//! If filters precede the temperature and its reciprocal exceeds float32, the host copies and summarizes the row.
 
 use crate::abi::{Draw, Item, Row, SumQuery, SummaryRequest};
 use crate::error::CudaError;
@@ -26,29 +26,30 @@ use flash_sampling_core::backend::{Request, RowSummary};
 use flash_sampling_core::{Candidate, Filters, MassHistogram, Moments, RowParams, params};
 use std::sync::Arc;
 
-/// Draws that are requested at a time.
+/// The maximum number of draws in a batch of queries.
 const DRAWS: usize = 4096;
 
 /// A row of a pass.
 #[derive(Debug)]
 pub(crate) struct ScanRow<'a> {
-    /// Its index in the call, and among the stored rows.
+    /// The row's index in the call.
     pub(crate) at: usize,
+    /// The row's index among the stored rows.
     pub(crate) slot: usize,
     pub(crate) params: &'a RowParams<'a>,
     pub(crate) row: params::Row<'a>,
     pub(crate) request: Request<'a>,
-    /// Whether its draws are made from stored logits, if it has no filters.
+    /// Whether a row without filters is drawn from stored logits.
     pub(crate) draws: bool,
-    /// Whether it gets log Z in place of its masses, if it has no filters.
+    /// Whether a row without filters gets log Z without masses.
     pub(crate) finishes_log_z: bool,
-    /// In a canonical plan.
+    /// The error bound of the row's scores, in a canonical plan.
     pub(crate) bound: Option<RowScoreBound>,
     pub(crate) out: &'a mut RowSummary,
 }
 
 impl ScanRow<'_> {
-    /// Whether it has raw log-probabilities.
+    /// Whether the row has raw log-probabilities.
     pub(crate) fn is_raw(&self) -> bool {
         self.row.raw_logprobs.is_some()
     }
@@ -57,12 +58,12 @@ impl ScanRow<'_> {
         self.out.error.is_none() && self.request.is_overview()
     }
 
-    /// The filters of a row that the GPU summarizes.
+    /// The filters of the row, if the GPU summarizes the row.
     fn filters(&self) -> Option<&Filters> {
         self.row.filters.as_ref().filter(|filters| self.out.error.is_none() && filters.rescale.is_finite())
     }
 
-    /// The parts of an overview of a row with filters.
+    /// The parts of the row's overview, if the row has filters.
     fn overview(&self) -> Option<(SummarySpec, &Filters)> {
         let filters = self.filters().filter(|_| self.request.is_overview())?;
         Some((SummarySpec::of(&self.row, filters), filters))
@@ -87,17 +88,17 @@ impl ScanRow<'_> {
         }
     }
 
-    /// Whether the draws of a row without filters are requested, and not as a list without replacement.
+    /// Whether the row needs draws with replacement and has no filters.
     fn needs_draws(&self) -> bool {
         self.draws && self.row.filters.is_none() && !self.row.without_replacement && self.is_overview()
     }
 
-    /// The number of draws that are made: a greedy row makes one, and copies it.
+    /// The number of draws to compute: one for a greedy row, which copies this draw.
     fn made_draws(&self) -> u32 {
         if self.row.greedy { 1 } else { self.row.draws }
     }
 
-    /// What the pass that stores the row finds. `has_draw`: it makes the first draw, too.
+    /// The results that the storing pass computes for this row. With `has_draw`, that pass also makes the first draw.
     pub(crate) fn summary_request(&self, is_raw: bool, has_draw: bool) -> SummaryRequest {
         let most = if is_raw { self.row.raw_logprobs.filter(|_| self.is_overview()) } else { self.list_len() };
         let limit = most.filter(|&most| most <= LONGEST_LIST).unwrap_or(0);
@@ -108,7 +109,7 @@ impl ScanRow<'_> {
         SummaryRequest { limit, stores: (is_raw || reads_logits).into(), masses: masses.into(), padding: 0 }
     }
 
-    /// Takes the first draw of the row, if that is all it needs.
+    /// Takes the draw of the storing pass, if the row needs no other draw.
     pub(crate) fn take_draw(&mut self, draw: &Draw) {
         if self.needs_draws() && self.made_draws() == 1 {
             let copies = self.row.draws as usize;
@@ -116,13 +117,13 @@ impl ScanRow<'_> {
         }
     }
 
-    /// Noise as the kernels take it, without the transforms, which are done.
+    /// The kernels' parameters of a row, without transforms: stored logits are already transformed.
     fn noise(&self, draw: u32) -> Row {
         let (seed, position, greedy) = (self.params.seed, self.params.position, self.row.greedy.into());
         Row { seed, position, inv_temperature: 1.0, draw, greedy, ..Row::default() }
     }
 
-    /// The `limit` tokens with the best scores, or the largest logits.
+    /// A query for the `limit` tokens with the best scores; with [`BY_LOGIT`], the tokens with the largest logits.
     fn best(&self, limit: u32, noise: Row) -> Query {
         let slack = match self.bound.map_or(0.0, |bound| bound.slack()) {
             f32::MAX => f32::INFINITY,
@@ -132,21 +133,21 @@ impl ScanRow<'_> {
     }
 }
 
-/// Noise for lists of the largest logits.
+/// Row parameters without noise, for lists of the largest logits.
 const BY_LOGIT: fn() -> Row = || Row { inv_temperature: 1.0, greedy: 1, ..Row::default() };
 
-/// Memory for queries. Reused between calls.
+/// Memory for queries, reused between calls.
 #[derive(Debug, Default)]
 pub(crate) struct StoredQueries {
-    /// The queries, and the member that each is of.
+    /// The queries, and the index of each query's member.
     queries: Vec<Query>,
     members: Vec<usize>,
-    /// The tokens whose logits are read.
+    /// The tokens of logits to read.
     tokens: Vec<u32>,
     sums: Vec<SumQuery>,
     results: QueryResults,
-    /// The result of a query that is made again.
-    again: QueryResults,
+    /// The result of a repeated query.
+    repeated: QueryResults,
 }
 
 impl StoredQueries {
@@ -172,7 +173,7 @@ pub(crate) struct StoredScan<'s, 'a> {
 }
 
 impl<'s, 'a> StoredScan<'s, 'a> {
-    /// Scans the stored rows of `part`; in a canonical plan with the inputs that their logits were made of.
+    /// A scan of the stored rows of `part`. A canonical plan needs `canonical`, the inputs of the logits.
     pub(crate) fn new(
         part: &'s mut [ScanRow<'a>],
         memory: &'s mut StoredQueries,
@@ -204,9 +205,9 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         self.find_tokens()
     }
 
-    /// Draws of rows without filters. A greedy row makes one, and copies it.
+    /// Draws for rows without filters. A greedy row copies one draw.
     fn find_draws(&mut self) -> Result<(), CudaError> {
-        let found = |member: &mut ScanRow<'_>, best: &[Candidate]| {
+        let write = |member: &mut ScanRow<'_>, best: &[Candidate]| {
             let copies = member.row.draws / member.made_draws();
             member.out.draws.extend(best.iter().flat_map(|&best| core::iter::repeat_n(best, copies as usize)));
         };
@@ -218,11 +219,11 @@ impl<'s, 'a> StoredScan<'s, 'a> {
                 let member = &self.part[m];
                 self.memory.push(m, member.best(1, member.noise(draw)));
                 if self.memory.queries.len() == DRAWS {
-                    self.keep(Kind::Draws, found)?;
+                    self.run_queries(Kind::Draws, write)?;
                 }
             }
         }
-        self.keep(Kind::Draws, found)
+        self.run_queries(Kind::Draws, write)
     }
 
     fn find_lists(&mut self) -> Result<(), CudaError> {
@@ -231,7 +232,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
             let is_list = member.draws && row.without_replacement && row.filters.is_none() && member.is_overview();
             is_list.then(|| member.best(row.draws, member.noise(row.first_draw)))
         });
-        self.keep(Kind::Lists, |member, best| member.out.draws.extend_from_slice(best))?;
+        self.run_queries(Kind::Lists, |member, best| member.out.draws.extend_from_slice(best))?;
         self.find_largest(|member| member.list_len(), |out, c| out.list.push(c))?;
         self.query(|member| match (member.request, member.filters()) {
             (Request::List { floor }, Some(_)) => {
@@ -240,10 +241,11 @@ impl<'s, 'a> StoredScan<'s, 'a> {
             }
             _ => None,
         });
-        self.keep(Kind::Above, |member, best| member.out.list.extend_from_slice(best))
+        self.run_queries(Kind::Above, |member, best| member.out.list.extend_from_slice(best))
     }
 
-    /// The largest logits: of the pass that stored the row, or by queries where they are too many, or near ties count.
+    /// Takes the largest logits from the storing pass. Queries list them if the list is too long, or in a canonical
+    /// plan.
     fn find_largest(
         &mut self,
         len: impl Fn(&ScanRow<'_>) -> Option<u32>,
@@ -260,10 +262,10 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         if !self.memory.queries.is_empty() {
             self.stored.store_rest(self.stream)?;
         }
-        self.keep(Kind::Lists, |member, best| best.iter().for_each(|&c| push(member.out, c)))
+        self.run_queries(Kind::Lists, |member, best| best.iter().for_each(|&c| push(member.out, c)))
     }
 
-    /// The masses of rows.
+    /// Copies the masses of rows.
     fn find_masses(
         &mut self,
         needs: impl Fn(&ScanRow<'_>) -> bool,
@@ -308,9 +310,9 @@ impl<'s, 'a> StoredScan<'s, 'a> {
             let draws = member.row.first_draw..member.row.first_draw + spec.frontiers as u32;
             draws.for_each(|draw| self.memory.push(m, Query { item, noise: Row { draw, ..noise } }));
         }
-        // The frontiers of a row lie side by side, in the order of its draws.
+        // The queries of a row are consecutive, in the order of its draws.
         let (mut last, mut number) = (usize::MAX, 0);
-        self.keep(Kind::Frontiers, |member, points| {
+        self.run_queries(Kind::Frontiers, |member, points| {
             number = if last == member.at { number + 1 } else { 0 };
             last = member.at;
             let frontier = &mut member.out.frontiers_mut()[number];
@@ -340,7 +342,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         Ok(())
     }
 
-    /// Adds what rows request of their raw logits, which are stored.
+    /// Adds the requested results from stored raw logits.
     pub(crate) fn find_raw(&mut self) -> Result<(), CudaError> {
         let is_raw = |member: &ScanRow<'_>| member.is_raw() && member.is_overview();
         self.find_masses(is_raw, |out| out.raw_mass.get_or_insert_default())?;
@@ -349,7 +351,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         self.find_tokens()
     }
 
-    /// The logits of tokens, and the numbers of tokens before ranks, by the stored logits.
+    /// Reads the requested logits, and counts the tokens before requested ranks.
     fn find_tokens(&mut self) -> Result<(), CudaError> {
         let (own, tokens) = (self.stored.tokens(), &mut self.memory.tokens);
         for member in self.part.iter_mut() {
@@ -376,7 +378,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         Ok(())
     }
 
-    /// Replaces the queries by those of the rows, at most one each.
+    /// Replaces the queries, with at most one query per row.
     fn query(&mut self, query: impl Fn(&ScanRow<'_>) -> Option<Query>) {
         self.memory.clear();
         for (m, member) in self.part.iter().enumerate() {
@@ -386,22 +388,26 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         }
     }
 
-    /// Makes the queries, passes the result of each on with its row, and removes them.
-    fn keep(&mut self, kind: Kind, mut found: impl FnMut(&mut ScanRow<'_>, &[Candidate])) -> Result<(), CudaError> {
-        let StoredQueries { queries, members, results, again, .. } = &mut *self.memory;
+    /// Runs all queries, writes each result to its row, and removes the queries.
+    fn run_queries(
+        &mut self,
+        kind: Kind,
+        mut write: impl FnMut(&mut ScanRow<'_>, &[Candidate]),
+    ) -> Result<(), CudaError> {
+        let StoredQueries { queries, members, results, repeated, .. } = &mut *self.memory;
         results.clear();
-        self.stored.keep(kind, queries, self.canonical, results, self.stream)?;
+        self.stored.run_queries(kind, queries, self.canonical, results, self.stream)?;
         for (i, (&m, query)) in members.iter().zip(&*queries).enumerate() {
             let (member, mut best) = (&mut self.part[m], results.get(i));
             let last = best.last().map_or(0.0, |c| c.winner.score);
             if member.bound.is_some_and(|bound| bound.leaves_open(last)) {
-                // The bounds left out tokens that may be better: every token is a candidate.
+                // The bounds excluded tokens that may be better, so the query is repeated over all tokens.
                 let every = Query { item: Item { slack: f32::INFINITY, ..query.item }, ..*query };
-                again.clear();
-                self.stored.keep(kind, &[every], self.canonical, again, self.stream)?;
-                best = again.get(0);
+                repeated.clear();
+                self.stored.run_queries(kind, &[every], self.canonical, repeated, self.stream)?;
+                best = repeated.get(0);
             }
-            found(member, best);
+            write(member, best);
         }
         self.memory.clear();
         Ok(())

@@ -1,5 +1,7 @@
-//! The fused tiled variant with filters, over device memory: the draw without them, which stores the logits, and then the
-//! selection, a block a row, or all blocks together for the few rows that top-p draws anew.
+//! The fused tiled variant with filters, over device memory.
+//!
+//! The fused kernel draws without filters and stores the logits. The selection kernels then filter, with one block per
+//! row; all blocks share the few rows that top-p draws again.
 #![allow(unsafe_code)]
 
 mod sharded_filters;
@@ -26,7 +28,7 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUstreamCaptureStatus;
 use flash_sampling_core::{DType, Knob};
 pub(crate) use sharded_filters::NOT_PREPARED;
-use sharded_filters::Together;
+use sharded_filters::RankKernels;
 use std::sync::Arc;
 
 pub(crate) static FILTER_LIST: KernelSource = KernelSource::single_cold("filter_list.cu", kernels::any);
@@ -34,7 +36,7 @@ pub(crate) static FILTER_LIST_RANKS: KernelSource =
     KernelSource::single_cold("filter_list_ranks.cu", fused_hopper::serves);
 pub(crate) static FILTER_ROW: KernelSource = KernelSource::single_cold("filter_row.cu", kernels::any);
 
-/// The device addresses of a call: rows and their filters, and room for the draws.
+/// The device addresses of a call's rows, filters and draws.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FilteredRows {
     pub(crate) rows: DeviceAddress<Row>,
@@ -48,40 +50,44 @@ impl FilteredRows {
     }
 }
 
-/// Draws with min-p, top-k and top-p after a [`DeviceTiled`]: two to four launches a call on the caller's
-/// stream, which wait for nothing and, but for the first of each kind, allocate nothing and load nothing
-/// ([`DeviceFilters::prepare`] does it before). What is kept is what core's selector keeps.
+/// Draws with min-p, top-k and top-p, with the kernels of a [`DeviceTiled`] and the selection kernels.
 ///
-/// A draw may come back as [`UNDECIDED`](crate::abi::status::UNDECIDED): its filters keep more than 2048 tokens before a
-/// top-k or a top-p can be tried, or a mass meets its limit to within rounding. [`CudaTiled`](crate::CudaTiled) decides
+/// A call takes two to four launches on the caller's stream, and waits for nothing. The first call of each kind loads
+/// kernels and allocates memory, unless [`DeviceFilters::prepare`] has done so. The kept tokens are those of core's
+/// selector.
+///
+/// The result of a draw may be [`UNDECIDED`](crate::abi::status::UNDECIDED). Then its filters keep more than 2048
+/// tokens before a top-k or top-p, or a mass equals its limit within rounding. [`CudaTiled`](crate::CudaTiled) decides
 /// such rows on the host.
 #[derive(Debug)]
 pub struct DeviceFilters {
-    /// Filters a row, except rows that have top-p first.
+    /// Filters rows whose first filter is not top-p.
     by_row: ConfiguredKernel<(FilterCall,)>,
     by_mass: TopP<top_p::OneGpu>,
     tokens: Range<u32>,
     stride: usize,
     max_rows: usize,
     device: Arc<Device>,
-    /// Room for the logits of `max_rows` rows, and then for the largest of their granules, once they are needed.
+    /// Room for the logits of `max_rows` rows and then for their block maxima. Allocated at first use.
     logits: Option<Scratch>,
-    /// Filters a row by its list.
+    /// Filters rows by their lists.
     by_list: ConfiguredKernel<(FilterListCall,)>,
-    /// The keys of lists, then their counters and posts; these are zeros but after a launch that failed half-way.
+    /// The keys of lists, then their counters and posts. Every complete launch leaves counters and posts at zero.
     lists: Scratch,
     are_zeros: bool,
-    /// Rows that one pass of top-p leaves open: zeros too.
+    /// Rows that the first pass of top-p leaves undecided. Every complete launch leaves zeros.
     open: Scratch,
     are_open_zeros: bool,
-    /// For launches of ranks, once they are prepared.
-    together: Option<Together>,
+    /// The kernels of ranks, once prepared.
+    of_ranks: Option<RankKernels>,
 }
 
 impl DeviceFilters {
-    /// Plans for the tokens of a head and calls of up to `max_rows` rows: loads the kernels, and allocates room for lists,
-    /// 33 KiB a row. The first [`launch`](DeviceFilters::launch) allocates room for the logits of as many rows, float32, and
-    /// loads kernels; before a capture [`prepare`](DeviceFilters::prepare) does.
+    /// Loads the kernels, and allocates room for lists (33 KiB a row), for the tokens of a head and up to `max_rows`
+    /// rows.
+    ///
+    /// The first [`launch`](DeviceFilters::launch) loads more kernels, and allocates room for the float32 logits of
+    /// `max_rows` rows. Before a capture, call [`prepare`](DeviceFilters::prepare), which does the same.
     ///
     /// # Errors
     /// * [`CudaError::EmptyPlan`]: no rows. [`CudaError::TooLarge`]: more than 256. [`CudaError::Layout`]: no tokens.
@@ -117,25 +123,27 @@ impl DeviceFilters {
             are_zeros: true,
             open,
             are_open_zeros: true,
-            together: None,
+            of_ranks: None,
         })
     }
 
-    /// The most rows of a call.
+    /// The maximum number of rows in a call.
     pub fn max_rows(&self) -> usize {
         self.max_rows
     }
 
-    /// Every launch has run: see [`Scratch::settle`].
+    /// Marks the scratch as idle after all launches have run; see [`Scratch::settle`].
     pub(crate) fn settle(&mut self) {
         self.logits.iter_mut().for_each(Scratch::settle);
         self.lists.settle();
         self.open.settle();
     }
 
-    /// Allocates the room for logits, and loads the kernels of `sampler` that these launches use, for every number of rows of
-    /// its plan: no launch does then, and each can be captured. That is of hidden states of the weight's type, and on Hopper at
-    /// addresses and strides that are multiples of 16 bytes; of others the first launch loads the portable kernel.
+    /// Allocates the room for logits, and loads the kernels of `sampler`, for every number of rows in its plan. Later
+    /// launches allocate and load nothing, so each can be captured.
+    ///
+    /// This covers hidden states of the weight's type; on Hopper, with addresses and strides that are multiples of 16
+    /// bytes. For other hidden states, the first launch loads the portable kernel.
     ///
     /// # Errors
     /// [`CudaError::Driver`], [`CudaError::Compile`].
@@ -148,12 +156,12 @@ impl DeviceFilters {
         self.room().map(drop)
     }
 
-    /// Bytes of the logits, in whole octets of rows.
+    /// The bytes of the logits. The fused kernel stores whole octets of rows.
     fn logits_bytes(&self) -> usize {
         4 * self.stride * self.max_rows.next_multiple_of(8)
     }
 
-    /// Where logits are stored.
+    /// The room for logits, allocated at first use.
     fn room(&mut self) -> Result<&mut Scratch, CudaError> {
         let bytes = self.logits_bytes() + block_maxima_bytes(self.max_rows, self.tokens.len());
         match &mut self.logits {
@@ -178,10 +186,12 @@ impl DeviceFilters {
         Ok(())
     }
 
-    /// As [`DeviceFilters::launch`] without logits in memory: the draw lists the largest logits of rows whose filters are
-    /// [listed](crate::abi::RowFilters::is_listed), at a fraction of the cost. Other rows with filters come back as
-    /// [`UNDECIDED`](crate::abi::status::UNDECIDED), and so do the few whose list does not tell: [`DeviceFilters::launch`]
-    /// decides them. False, and nothing is launched, where the Hopper kernel does not take the call.
+    /// Draws as [`DeviceFilters::launch`] does, from lists of the largest logits in place of stored logits.
+    ///
+    /// The launch is much faster, and decides rows with [listed](crate::abi::RowFilters::is_listed) filters. Other rows
+    /// with filters are [`UNDECIDED`](crate::abi::status::UNDECIDED), and so are the few rows whose lists are too
+    /// short. [`DeviceFilters::launch`] decides undecided rows. Returns false, and launches nothing, if the Hopper
+    /// kernel does not support the call.
     ///
     /// # Errors
     /// As [`DeviceFilters::launch`].
@@ -196,7 +206,8 @@ impl DeviceFilters {
         (rows, filters): (DeviceAddress<Row>, DeviceAddress<RowFilters>),
         draws: DeviceAddress<Draw>,
     ) -> Result<bool, CudaError> {
-        // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; the scratch is this value's and the sampler's.
+        // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; the scratch is this value's and the
+        // sampler's.
         let queue = unsafe { Queue::new(stream) };
         self.enqueue_listed(queue, sampler, hidden, FilteredRows { rows, filters, draws })
     }
@@ -223,8 +234,8 @@ impl DeviceFilters {
         Ok(true)
     }
 
-    /// Where lists go, whose counters and posts are zeros for the launches that follow; and whether they are outside of a capture
-    /// too, once these leave zeros.
+    /// Returns the memory for lists, and clears its counters and posts if necessary. Also returns whether later
+    /// launches outside of a captured graph find zeros, if the next launches succeed.
     fn begin_lists(
         &mut self,
         queue: Queue<'_>,
@@ -238,26 +249,27 @@ impl DeviceFilters {
         Ok((RowLists { filters, counters, posted, keys }, are_zeros))
     }
 
-    /// The same of where open rows go.
+    /// Returns the memory for undecided rows, as [`DeviceFilters::begin_lists`] does for lists.
     fn begin_open(&mut self, queue: Queue<'_>) -> Result<(UndecidedRows, bool), CudaError> {
         let (base, size) = (self.open.lend(), self.open.len());
         let are_zeros = std::mem::replace(&mut self.are_open_zeros, false) || clear(queue, base, size)?;
         Ok((UndecidedRows::at(base, self.max_rows), are_zeros))
     }
 
-    /// Draws for `hidden [rows, hidden]`, as [`DeviceTiled::launch`] does, with filters: `filters` has one
-    /// [`abi::RowFilters`](crate::abi::RowFilters) a row.
+    /// Draws for `hidden [rows, hidden]` with filters: [`DeviceTiled::launch`] with one
+    /// [`abi::RowFilters`](crate::abi::RowFilters) per row.
     ///
     /// # Errors
     /// * [`CudaError::TooLarge`]: more rows than planned.
-    /// * [`CudaError::Layout`]: another number of tokens than planned; filters whose address is not a multiple of 8.
+    /// * [`CudaError::Layout`]: other tokens than planned; an address of filters that is not a multiple of 8.
     /// * [`CudaError::Driver`]: no memory for the logits, at the first call.
-    /// * Those of [`DeviceTiled::launch`].
+    /// * The errors of [`DeviceTiled::launch`].
     ///
     /// # Safety
-    /// * As [`DeviceTiled::launch`] with [`RowFeatures::Any`](crate::RowFeatures::Any), for the filters and for this value too.
-    /// * No top-k is above [`abi::TOP_K_MAX`](crate::abi::TOP_K_MAX), and no row that has filters is greedy; greedy rows, as
-    ///   all others without filters, have [`RowFilters::OFF`].
+    /// * The bullets of [`DeviceTiled::launch`] with [`RowFeatures::Any`](crate::RowFeatures::Any), also for the
+    ///   filters and this value.
+    /// * No top-k exceeds [`abi::TOP_K_MAX`](crate::abi::TOP_K_MAX).
+    /// * No row with filters is greedy. Rows without filters, and so all greedy rows, have [`RowFilters::OFF`].
     pub unsafe fn launch(
         &mut self,
         stream: &CudaStream,
@@ -266,18 +278,18 @@ impl DeviceFilters {
         (rows, filters): (DeviceAddress<Row>, DeviceAddress<RowFilters>),
         draws: DeviceAddress<Draw>,
     ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function; all rows are of these kinds.
+        // SAFETY: the bullets of this function; `FilterKinds::ALL` includes all rows.
         unsafe { self.launch_kinds(stream, sampler, hidden, (rows, filters), draws, FilterKinds::ALL) }
     }
 
-    /// As [`DeviceFilters::launch`], where the host knows what the rows and filters of a call need: a launch less, and a
-    /// faster one for rows with top-p alone.
+    /// Draws as [`DeviceFilters::launch`] does, if the host knows the kinds of rows and filters. Saves a launch, and
+    /// uses a faster launch for rows with top-p alone.
     ///
     /// # Errors
     /// As [`DeviceFilters::launch`].
     ///
     /// # Safety
-    /// As [`DeviceFilters::launch`]; every row, and every row's filters, are of these kinds.
+    /// The bullets of [`DeviceFilters::launch`]; `kinds` includes every row and its filters.
     pub unsafe fn launch_kinds(
         &mut self,
         stream: &CudaStream,
@@ -287,7 +299,8 @@ impl DeviceFilters {
         draws: DeviceAddress<Draw>,
         kinds: FilterKinds,
     ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; the scratch is this value's and the sampler's.
+        // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; the scratch is this value's and the
+        // sampler's.
         let queue = unsafe { Queue::new(stream) };
         self.enqueue_kinds(queue, sampler, hidden, FilteredRows { rows, filters, draws }, kinds)
     }
@@ -321,7 +334,7 @@ impl DeviceFilters {
         Ok(())
     }
 
-    /// Room for the logits of a call, with block maxima or without, and the output that stores them there.
+    /// The memory for the logits of a call, with or without block maxima, and the kernel's output for this memory.
     fn logit_store(&mut self, has_maxima: bool) -> Result<(LogitStore, FusedOutput), CudaError> {
         let (bytes, stride) = (self.logits_bytes(), self.stride as u64);
         let base = self.room()?.lend::<u8>();
@@ -331,7 +344,7 @@ impl DeviceFilters {
         Ok((stored, output))
     }
 
-    /// The argument of the selections over logits that were just stored.
+    /// The argument of the selection kernels, for stored logits.
     fn filter_call(&self, stored: LogitStore, rows: &FilteredRows, is_transformed: bool, count: usize) -> FilterCall {
         FilterCall {
             logits: stored.logits,
@@ -349,15 +362,15 @@ impl DeviceFilters {
     }
 }
 
-/// Zeros for the launches that follow on the stream. Whether those of other streams find them too: not where a graph captures this,
-/// which clears when it runs.
+/// Clears memory for the next launches on the stream. Returns whether later launches outside of a captured graph find
+/// zeros too: a captured graph clears the memory only when it runs.
 fn clear(queue: Queue<'_>, address: DeviceAddress<u8>, size: usize) -> Result<bool, CudaError> {
     queue.fill(address, 0, size)?;
-    let status = queue.stream().capture_status().map_err(CudaError::driver("clear what a failed launch left"))?;
+    let status = queue.stream().capture_status().map_err(CudaError::driver("clear the memory of a failed launch"))?;
     Ok(status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// Which selections the rows of a call need.
+/// The kinds of selection that the rows of a call need.
 #[derive(Clone, Copy, Debug)]
 pub struct FilterKinds {
     by_mass: bool,
@@ -372,7 +385,7 @@ impl FilterKinds {
     pub const ALL: FilterKinds =
         FilterKinds { by_mass: true, gathered: true, is_top_p_alone: false, rows: RowFeatures::Any };
 
-    /// What these filters need, of any rows.
+    /// The kinds of these filters, for any rows.
     pub fn of(filters: &[RowFilters]) -> FilterKinds {
         let gathered = |f: &RowFilters| !f.is_by_mass() && *f != RowFilters { rescale: f.rescale, ..RowFilters::OFF };
         FilterKinds {
@@ -383,23 +396,23 @@ impl FilterKinds {
         }
     }
 
-    /// The same of rows of which more is known.
+    /// Restricts the kinds to rows with these features.
     pub fn with_rows(self, rows: RowFeatures) -> FilterKinds {
         FilterKinds { rows, ..self }
     }
 
-    /// Whether few logits decide, found by the largest of their granules.
+    /// Whether block maxima can select the few logits that decide.
     fn is_by_block_maxima(&self) -> bool {
         self.by_mass && self.is_top_p_alone && self.rows == RowFeatures::Bare
     }
 }
 
-const _: () = assert!(MAX_ROWS <= UNDECIDED_ROWS_SUMMED, "there is room for the sums of every row");
+const _: () = assert!(MAX_ROWS <= UNDECIDED_ROWS_SUMMED, "there is no room for the sums of every row");
 
-/// Bytes of logits that are stored for a launch with filters, beyond the first row.
+/// The maximum bytes of stored logits in a launch with filters of more than one row.
 const FILTER_BYTES: usize = 256 << 20;
 
-/// The most rows whose logits fit into those, one at least.
+/// The number of rows whose logits fit into [`FILTER_BYTES`], at least 1.
 pub(crate) fn rows_within(tokens: usize) -> usize {
     (FILTER_BYTES / (tokens.next_multiple_of(8) * DType::F32.size())).max(1)
 }

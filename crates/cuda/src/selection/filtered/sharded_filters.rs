@@ -1,5 +1,5 @@
-//! Draws with filters that ranks make together: the draws without them meet first, by peers, and then what the filters
-//! need of every shard.
+//! Draws with filters over the shards of several ranks. Ranks first exchange their draws without filters by peers, and
+//! then the lists or sums of every shard.
 
 use super::{DeviceFilters, FILTER_LIST_RANKS, FilteredRows};
 use crate::abi::{FilterListCall, PeerRecords};
@@ -15,39 +15,41 @@ use crate::error::CudaError;
 use crate::exchange::peers::DevicePeers;
 use crate::selection::top_p::{self, TopP};
 
-/// A call before [`DeviceFilters::prepare_sharded`], or the host's way to it.
+/// The error of a call before [`DeviceFilters::prepare_sharded`].
 pub(crate) const NOT_PREPARED: CudaError = CudaError::NotTogether { reason: "filters are not prepared" };
 
-/// The kernels of ranks.
+/// The kernels that filter over ranks.
 #[derive(Debug)]
-pub(super) struct Together {
+pub(super) struct RankKernels {
     by_list: ConfiguredKernel<(FilterListCall, PeerRecords)>,
     by_mass: TopP<top_p::Ranks>,
 }
 
-impl Together {
+impl RankKernels {
     fn load(device: &Device) -> Result<Self, CudaError> {
         let by_list = ConfiguredKernel::load(device, &FILTER_LIST_RANKS, &entries::FILTER_LIST_RANKS)?;
-        Ok(Together { by_list, by_mass: TopP::<top_p::Ranks>::load(device)? })
+        Ok(RankKernels { by_list, by_mass: TopP::<top_p::Ranks>::load(device)? })
     }
 }
 
 impl DeviceFilters {
-    /// Loads and allocates what launches of ranks need of `sampler`: none does so afterwards, while another rank waits.
+    /// Loads kernels and allocates memory for launches of ranks. Later launches do neither, so no other rank waits for
+    /// it.
     pub(crate) fn prepare_sharded(&mut self, sampler: &mut DeviceTiled) -> Result<(), CudaError> {
-        if self.together.is_none() {
-            self.together = Some(Together::load(&self.device)?);
+        if self.of_ranks.is_none() {
+            self.of_ranks = Some(RankKernels::load(&self.device)?);
         }
         self.prepare(sampler)
     }
 
-    fn together(&self) -> Result<&Together, CudaError> {
-        self.together.as_ref().ok_or(NOT_PREPARED)
+    fn rank_kernels(&self) -> Result<&RankKernels, CudaError> {
+        self.of_ranks.as_ref().ok_or(NOT_PREPARED)
     }
 
-    /// As [`DeviceFilters::launch_listed`], of the whole vocabulary of which the sampler has a shard, where it
-    /// [lists](DeviceTiled::lists): every rank gets the same draws, and the same rows come back as
-    /// [`UNDECIDED`](crate::abi::status::UNDECIDED). The call's mark is computed when the sampler is under way.
+    /// Draws as [`DeviceFilters::launch_listed`] does, over the shards of all ranks.
+    ///
+    /// The sampler must [write lists](DeviceTiled::lists). Every rank has the same draws, and the same rows are
+    /// [`UNDECIDED`](crate::abi::status::UNDECIDED). The host computes the call's fingerprint while the sampler runs.
     pub(crate) fn enqueue_listed_ranks(
         &mut self,
         queue: Queue<'_>,
@@ -57,10 +59,10 @@ impl DeviceFilters {
         (peers, mark): (&mut DevicePeers, impl FnOnce() -> u64),
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, rows.filters)?;
-        self.together()?;
+        self.rank_kernels()?;
         if !sampler.lists(hidden) {
             return Err(CudaError::NotTogether {
-                reason: "lists are left on Hopper, of hidden states of the weight's type",
+                reason: "lists need the Hopper kernel, and hidden states of the weight's type",
             });
         }
         let (lists, are_zeros) = self.begin_lists(queue, rows.filters)?;
@@ -69,14 +71,16 @@ impl DeviceFilters {
         peers.enqueue(queue, rows.unfiltered(), hidden.rows)?;
         if hidden.rows > 0 {
             let call = FilterListCall { lists, rows: rows.rows, draws: rows.draws };
-            self.together()?.by_list.launch(queue, hidden.rows as u32, (call, peers.records()))?;
+            self.rank_kernels()?.by_list.launch(queue, hidden.rows as u32, (call, peers.records()))?;
         }
         self.are_zeros = are_zeros;
         Ok(())
     }
 
-    /// As [`DeviceFilters::launch_kinds`] for rows of these kinds with top-p alone or no filters, of the whole vocabulary of
-    /// which the sampler has a shard that begins at a multiple of 4; the mark as there.
+    /// Draws as [`DeviceFilters::launch_kinds`] does, over the shards of all ranks, for rows with top-p alone or no
+    /// filters.
+    ///
+    /// The sampler's shard begins at a multiple of 4. The host computes the call's fingerprint while the sampler runs.
     pub(crate) fn enqueue_by_mass_ranks(
         &mut self,
         queue: Queue<'_>,
@@ -86,11 +90,12 @@ impl DeviceFilters {
         (peers, mark): (&mut DevicePeers, impl FnOnce() -> u64),
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, rows.filters)?;
-        self.together()?;
+        self.rank_kernels()?;
         if !self.tokens.start.is_multiple_of(4) {
-            return Err(CudaError::NotTogether { reason: "for top-p alone the shards begin at multiples of 4" });
+            return Err(CudaError::NotTogether { reason: "top-p alone needs shards that begin at multiples of 4" });
         }
-        // Ranks may go different ways, where a bias is of one shard alone: sums and bins cross in the same records.
+        // Ranks may use different kernels, for example if only one shard has a bias. All kernels exchange sums and bins
+        // in the same records.
         let has_maxima = kinds == RowFeatures::Bare && sampler.stores_block_maxima(hidden);
         let (stored, output) = self.logit_store(has_maxima)?;
         let is_transformed = sampler.launch_any(queue, hidden, rows.unfiltered(), output)?;
@@ -101,7 +106,7 @@ impl DeviceFilters {
         }
         let call = self.filter_call(stored, &rows, is_transformed, hidden.rows);
         let (open, are_zeros) = self.begin_open(queue)?;
-        self.together()?.by_mass.launch(queue, &call, (call, open, peers.records()), hidden.rows as u32)?;
+        self.rank_kernels()?.by_mass.launch(queue, &call, (call, open, peers.records()), hidden.rows as u32)?;
         self.are_open_zeros = are_zeros;
         Ok(())
     }

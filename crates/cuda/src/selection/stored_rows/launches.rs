@@ -1,4 +1,4 @@
-//! The kernels that grant a part's wishes.
+//! The launches for a part of the queries.
 
 use super::StoredRows;
 use crate::abi::{self, Canonical, DeviceAddress, Item, KeptTokens, NearTies, Row, ScanTokens, StoredLogits, TopLists};
@@ -11,7 +11,7 @@ use cudarc::driver::CudaStream;
 use flash_sampling_core::DType;
 use std::sync::Arc;
 
-/// Where a part's items lie on the device, and how many they are.
+/// The device addresses of a part's items, and their number.
 #[derive(Clone, Copy, Debug)]
 struct Items {
     rows: DeviceAddress<Row>,
@@ -21,18 +21,18 @@ struct Items {
 }
 
 impl StoredRows {
-    /// Enqueues the kernels for the wishes of a part.
+    /// Enqueues the kernels for a part of the queries.
     pub(super) fn launch(
         &mut self,
         kind: Kind,
-        wishes: &[Query],
+        queries: &[Query],
         canonical: Option<&CanonicalInputs>,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         if matches!(kind, Kind::Frontiers | Kind::Above) {
             self.stored_scan()?;
         }
-        let items = self.copy_up(wishes, stream)?;
+        let items = self.copy_up(queries, stream)?;
         let stored = self.logits(stream);
         let out = KeptTokens {
             tokens: DeviceAddress::of(&self.kept, stream),
@@ -44,7 +44,7 @@ impl StoredRows {
             Kind::Lists => self.launch_lists(stored, items, out, stream)?,
             Kind::Frontiers | Kind::Above => {
                 let call = ScanTokens { stored, out, rows: items.rows, items: items.items };
-                let kernels = self.surveys.as_ref().ok_or(CudaError::Corrupt { what: "kernels of surveys" })?;
+                let kernels = self.scans.as_ref().ok_or(CudaError::Corrupt { what: "kernels of scans" })?;
                 let queue = StoredRows::queue(stream);
                 match kind {
                     Kind::Frontiers => kernels.frontiers(queue, call, items.count as u32),
@@ -56,22 +56,22 @@ impl StoredRows {
     }
 
     /// Enqueues the copy of noise, items and sources, and clears the count of kept tokens.
-    fn copy_up(&mut self, wishes: &[Query], stream: &Arc<CudaStream>) -> Result<Items, CudaError> {
-        let failed = CudaError::driver("copy what is asked of stored logits");
+    fn copy_up(&mut self, queries: &[Query], stream: &Arc<CudaStream>) -> Result<Items, CudaError> {
+        let failed = CudaError::driver("copy queries of stored logits");
         self.staged.clear();
-        wishes.iter().for_each(|wish| self.staged.extend_from_slice(bytemuck::bytes_of(&wish.noise)));
+        queries.iter().for_each(|query| self.staged.extend_from_slice(bytemuck::bytes_of(&query.noise)));
         let items_at = self.staged.len();
-        wishes.iter().for_each(|wish| self.staged.extend_from_slice(bytemuck::bytes_of(&wish.item)));
+        queries.iter().for_each(|query| self.staged.extend_from_slice(bytemuck::bytes_of(&query.item)));
         let sources_at = self.staged.len();
-        wishes.iter().for_each(|wish| self.staged.extend_from_slice(bytemuck::bytes_of(&wish.item.source)));
+        queries.iter().for_each(|query| self.staged.extend_from_slice(bytemuck::bytes_of(&query.item.source)));
         stream.memcpy_htod(&self.staged, &mut self.inputs.slice_mut(..self.staged.len())).map_err(&failed)?;
         stream.memset_zeros(&mut self.count).map_err(&failed)?;
         let base = DeviceAddress::of(&self.inputs, stream);
         let (items, sources) = (base.add(items_at).cast(), base.add(sources_at).cast());
-        Ok(Items { rows: base.cast(), items, sources, count: wishes.len() })
+        Ok(Items { rows: base.cast(), items, sources, count: queries.len() })
     }
 
-    /// A draw each; the tokens that may be the winner in canonical sums, too, where there is room for them.
+    /// Makes one draw per item. With `ties`, also lists the tokens that may win in canonical sums.
     fn launch_draws(
         &mut self,
         stored: StoredLogits,
@@ -88,15 +88,15 @@ impl StoredRows {
         };
         let (queue, draws) = (StoredRows::queue(stream), DeviceAddress::of(&self.draws, stream));
         results::poison(draws, count, queue)?;
-        let asked = DeviceDraws { count, rows, sources: Some(sources), draws, log_z: None };
-        self.draw.enqueue(queue, &logits, &asked)?;
+        let call = DeviceDraws { count, rows, sources: Some(sources), draws, log_z: None };
+        self.draw.enqueue(queue, &logits, &call)?;
         let Some(out) = ties else { return Ok(()) };
         let (blocks, parts_of_block) = split(&self.tokens, count, self.device.multiprocessors());
         let call = NearTies { stored, out, rows, items, draws, blocks, parts_of_block };
         self.kernels.near_ties(queue, call, count as u32)
     }
 
-    /// A list each, of the best by score or by logit.
+    /// Makes one list per item, of the best tokens by score or by logit.
     fn launch_lists(
         &self,
         stored: StoredLogits,
@@ -109,7 +109,7 @@ impl StoredRows {
         self.kernels.top_list(StoredRows::queue(stream), call, self.list_blocks.min(count) as u32)
     }
 
-    /// Canonical scores and logits of the kept tokens.
+    /// Computes canonical scores and logits of the kept tokens.
     fn launch_canonical(
         &self,
         inputs: &CanonicalInputs,

@@ -1,11 +1,11 @@
-//! Transformed logits that are stored on the GPU, and what is requested of them: masses, the best tokens by score or by
-//! logit, draws, and near ties evaluated canonically.
+//! Transformed logits in the GPU's memory, and queries of them: masses, the best tokens by score or by logit, draws,
+//! and canonical scores of near ties.
 //!
 //! ```text
 //! store -> masses, the largest logits: row_summary
 //!       -> draws: standalone -> near_ties -> canonical      (the last two for a canonical plan)
 //!       -> lists: top_list               -> canonical
-//!       -> frontiers, tokens above floors, sums: stored_scan
+//!       -> frontiers, tokens above cutoffs, sums: stored_scan
 //! ```
 #![allow(unsafe_code)]
 
@@ -35,15 +35,15 @@ const LOGITS_BYTES: usize = 256 << 20;
 const SCORES_BYTES: usize = 64 << 20;
 /// The fused kernel stores whole octets of rows.
 const OCTET: usize = 8;
-/// The most rows that are stored at a time.
+/// The maximum number of stored rows.
 pub(crate) const MAX_ROWS: usize = 256;
-/// The most items of a launch.
+/// The maximum number of items in a launch.
 const MAX_ITEMS: usize = 4096;
-/// Bytes of a kept token, and where they begin behind their count.
+/// Bytes of a kept token, and the offset of the first token behind the count.
 const KEPT: usize = size_of::<KeptToken>();
 const KEPT_AT: usize = 16;
 
-/// Room for the transformed logits of some rows, and the kernels over them.
+/// Memory for the transformed logits of some rows, and the kernels over these logits.
 #[derive(Debug)]
 pub(crate) struct StoredRows {
     device: Arc<Device>,
@@ -51,16 +51,16 @@ pub(crate) struct StoredRows {
     rows: usize,
     stride: usize,
     kernels: StoredKernels,
-    /// Loaded when a shard is surveyed.
-    surveys: Option<StoredScanKernels>,
+    /// Loaded for the first scan of rows with filters, or of tokens.
+    scans: Option<StoredScanKernels>,
     draw: DeviceStandalone,
     logits: CudaSlice<f32>,
-    /// Beside the logits, for the kernel that stores both.
+    /// The largest logits of blocks, for the kernel that stores both.
     block_maxima: CudaSlice<u16>,
     summaries: Summaries,
-    /// Sums of places and moments.
+    /// Prefix sums and moments.
     words: CudaSlice<u64>,
-    /// The items of a launch: their noise, themselves, their sources.
+    /// The inputs of a launch: noise, items, sources.
     inputs: CudaSlice<u8>,
     draws: CudaSlice<Draw>,
     /// `[list_blocks, tokens]`.
@@ -71,11 +71,11 @@ pub(crate) struct StoredRows {
     capacity: usize,
     staged: Vec<u8>,
     draws_here: Vec<Draw>,
-    /// The count of kept tokens, and behind it the tokens.
+    /// The count of kept tokens, then the tokens.
     results: Pinned,
-    /// How many kept tokens are fetched with their count, of items whose number is not known.
+    /// The number of kept tokens to copy with their count, for items with an unknown number of tokens.
     expected: usize,
-    /// Kept tokens by items, and where each item's end.
+    /// Kept tokens in the order of their items, and the end of each item's tokens.
     kept_here: Vec<KeptToken>,
     kept_ends: Vec<usize>,
     words_here: Vec<u64>,
@@ -85,7 +85,7 @@ pub(crate) struct StoredRows {
 }
 
 impl StoredRows {
-    /// Plans for the tokens `tokens` and up to `max_rows` rows, fewer where they do not fit into 256 MiB.
+    /// Allocates memory for the logits of `tokens` in up to `max_rows` rows, or as many rows as fit into 256 MiB.
     pub(crate) fn new(
         tokens: Range<u32>,
         max_rows: usize,
@@ -106,7 +106,7 @@ impl StoredRows {
             rows,
             stride,
             kernels,
-            surveys: None,
+            scans: None,
             draw,
             logits: stream.alloc_zeros((rows.next_multiple_of(OCTET) + OCTET) * stride).map_err(&allocate)?,
             block_maxima: stream.alloc_zeros(block_maxima_bytes(rows, tokens.len()) / 2).map_err(&allocate)?,
@@ -132,7 +132,7 @@ impl StoredRows {
         })
     }
 
-    /// What is in the place, or is made there by [`StoredRows::new`].
+    /// Returns the value in `place`, or makes it with [`StoredRows::new`].
     pub(crate) fn made_in<'s>(
         place: &'s mut Option<StoredRows>,
         tokens: Range<u32>,
@@ -146,27 +146,27 @@ impl StoredRows {
         }
     }
 
-    /// How many rows are stored at a time.
+    /// The maximum number of rows to store.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Which tokens.
+    /// The tokens of the logits.
     pub(crate) fn tokens(&self) -> Range<u32> {
         self.tokens.clone()
     }
 
-    /// Where the logits are to be stored, from row `first` on.
+    /// The memory for logits from row `first` on.
     pub(crate) fn place(&self, first: usize, stream: &CudaStream) -> LogitStore {
         let logits = DeviceAddress::of(&self.logits, stream).add(first * self.stride);
         LogitStore { logits, stride: self.stride as u64, block_maxima: DeviceAddress::of(&self.block_maxima, stream) }
     }
 
-    /// For the kernels over this value's memory.
+    /// A queue for the kernels over this value's memory.
     fn queue(stream: &CudaStream) -> Queue<'_> {
-        // SAFETY: *Memory*: logits, items and room for results are those of a `StoredRows`, sized by `new` and freed behind
-        // the work on the same stream; raw logits and canonical inputs are those that a sampler copied on it, or of which
-        // its own contract is. *Order*: one stream is used. *Rows*: `Staging` makes them.
+        // SAFETY: *Memory*: a `StoredRows` owns logits, items and room for results. `new` sizes them, and they are
+        // freed behind the work on the same stream. A sampler copied raw logits and canonical inputs on this stream, or
+        // its own contract covers them. *Order*: one stream is used. *Rows*: `Staging` makes them.
         unsafe { Queue::new(stream) }
     }
 
@@ -177,8 +177,8 @@ impl StoredRows {
     }
 }
 
-/// Puts kept tokens into the order of their items, by counting, so that no sort is longer than an item's; `ends` are those of
-/// the items' tokens.
+/// Sorts kept tokens by item with a counting sort, so later sorts cover one item each. `ends` receives the end of each
+/// item's tokens.
 fn by_item(
     kept: &[KeptToken],
     items: usize,
@@ -188,7 +188,7 @@ fn by_item(
     if kept.iter().any(|kept| kept.item as usize >= items) {
         return Err(CudaError::Corrupt { what: "the item of a token" });
     }
-    // First how many each item has, then where it begins, and as its tokens come, where it ends.
+    // `ends` first has the number of each item's tokens, then their begin. Placing the tokens advances it to the end.
     ends.clear();
     ends.resize(items, 0);
     kept.iter().for_each(|kept| ends[kept.item as usize] += 1);

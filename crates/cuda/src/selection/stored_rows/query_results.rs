@@ -1,4 +1,4 @@
-//! What wishes come to: draws, or kept tokens, which come down in no order and are sorted here.
+//! The results of queries: draws, or kept tokens. Kept tokens arrive in no order, and the host sorts them.
 
 use super::{KEPT, KEPT_AT, MAX_ITEMS, StoredRows, by_item};
 use crate::abi::{DeviceAddress, Draw, status};
@@ -11,77 +11,72 @@ use flash_sampling_core::{Candidate, Winner};
 use std::sync::Arc;
 
 impl StoredRows {
-    /// Grants wishes and appends what they come to; with canonical inputs by canonical scores and logits. Waits.
-    pub(crate) fn keep(
+    /// Runs queries, waits, and appends their results. With canonical inputs, scores and logits are canonical.
+    pub(crate) fn run_queries(
         &mut self,
         kind: Kind,
-        wishes: &[Query],
+        queries: &[Query],
         canonical: Option<&CanonicalInputs>,
-        granted: &mut QueryResults,
+        out: &mut QueryResults,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        let mut rest = wishes;
+        let mut rest = queries;
         while !rest.is_empty() {
             let mut room = self.capacity;
-            let fits = |wish: &&Query| {
-                let asked = if kind == Kind::Lists { (wish.item.limit as usize).min(self.tokens.len()) } else { 0 };
-                let fits = asked <= room;
-                room = room.saturating_sub(asked);
+            let fits = |query: &&Query| {
+                let needed = if kind == Kind::Lists { (query.item.limit as usize).min(self.tokens.len()) } else { 0 };
+                let fits = needed <= room;
+                room = room.saturating_sub(needed);
                 fits
             };
             let count = rest.iter().take(MAX_ITEMS).take_while(fits).count();
             let (part, after) = rest.split_at(count);
-            self.keep_part(kind, part, canonical, granted, stream)?;
+            self.run_part(kind, part, canonical, out, stream)?;
             rest = after;
         }
         Ok(())
     }
 
-    fn keep_part(
+    fn run_part(
         &mut self,
         kind: Kind,
-        wishes: &[Query],
+        queries: &[Query],
         canonical: Option<&CanonicalInputs>,
-        granted: &mut QueryResults,
+        out: &mut QueryResults,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        self.launch(kind, wishes, canonical, stream)?;
+        self.launch(kind, queries, canonical, stream)?;
         if kind == Kind::Draws && canonical.is_none() {
-            return self.grant_draws(wishes.len(), granted, stream);
+            return self.take_draws(queries.len(), out, stream);
         }
-        // Of lists it is known how many there are at most.
-        let most = |wish: &Query| (wish.item.limit as usize).min(self.tokens.len());
+        // Lists have a known maximum number of tokens.
+        let most = |query: &Query| (query.item.limit as usize).min(self.tokens.len());
         let expected = match kind {
-            Kind::Lists if canonical.is_none() => wishes.iter().map(most).sum(),
+            Kind::Lists if canonical.is_none() => queries.iter().map(most).sum(),
             _ => self.expected,
         };
         let count = self.fetch_kept(expected.min(self.capacity), stream)?;
         if count > self.capacity {
-            // Near ties without number: the items of one half at a time. One item has room for every token.
-            let (first, second) = wishes.split_at(wishes.len() / 2);
+            // Too many near ties: run each half of the queries alone. A single query has room for every token.
+            let (first, second) = queries.split_at(queries.len() / 2);
             if first.is_empty() {
                 return Err(CudaError::Corrupt { what: "more tokens" });
             }
-            self.keep_part(kind, first, canonical, granted, stream)?;
-            return self.keep_part(kind, second, canonical, granted, stream);
+            self.run_part(kind, first, canonical, out, stream)?;
+            return self.run_part(kind, second, canonical, out, stream);
         }
         if kind != Kind::Lists {
-            // A little more than this time: rows of a model are alike.
+            // The next call needs about as many tokens, so expect a quarter more than this time.
             self.expected = count + count / 4;
         }
         let kept = bytemuck::cast_slice(&self.results.bytes()?[KEPT_AT..KEPT_AT + count * KEPT]);
-        by_item(kept, wishes.len(), &mut self.kept_here, &mut self.kept_ends)?;
-        self.grant_kept(wishes, granted);
+        by_item(kept, queries.len(), &mut self.kept_here, &mut self.kept_ends)?;
+        self.take_kept(queries, out);
         Ok(())
     }
 
-    /// Waits for the draws of a part and grants them.
-    fn grant_draws(
-        &mut self,
-        count: usize,
-        granted: &mut QueryResults,
-        stream: &Arc<CudaStream>,
-    ) -> Result<(), CudaError> {
+    /// Waits for the draws of a part, and appends them.
+    fn take_draws(&mut self, count: usize, out: &mut QueryResults, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         let failed = CudaError::driver("fetch draws from stored logits");
         self.draws_here.resize(count, Draw::default());
         stream.memcpy_dtoh(&self.draws.slice(..count), &mut self.draws_here).map_err(&failed)?;
@@ -90,15 +85,15 @@ impl StoredRows {
         results::written(&self.draws_here)?;
         for draw in &self.draws_here {
             let winner = Winner::new(draw.score, draw.token);
-            granted.push((draw.status == status::DRAWN).then_some(Candidate { winner, logit: draw.logit }));
+            out.push((draw.status == status::DRAWN).then_some(Candidate { winner, logit: draw.logit }));
         }
         Ok(())
     }
 
-    /// Waits for kept tokens: how many there are, and the tokens where there is room for them. As many as are `expected` come
-    /// with their count, the rest after it.
+    /// Waits for the kept tokens, and returns their count. The first `expected` tokens are copied with the count. The
+    /// rest follows in a second copy, if all tokens fit.
     fn fetch_kept(&mut self, expected: usize, stream: &Arc<CudaStream>) -> Result<usize, CudaError> {
-        let failed = CudaError::driver("fetch tokens kept of stored logits");
+        let failed = CudaError::driver("fetch kept tokens of stored logits");
         let (queue, kept) = (StoredRows::queue(stream), DeviceAddress::of(&self.kept, stream));
         self.results.copy_down(DeviceAddress::of(&self.count, stream), 0, size_of::<u64>(), queue)?;
         self.results.copy_down(kept, KEPT_AT, expected * KEPT, queue)?;
@@ -113,15 +108,15 @@ impl StoredRows {
         Ok(count)
     }
 
-    /// The best of each item's tokens, which lie in the order of their items.
-    fn grant_kept(&mut self, wishes: &[Query], granted: &mut QueryResults) {
+    /// Appends the best tokens of each query. `kept_here` has the tokens in the order of their queries.
+    fn take_kept(&mut self, queries: &[Query], out: &mut QueryResults) {
         let mut from = 0;
-        for (wish, &end) in wishes.iter().zip(&self.kept_ends) {
+        for (query, &end) in queries.iter().zip(&self.kept_ends) {
             let own = &mut self.kept_here[from..end];
             from = end;
             own.sort_unstable_by_key(|kept| Reverse(kept.key));
-            let best = own.iter().filter(|kept| kept.key != 0).take(wish.item.limit as usize);
-            granted.push(best.map(|kept| Candidate { winner: Winner::from_ordered_bits(kept.key), logit: kept.logit }));
+            let best = own.iter().filter(|kept| kept.key != 0).take(query.item.limit as usize);
+            out.push(best.map(|kept| Candidate { winner: Winner::from_ordered_bits(kept.key), logit: kept.logit }));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The masses and the largest logits of rows, made when their logits are stored.
+//! The masses and largest logits of rows, computed by the pass that stores the logits.
 
 use super::StoredRows;
 use crate::abi::{
@@ -12,7 +12,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::{Candidate, DType, LogMass, MassHistogram, Winner};
 use std::sync::Arc;
 
-/// The longest list that is made with a summary: the blocks of a row list a little more each.
+/// The longest list of a summary. Each block of a row lists a few more tokens.
 pub(crate) const LONGEST_LIST: u32 = 128;
 /// Bytes of a row's result, of a token of its list, and of its masses.
 const RESULT: usize = size_of::<SummaryResult>();
@@ -22,22 +22,22 @@ const MASSES: usize = 8 * MassHistogram::WORDS;
 /// The logits that a pass reads.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SummaryInput {
-    /// Raw logits in other memory; without them the stored ones are read.
+    /// Raw logits in other memory; `None` = read the stored logits.
     pub(crate) raw: Option<DeviceMatrix>,
-    /// The raw row of each row; null = its number.
+    /// The index of each row's raw logits; null = the row's own index.
     pub(crate) sources: DeviceAddress<u32>,
-    /// The rows, whose transforms are applied; null = the logits are transformed.
+    /// The rows with the transforms to apply; null = the logits are already transformed.
     pub(crate) rows: DeviceAddress<Row>,
 }
 
-/// The places of what a pass finds, in bytes: first the results of all rows, then their lists, then their masses.
+/// The byte offsets in a pass's output: the results of all rows, then their lists, then their masses.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layout {
-    /// The longest list: each row has room for as many tokens.
+    /// The length of the longest list; each row has room for this many tokens.
     list_len: usize,
     lists: usize,
     masses: usize,
-    /// All masses are copied, or none.
+    /// The end of the copied bytes, with the masses of all rows or without masses.
     end: usize,
 }
 
@@ -51,20 +51,21 @@ impl Layout {
     }
 }
 
-/// Memory of the passes.
+/// The memory of the passes.
 #[derive(Debug)]
 pub(super) struct Summaries {
-    /// Of the last pass, one request for each row.
+    /// The input of the last pass.
     input: SummaryInput,
+    /// The requests of the last pass, one per row.
     requests: Vec<SummaryRequest>,
     layout: Layout,
-    requests_there: CudaSlice<u64>,
-    found: CudaSlice<u64>,
+    device_requests: CudaSlice<u64>,
+    output: CudaSlice<u64>,
     weights: CudaSlice<f64>,
     parts: CudaSlice<u8>,
     listed: CudaSlice<u8>,
     counters: CudaSlice<u8>,
-    /// A copy of what the last pass found.
+    /// A copy of the last pass's output.
     results: Pinned,
 }
 
@@ -72,18 +73,18 @@ impl Summaries {
     pub(super) fn new(rows: usize, tokens: usize, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
         let allocate = CudaError::driver("allocate room for summaries");
         let blocks = tokens.div_ceil(SUMMARY_TOKENS);
-        let found = rows * (RESULT + LONGEST_LIST as usize * TOKEN + MASSES);
+        let output = rows * (RESULT + LONGEST_LIST as usize * TOKEN + MASSES);
         Ok(Summaries {
             input: SummaryInput::default(),
             requests: Vec::new(),
             layout: Layout::default(),
-            requests_there: stream.alloc_zeros(rows * size_of::<SummaryRequest>() / 8).map_err(&allocate)?,
-            found: stream.alloc_zeros(found / 8).map_err(&allocate)?,
+            device_requests: stream.alloc_zeros(rows * size_of::<SummaryRequest>() / 8).map_err(&allocate)?,
+            output: stream.alloc_zeros(output / 8).map_err(&allocate)?,
             weights: stream.clone_htod(MassHistogram::weights()).map_err(&allocate)?,
             parts: stream.alloc_zeros(rows * blocks * PART_MASSES_BYTES).map_err(&allocate)?,
             listed: stream.alloc_zeros(rows * SUMMARY_LISTED * TOKEN).map_err(&allocate)?,
             counters: stream.alloc_zeros(rows * SUMMARY_COUNTERS_BYTES).map_err(&allocate)?,
-            results: Pinned::new(found, stream)?,
+            results: Pinned::new(output, stream)?,
         })
     }
 
@@ -93,35 +94,35 @@ impl Summaries {
 }
 
 impl StoredRows {
-    /// The requests of the next pass, one for each row.
+    /// The requests of the next pass, one per row.
     pub(crate) fn requests(&mut self) -> &mut Vec<SummaryRequest> {
         &mut self.summaries.requests
     }
 
-    /// Enqueues a pass over the first rows, as many as there are requests, and a copy of what it finds.
+    /// Enqueues a pass over the first rows, one per request, and a copy of its output.
     pub(crate) fn summarize(&mut self, input: &SummaryInput, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         if self.summaries.requests.is_empty() {
             return Ok(());
         }
         self.summaries.input = *input;
-        let found = self.launch_summaries(stream)?;
+        let output = self.launch_summaries(stream)?;
         let Summaries { requests, layout, results, .. } = &mut self.summaries;
         *layout = Layout::of(requests);
-        results.copy_down(found, 0, layout.end, StoredRows::queue(stream))
+        results.copy_down(output, 0, layout.end, StoredRows::queue(stream))
     }
 
-    /// Enqueues a pass. Returns the address of what it finds.
+    /// Enqueues a pass. Returns the address of its output.
     fn launch_summaries(&mut self, stream: &Arc<CudaStream>) -> Result<DeviceAddress<u8>, CudaError> {
         let failed = CudaError::driver("summarize stored logits");
         let stored = self.logits(stream);
         let Layout { list_len, lists, masses, .. } = Layout::of(&self.summaries.requests);
-        let Summaries { input, requests, requests_there, found, weights, parts, listed, counters, .. } =
+        let Summaries { input, requests, device_requests, output, weights, parts, listed, counters, .. } =
             &mut self.summaries;
         let rows = requests.len();
         let bytes: &[u64] = bytemuck::cast_slice(requests);
-        stream.memcpy_htod(bytes, &mut requests_there.slice_mut(..bytes.len())).map_err(&failed)?;
-        let (queue, found) = (StoredRows::queue(stream), DeviceAddress::of(found, stream).cast::<u8>());
-        queue.fill(found, 0xff, lists)?;
+        stream.memcpy_htod(bytes, &mut device_requests.slice_mut(..bytes.len())).map_err(&failed)?;
+        let (queue, output) = (StoredRows::queue(stream), DeviceAddress::of(output, stream).cast::<u8>());
+        queue.fill(output, 0xff, lists)?;
         let raw = input.raw.map_or((stored.logits.cast(), stored.row_stride, DType::F32), |raw| {
             (raw.address, raw.row_stride as u64, raw.dtype)
         });
@@ -130,10 +131,10 @@ impl StoredRows {
             raw: raw.0,
             sources: input.sources,
             rows: input.rows,
-            requests: DeviceAddress::of(requests_there, stream).cast(),
-            results: found.cast(),
-            top: found.add(lists).cast(),
-            words: found.add(masses).cast(),
+            requests: DeviceAddress::of(device_requests, stream).cast(),
+            results: output.cast(),
+            top: output.add(lists).cast(),
+            words: output.add(masses).cast(),
             parts: DeviceAddress::of(parts, stream),
             listed: DeviceAddress::of(listed, stream),
             counters: DeviceAddress::of(counters, stream),
@@ -143,16 +144,16 @@ impl StoredRows {
             top_stride: list_len as u32,
         };
         self.kernels.row_summaries(queue, call, rows as u32)?;
-        Ok(found)
+        Ok(output)
     }
 
-    /// Enqueues the store of the transformed logits that the last pass did not store; its input is still there.
+    /// Stores the transformed logits that the last pass did not store. The input of that pass must still be valid.
     pub(crate) fn store_rest(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         let Summaries { requests, input, .. } = &mut self.summaries;
         if input.rows.is_null() || requests.iter().all(|request| request.stores == 1) {
             return Ok(());
         }
-        // Those that are stored were transformed in place.
+        // Stored logits were transformed in place, so a second pass must not transform them.
         let rest =
             |request: &SummaryRequest| SummaryRequest { stores: 1 - request.stores, ..SummaryRequest::default() };
         let rest = requests.iter().map(rest).collect();
@@ -163,12 +164,12 @@ impl StoredRows {
         launched.map(drop)
     }
 
-    /// Waits for a pass.
+    /// Waits for the last pass.
     pub(crate) fn wait_for_summaries(&mut self) -> Result<(), CudaError> {
         self.summaries.results.bytes().map(drop)
     }
 
-    /// The first bad logit of a row of the last pass: stage, token, and whether it is infinite; all ones without one.
+    /// The first bad logit of a row of the last pass: stage, token, and whether the logit is infinite. All ones = none.
     pub(crate) fn invalid(&mut self, row: usize) -> Result<u64, CudaError> {
         Ok(self.summaries.result(row)?.invalid)
     }
@@ -184,13 +185,13 @@ impl StoredRows {
         }
     }
 
-    /// The masses of a row of the last pass that requested them, as words for [`MassHistogram::from_words`].
+    /// The requested masses of a row of the last pass, as words for [`MassHistogram::from_words`].
     pub(crate) fn mass(&mut self, row: usize) -> Result<&[u64], CudaError> {
         let at = self.summaries.layout.masses + row * MASSES;
         Ok(bytemuck::cast_slice(&self.summaries.results.bytes()?[at..at + MASSES]))
     }
 
-    /// The largest logits of a row of the last pass, as many as were requested; `None` where they are too many to be listed.
+    /// The requested number of largest logits of a row of the last pass; `None` if the list is too long.
     pub(crate) fn list(&mut self, row: usize) -> Result<Option<impl Iterator<Item = Candidate>>, CudaError> {
         let (listed, limit) = (self.summaries.result(row)?.listed, self.summaries.requests[row].limit);
         if limit == 0 || listed > limit {

@@ -1,4 +1,4 @@
-//! Sums over stored logits for a shard's survey: masses before places, moments.
+//! Sums over stored logits: prefix masses, prefix counts, and moments.
 
 use super::{MAX_ITEMS, StoredRows};
 use crate::abi::{DeviceAddress, ScanSums, SumQuery};
@@ -8,10 +8,10 @@ use cudarc::driver::CudaStream;
 use flash_sampling_core::Moments;
 use std::sync::Arc;
 
-/// Tokens of a row of which 64 bits hold the sums of moments.
+/// The maximum number of tokens in a row, so that 64 bits hold the sums of its moments.
 const MOST_SUMMED: usize = 1 << 23;
 
-/// What is summed.
+/// A kind of sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sum {
     PrefixMasses,
@@ -20,15 +20,15 @@ enum Sum {
 }
 
 impl StoredRows {
-    /// The kernels of surveys, loaded at first use.
+    /// The kernels of scans, loaded at first use.
     pub(super) fn stored_scan(&mut self) -> Result<&StoredScanKernels, CudaError> {
-        match &mut self.surveys {
+        match &mut self.scans {
             Some(kernels) => Ok(kernels),
             empty => Ok(empty.insert(StoredScanKernels::load(&self.device)?)),
         }
     }
 
-    /// The mass before each of these places, in its bin. Waits.
+    /// Waits for the masses before ranks, each within the rank's bin.
     pub(crate) fn prefix_masses(
         &mut self,
         queries: &[SumQuery],
@@ -37,7 +37,7 @@ impl StoredRows {
         self.sum(Sum::PrefixMasses, queries, 1, stream)
     }
 
-    /// The number of tokens before each of these ranks. Waits.
+    /// Waits for the numbers of tokens before ranks.
     pub(crate) fn prefix_counts(
         &mut self,
         queries: &[SumQuery],
@@ -46,7 +46,7 @@ impl StoredRows {
         self.sum(Sum::PrefixCounts, queries, 1, stream)
     }
 
-    /// The moments of rows whose logits are multiplied by the queries' values, as [`Moments::from_words`] takes them. Waits.
+    /// Waits for the moments of rows, as words for [`Moments::from_words`]. Each query's `value` multiplies the logits.
     pub(crate) fn moments(
         &mut self,
         queries: &[SumQuery],
@@ -60,7 +60,7 @@ impl StoredRows {
         Ok(sums.as_chunks::<MOMENTS>().0.iter().map(|&sums| words_of(sums)))
     }
 
-    /// `each` words for each look, in their order.
+    /// Waits for the sums of queries: `each` words per query, in the order of the queries.
     fn sum(
         &mut self,
         what: Sum,
@@ -78,7 +78,7 @@ impl StoredRows {
             stream.memset_zeros(&mut self.words.slice_mut(..count)).map_err(&failed)?;
             let (queries, sums) = (DeviceAddress::of(&self.inputs, stream), DeviceAddress::of(&self.words, stream));
             let call = ScanSums { stored: self.logits(stream), queries: queries.cast(), sums };
-            let kernels = self.surveys.as_ref().ok_or(CudaError::Corrupt { what: "kernels of surveys" })?;
+            let kernels = self.scans.as_ref().ok_or(CudaError::Corrupt { what: "kernels of scans" })?;
             let queue = StoredRows::queue(stream);
             match what {
                 Sum::PrefixMasses => kernels.prefix_masses(queue, call, part.len() as u32),
@@ -94,7 +94,8 @@ impl StoredRows {
     }
 }
 
-/// The words of [`Moments`] of the kernel's sums: of |x| = 2^40 a + 2^20 b + c the products of two of them.
+/// Converts the kernel's sums to the words of [`Moments`]. With |x| = 2^40 a + 2^20 b + c, the kernel sums the products
+/// of two of a, b and c.
 fn words_of(sums: [u64; MOMENTS]) -> [u64; Moments::WORDS] {
     let [count, high, low, aa, ab, ac, bb, bc, cc] = sums;
     let sum = (i128::from(high.cast_signed()) << 30) + i128::from(low);

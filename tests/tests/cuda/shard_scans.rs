@@ -1,4 +1,4 @@
-//! What shards on a GPU tell of rows with filters: every bit of what the reference tells, where dot products are exact.
+//! Scans of shards on a GPU: the row summaries have the reference's bits where dot products are exact.
 
 use super::runs_here;
 use flash_sampling_conformance::data::normal;
@@ -14,7 +14,7 @@ use flash_sampling_cuda::{CudaTiled, Device};
 
 const PLAN: Plan = Plan { max_rows: 64, max_draws: 12, max_logprobs: Some(6), canonical: false };
 
-/// Rows with every filter, of every kind of answer.
+/// Rows with every filter and every kind of result.
 fn rows<'a>(mask: &'a [u32], none: &'a [u32]) -> Vec<RowParams<'a>> {
     let row = RowParams { seed: 5, position: 9, temperature: 0.9, ..RowParams::default() };
     let raw = RowParams { logprobs: Some(6), logprobs_mode: LogprobsMode::Raw, ..row };
@@ -34,7 +34,7 @@ fn rows<'a>(mask: &'a [u32], none: &'a [u32]) -> Vec<RowParams<'a>> {
         RowParams { top_p: 0.9, logprobs: Some(6), ..row },
         RowParams { top_p: 0.9, temperature: 0.3, draws: 2, ..last },
         RowParams { top_n_sigma: 2.0, top_p: 0.9, temperature: 1e-37, ..last },
-        // One over it is beyond float32: the host looks.
+        // The reciprocal of this temperature exceeds float32: the host summarizes the row.
         RowParams { top_p: 0.9, temperature: 1e-39, ..last },
         RowParams { top_p: 0.9, mask: Some(mask), logit_bias: &[(4, 3.0), (8, f32::NEG_INFINITY)], ..row },
         RowParams { top_p: 0.9, mask: Some(none), ..row },
@@ -47,50 +47,57 @@ fn rows<'a>(mask: &'a [u32], none: &'a [u32]) -> Vec<RowParams<'a>> {
     ]
 }
 
-/// All that a survey says of a row that asked so; or its error.
-fn told(row: &RowParams<'_>, survey: &RowSummary) -> Result<String, StagedError> {
-    survey.error.map_or(Ok(()), Err)?;
+/// Formats all parts of a row's summary that must have the reference's bits, or returns the row's error.
+fn comparable(row: &RowParams<'_>, summary: &RowSummary) -> Result<String, StagedError> {
+    summary.error.map_or(Ok(()), Err)?;
     let is_raw = row.logprobs_mode == LogprobsMode::Raw;
-    let raw = is_raw.then(|| (survey.raw_mass.clone().unwrap_or_default(), survey.raw_top.as_slice()));
-    let tokens = (raw, &survey.logits, &survey.prefix_counts);
-    // Every float as its shortest digits, which differ where bits do; the two zeros are equal logits.
-    let all =
-        (&survey.draws, &survey.list, &survey.mass, survey.moments, survey.frontiers(), &survey.prefix_masses, tokens);
+    let raw = is_raw.then(|| (summary.raw_mass.clone().unwrap_or_default(), summary.raw_top.as_slice()));
+    let tokens = (raw, &summary.logits, &summary.prefix_counts);
+    // The shortest digits of two floats differ if their bits differ. The two zeros are equal logits.
+    let all = (
+        &summary.draws,
+        &summary.list,
+        &summary.mass,
+        summary.moments,
+        summary.frontiers(),
+        &summary.prefix_masses,
+        tokens,
+    );
     Ok([",", " ", ")", "}"]
         .iter()
         .fold(format!("{all:?}"), |all, end| all.replace(&format!("-0.0{end}"), &format!("0.0{end}"))))
 }
 
-fn survey(
+/// Scans rows once.
+fn scan(
     sampler: &mut dyn PerturbedArgmax,
     input: Matrix<'_>,
     rows: &[RowParams<'_>],
-    inquiries: &[Request<'_>],
+    requests: &[Request<'_>],
 ) -> Vec<RowSummary> {
-    // More entries than rows, as of a larger call before.
+    // More entries than rows, as after a larger call.
     let mut out = vec![RowSummary::default(); rows.len() + 3];
     let (can, plan, vocab_size, mut checked) =
         (sampler.capabilities(), sampler.plan(), sampler.shape().vocab_size, Vec::new());
     check_rows(rows, &can, &plan, vocab_size, &mut checked);
     let batch = Batch { input, params: rows, rows: &checked };
-    sampler.scan().expect("it scans").scan(&batch, inquiries, &mut out).unwrap();
+    sampler.scan().expect("the sampler has a scan").scan(&batch, requests, &mut out).unwrap();
     out.truncate(rows.len());
     out
 }
 
-/// Compares all inquiries about rows of a head with the reference's answers.
+/// Compares the summaries of rows with the reference's, for every kind of request.
 fn compare(name: &str, head: Head<'_>, input: Matrix<'_>, rows: &[RowParams<'_>]) {
     let input = input.row_range(0..rows.len());
     let mut cuda = CudaTiled::new(head, PLAN, &Device::new(0).unwrap()).unwrap();
     let mut reference = Reference::new(head, PLAN, ReferenceVariant::Tiled);
-    let mut same = |what: &str, rows: &[RowParams<'_>], inquiries: &[Request<'_>]| {
-        let want = survey(&mut reference, input, rows, inquiries);
-        let found = survey(&mut cuda, input, rows, inquiries);
+    let mut same = |what: &str, rows: &[RowParams<'_>], requests: &[Request<'_>]| {
+        let want = scan(&mut reference, input, rows, requests);
+        let found = scan(&mut cuda, input, rows, requests);
         for (r, (found, want)) in found.iter().zip(&want).enumerate() {
-            let (found, want) = (told(&rows[r], found), told(&rows[r], want));
+            let (found, want) = (comparable(&rows[r], found), comparable(&rows[r], want));
             if found != want {
-                let show =
-                    |told: &Result<String, StagedError>| format!("{told:?}").chars().take(700).collect::<String>();
+                let show = |row: &Result<String, StagedError>| format!("{row:?}").chars().take(700).collect::<String>();
                 let (a, b) = (format!("{found:?}"), format!("{want:?}"));
                 let at = a.bytes().zip(b.bytes()).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
                 let near = |s: &str| s.chars().skip(at.saturating_sub(80)).take(200).collect::<String>();
@@ -108,29 +115,30 @@ fn compare(name: &str, head: Head<'_>, input: Matrix<'_>, rows: &[RowParams<'_>]
     };
     let fewer = [RowParams { seed: 6, ..rows[0] }, rows[rows.len() - 1]];
     let other = same("overview", &[fewer.as_slice(), &rows[2..]].concat(), &vec![Request::Overview; rows.len()]);
-    // A second call finds nothing of the first.
+    // A second call reuses the memory of the first, and none of its results.
     let overview = same("a second call", rows, &vec![Request::Overview; rows.len()]);
-    // The negative control: other noise, another frontier.
-    assert_ne!(told(&rows[0], &overview[0]), told(&fewer[0], &other[0]));
+    // The negative control: another seed gives another frontier.
+    assert_ne!(comparable(&rows[0], &overview[0]), comparable(&fewer[0], &other[0]));
 
     let first = head.tokens().start;
-    let places: Vec<Vec<PrefixMass>> = overview
+    let points: Vec<Vec<PrefixMass>> = overview
         .iter()
-        .map(|survey| {
-            let points = survey.frontiers().iter().flat_map(|frontier| frontier.iter().map(|c| c.logit_rank()));
-            let listed = survey.list.iter().take(3).map(|c| c.logit_rank());
+        .map(|summary| {
+            let frontiers = summary.frontiers().iter().flat_map(|frontier| frontier.iter().map(|c| c.logit_rank()));
+            let listed = summary.list.iter().take(3).map(|c| c.logit_rank());
             let others = [LogitRank { logit: 0.5, token: first }, LogitRank { logit: -1e9, token: u32::MAX }];
-            points.chain(listed).chain(others).map(PrefixMass::new).collect()
+            frontiers.chain(listed).chain(others).map(PrefixMass::new).collect()
         })
         .collect();
-    let before: Vec<_> = places.iter().map(|points| Request::PrefixMass { points, below: f32::NEG_INFINITY }).collect();
-    let sums = same("masses before", rows, &before);
-    assert!(sums.iter().flat_map(|survey| &survey.prefix_masses).any(|before| before.mass() > 0));
+    let prefix_masses: Vec<_> =
+        points.iter().map(|points| Request::PrefixMass { points, below: f32::NEG_INFINITY }).collect();
+    let sums = same("prefix masses", rows, &prefix_masses);
+    assert!(sums.iter().flat_map(|summary| &summary.prefix_masses).any(|prefix| prefix.mass() > 0));
 
     let floors = [f32::NEG_INFINITY, -1.0, 1.25, 4.0, 1e9];
     let floor_of = |r: usize| Request::List { floor: floors[r % floors.len()] };
     let lists = same("lists", rows, &(0..rows.len()).map(floor_of).collect::<Vec<_>>());
-    assert!(lists.iter().any(|survey| survey.list.len() > 64));
+    assert!(lists.iter().any(|summary| summary.list.len() > 64));
 
     let (few, many) = ([first, u32::MAX - 1, first + 1], (0..20).map(|i| first + i / 2).collect::<Vec<_>>());
     for stage in [Stage::Raw, Stage::Transformed] {
@@ -138,23 +146,23 @@ fn compare(name: &str, head: Head<'_>, input: Matrix<'_>, rows: &[RowParams<'_>]
         let logits = |r: usize| Request::Logits { tokens: tokens(r), stage };
         same("logits", rows, &(0..rows.len()).map(logits).collect::<Vec<_>>());
         let ranks: Vec<Vec<LogitRank>> =
-            places.iter().map(|points| points.iter().map(|point| point.rank).collect()).collect();
+            points.iter().map(|points| points.iter().map(|point| point.rank).collect()).collect();
         let counts = |r: usize| Request::PrefixCount { ranks: &ranks[r], stage };
-        let counts = same("ranks", rows, &(0..rows.len()).map(counts).collect::<Vec<_>>());
-        assert!(counts.iter().flat_map(|survey| &survey.prefix_counts).any(|&count| count > 0));
+        let counts = same("prefix counts", rows, &(0..rows.len()).map(counts).collect::<Vec<_>>());
+        assert!(counts.iter().flat_map(|summary| &summary.prefix_counts).any(|&count| count > 0));
     }
 
     let mixed = |r: usize| match r % 4 {
-        0 => before[r],
+        0 => prefix_masses[r],
         1 => Request::Overview,
         2 => floor_of(r),
         _ => Request::Skip,
     };
-    same("a bit of each", rows, &(0..rows.len()).map(mixed).collect::<Vec<_>>());
+    same("mixed requests", rows, &(0..rows.len()).map(mixed).collect::<Vec<_>>());
 }
 
 #[test]
-fn shards_tell_every_bit_of_what_the_reference_tells() {
+fn scans_of_shards_have_the_reference_bits() {
     if !runs_here() {
         return;
     }
@@ -162,7 +170,7 @@ fn shards_tell_every_bit_of_what_the_reference_tells() {
         let words = vocab.div_ceil(32);
         ((0..words as u32).map(|w| w.wrapping_mul(0x9e37_79b9) | 1 << (w % 32)).collect::<Vec<_>>(), vec![0; words])
     };
-    // Many ties; the fastest kernel.
+    // Many ties, on the fastest kernel.
     let vocab = 5003;
     let (mask, none) = masks(vocab);
     let rows = rows(&mask, &none);
@@ -175,7 +183,7 @@ fn shards_tell_every_bit_of_what_the_reference_tells() {
             }
         }
     }
-    // Few ties, a heavy head, logits of -inf.
+    // Few ties, a few heavy tokens, and logits of -inf.
     let vocab = 40_000;
     let (mask, none) = masks(vocab);
     let rows = self::rows(&mask, &none);
@@ -190,9 +198,9 @@ fn shards_tell_every_bit_of_what_the_reference_tells() {
     compare("a shard of logits", problem.head().slice(12_345..33_333), problem.input(), &rows);
 }
 
-/// Logits that fall as the noise rises, half as fast: every token is on the frontier.
+/// Each logit is minus half of its token's noise, so every token is on the frontier.
 #[test]
-fn a_frontier_of_all_tokens_finds_room() {
+fn a_frontier_of_all_tokens_fits() {
     if !runs_here() {
         return;
     }
@@ -203,10 +211,10 @@ fn a_frontier_of_all_tokens_finds_room() {
     let problem = Problem::of_logits(&logits, rows.len());
     let mut cuda = CudaTiled::new(problem.head(), PLAN, &Device::new(0).unwrap()).unwrap();
     let mut reference = Reference::new(problem.head(), PLAN, ReferenceVariant::Tiled);
-    let inquiries = vec![Request::Overview; rows.len()];
-    let want = survey(&mut reference, problem.input(), &rows, &inquiries);
+    let requests = vec![Request::Overview; rows.len()];
+    let want = scan(&mut reference, problem.input(), &rows, &requests);
     assert!(want[0].frontiers()[0].len() > 6000, "{} points", want[0].frontiers()[0].len());
-    let found = survey(&mut cuda, problem.input(), &rows, &inquiries);
+    let found = scan(&mut cuda, problem.input(), &rows, &requests);
     for (found, want) in found.iter().zip(&want) {
         assert!(found.frontiers() == want.frontiers() && found.list == want.list && found.mass == want.mass);
     }
