@@ -1,6 +1,7 @@
-//! The suite on shards on GPUs whose draws meet there, and what only they promise. Several ranks on one GPU run
-//! wherever there is one and `CUDA_DEVICE_MAX_CONNECTIONS` is 32; a GPU for each rank where there are so many.
-//! `FLASH_SAMPLING_REQUIRE=peers,nccl` asks for all of them.
+//! The suite and further tests of ranks that exchange their draws on GPUs.
+//!
+//! Several ranks on one GPU need `CUDA_DEVICE_MAX_CONNECTIONS=32`. Tests with one GPU per rank need that many GPUs.
+//! `FLASH_SAMPLING_REQUIRE=peers,nccl` requires all of these tests.
 
 mod backends;
 
@@ -43,16 +44,16 @@ suite!(nccl_8, ranks(GpuExchange::Nccl, Gpus::Each, Some(8)));
 suite!(peers_uneven, ranks(GpuExchange::Peers, Gpus::Each, None));
 suite!(nccl_uneven, ranks(GpuExchange::Nccl, Gpus::Each, None));
 
-/// Whether tests of ranks that share a GPU run here, and leave to use it alone: one waits for another within a time
-/// limit.
+/// Returns a lock on the GPU if tests of ranks on a shared GPU run here. Ranks wait for each other within a time limit,
+/// so these tests run one at a time.
 fn runs_here() -> Option<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
     let one = ranks(GpuExchange::Peers, Gpus::One, Some(2));
     runs(&one.name(), one.unavailable(), 1).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Inputs with sums that are rounded, every knob, lists and errors among them. Few ranks: the driver gives the streams
-/// of many a common queue, in which a rank's copy can stand before what it waits for.
+/// Inputs with rounded sums, every knob, lists and errors. There are few ranks, because the streams of many ranks share
+/// a hardware queue, and a rank's copy could then block the kernel that the rank waits for.
 #[test]
 fn draws_are_those_of_one_gpu_to_the_last_bit() {
     if let Some(_alone) = runs_here() {
@@ -151,7 +152,7 @@ fn tokens(out: &Samples) -> Vec<u32> {
     out.iter().map(|row| row.unwrap().token()).collect()
 }
 
-/// Shards of unequal lengths, one of them without tokens, none of which begins at a multiple of 64 but the first.
+/// Shards of unequal lengths, one without tokens. Only the first begins at a multiple of 64.
 #[test]
 fn draws_of_unequal_shards_are_those_of_one_gpu() {
     for exchange in [GpuExchange::Peers, GpuExchange::Nccl] {
@@ -162,7 +163,7 @@ fn draws_of_unequal_shards_are_those_of_one_gpu() {
     }
 }
 
-/// Token and score to the last bit; the logit, which does not travel, within the rounding of a subtraction.
+/// Token and score have the same bits. The logit is score minus noise, and so within one rounding.
 #[test]
 fn draws_by_nccl_are_those_of_one_gpu() {
     for world in [1, 2, 4] {
@@ -173,8 +174,8 @@ fn draws_by_nccl_are_those_of_one_gpu() {
     }
 }
 
-/// Has a GPU load what a call of ranks needs: what is loaded while a rank waits for another on the same GPU can stand
-/// behind it.
+/// Loads the kernels for a call of ranks on the GPU. A load during the call could block behind a rank that waits on the
+/// same GPU.
 fn load_kernels(problem: &Problem, plan: Plan) {
     load_kernels_of(problem, plan, &vec![RowParams::default(); problem.input().rows()]);
 }
@@ -188,24 +189,24 @@ fn as_one_gpu(factory: GpuRanks) {
     let plan = Plan { max_rows: 40, max_draws: 4, max_logprobs: Some(3), canonical: false };
     let problem = Problem::gaussian(Size::new(40, 5003, 264), DType::BF16, DType::BF16, 5);
     let mut alone = CudaTiled::new(problem.head(), plan, &Device::new(0).unwrap()).unwrap();
-    let mut together = factory.build(problem.head(), plan).unwrap();
+    let mut sharded = factory.build(problem.head(), plan).unwrap();
     for count in [1, 7, 40, 3] {
         let mut rows = rows(count);
         for pass in 0..3 {
-            // The last pass asks for what only the host carries.
+            // The last pass has a request that needs the transport.
             rows[0].logprobs = (pass == 2).then_some(2);
             rows[count / 2].top_p = if pass == 2 { 0.9 } else { 1.0 };
             rows.iter_mut().for_each(|row| row.position += 1);
             let (mut want, mut found) = (Samples::new(), Samples::new());
             let input = problem.input().row_range(0..count);
             alone.sample(input, &rows, &mut want).unwrap();
-            together.sample(input, &rows, &mut found).unwrap();
+            sharded.sample(input, &rows, &mut found).unwrap();
             same_draws::are_same(factory.exchange, &found, &want, &factory.name());
         }
     }
 }
 
-/// One shard has a logit that the temperature makes +inf, the next one, of higher tokens, a raw NaN, which comes first.
+/// On one shard, the temperature makes a logit +inf. The next shard has a raw NaN, which takes precedence.
 #[test]
 fn the_error_of_a_row_does_not_depend_on_where_shards_begin() {
     let Some(_alone) = runs_here() else { return };
@@ -222,8 +223,8 @@ fn the_error_of_a_row_does_not_depend_on_where_shards_begin() {
     CudaTiled::new(head, plan, &Device::new(0).unwrap()).unwrap().sample(input, &rows, &mut out).unwrap();
     assert_eq!(out.row(0).err(), Some(RowError::NaN { token: 30 }));
     for world in [1, 2, 3] {
-        let mut together = ranks(GpuExchange::Peers, Gpus::One, Some(world)).build(head, plan).unwrap();
-        together.sample(input, &rows, &mut out).unwrap();
+        let mut sharded = ranks(GpuExchange::Peers, Gpus::One, Some(world)).build(head, plan).unwrap();
+        sharded.sample(input, &rows, &mut out).unwrap();
         assert_eq!(out.row(0).err(), Some(RowError::NaN { token: 30 }), "{world} ranks");
     }
 }
@@ -246,8 +247,8 @@ fn a_rank_that_leaves_nccl_is_named_by_the_transport() {
     }
 }
 
-/// It is alive, and does not come to the call. Of more than two ranks the library cannot tell which, but the transport
-/// can.
+/// The rank is alive, and does not make the call. With more than two ranks, NCCL cannot name the rank, but the
+/// transport can.
 #[test]
 fn a_rank_that_hangs_is_named_within_the_time_limit() {
     for (exchange, world) in [(GpuExchange::Nccl, 2), (GpuExchange::Nccl, 3), (GpuExchange::Peers, 2)] {
@@ -260,8 +261,8 @@ fn a_rank_that_hangs_is_named_within_the_time_limit() {
     }
 }
 
-/// A rank fails before the exchange; when it tries again, what the other sent for the call before is not taken for an
-/// answer. The other has asked over the transport in its time, in vain, and does not call again: what it asked is
+/// A rank fails before the exchange, and then calls again. It must not use the data that the other rank sent for the
+/// failed call. The other rank has queried the transport without success, makes no further call, and leaves its query
 /// there.
 #[test]
 fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {

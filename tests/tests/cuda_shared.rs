@@ -15,7 +15,7 @@ use flash_sampling_cuda::{CudaTiled, Device};
 
 suite!(shared, Gpu::Shared);
 
-/// Real inputs, rows of every kind between each other, more rows than a launch takes.
+/// Real inputs, mixed rows of every kind, and more rows than fit into a launch.
 #[test]
 fn results_are_those_of_the_sampler_over_host_memory() {
     if !Gpu::Shared.runs() {
@@ -47,7 +47,7 @@ fn results_are_those_of_the_sampler_over_host_memory() {
         let (mut expected, mut found) = (Samples::new(), Samples::new());
         CudaTiled::new(problem.head(), plan, &device).unwrap().sample(problem.input(), &rows, &mut expected).unwrap();
         let mut shared = Copied::new(problem.head(), plan).unwrap();
-        // A batch of one kind, and then all of them.
+        // A batch of each kind alone, and then of all kinds.
         let narrow = problem.input().row_range(0..1);
         shared.sample(narrow, &rows[..1], &mut found).unwrap();
         assert_eq!(RowBits::of(&found, 0), RowBits::of(&expected, 0));
@@ -56,7 +56,7 @@ fn results_are_those_of_the_sampler_over_host_memory() {
     }
 }
 
-/// A thread that has never used the GPU has no current context, and rows of few draws stand beside rows of many with
+/// A thread without a current CUDA context makes a call. Rows with few draws are beside rows with many draws and
 /// filters.
 #[test]
 fn a_call_on_a_fresh_thread_draws_the_same() {
@@ -82,7 +82,7 @@ fn a_call_on_a_fresh_thread_draws_the_same() {
     let found = std::thread::scope(|scope| {
         let call = || {
             let mut found = Samples::new();
-            // SAFETY: the hidden states are there, and live until the thread is joined.
+            // SAFETY: the hidden states are in device memory, and live until the thread is joined.
             unsafe { there.sampler.sample(&there.stream, &hidden, &rows, &mut found) }.unwrap();
             found
         };
@@ -91,8 +91,8 @@ fn a_call_on_a_fresh_thread_draws_the_same() {
     assert_same(&found, &want, "on a fresh thread");
 }
 
-/// Every filter of a call may be told by lists, and those of equal logits tell nothing: they are launched once more,
-/// and what stored logits leave open too is asked.
+/// Lists may decide every filter of a call, except in rows of equal logits. Such rows take a second launch with stored
+/// logits, and undecided rows take a further pass.
 #[test]
 fn rows_that_lists_do_not_decide_have_the_reference_bits() {
     if !Gpu::Shared.runs() {
@@ -112,13 +112,13 @@ fn rows_that_lists_do_not_decide_have_the_reference_bits() {
         base,
         RowParams { top_k: 50, top_p: 0.9, draws: 3, ..base },
         RowParams { temperature: 0.0, ..base },
-        // More than a list or a selection has room for.
+        // This row keeps more tokens than fit into a list or a selection.
         RowParams { min_p: 0.001, top_p: 0.5, ..base },
     ];
     let mut found = Samples::new();
     let mut shared = Copied::new(problem.head(), plan).unwrap();
     let is_hopper = Device::new(0).unwrap().capability() == (9, 0);
-    // All of a call listed; then rows with top-p alone beside them, for which logits are stored.
+    // First, all filters are listed. Then some rows have top-p alone, which needs stored logits.
     for with_mass in [false, true, false] {
         let row = |r: usize| RowParams { position: r as u64, ..kinds[r % kinds.len()] };
         let mut rows: Vec<_> = (0..ROWS).map(row).collect();
@@ -129,7 +129,7 @@ fn rows_that_lists_do_not_decide_have_the_reference_bits() {
         shared.sample(problem.input(), &rows, &mut found).unwrap();
         assert_same(&found, &want, &format!("rows with top-p alone: {with_mass}"));
         for (r, row) in rows.iter().enumerate() {
-            // The first list of a row of equal logits overflows, and its passes tell.
+            // The list of a row with equal logits overflows, so the row takes more passes.
             let passes = found.row(r).unwrap().passes;
             let is_plain = row.enabled() == Knobs::NONE;
             let is_open = is_hopper && !with_mass && r % 7 == 3 && !is_plain;

@@ -1,24 +1,24 @@
-//! Why a sampler of this crate cannot be planned.
+//! The errors of CPU samplers.
 
 use crate::isa::Isa;
 use flash_sampling_core::{DType, HeadError, Knob};
 
-/// Errors of planning.
+/// The reason why a sampler cannot be made from a plan.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CpuError {
-    /// The instruction set that was asked for is not there.
+    /// The machine lacks the requested instruction set.
     #[error("this machine has no {isa}; it has {}", names(.available))]
     IsaUnavailable {
-        /// What was asked for.
+        /// The requested instruction set.
         isa: Isa,
-        /// What there is.
+        /// The available instruction sets.
         available: Vec<Isa>,
     },
-    /// A number of threads that cannot be meant.
+    /// The number of threads is 0 or unreasonably large.
     #[error("{threads} threads cannot be used: it must be 1 to {limit}")]
     ThreadCount {
-        /// What was asked for.
+        /// The requested number.
         threads: usize,
         /// The largest number.
         limit: usize,
@@ -26,13 +26,13 @@ pub enum CpuError {
     /// The thread pool could not be started.
     #[error("the thread pool could not be started")]
     Threads(#[from] rayon::ThreadPoolBuildError),
-    /// Groups are multiples of 64 tokens.
+    /// The group size is not a positive multiple of 64 tokens.
     #[error("a group of {size} tokens cannot be used: it must be a positive multiple of 64")]
     GroupSize {
-        /// What was asked for.
+        /// The requested size.
         size: u32,
     },
-    /// The plan asks for what this variant cannot do.
+    /// This variant does not support a knob of the plan.
     #[error("{knob} is not supported by this variant; the tiled one has it")]
     Unsupported {
         /// The knob of the plan.
@@ -44,22 +44,22 @@ pub enum CpuError {
         /// The knob of the plan.
         knob: Knob,
     },
-    /// The plan asks for more scratch than any call could need.
+    /// The plan needs more scratch than any call can use.
     #[error("the plan's {knob} is {asked}; at most {limit} can be planned for")]
     PlanSize {
         /// The knob of the plan.
         knob: Knob,
         /// The plan's value.
         asked: u64,
-        /// The largest there can be.
+        /// The largest possible value.
         limit: u64,
     },
-    /// A plan is resumed over a weight that it was not made for; rows, columns and type of both.
+    /// A plan is resumed over a weight of another shape or type.
     #[error("planned for a weight of (rows, columns, type) {planned:?}, but this one has {found:?}")]
     OtherWeight {
-        /// The weight of the plan.
+        /// The plan's weight: rows, columns, type.
         planned: (usize, usize, DType),
-        /// The weight that was brought.
+        /// The given weight: rows, columns, type.
         found: (usize, usize, DType),
     },
     /// The head cannot be used.

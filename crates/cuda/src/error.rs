@@ -88,7 +88,7 @@ pub enum CudaError {
     /// The head cannot be used.
     #[error(transparent)]
     Head(#[from] flash_sampling_core::HeadError),
-    /// Groups are multiples of 64 tokens.
+    /// The group size is not a positive multiple of 64 tokens.
     #[error("a group of {size} tokens cannot be used: it must be a positive multiple of 64")]
     GroupSize {
         /// The requested size.

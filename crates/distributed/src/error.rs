@@ -128,8 +128,8 @@ pub enum ShardError {
         /// The first of [`RowParams::GROUPS`](flash_sampling_core::RowParams::GROUPS) that does.
         what: &'static str,
     },
-    /// Ranks came to a call on the GPUs, and passed it, after another rank had given it up; or they failed it without
-    /// the others, and came to the next.
+    /// Ranks were late for a call on the GPUs: another rank had a timeout, and these ranks then made the call alone. A
+    /// rank that failed the call alone and then made the next call is late too.
     #[error("{} too late: shard {shard} had waited {limit:?}", came(ranks))]
     Late {
         /// The shard that waited.
@@ -147,7 +147,7 @@ pub enum ShardError {
         /// The row.
         row: usize,
     },
-    /// The check of tokens: a rank has another result.
+    /// The token check found that a rank has another result.
     #[error("shard {shard} has another result for row {row} than this one")]
     Disagree {
         /// The shard.

@@ -1,4 +1,4 @@
-//! Calls and knobs that cannot be served.
+//! Calls and knobs that samplers refuse.
 
 use crate::laws::knobs::{one_of_each, refused_by_name};
 use crate::problem::{Problem, Size};
@@ -78,7 +78,7 @@ pub(super) fn impossible_knobs_are_errors(trial: &Trial<'_>, report: &mut LawRep
         refused_by_name(trial, report, Knobs::ALL, Plan { canonical: true, ..PLAN })?;
     }
 
-    // No log-probabilities were planned.
+    // The plan has no log-probabilities.
     let plan = Plan { max_logprobs: None, ..PLAN };
     let row = RowParams { logprobs: Some(0), ..good };
     let found = trial.sample(&alone, plan, &[row])?.row(0).err();
@@ -103,7 +103,7 @@ pub(super) fn wrong_shapes_are_errors(trial: &Trial<'_>, report: &mut LawReport)
     sampler.sample(problem.input().row_range(0..4), &rows[..4], &mut out)?;
     let first = RowBits::all(&out);
 
-    // Every call empties what it is given, one that fails too.
+    // Every call clears its output, including a failed call.
     let mut fill = Samples::new();
     fill.push_error(RowError::NoFiniteLogit);
     out.clone_from(&fill);

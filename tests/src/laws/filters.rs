@@ -1,4 +1,4 @@
-//! Filters and penalties: which tokens a row keeps, and how often each of them comes.
+//! Filters and penalties: the kept tokens of a row, and their frequencies.
 
 use crate::laws::knobs::{one_of_each, refused_by_name};
 use crate::logits::{LogitShape, softmax, spread, spread_index};
@@ -16,7 +16,7 @@ const SMALL: &str = "small";
 const NEARLY_EQUAL: &str = "nearly equal";
 const PLAN: Plan = Plan { max_rows: 4, max_draws: 12, max_logprobs: Some(5), canonical: false };
 
-/// One setting of the filters each, and some together.
+/// Settings of single filters, and combinations of filters.
 fn filters<'a>(row: RowParams<'a>) -> Vec<(&'static str, RowParams<'a>)> {
     vec![
         ("top_k 1", RowParams { top_k: 1, ..row }),
@@ -76,7 +76,7 @@ pub(super) fn filters_keep_the_references_tokens(trial: &Trial<'_>, report: &mut
         ("integers", Problem::integers(SIZE, DType::BF16, DType::BF16, 931)),
         ("LLM-like", Problem::of_logits(&llm, SIZE.rows)),
         ("tail-heavy", Problem::of_logits(&LogitShape::TailHeavy.logits(SIZE.vocab, 932), SIZE.rows)),
-        // Of deviations of 2^-14 nat. Other filters than by deviation see equal probabilities there, to within rounding.
+        // Logits that deviate by 2^-14 nat. All filters except top-n-sigma see equal probabilities, within rounding.
         (SMALL, Problem::of_logits(&small, SIZE.rows)),
         (NEARLY_EQUAL, Problem::of_logits(&nearly_equal, SIZE.rows)),
     ];
@@ -117,12 +117,13 @@ pub(super) fn filters_keep_the_references_tokens(trial: &Trial<'_>, report: &mut
     boundaries_are_kept(trial, report, can)
 }
 
-/// Where a mass is exactly p, and the k-th logit and the next are equal: of 4096 equal logits the first few, all of which come.
+/// Edge cases: a mass of exactly p, and equal logits at place k and after it. Filters keep the first few of 4096 equal
+/// logits, and the draws include each of them.
 fn boundaries_are_kept(trial: &Trial<'_>, report: &mut LawReport, can: Knobs) -> Result<(), Broken> {
     const ROWS: usize = 32;
     let (vocab, base) = (4096, RowParams { seed: 934, draws: 8, ..RowParams::default() });
     let (four, four_of_all) = (RowParams { top_k: 4, ..base }, 4.0 / vocab as f32);
-    // No float is nearer to 1/17 than this one, which is 1 + 2^-28 times as large.
+    // The nearest float to 1/17, which is 1 + 2^-28 times as large.
     let (many, above) = (RowParams { top_k: 17, ..base }, 1.0 / 17f32);
     let cases = [
         ("top_k 3", RowParams { top_k: 3, ..base }, 0..3),
@@ -142,7 +143,7 @@ fn boundaries_are_kept(trial: &Trial<'_>, report: &mut LawReport, can: Knobs) ->
     ];
     let mut out = Samples::new();
     let mut compared = 0;
-    // The last one's mass is off by more than 2^-27, nearly as far as any.
+    // The error of the last mass exceeds 2^-27, nearly the largest possible error.
     for (logit, order) in [(1.25, Order::Vllm), (-7.3, Order::HuggingFace), (0.118_005_75, Order::LlamaCpp)] {
         let problem = Problem::of_logits(&vec![logit; vocab], ROWS);
         let mut sampler = trial.sampler(problem.head(), Plan { max_rows: ROWS, ..PLAN })?;
@@ -174,14 +175,14 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
     if can.is_empty() {
         return Ok(());
     }
-    // Twelve tokens of known probability, `APART` from each other: what each filter keeps is counted by hand.
+    // Twelve tokens of known probability, `APART` from each other. The kept tokens are counted by hand.
     let p = [0.24, 0.2, 0.16, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01, 0.01];
     let logits: Vec<f32> = p.iter().map(|p: &f64| p.ln() as f32).collect();
     let rows = 32;
     let halved: Vec<f32> = logits.iter().map(|l| l * 0.5).collect();
     let problem = Problem::of_logits(&spread(&logits), rows);
     let base = RowParams { temperature: 2.0, ..RowParams::default() };
-    // At temperature 2 the probabilities are in proportion to the roots:
+    // At temperature 2, the probabilities are proportional to the square roots:
     // 0.157 0.143 0.128 0.101 0.091 0.079 0.072 0.064 0.056 0.045 0.032 0.032
     let both = RowParams { min_p: 0.48, top_p: 0.8, ..base };
     let typical = RowParams { top_p: 0.5, typical_p: 0.3, ..base };
@@ -193,18 +194,18 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
         ("epsilon 0.06", RowParams { epsilon_cutoff: 0.06, ..base }, 0..8),
         // The largest logit is 1.07 deviations above the fifth, and 1.34 above the sixth.
         ("top_n_sigma 1.2", RowParams { top_n_sigma: 1.2, ..base }, 0..5),
-        // The entropy is 2.368; the nearest surprisals are those of 0.091, 0.101, 0.079 and 0.072, 0.342 together.
+        // The entropy is 2.368. The nearest surprisals belong to 0.091, 0.101, 0.079 and 0.072, with the sum 0.342.
         ("typical_p 0.3", RowParams { typical_p: 0.3, ..base }, 3..7),
         ("xtc 0.1", RowParams { xtc_threshold: 0.1, xtc_probability: 1.0, ..base }, 3..12),
         ("top_k 8, top_p 0.5 of its mass", RowParams { top_k: 8, top_p: 0.5, ..base }, 0..3),
         ("llama.cpp's order, top_p 0.5", RowParams { top_p: 0.5, order: Order::LlamaCpp, ..base }, 0..3),
-        // Min-p first leaves 0.699, of which five tokens have 0.8; top-p first leaves eight tokens, of which min-p keeps
-        // six; before the temperature top-p leaves six, of which min-p keeps three.
+        // Min-p first keeps a mass of 0.699, and five tokens have 0.8 of this mass. Top-p first keeps eight tokens, and
+        // min-p six of these. Before the temperature, top-p keeps six tokens, and min-p three of these.
         ("vLLM's order, min_p and top_p", both, 0..5),
         ("Hugging Face's order, min_p and top_p", RowParams { order: Order::HuggingFace, ..both }, 0..6),
         ("llama.cpp's order, min_p and top_p", RowParams { order: Order::LlamaCpp, ..both }, 0..3),
-        // Of the four tokens of top-p the third and the second are typical. Before the temperature the third to the fifth
-        // are typical of all, and top-p keeps two of them.
+        // Of the four tokens that top-p keeps, the third and the second are typical. Before the temperature, the third
+        // to the fifth of all tokens are typical, and top-p keeps two of these.
         ("vLLM's order, top_p and typical_p", typical, 1..3),
         ("Hugging Face's order, top_p and typical_p", RowParams { order: Order::HuggingFace, ..typical }, 1..3),
         ("llama.cpp's order, top_p and typical_p", RowParams { order: Order::LlamaCpp, ..typical }, 2..4),
@@ -233,7 +234,7 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
         }
     }
     if can.contains(Knob::XtcThreshold) {
-        // A row tosses its coin once, so each row gives one draw: of a mixture of both laws.
+        // A row tosses its coin once. Each row therefore gives one draw, from a mixture of both laws.
         let mut law: Vec<f64> = softmax(&halved).iter().map(|p| 0.25 * p).collect();
         law[3..].iter_mut().zip(softmax(&halved[3..])).for_each(|(law, p)| *law += 0.75 * p);
         let mut tokens = Vec::new();
@@ -327,8 +328,8 @@ pub(super) fn disabled_knobs_change_nothing(trial: &Trial<'_>, report: &mut LawR
         Ok(RowBits::all(&trial.sample(&problem, PLAN, &rows)?))
     };
     let want = plain(base)?;
-    // Each knob off, with everything set that it looks at when it is on. A knob whose only value for off is the default's
-    // (`top_k` 0, `top_p` 1, `typical_p` 1, no bans) is off in `base`: below, with others that are on and keep all.
+    // Each knob is off, and all its companion knobs are set. Some knobs are off only at their default (`top_k` 0,
+    // `top_p` 1, `typical_p` 1, no bans). These are off in `base`, and later beside filters that keep all tokens.
     let past = RowParams { history: Some(&history), ..base };
     let cases = [
         ("order", RowParams { order: Order::LlamaCpp, ..base }),
@@ -357,7 +358,7 @@ pub(super) fn disabled_knobs_change_nothing(trial: &Trial<'_>, report: &mut LawR
         "logprobs_mode without logprobs has an effect"
     );
 
-    // Filters that are on and keep every token, and the list of them all.
+    // Filters that are on and keep every token, and a list of all tokens.
     let can = refused_by_name(trial, report, Knobs::FILTERS.union(KEPT), PLAN)?;
     let idle = [
         ("top_k beyond the vocabulary", RowParams { top_k: u32::MAX, ..base }),
@@ -374,7 +375,7 @@ pub(super) fn disabled_knobs_change_nothing(trial: &Trial<'_>, report: &mut LawR
 
     let greedy = RowParams { temperature: 0.0, ..base };
     let want = plain(greedy)?;
-    // Typical-p and XTC may drop the largest logit: they are refused.
+    // Typical-p and XTC may drop the largest logit, so a greedy row with either is refused.
     let can = can.without(Knobs::of(&[Knob::TypicalP, Knob::XtcThreshold]));
     for (what, row) in filters(greedy).into_iter().filter(|(_, row)| row.enabled().without(can).is_empty()) {
         ensure!(plain(row)? == want, "{what} changes a greedy row");
@@ -390,7 +391,7 @@ pub(super) fn knobs_do_not_reach_other_rows(trial: &Trial<'_>, report: &mut LawR
     let base = RowParams { seed: 97, draws: 12, temperature: 0.9, logprobs: Some(3), ..RowParams::default() };
     let rows = [0, 1, 2, 3].map(|position| RowParams { position, ..base });
     let want = RowBits::all(&trial.sample(&problem, PLAN, &rows)?);
-    // One sampler for all calls, so that what a knob leaves behind shows too.
+    // One sampler makes all calls, so the test also detects state that a knob leaves behind.
     let mut sampler = trial.sampler(problem.head(), PLAN)?;
     let mut out = Samples::new();
     let can = trial.capabilities()?.knobs;
@@ -399,7 +400,7 @@ pub(super) fn knobs_do_not_reach_other_rows(trial: &Trial<'_>, report: &mut LawR
         sampler.sample(problem.input(), &with, &mut out)?;
         let same = |r: usize| RowBits::of(&out, r) == want[r];
         ensure!(same(0) && same(2), "{knob} changes rows beside the rows that have it");
-        // The kept tokens are no part of the bits.
+        // The compared bits exclude the kept tokens.
         let shows = !(same(1) && same(3)) || (knob == Knob::Kept && can.contains(knob));
         ensure!(shows, "{knob} has no effect, and is not refused");
         sampler.sample(problem.input(), &rows, &mut out)?;

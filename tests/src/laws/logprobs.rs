@@ -82,7 +82,7 @@ pub(super) fn raw_logprobs_are_the_models_own(trial: &Trial<'_>, report: &mut La
     }
     let can = trial.capabilities()?;
     let mut problem = Problem::integers(size, DType::BF16, DType::BF16, 980);
-    // What belongs to the head is part of the raw logits.
+    // Transforms of the head are part of the raw logits.
     problem.soft_cap = Some(4.0);
     problem.bias = Some((0..size.vocab).map(|t| if t % 50 == 7 { f32::NEG_INFINITY } else { 0.125 }).collect());
     let history = History::new(&(0..500).collect::<Vec<u32>>());
@@ -134,7 +134,7 @@ pub(super) fn raw_logprobs_are_the_models_own(trial: &Trial<'_>, report: &mut La
         reference.sample(problem.input(), &raw, &mut want)?;
         ensure!(RowBits::all(&out) == RowBits::all(&want), "raw log-probabilities differ from the reference's");
     }
-    // On real inputs a row's raw logits are those that a row without transforms draws from.
+    // On real inputs, the raw logits equal the transformed logits of a row without transforms.
     let problem = Problem::gaussian(size, DType::BF16, DType::F32, 981);
     let bare = [0, 1, 2, 3, 4, 5, 6, 7].map(|position| RowParams { position, ..base });
     let mut sampler = trial.sampler(problem.head(), plan)?;
@@ -229,7 +229,7 @@ pub(super) fn ranks_and_given_tokens_are_right(trial: &Trial<'_>, report: &mut L
         }
         report.agreed(format!("{mode:?}: rows with ranks and given tokens"), rows.len());
     }
-    // A token that there is not.
+    // A token outside the vocabulary.
     let vocab_size = size.vocab as u32;
     let unknown = RowParams { logprob_token_ids: &[5, 1003], ..base };
     let out = trial.sample(

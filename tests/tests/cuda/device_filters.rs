@@ -1,4 +1,4 @@
-//! Filters over device memory: how many rows one pass decides, captured calls, addresses that no kernel can read.
+//! Filters over device memory: rows that one pass decides, captured calls, and refused addresses.
 
 use super::backends::gpu::CHOICES;
 use super::backends::gpu_memory::{OnDevice, captured};
@@ -29,39 +29,40 @@ const CAN: Capabilities = Capabilities {
     canonical: false,
 };
 
-/// All that calls with filters over a head in device memory need.
-pub(super) struct There {
+/// A head in device memory, with rows, filters and draws for calls.
+pub(super) struct DeviceCalls {
     filters: DeviceFilters,
     sampler: DeviceTiled,
     row_filters: CudaSlice<abi::RowFilters>,
     filters_at: DeviceAddress<abi::RowFilters>,
-    /// What is known of the filters that were set last.
+    /// The kinds of the last filters.
     kinds: FilterKinds,
     at: OnDevice,
-    /// The last to be dropped.
+    /// Dropped last.
     dropping: Option<MutexGuard<'static, ()>>,
 }
 
-impl Drop for There {
+impl Drop for DeviceCalls {
     fn drop(&mut self) {
         self.dropping = Some(alone());
     }
 }
 
-impl There {
-    pub(super) fn new(problem: &Problem, choice: KernelChoice) -> There {
+impl DeviceCalls {
+    pub(super) fn new(problem: &Problem, choice: KernelChoice) -> DeviceCalls {
         let at = OnDevice::new(problem, 0);
         let (count, vocab) = (problem.rows(), problem.weight.rows() as u32);
         let row_filters = at.stream.alloc_zeros(count).unwrap();
         let filters_at = DeviceAddress::of(&row_filters, &at.stream);
         at.stream.synchronize().unwrap();
-        // SAFETY: the weight is on this device, of this size, and is dropped after the sampler, whose calls are waited for.
+        // SAFETY: the weight is on this device, of this size, and is dropped after the sampler, whose calls are waited
+        // for.
         let sampler = unsafe { DeviceTiled::with_kernels(at.head, count, &at.device, choice) }.unwrap();
         let filters = DeviceFilters::new(0..vocab, count, &at.device).unwrap();
-        There { filters, sampler, row_filters, filters_at, kinds: FilterKinds::ALL, at, dropping: None }
+        DeviceCalls { filters, sampler, row_filters, filters_at, kinds: FilterKinds::ALL, at, dropping: None }
     }
 
-    /// Copies the parameters of the next launches up, and poisons the draws.
+    /// Copies the parameters of the next launches to the GPU, and poisons the draws.
     pub(super) fn set(&mut self, params: &[RowParams<'_>]) {
         let (mut rows, mut all) = (Vec::new(), Vec::new());
         for params in params {
@@ -80,12 +81,12 @@ impl There {
         self.at.set(&rows);
     }
 
-    /// Enqueues a call, by lists or by stored logits; whether it is one.
+    /// Enqueues a call by lists or by stored logits. Returns whether the sampler supports the call.
     pub(super) fn launch(&mut self, by_lists: bool) -> Result<bool, CudaError> {
-        let There { filters: selection, sampler, filters_at: filters, at, .. } = self;
+        let DeviceCalls { filters: selection, sampler, filters_at: filters, at, .. } = self;
         let OnDevice { stream, hidden, rows_at: rows, draws_at: draws, .. } = at;
-        // SAFETY: rows, filters and draws are this value's, one for each hidden state; one stream is used, and it is waited
-        // for before anything is dropped.
+        // SAFETY: this value owns rows, filters and draws, one per hidden state. All work uses one stream, and a wait
+        // for the stream precedes every drop.
         unsafe {
             match by_lists {
                 true => selection.launch_listed(stream, sampler, hidden, (*rows, *filters), *draws),
@@ -94,26 +95,25 @@ impl There {
         }
     }
 
-    /// Enqueues a call that knows its rows.
+    /// Enqueues a call with known kinds of rows.
     pub(super) fn launch_known(&mut self) -> Result<(), CudaError> {
-        let There { filters: selection, sampler, filters_at: filters, kinds, at, .. } = self;
+        let DeviceCalls { filters: selection, sampler, filters_at: filters, kinds, at, .. } = self;
         let OnDevice { stream, hidden, rows_at: rows, draws_at: draws, .. } = at;
         // SAFETY: as above; no row has a mask or biases, and the filters were set last.
         unsafe { selection.launch_kinds(stream, sampler, hidden, (*rows, *filters), *draws, *kinds) }
     }
 
-    /// The draws, when all that is enqueued has run.
+    /// Waits for all enqueued work, and returns the draws.
     pub(super) fn draws(&self) -> Vec<abi::Draw> {
         self.at.draws()
     }
 }
 
-/// Columns of a head whose rows are [`like_a_models`]: a column each for the tokens that may stand above the bulk, and those
-/// that make the bulk.
+/// The columns of a head for [`like_a_models`]: one column per tall token, and the columns of the bulk.
 pub(super) const TALL: usize = 64;
 pub(super) const BULK: usize = 32;
 
-/// The weight for such rows, with tall tokens scattered over the vocabulary.
+/// The weight for these rows, with tall tokens scattered over the vocabulary.
 pub(super) fn scattered(vocab: usize) -> Tensor {
     let tall: Vec<usize> = (0..TALL as u64).map(|i| (hash(100, i) % vocab as u64) as usize).collect();
     let each = 1.0 / (BULK as f64).sqrt();
@@ -123,8 +123,8 @@ pub(super) fn scattered(vocab: usize) -> Tensor {
     })
 }
 
-/// A few tokens far above a Gaussian bulk of standard deviation 2, which has 6 to 80 percent of the mass, by row: as the
-/// rows that the benchmark times.
+/// Logits like those of the benchmark: a few tokens far above a Gaussian bulk of standard deviation 2. The bulk has 6
+/// to 80 percent of the mass, depending on the row.
 pub(super) fn like_a_models(rows: usize, seed: u64) -> Tensor {
     const PEAKS: [f32; 4] = [16.0, 14.0, 19.0, 12.0];
     const BELOW: [f32; 6] = [0.0, 0.9, 1.7, 2.4, 3.3, 4.5];
@@ -139,7 +139,7 @@ pub(super) fn like_a_models(rows: usize, seed: u64) -> Tensor {
     })
 }
 
-/// What the benchmark counts, with rows of equal logits as the control, of which no list tells anything.
+/// Counts undecided rows as the benchmark does. The control has rows of equal logits, which no list can decide.
 #[test]
 fn rows_like_a_models_are_decided_in_one_pass() {
     if !runs_here() {
@@ -164,17 +164,17 @@ fn rows_like_a_models_are_decided_in_one_pass() {
         let problem = Problem::new(weight.clone(), like_a_models(ROWS, 103 + set));
         let device = Device::new(0).unwrap();
         let (mut host, mut want) = (CudaTiled::new(problem.head(), plan, &device).unwrap(), Samples::new());
-        let mut there = There::new(&problem, KernelChoice::Fastest);
+        let mut calls = DeviceCalls::new(&problem, KernelChoice::Fastest);
         for (((what, row, is_listed), counts), once) in cases.iter().zip(&mut counts).zip(&mut onces) {
             let rows: Vec<_> = (0..ROWS as u64).map(|r| RowParams { position: r + 1000 * set, ..*row }).collect();
             host.sample(problem.input(), &rows, &mut want).unwrap();
             *once += want.iter().filter(|row| row.is_ok_and(|row| row.passes == 1)).count();
             for (by_lists, count) in [false, true].into_iter().zip(counts) {
-                there.set(&rows);
-                if (by_lists && !is_listed) || !there.launch(by_lists).unwrap() {
+                calls.set(&rows);
+                if (by_lists && !is_listed) || !calls.launch(by_lists).unwrap() {
                     continue;
                 }
-                let draws = there.draws();
+                let draws = calls.draws();
                 *count += decided(&draws);
                 for (r, (draw, want)) in draws.iter().zip(want.iter()).enumerate() {
                     let want = want.unwrap().draws[0];
@@ -198,19 +198,19 @@ fn rows_like_a_models_are_decided_in_one_pass() {
             wrong.push(format!("{what}: of {all} rows stored logits decide {stored}, lists {listed}, the host sampler {once} in one pass"));
         }
     }
-    // The control: lists of equal logits overflow, and must not be taken for the row; the host sampler says so.
+    // The control: lists of equal logits overflow and must not decide, so the host sampler counts further passes.
     let flat = Problem::new(weight.clone(), Tensor::from_fn(DType::BF16, 16, TALL + BULK, |_, _| 0.0));
     let (mut host, mut out) = (CudaTiled::new(flat.head(), plan, &Device::new(0).unwrap()).unwrap(), Samples::new());
     host.sample(flat.input(), &[RowParams { min_p: 0.05, ..base }; 16], &mut out).unwrap();
-    let again = out.iter().filter(|row| row.is_ok_and(|row| row.passes > 1)).count();
-    if hopper && again < 16 {
-        wrong.push(format!("the host sampler decided all but {again} of 16 rows of equal logits in one pass"));
+    let repeated = out.iter().filter(|row| row.is_ok_and(|row| row.passes > 1)).count();
+    if hopper && repeated < 16 {
+        wrong.push(format!("the host sampler decided all but {repeated} of 16 rows of equal logits in one pass"));
     }
-    let mut there = There::new(&flat, KernelChoice::Fastest);
+    let mut calls = DeviceCalls::new(&flat, KernelChoice::Fastest);
     for (what, row, _) in cases.iter().filter(|(.., is_listed)| *is_listed) {
-        there.set(&[*row; 16]);
-        if there.launch(true).unwrap() {
-            let draws = there.draws();
+        calls.set(&[*row; 16]);
+        if calls.launch(true).unwrap() {
+            let draws = calls.draws();
             let open = draws.iter().filter(|draw| draw.status == abi::status::UNDECIDED).count();
             println!("{what}: of 16 rows of equal logits lists leave {open} open");
             if open < 16 {
@@ -221,41 +221,42 @@ fn rows_like_a_models_are_decided_in_one_pass() {
     assert!(wrong.is_empty(), "{} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
 }
 
-/// How filters are decided.
+/// The kind of launch with filters.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
+enum LaunchKind {
     Stored,
     Listed,
-    /// Rows known to have top-p alone: on Hopper by the largest of granules.
+    /// Rows known to have top-p alone; on Hopper, by block maxima.
     Known,
 }
 
-/// Prepared, and never launched before: a graph of each way, whose replays find new positions and filters.
+/// Captures a graph of each kind of launch after `prepare` and before any launch. Replays use new positions and
+/// filters.
 #[test]
 fn captured_calls_with_filters_have_the_reference_bits() {
     if !runs_here() {
         return;
     }
     let hopper = Device::new(0).unwrap().capability() == (9, 0);
-    // Each of its tiles is compiled at first.
+    // Each of these row counts has its own kernel, compiled at first use.
     for count in [7, 20] {
         for choice in &CHOICES[..2] {
-            for way in [Way::Stored, Way::Listed, Way::Known] {
-                if way != Way::Listed || (hopper && *choice == KernelChoice::Fastest) {
-                    captured_calls(count, *choice, way);
+            for kind in [LaunchKind::Stored, LaunchKind::Listed, LaunchKind::Known] {
+                if kind != LaunchKind::Listed || (hopper && *choice == KernelChoice::Fastest) {
+                    captured_calls(count, *choice, kind);
                 }
             }
         }
     }
 }
 
-fn captured_calls(count: usize, choice: KernelChoice, way: Way) {
+fn captured_calls(count: usize, choice: KernelChoice, kind: LaunchKind) {
     let mut problem = Problem::integers(Size::new(count, 6_007, 72), DType::BF16, DType::BF16, 105);
     let base = RowParams { seed: 106, temperature: 3.0, ..RowParams::default() };
     let (greedy, top_p) = (RowParams { temperature: 0.0, ..base }, |top_p| RowParams { top_p, ..base });
-    let kinds = match way {
-        Way::Known => vec![base, top_p(0.95), greedy, top_p(0.5), top_p(0.05)],
-        Way::Stored | Way::Listed => vec![
+    let kinds = match kind {
+        LaunchKind::Known => vec![base, top_p(0.95), greedy, top_p(0.5), top_p(0.05)],
+        LaunchKind::Stored | LaunchKind::Listed => vec![
             base,
             RowParams { min_p: 0.05, ..base },
             top_p(0.95),
@@ -265,8 +266,8 @@ fn captured_calls(count: usize, choice: KernelChoice, way: Way) {
             RowParams { top_p: 0.5, min_p: 0.001, ..base },
         ],
     };
-    // Granules' largest are of raw logits: they are for heads without a transform.
-    problem.scale = (way != Way::Known).then_some(2.0);
+    // Block maxima are maxima of raw logits, so they need a head without a transform.
+    problem.scale = (kind != LaunchKind::Known).then_some(2.0);
     let rows = |replay: usize| -> Vec<_> {
         let row = |r: usize| RowParams { position: replay as u64, ..kinds[(r + replay) % kinds.len()] };
         (0..count).map(row).collect()
@@ -274,24 +275,24 @@ fn captured_calls(count: usize, choice: KernelChoice, way: Way) {
     let plan = Plan { max_rows: count, ..Plan::default() };
     let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
     let mut want = Samples::new();
-    let mut there = There::new(&problem, choice);
-    there.filters.prepare(&mut there.sampler).unwrap();
-    there.set(&rows(0));
-    let stream = there.at.stream.clone();
+    let mut calls = DeviceCalls::new(&problem, choice);
+    calls.filters.prepare(&mut calls.sampler).unwrap();
+    calls.set(&rows(0));
+    let stream = calls.at.stream.clone();
     stream.synchronize().unwrap();
-    let graph = captured(&stream, || match way {
-        Way::Known => there.launch_known(),
-        _ => there.launch(way == Way::Listed).map(|is_one| assert!(is_one, "{choice:?}")),
+    let graph = captured(&stream, || match kind {
+        LaunchKind::Known => calls.launch_known(),
+        _ => calls.launch(kind == LaunchKind::Listed).map(|is_one| assert!(is_one, "{choice:?}")),
     });
     let (mut decided, mut tokens) = (0, Vec::new());
     for replay in 0..5 {
         let rows = rows(replay);
-        there.set(&rows);
+        calls.set(&rows);
         graph.launch().unwrap();
-        let draws = there.draws();
+        let draws = calls.draws();
         reference.sample(problem.input(), &rows, &mut want).unwrap();
         for (r, (draw, want)) in draws.iter().zip(want.iter()).enumerate() {
-            let what = format!("{choice:?}, {way:?}, {count} rows, replay {replay}, row {r}");
+            let what = format!("{choice:?}, {kind:?}, {count} rows, replay {replay}, row {r}");
             if draw.status == abi::status::UNDECIDED {
                 assert!(rows[r].enabled() != Knobs::NONE, "{what}: open without filters");
                 continue;
@@ -303,29 +304,29 @@ fn captured_calls(count: usize, choice: KernelChoice, way: Way) {
         }
         tokens.push(draws[0].token);
     }
-    println!("{choice:?}, {way:?}: {decided} of {} rows were decided", 5 * count);
-    let least = if way == Way::Listed { count } else { 2 * count };
-    assert!(decided >= least, "{choice:?}, {way:?}: {decided} of {} rows", 5 * count);
+    println!("{choice:?}, {kind:?}: {decided} of {} rows were decided", 5 * count);
+    let least = if kind == LaunchKind::Listed { count } else { 2 * count };
+    assert!(decided >= least, "{choice:?}, {kind:?}: {decided} of {} rows", 5 * count);
     tokens.dedup();
     assert!(tokens.len() > 1, "every replay drew {tokens:?}");
 }
 
-/// An address some bytes further on, of the type that a call expects.
+/// An address some bytes further on, with the type that a call expects.
 fn within<T, U>(address: DeviceAddress<T>, bytes: u64) -> DeviceAddress<U> {
     DeviceAddress::new(address.get() + bytes)
 }
 
-/// Launched, they would end every later call on the GPU.
+/// A launch with these addresses would break every later call on the GPU.
 #[test]
 fn addresses_within_an_element_are_layout_errors() {
     if !runs_here() {
         return;
     }
     let problem = Problem::integers(Size::new(3, 700, 64), DType::BF16, DType::BF16, 107);
-    let mut there = There::new(&problem, KernelChoice::Fastest);
-    there.set(&[RowParams { top_k: 5, ..RowParams::default() }; 3]);
-    let (rows, filters, draws) = (there.at.rows_at, there.filters_at, there.at.draws_at);
-    let stream = there.at.stream.clone();
+    let mut calls = DeviceCalls::new(&problem, KernelChoice::Fastest);
+    calls.set(&[RowParams { top_k: 5, ..RowParams::default() }; 3]);
+    let (rows, filters, draws) = (calls.at.rows_at, calls.filters_at, calls.at.draws_at);
+    let stream = calls.at.stream.clone();
     let logits = stream.alloc_zeros::<f32>(3 * 700).unwrap();
     let matrix = DeviceMatrix {
         address: DeviceAddress::of(&logits, &stream).cast(),
@@ -334,10 +335,10 @@ fn addresses_within_an_element_are_layout_errors() {
         cols: 700,
         row_stride: 700,
     };
-    let mut standalone = DeviceStandalone::new(0..700, DType::F32, 3, &there.at.device).unwrap();
+    let mut standalone = DeviceStandalone::new(0..700, DType::F32, 3, &calls.at.device).unwrap();
     let existing = DeviceDraws { count: 3, rows, sources: None, draws, log_z: None };
-    let (sampler, selection, hidden) = (&mut there.sampler, &mut there.filters, &there.at.hidden);
-    // SAFETY: nothing is launched: each call is refused.
+    let (sampler, selection, hidden) = (&mut calls.sampler, &mut calls.filters, &calls.at.hidden);
+    // SAFETY: each call is refused, so nothing is launched.
     let refused = unsafe {
         [
             ("rows", sampler.launch(&stream, hidden, within(rows, 4), draws, RowFeatures::Bare)),
@@ -364,7 +365,7 @@ fn addresses_within_an_element_are_layout_errors() {
         let named = matches!(refused, Err(CudaError::Layout { what: found, .. }) if found == what);
         assert!(named, "call {i}: {refused:?}, not a layout error of {what}");
     }
-    // The GPU goes on.
-    assert!(there.launch(false).unwrap());
-    assert!(there.draws().iter().all(|draw| draw.status == abi::status::DRAWN));
+    // The GPU still works.
+    assert!(calls.launch(false).unwrap());
+    assert!(calls.draws().iter().all(|draw| draw.status == abi::status::DRAWN));
 }

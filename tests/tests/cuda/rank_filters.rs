@@ -1,4 +1,4 @@
-//! Rows with filters that ranks decide on their GPUs: the draws of one GPU, and hardly any left open.
+//! Rows with filters that ranks decide on their GPUs. They have the draws of one GPU, and few stay undecided.
 
 use super::filtered_rows::{Mass, histories, rows};
 use flash_sampling_conformance::problem::{Problem, Size};
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// Samples, and the rows that were left open.
+/// Samples, and the undecided rows.
 type Outcome = Result<(Samples, Vec<usize>), SampleError>;
 
-/// Ranks that draw together, as many as devices.
+/// A group with one rank per device.
 struct Group<'w> {
     ranks: Vec<(CudaTiled<'w>, CudaExchange)>,
 }
@@ -47,7 +47,7 @@ impl<'w> Group<'w> {
         self.ranks.iter().map(|(sampler, exchange)| sampler.can_filter_sharded(exchange, rows)).collect()
     }
 
-    /// What each rank comes to, of a call with hidden states and rows of its own.
+    /// Makes a call with other hidden states and rows on each rank, and returns each rank's result.
     fn call<'i>(&mut self, of: impl Fn(usize) -> (Matrix<'i>, Vec<RowParams<'static>>) + Sync) -> Vec<Outcome> {
         thread::scope(|scope| {
             let of = &of;
@@ -63,7 +63,7 @@ impl<'w> Group<'w> {
         })
     }
 
-    /// Samples of the first rank, and the rows that it left open; the others' are the same.
+    /// Returns the samples and undecided rows of the first rank, and asserts that the other ranks have the same.
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'static>]) -> (Samples, Vec<usize>) {
         let mut all: Vec<_> = self.call(|_| (input, rows.to_vec())).into_iter().map(Result::unwrap).collect();
         let first = all.swap_remove(0);
@@ -79,7 +79,7 @@ fn drawn<E>(row: Result<flash_sampling_core::RowSample<'_>, E>) -> Result<Vec<fl
     row.map(|row| row.draws.to_vec())
 }
 
-/// Asserts that rows which are not open have the same draws or errors; how many have draws.
+/// Asserts that decided rows have the same draws or errors, and returns the number of rows with draws.
 pub(crate) fn decided_rows_are_same(
     found: &Samples,
     want: &Samples,
@@ -94,7 +94,7 @@ pub(crate) fn decided_rows_are_same(
     decided.into_iter().filter(|&r| want.row(r).is_ok()).count()
 }
 
-/// A call of one rank, whose records go to itself, takes every kernel of ranks.
+/// Calls of a single rank, which sends its records to itself. They run every kernel of ranks.
 pub(crate) fn are_those_of_one_gpu_in_a_small_call(device: &Arc<Device>) {
     let plan = Plan { max_rows: 6, ..Plan::default() };
     // More tokens than a list holds.
@@ -123,7 +123,7 @@ pub(crate) fn are_those_of_one_gpu_in_a_small_call(device: &Arc<Device>) {
     }
 }
 
-/// On as many devices, which may be the same one.
+/// One rank per device; all devices may be the same GPU.
 pub(crate) fn are_those_of_one_gpu(devices: &[Arc<Device>]) {
     let plan = Plan { max_rows: 40, max_draws: 3, ..Plan::default() };
     let problem = Problem::gaussian(Size::new(40, 6000, 264), DType::BF16, DType::BF16, 5);
@@ -148,7 +148,7 @@ pub(crate) fn are_those_of_one_gpu(devices: &[Arc<Device>]) {
         for pass in 0..4 {
             let mut rows = rows(count, by_mass, lists);
             if pass == 3 {
-                // Rows of both kinds in a call, each by its own launch.
+                // One call has rows of both kinds, each in its own launch.
                 rows[count / 2] = RowParams { top_p: 0.7, top_k: 0, min_p: 0.0, ..rows[count / 2] };
                 rows[count / 3] = RowParams { top_k: 9, ..rows[count / 3] };
             }
@@ -163,18 +163,18 @@ pub(crate) fn are_those_of_one_gpu(devices: &[Arc<Device>]) {
             left += open.len();
         }
     }
-    // A list that does not tell, bins that leave a row in doubt: a row in a hundred.
+    // Short lists and bins in doubt leave about one row in a hundred undecided.
     assert!(30 * left <= decided, "{left} rows left open, {decided} decided");
 }
 
-/// Equal logits on both of two ranks, rows without a logit that can be drawn beside others, shards of unequal lengths,
-/// one of which begins at no multiple of 4.
+/// Edge cases: equal logits on both ranks, rows without a finite logit, shards of unequal lengths, and a shard that
+/// begins at no multiple of 4.
 pub(crate) fn are_those_of_one_gpu_at_the_edges(devices: &[Arc<Device>; 2]) {
     const NONE: [u32; 188] = [0; 188];
     let plan = Plan { max_rows: 8, ..Plan::default() };
     let problem = Problem::integers(Size::new(8, 6000, 64), DType::BF16, DType::BF16, 5);
     let mut bytes: Vec<u8> = (0..8).flat_map(|r| problem.input().row_bytes(r).to_vec()).collect();
-    // A NaN in the third row.
+    // The third row has a NaN.
     bytes[2 * 64 * 2..][..2].copy_from_slice(&0x7fc0u16.to_le_bytes());
     let input = Matrix::from_bytes(&bytes, DType::BF16, 8, 64, 64).unwrap();
     let mut alone = CudaTiled::new(problem.head(), plan, &devices[0]).unwrap();
@@ -190,7 +190,7 @@ pub(crate) fn are_those_of_one_gpu_at_the_edges(devices: &[Arc<Device>; 2]) {
         ] {
             let mut rows: Vec<_> = (0..8).map(|seed| RowParams { seed, ..row }).collect();
             rows[5].mask = Some(&NONE);
-            // Top-p alone takes shards that begin at multiples of 4.
+            // Top-p alone needs shards that begin at multiples of 4.
             let is_decided = is_hopper && (row.top_k > 0 || row.min_p > 0.0 || starts[1] % 4 == 0);
             assert_eq!(group.decides(&rows), [is_decided; 2], "shards from {starts:?}, {row:?}");
             if !is_decided {
@@ -207,8 +207,7 @@ pub(crate) fn are_those_of_one_gpu_at_the_edges(devices: &[Arc<Device>; 2]) {
     assert!(!is_hopper || compared > 20, "{compared} rows compared");
 }
 
-/// Two ranks that are called with other filters, or with other temperatures behind the same ones, and then again with
-/// the same.
+/// Two ranks have different filters, or the same filters with different temperatures, and then equal calls.
 pub(crate) fn are_named_where_they_differ(devices: &[Arc<Device>; 2]) {
     let plan = Plan { max_rows: 4, ..Plan::default() };
     let problem = Problem::gaussian(Size::new(4, 6000, 264), DType::BF16, DType::BF16, 5);
@@ -245,8 +244,8 @@ fn name_each_other(outcomes: Vec<Outcome>) {
     }
 }
 
-/// Two ranks with hidden states of other types, where one is not the weight's; and both with that one, which leave all
-/// rows open.
+/// First, one of two ranks has hidden states of another type than the weight. Then both ranks have that type, and all
+/// rows are undecided.
 pub(crate) fn are_named_where_types_differ(devices: &[Arc<Device>; 2]) {
     let plan = Plan { max_rows: 4, ..Plan::default() };
     let of_type = |dtype| Problem::gaussian(Size::new(4, 6000, 264), DType::BF16, dtype, 5);

@@ -2,7 +2,7 @@
 
 use super::backends::assert_same;
 use super::backends::gpu::Gpu;
-use super::device_filters::{BULK, TALL, There, like_a_models, scattered};
+use super::device_filters::{BULK, DeviceCalls, TALL, like_a_models, scattered};
 use super::runs_here;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::data::normal;
@@ -47,8 +47,8 @@ fn calls_that_know_their_rows_draw_the_same_with_top_p_alone() {
             [like_a_models(count, 109), bulk, together, flat].map(|rows| Problem::new(weight.clone(), rows)).into();
         problems.push(Problem::integers(Size::new(count, vocab, 72), DType::BF16, DType::BF16, 110));
         for (of, problem) in problems.iter().enumerate() {
-            let (mut there, mut known) =
-                (There::new(problem, KernelChoice::Fastest), There::new(problem, KernelChoice::Fastest));
+            let (mut calls, mut known) =
+                (DeviceCalls::new(problem, KernelChoice::Fastest), DeviceCalls::new(problem, KernelChoice::Fastest));
             for position in 0..6 {
                 let temperature = if of == 4 { 3.0 } else { 1.0 };
                 let row = |r: usize| {
@@ -56,11 +56,11 @@ fn calls_that_know_their_rows_draw_the_same_with_top_p_alone() {
                     RowParams { position: position as u64, temperature: kind.temperature * temperature, ..kind }
                 };
                 let rows: Vec<_> = (0..count).map(row).collect();
-                there.set(&rows);
-                assert!(there.launch(false).unwrap());
+                calls.set(&rows);
+                assert!(calls.launch(false).unwrap());
                 known.set(&rows);
                 known.launch_known().unwrap();
-                for (r, (want, found)) in there.draws().iter().zip(known.draws()).enumerate() {
+                for (r, (want, found)) in calls.draws().iter().zip(known.draws()).enumerate() {
                     let is_filtered = rows[r].top_p < 1.0 && rows[r].temperature > 0.0;
                     let drawn = found.status == abi::status::DRAWN;
                     (all, decided) = (all + usize::from(is_filtered), decided + usize::from(is_filtered && drawn));

@@ -1,4 +1,4 @@
-//! Every kernel compiled ahead of time, for hosts that have a driver and no compiler. Needs no GPU.
+//! Ahead-of-time compilation of all kernels, for hosts with a driver and without a compiler. Needs no GPU.
 
 use crate::compile::architecture::Architecture;
 use crate::compile::cached_kernel::CompilerVersion;
@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
 
-/// What [`build`] compiles.
+/// The instances that [`build`] compiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RebuildPolicy {
-    /// What the folder does not have of this compiler and these sources.
+    /// The instances that the folder lacks, for this compiler and these sources.
     Missing,
-    /// All.
+    /// All instances.
     All,
-    /// All, with what each takes ([`Built::report`]): the assembler tells of it as it works.
+    /// All instances, each with the assembler's report ([`Built::report`]).
     Reported,
 }
 
@@ -28,38 +28,38 @@ pub enum RebuildPolicy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Built {
-    /// The file of its source.
+    /// The kernel's source file.
     pub kernel: &'static str,
     /// The macro definitions, as `COLUMNS=8 OPERAND=BF16`.
     pub instance: String,
-    /// What it is for.
+    /// The target architecture.
     pub architecture: Architecture,
-    /// Its file.
+    /// The file of the machine code.
     pub path: PathBuf,
-    /// Whether it was compiled; else the file was there.
+    /// Whether this build compiled the instance; otherwise the file existed.
     pub compiled: bool,
-    /// Instructions that the assembler encodes wrongly: what no kernel may have.
+    /// Instructions that the assembler encodes wrongly. No kernel may have any.
     pub errors: Vec<String>,
-    /// What it takes, of [`RebuildPolicy::Reported`].
+    /// The report of the compiler, with [`RebuildPolicy::Reported`].
     pub report: Option<Report>,
 }
 
-/// What the compiler and the machine code tell of an instance.
+/// The resources and faults of an instance, from the compiler's log and the machine code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// Whether it must be without faults: draws without filters, of types that tensor cores take, wait for it.
+    /// Whether the kernel is hot, and so must have no faults. Draws without filters, of tensor-core types, wait for it.
     pub hot: bool,
-    /// What its functions take.
+    /// The resources of the kernel's functions.
     pub resources: Vec<Resources>,
     /// The compiler's warnings.
     pub warnings: Vec<String>,
-    /// Spills, local memory, products of the tensor cores that wait for each other or for moves of their addresses:
-    /// what a hot kernel must not have.
+    /// Faults that no hot kernel may have: spills, local memory, and tensor-core products that wait for each other or
+    /// for moves of their addresses.
     pub faults: Vec<String>,
 }
 
-/// An instance and what it is for.
+/// An instance and its architecture.
 type Part = (&'static KernelSource, Instance, Architecture);
 
 /// The files of all kernels.
@@ -67,7 +67,7 @@ pub fn kernels() -> impl Iterator<Item = &'static str> {
     KERNELS.iter().map(|kernel| kernel.file)
 }
 
-/// Every instance of every kernel that serves any of the architectures; of these files alone, if there are any.
+/// Every instance of every kernel for any of the architectures. If `files` is not empty, only kernels of these files.
 fn parts(architectures: &[Architecture], files: &[&str]) -> Vec<Part> {
     let mut wanted = architectures.to_vec();
     wanted.sort_unstable();
@@ -80,13 +80,14 @@ fn parts(architectures: &[Architecture], files: &[&str]) -> Vec<Part> {
     KERNELS.iter().filter(|kernel| files.is_empty() || files.contains(&kernel.file)).flat_map(of).collect()
 }
 
-/// How many files [`build`] sees to.
+/// The number of files of a [`build`].
 pub fn count(architectures: &[Architecture], files: &[&str]) -> usize {
     parts(architectures, files).len()
 }
 
-/// Sees to it that a folder has every kernel for these architectures; with `files`, the kernels of these files alone.
-/// Compiles on some threads. `each` is told of every one as it is done, in no order, and may end the work early.
+/// Compiles all kernels for these architectures into a folder. If `files` is not empty, only kernels of these files.
+///
+/// Several threads compile. `each` receives every finished instance, in no order, and may stop the build.
 ///
 /// # Errors
 /// [`CudaError::NoCompiler`] without the compiler's library, [`CudaError::Compile`], [`CudaError::Folder`].
@@ -131,7 +132,7 @@ pub fn build(
     })
 }
 
-/// The file of one instance: the folder's, or compiled and kept there.
+/// Returns the file of an instance from the folder, or compiles the instance into the folder.
 fn made(part: &Part, folder: &Path, version: CompilerVersion, anew: RebuildPolicy) -> Result<Built, CudaError> {
     let (kernel, instance, architecture) = part;
     let request = Request { kernel, instance, architecture: *architecture };
@@ -165,7 +166,7 @@ fn made(part: &Part, folder: &Path, version: CompilerVersion, anew: RebuildPolic
     Ok(built(path, &compiled.code, true, report))
 }
 
-/// Whether a kept file is of this program's kernels; others are of older or newer sources, and are never loaded by it.
+/// Whether a file belongs to this program's sources. The program never loads files of older or newer sources.
 pub fn is_current(label: &crate::KernelHeader) -> bool {
     let Ok(architecture) = label.architecture.parse() else { return false };
     let of_kernel = KERNELS.iter().filter(|kernel| kernel.file == label.kernel);
@@ -209,7 +210,7 @@ mod tests {
         }
         let folder = Folder::new("ahead-build");
         let mut built = Vec::new();
-        // The first few alone: CI builds them all.
+        // Only the first few instances: CI builds all of them.
         let mut each = |one| {
             built.push(one);
             ControlFlow::Break(())
@@ -248,7 +249,7 @@ mod tests {
         let again = all(RebuildPolicy::Missing);
         assert!(again.iter().all(|one| !one.compiled && one.path.exists()), "{again:?}");
         assert!(first.iter().map(|one| &one.path).eq(again.iter().map(|one| &one.path)));
-        // A damaged file is none.
+        // A damaged file counts as missing.
         std::fs::write(&first[0].path, b"flash-sampling kernel 1\n").unwrap();
         assert_eq!(all(RebuildPolicy::Missing).iter().filter(|one| one.compiled).count(), 1);
         assert_eq!(all(RebuildPolicy::All), first);

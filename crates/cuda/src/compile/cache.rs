@@ -1,15 +1,14 @@
 //! Folders of compiled kernels.
 //!
-//! | folder | written by | which files of it are used |
+//! | folder | written by | used files |
 //! | --- | --- | --- |
-//! | each that [`AHEAD`] names, in that order | `flash-sampling kernels build --out` | the newest compiler's |
-//! | the cache ([`FOLDER`]) | the first use of a kernel, and `kernels build` | the present compiler's; without one, the newest compiler's |
+//! | the folders of [`AHEAD`], in order | `flash-sampling kernels build --out` | the newest compiler's |
+//! | the cache ([`FOLDER`]) | the first use of a kernel, and `kernels build` | this compiler's, or the newest without one |
 //!
-//! A file is named after a hash of all that its content depends on (the kernel's file, the options, the whole source
-//! with every header) and the compiler's version. It is used only when it is whole, and when nobody but this user and
-//! root can write to it or to its folder. It is written under another name and moved into place, so that processes may
-//! share a folder. What cannot be read or written is passed over with a warning through `tracing`: the kernels are
-//! compiled again then.
+//! The name of a file has a hash of its inputs (the kernel's file, the options, the whole source with every header),
+//! and the compiler's version. A file is used only if it is complete, and only this user and root can write to it and
+//! to its folder. A file is written under a temporary name and then renamed, so several processes may share a folder.
+//! If a file cannot be read or written, the crate warns through `tracing` and compiles the kernel again.
 
 use crate::compile::cached_kernel::{self, CompilerVersion, KernelHeader};
 use crate::compile::permissions;
@@ -27,7 +26,7 @@ pub const FOLDER: &str = "FLASH_SAMPLING_CACHE";
 /// The environment variable that names folders of kernels compiled ahead of time, separated as in `PATH`.
 pub const AHEAD: &str = "FLASH_SAMPLING_KERNELS";
 
-/// The cache; `None` when the environment names none.
+/// The cache folder; `None` if the environment names none.
 pub fn folder() -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable(FOLDER)
@@ -35,7 +34,7 @@ pub fn folder() -> Option<PathBuf> {
         .or_else(|| variable("HOME").map(|home| home.join(".cache/flash-sampling")))
 }
 
-/// The folders of kernels compiled ahead of time that the environment names. Warns, once, of each that is not there.
+/// The folders of kernels compiled ahead of time, from the environment. Warns once of each missing folder.
 pub fn ahead() -> Vec<PathBuf> {
     let paths = std::env::var_os(AHEAD).unwrap_or_default();
     let folders: Vec<_> = std::env::split_paths(&paths).filter(|path| !path.as_os_str().is_empty()).collect();
@@ -49,18 +48,18 @@ pub fn ahead() -> Vec<PathBuf> {
     folders
 }
 
-/// A file of a folder of kernels.
+/// A compiled kernel in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Where it is.
+    /// The file's path.
     pub path: PathBuf,
-    /// What it was made of.
+    /// The file's header.
     pub label: KernelHeader,
-    /// Bytes of machine code.
+    /// The size of the machine code, in bytes.
     pub bytes: usize,
 }
 
-/// A file's label and machine code. Warns, once, of a file that is of no use.
+/// Reads a file's header and machine code. Warns once of a file that cannot be used.
 fn open(path: &Path) -> Option<(KernelHeader, Vec<u8>)> {
     let opened = permissions::read(path).and_then(|file| match cached_kernel::open(&file) {
         Some((label, code)) => Ok((label, code.to_vec())),
@@ -69,7 +68,7 @@ fn open(path: &Path) -> Option<(KernelHeader, Vec<u8>)> {
     opened.map_err(|error| warn(path, "a compiled kernel is not taken from", &error)).ok()
 }
 
-/// The whole files of a folder, by name; none when the folder is not there. Warns of the others.
+/// The complete files of a folder, by name; empty if the folder does not exist. Warns of other files.
 ///
 /// # Errors
 /// The folder cannot be read, or others may write to it.
@@ -88,7 +87,7 @@ pub fn list(folder: &Path) -> io::Result<Vec<Kept>> {
     Ok(paths.into_iter().filter_map(kept).collect())
 }
 
-/// Machine code of a recipe from a folder: of one compiler, or of the newest.
+/// Reads the machine code of a recipe from a folder, of the given compiler or of the newest.
 pub(crate) fn find(folder: &Path, recipe: &str, compiler: Option<CompilerVersion>) -> Option<Vec<u8>> {
     match permissions::folder(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -117,15 +116,15 @@ pub(crate) fn find(folder: &Path, recipe: &str, compiler: Option<CompilerVersion
     })
 }
 
-/// Keeps machine code, under another name first.
+/// Stores machine code, first under a temporary name.
 ///
 /// # Errors
-/// What the system says; others may write to the folder.
+/// The system's error; the folder is writable for others.
 pub(crate) fn keep(folder: &Path, label: &KernelHeader, code: &[u8]) -> io::Result<PathBuf> {
     permissions::make_folder(folder)?;
     permissions::folder(folder)?;
     let path = folder.join(label.file_name());
-    // Of a number that no other writer has: processes in containers may share the folder, and their own numbers.
+    // A name that no other writer uses. Processes in containers may share the folder and also their process ids.
     let written = path.with_extension(format!("{:016x}.part", RandomState::new().hash_one(())));
     let result = permissions::write(&written, &label.seal(code)).and_then(|()| fs::rename(&written, &path));
     if result.is_err() {
@@ -134,7 +133,7 @@ pub(crate) fn keep(folder: &Path, label: &KernelHeader, code: &[u8]) -> io::Resu
     result.map(|()| path)
 }
 
-/// Says once of each path that it is of no use.
+/// Warns once per path that the path cannot be used.
 pub(crate) fn warn(path: &Path, what: &str, error: &io::Error) {
     static TOLD: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned()) {
@@ -146,7 +145,7 @@ pub(crate) fn warn(path: &Path, what: &str, error: &io::Error) {
 pub(crate) mod tests {
     use super::*;
 
-    /// A folder of its own, removed at the end.
+    /// A temporary folder, removed on drop.
     pub(crate) struct Folder(pub(crate) PathBuf);
 
     impl Folder {
@@ -200,7 +199,7 @@ pub(crate) mod tests {
         fs::write(&path, &whole[..whole.len() - 1]).unwrap();
         assert_eq!(find(&folder.0, "r", None).unwrap(), b"old");
         assert_eq!(list(&folder.0).unwrap().len(), 1);
-        // A file of another recipe under this one's name is damage too.
+        // A file with another recipe under this name is damaged too.
         fs::write(&path, label("s", 13, 1).seal(b"other")).unwrap();
         assert_eq!(find(&folder.0, "r", None).unwrap(), b"old");
         keep(&folder.0, &label("r", 13, 1), b"new").unwrap();

@@ -1,4 +1,4 @@
-//! From a translation unit to machine code, by NVRTC.
+//! Compiles a translation unit to machine code with NVRTC.
 #![allow(unsafe_code)]
 
 use crate::compile::cached_kernel::CompilerVersion;
@@ -11,10 +11,10 @@ use std::ffi::CString;
 #[cfg(not(feature = "linked"))]
 use std::sync::OnceLock;
 
-/// Whether the compiler's library can be loaded. cudarc panics when it cannot, so this is asked first.
+/// Whether the compiler's library can be loaded. cudarc panics if it cannot, so callers check this first.
 ///
-/// Asked of the system once, by one thread: the question loads the library and unloads it, initialisers and all, which
-/// is not for several threads beside others that load it to use it. The version that follows keeps it loaded.
+/// One thread checks once. The check loads and unloads the library with its initialisers, which is not safe while other
+/// threads load the library. The following query of the version keeps the library loaded.
 #[cfg(not(feature = "linked"))]
 pub(crate) fn is_present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();
@@ -28,13 +28,13 @@ pub(crate) fn is_present() -> bool {
     true
 }
 
-/// The names by which the compiler's library is looked for.
+/// The names of the compiler's library.
 #[cfg(feature = "linked")]
 pub(crate) fn names() -> Vec<String> {
     vec!["the one that was linked".into()]
 }
 
-/// The names by which the compiler's library is looked for; those of Windows only there.
+/// The names of the compiler's library; names of Windows libraries only on Windows.
 #[cfg(not(feature = "linked"))]
 pub(crate) fn names() -> Vec<String> {
     let mut names = cudarc::get_lib_name_candidates("nvrtc");
@@ -42,12 +42,12 @@ pub(crate) fn names() -> Vec<String> {
     names
 }
 
-/// The version of NVIDIA's run-time compiler; `None` when its library cannot be loaded.
+/// The version of NVIDIA's run-time compiler; `None` if its library cannot be loaded.
 pub fn version() -> Option<CompilerVersion> {
     if is_present() { version_of_library() } else { None }
 }
 
-/// The version of the library, which is there.
+/// The version of the library, which must be present.
 fn version_of_library() -> Option<CompilerVersion> {
     let (mut major, mut minor) = (0 as c_int, 0 as c_int);
     // SAFETY: two integers to write to.
@@ -55,11 +55,11 @@ fn version_of_library() -> Option<CompilerVersion> {
     Some(CompilerVersion { major: major.try_into().ok()?, minor: minor.try_into().ok()? })
 }
 
-/// What the compiler gives.
+/// The output of the compiler.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub(crate) code: Vec<u8>,
-    /// What it said, registers and spills of every kernel among it.
+    /// The compiler's log, with registers and spills of every kernel.
     pub(crate) log: String,
 }
 
@@ -67,7 +67,7 @@ struct Program(sys::nvrtcProgram);
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: created by `create_program` and destroyed once.
+        // SAFETY: `create_program` made the program, and this drop destroys it once.
         let _ = unsafe { result::destroy_program(self.0) };
     }
 }
@@ -96,15 +96,17 @@ pub(crate) fn machine_code(kernel: &'static str, unit: &str, options: &[String])
     // SAFETY: the program is alive and compiled; an integer to write to.
     unsafe { sys::nvrtcGetCUBINSize(program.0, &raw mut size) }.result().map_err(|e| failed(e, "no code".into()))?;
     let mut code = vec![0u8; size];
-    // SAFETY: the buffer has the size that the compiler asked for.
+    // SAFETY: the buffer has the size that the compiler requires.
     unsafe { sys::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast()) }
         .result()
         .map_err(|e| failed(e, "no code".into()))?;
     Ok(Compiled { code, log })
 }
 
-/// As [`machine_code`], with the assembler's report in the log: where there is a driver, NVRTC keeps what it compiled
-/// and says nothing the second time, so it is told not to.
+/// Compiles as [`machine_code`] does, with the assembler's report in the log.
+///
+/// On a host with a driver, NVRTC caches its output and omits the report the second time, so this function disables the
+/// cache.
 ///
 /// # Errors
 /// As [`machine_code`].
@@ -113,16 +115,16 @@ pub(crate) fn reported(kernel: &'static str, unit: &str, options: &[String]) -> 
     if !resources::of_log(&compiled.log).is_empty() {
         return Ok(compiled);
     }
-    // Older compilers keep nothing, and do not know the option.
-    Ok(machine_code(kernel, unit, &[options, &[ANEW.to_owned()]].concat()).unwrap_or(compiled))
+    // Older compilers have no cache, and do not know the option.
+    Ok(machine_code(kernel, unit, &[options, &[NO_CACHE.to_owned()]].concat()).unwrap_or(compiled))
 }
 
-/// Do not take what was compiled before.
-const ANEW: &str = "--no-cache";
+/// The option that disables NVRTC's cache.
+const NO_CACHE: &str = "--no-cache";
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{ANEW, machine_code};
+    use super::{NO_CACHE, machine_code};
     use crate::compile::resources;
 
     use std::io::Write;
@@ -144,7 +146,7 @@ pub(crate) mod tests {
         if !runs(1) {
             return;
         }
-        let options = ["--gpu-architecture=sm_80".to_owned(), ANEW.to_owned()];
+        let options = ["--gpu-architecture=sm_80".to_owned(), NO_CACHE.to_owned()];
         let unit = "extern \"C\" __global__ void kernel(float* x) { x[threadIdx.x] += 1.0f; }";
         for _ in 0..2 {
             assert_eq!(resources::of_log(&machine_code("kernel", unit, &options).unwrap().log).len(), 1);

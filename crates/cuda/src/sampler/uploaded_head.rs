@@ -1,4 +1,4 @@
-//! A head in device memory with its kernels, and room for the inputs and draws of a launch.
+//! A head in device memory, with its kernels and memory for a launch.
 #![allow(unsafe_code)]
 
 use crate::abi::{DeviceAddress, Draw, Row, RowFilters};
@@ -25,14 +25,14 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::{Head, Matrix, Plan, RowParams};
 use std::sync::Arc;
 
-/// Bytes of the weight that are laid out and copied at a time.
+/// The maximum bytes of the weight in one copy.
 const PART: usize = 64 << 20;
 
-/// A head in device memory with its kernels, and room for the inputs and draws of a launch.
+/// A head in device memory, with its kernels and memory for the inputs and draws of a launch.
 #[derive(Debug)]
 pub(crate) struct UploadedHead {
     fused: DeviceTiled,
-    /// Draws in place of `fused`, for the variants that have groups.
+    /// The kernels that draw instead of `fused`, for variants with groups.
     groups: Option<DeviceGroups>,
     /// The choice of kernels, and of groups with their tokens.
     choice: (KernelChoice, Option<(u32, GroupRule)>),
@@ -40,20 +40,20 @@ pub(crate) struct UploadedHead {
     most: usize,
     device: Arc<Device>,
     head: DeviceHead,
-    /// Elements from one row to the next, of the weight and of hidden states.
+    /// The row stride of the weight and of hidden states, in elements.
     row_stride: usize,
     inputs: CudaSlice<u8>,
-    /// The inputs of a call but its lists, on their way there.
+    /// Page-locked memory for the inputs of a call, except its lists.
     staged: Pinned,
     draws: CudaSlice<Draw>,
-    /// Draws with filters, and room for those; made when the first of them come.
+    /// The kernels for filters, and the memory for a call's filters. Made for the first row with filters.
     filters: Option<(DeviceFilters, CudaSlice<RowFilters>)>,
-    /// Held for the kernels, which know their addresses; freed after them.
+    /// The weight and bias. The kernels hold their addresses, so these fields are dropped last.
     _weight: CudaSlice<u8>,
     _bias: Option<CudaSlice<f32>>,
 }
 
-/// The kernels of launches of `most` draws; with groups, the first only stores logits.
+/// Loads the kernels for launches of `most` draws. With groups, the fused kernel only stores logits.
 fn kernels(
     head: DeviceHead,
     most: usize,
@@ -68,7 +68,7 @@ fn kernels(
     Ok((fused, groups))
 }
 
-/// Room for the inputs of launches of `most` draws, on the GPU and on their way there, and for the draws.
+/// Allocates memory for the inputs and draws of launches of `most` draws, on the GPU and page-locked on the host.
 fn room(
     most: usize,
     row_stride: usize,
@@ -130,7 +130,7 @@ impl UploadedHead {
         })
     }
 
-    /// Plans for another number of rows. No launch is under way.
+    /// Changes the number of rows. No launch may be in progress.
     pub(crate) fn replan(&mut self, plan: &Plan, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         let most = UploadedHead::most_of(plan);
         if most == self.most {
@@ -147,7 +147,7 @@ impl UploadedHead {
         &self.device
     }
 
-    /// Draws of a launch by a plan.
+    /// The maximum number of draws in a launch of a plan.
     pub(crate) fn most_of(plan: &Plan) -> usize {
         plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS)
     }
@@ -157,9 +157,10 @@ impl UploadedHead {
         self.most
     }
 
-    /// Draws what is staged, at most [`UploadedHead::most`] draws, and waits; one result a draw is left in `draws`: of
-    /// this head, or by an exchange of the whole vocabulary, in a call with these parameters. `input` tells the hidden
-    /// states' type and width.
+    /// Makes the staged draws, at most [`UploadedHead::most`], and waits. `draws` receives one result per draw.
+    ///
+    /// With an exchange, the draws are of the whole vocabulary, in a call with the given parameters. `input` has the
+    /// type and width of the hidden states.
     pub(crate) fn draw(
         &mut self,
         staging: &mut Staging,
@@ -180,19 +181,19 @@ impl UploadedHead {
         exchange.check(draws)
     }
 
-    /// The most draws with filters of a launch.
+    /// The maximum number of draws with filters in a launch.
     pub(crate) fn most_filtered(&self) -> usize {
         self.most.min(rows_within(self.head.weight.rows))
     }
 
-    /// Whether draws from these hidden states can be decided from lists.
+    /// Whether lists can decide filters for these hidden states.
     pub(crate) fn lists(&self, input: &Matrix<'_>) -> bool {
         let (dtype, row_stride) = (input.dtype(), self.row_stride);
         self.fused.lists(&DeviceMatrix { address: DeviceAddress::NULL, dtype, rows: 1, cols: input.cols(), row_stride })
     }
 
-    /// Draws as [`UploadedHead::draw`] does, with filters, one for each draw; at most [`UploadedHead::most_filtered`]
-    /// of them. From lists only where [`UploadedHead::lists`].
+    /// Draws as [`UploadedHead::draw`] does, with one entry of `filters` per draw, and at most
+    /// [`UploadedHead::most_filtered`] draws. Lists need [`UploadedHead::lists`].
     pub(crate) fn draw_filtered(
         &mut self,
         staging: &mut Staging,
@@ -214,7 +215,7 @@ impl UploadedHead {
         self.copy_draws(hidden.rows, draws, stream)
     }
 
-    /// Copies the filters of a call up.
+    /// Copies the filters of a call to the GPU.
     fn filtered_rows(
         &mut self,
         rows: DeviceAddress<Row>,
@@ -228,7 +229,7 @@ impl UploadedHead {
         Ok(FilteredRows { rows, filters: DeviceAddress::of(room, stream), draws })
     }
 
-    /// For the kernels over this value's memory.
+    /// A queue for the kernels over this value's memory.
     pub(crate) fn queue(stream: &CudaStream) -> Queue<'_> {
         // SAFETY: *Memory*: weight, bias, inputs and draws are those of an `UploadedHead`, sized by `new` for the most
         // draws, and freed behind the work on the same stream. *Order*: one stream is used, and every call waits at its
@@ -236,7 +237,7 @@ impl UploadedHead {
         unsafe { Queue::new(stream) }
     }
 
-    /// What draws with filters, made when it is first needed.
+    /// The kernels for filters, made at first use.
     fn selection(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -306,9 +307,10 @@ impl UploadedHead {
         exchange.check(draws)
     }
 
-    /// Stores and summarizes the logits of the rows that are staged, at most [`UploadedHead::most`] rows, and waits.
-    /// Each row's draw is left in `draws`, with its first invalid logit. Returns the inputs of the logits, for a
-    /// canonical plan, whose bounds are those of the portable kernel.
+    /// Stores and summarizes the logits of the staged rows, at most [`UploadedHead::most`], and waits.
+    ///
+    /// `draws` receives one draw per row, with the row's first invalid logit. Returns the inputs of the logits, for a
+    /// canonical plan. Canonical plans use the error bounds of the portable kernel.
     pub(crate) fn store(
         &mut self,
         staging: &mut Staging,
@@ -333,7 +335,7 @@ impl UploadedHead {
         Ok(CanonicalInputs { head: self.head, hidden, rows })
     }
 
-    /// Makes room for inputs of as many bytes.
+    /// Allocates room for this many bytes of inputs.
     fn reserve(&mut self, size: usize, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         if size > self.inputs.len() {
             let failed = CudaError::driver("allocate for the inputs of a call");
@@ -342,12 +344,12 @@ impl UploadedHead {
         Ok(())
     }
 
-    /// Makes room for the inputs of calls with lists and masks of as many bytes.
+    /// Allocates room for the inputs of calls with this many bytes of lists and masks.
     pub(crate) fn reserve_lists(&mut self, bytes: usize, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.reserve(self.staged.len() + bytes, stream)
     }
 
-    /// Copies what is staged up: the hidden states, and where the rows are.
+    /// Copies the staged inputs to the GPU. Returns the hidden states and the address of the rows.
     fn copy(
         &mut self,
         staging: &mut Staging,
@@ -369,7 +371,7 @@ impl UploadedHead {
         Ok((hidden, rows))
     }
 
-    /// Appends the first `count` draws of a launch, and waits.
+    /// Waits, and appends the first `count` draws of a launch.
     fn copy_draws(&mut self, count: usize, draws: &mut Vec<Draw>, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         let from = draws.len();
         draws.resize(from + count, Draw::default());

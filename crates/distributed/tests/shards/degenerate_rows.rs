@@ -1,4 +1,4 @@
-//! Bad logits on any shard, shards without mass, and shards that do not keep their promises.
+//! Bad logits on any shard, shards without mass, and shards that break their contract.
 
 use crate::common::*;
 use core::error::Error;
@@ -13,7 +13,7 @@ const MERGES: [ShardMerge; 2] = [ShardMerge::Winners, ShardMerge::LogMass];
 
 #[test]
 fn the_lowest_bad_token_of_all_shards_is_named_and_the_other_rows_stay() {
-    // Token 700 has a NaN that only row 1 can see, token 950 an infinity; token 2 an infinity that only row 2 sees.
+    // In row 1, token 700 has a NaN and token 950 an infinity. In row 2, token 2 has an infinity.
     let mut weight = integers(VOCAB * HIDDEN, 1);
     let mut hidden = hidden(4);
     for row in 0..4 {
@@ -47,8 +47,8 @@ fn the_lowest_bad_token_of_all_shards_is_named_and_the_other_rows_stay() {
     }
 }
 
-/// Bad logits at both stages, for [`rows_with_bad_logits`]: raw ones at the tokens 700 and 960, of hidden states that
-/// say so; the raw logits of the tokens 3 and 520 are finite, but a transform may not keep them so.
+/// Bad logits at both stages, for [`rows_with_bad_logits`]. Some hidden states give bad raw logits of tokens 700 and
+/// 960. The raw logits of tokens 3 and 520 are finite, and a transform may make them infinite.
 fn weight_with_bad_logits() -> Vec<f32> {
     let mut weight = integers(VOCAB * HIDDEN, 1);
     weight.chunks_exact_mut(HIDDEN).for_each(|row| row[..3].fill(0.0));
@@ -57,8 +57,8 @@ fn weight_with_bad_logits() -> Vec<f32> {
     weight
 }
 
-/// Every way to ask, five times: without a bad logit, with transformed ones alone, with raw ones behind transformed
-/// ones twice, and with a raw one alone.
+/// Every kind of request, five times: without a bad logit, with transformed bad logits, twice with raw bad logits
+/// behind transformed ones, and with a raw bad logit alone.
 fn rows_with_bad_logits(mask: &[u32]) -> (Vec<f32>, Vec<RowParams<'_>>) {
     let row = RowParams { seed: 3, temperature: 0.01, ..RowParams::default() };
     let ways = [
@@ -105,7 +105,7 @@ fn the_error_over_shards_is_that_of_a_sampler_without() {
         let rank = |(r, transport): (usize, Loopback)| {
             let local = shards(&head, &starts, plan).swap_remove(r);
             let mut sampler = ShardSampler::new(local, transport, options).unwrap();
-            // A call without bad logits finds nothing of the first.
+            // A call without bad logits reuses no result of the first call.
             (
                 errors(&sample(&mut sampler, &hidden, &rows)),
                 errors(&sample(&mut sampler, &hidden[..HIDDEN], &rows[..1])),
@@ -118,7 +118,7 @@ fn the_error_over_shards_is_that_of_a_sampler_without() {
         });
         assert!(got.iter().all(|got| *got == (want.clone(), vec![None])), "{world} ranks: {got:?}");
     }
-    // The negative control: the lowest token of what the shards name, whatever its stage.
+    // The negative control: the lowest token that any shard names, at any stage.
     let parts = [head.slice(0..500), head.slice(500..1000)];
     let lowest = |r: usize| {
         let (hidden, row) = (&hidden[r * HIDDEN..(r + 1) * HIDDEN], &rows[r..=r]);
@@ -135,7 +135,7 @@ fn the_error_over_shards_is_that_of_a_sampler_without() {
 fn errors_by_log_mass_are_those_of_a_sampler_without_shards() {
     let (weight, mask) = (weight_with_bad_logits(), mask_of(&[3, 4, 520, 800]));
     let (head, (hidden, rows)) = (head(&weight), rows_with_bad_logits(&mask));
-    // The first two ways: the others ask for what this merge does not do.
+    // Only the first two kinds of request: this merge does not support the others.
     let (hidden, rows) = (&hidden[..10 * HIDDEN], &rows[..10]);
     let errors = |samples: &Samples| samples.iter().map(|row| row.err()).collect::<Vec<_>>();
     let want = errors(&sample(&mut *reference(head, PLAN, ReferenceVariant::Tiled), hidden, rows));
@@ -188,7 +188,7 @@ fn calls_of_a_wrong_shape_are_refused() {
     assert!(call(0, HIDDEN, 0).is_ok());
 }
 
-/// A shard that breaks its contract: draws once, whatever it is asked, and leaves its mass out.
+/// A shard that breaks its contract: it makes one draw for every request, and omits its mass.
 struct Broken<'w>(Box<dyn PerturbedArgmax + 'w>);
 
 impl PerturbedArgmax for Broken<'_> {

@@ -1,4 +1,4 @@
-//! Ranks in threads: the samples of all shards in one process, and typed errors on every rank when one goes wrong.
+//! Ranks in threads: the samples of shards in one process, and typed errors on every rank if one rank fails.
 
 use crate::common::*;
 use core::error::Error;
@@ -11,7 +11,7 @@ use std::thread;
 
 const MERGES: [ShardMerge; 2] = [ShardMerge::Winners, ShardMerge::LogMass];
 
-/// Runs a rank in each of eight threads, over the shards that begin at [`STARTS`], and returns what each says.
+/// Runs a rank in each of eight threads, over the shards that begin at [`STARTS`], and returns each rank's result.
 fn ranks<R: Send>(rank: impl Fn(usize, Loopback) -> R + Sync) -> Vec<R> {
     group(STARTS.len(), rank)
 }
@@ -28,7 +28,7 @@ fn group<R: Send>(world: usize, rank: impl Fn(usize, Loopback) -> R + Sync) -> V
     })
 }
 
-/// [`ranks`] that draw winners together over one head.
+/// [`ranks`] over the shards of one head, with the merge by winners.
 fn samplers<R: Send>(rank: impl Fn(usize, &mut ShardSampler<'_, Loopback>) -> R + Sync) -> Vec<R> {
     let weight = integers(VOCAB * HIDDEN, 1);
     let head = head(&weight);
@@ -125,7 +125,7 @@ fn other_seeds_rows_or_types_on_a_rank_are_an_error_on_every_rank() {
         let input = if rank == 5 { Matrix::new(&f16s, 1, HIDDEN) } else { Matrix::new(&f32s, 1, HIDDEN) }.unwrap();
         let error = sampler.sample(input, &seeds[..1], &mut Samples::new()).unwrap_err();
         differs(&error, "hidden states of type");
-        // Ranks that agree again go on.
+        // After the mismatch, equal calls succeed.
         call(sampler, &[RowParams::default(); 2], HIDDEN).unwrap();
     });
 }
@@ -133,7 +133,7 @@ fn other_seeds_rows_or_types_on_a_rank_are_an_error_on_every_rank() {
 #[test]
 fn a_failed_call_is_an_error_on_every_rank() {
     samplers(|rank, sampler| {
-        // Another rank differs besides: all hear of the failure first.
+        // Rank 5 also has a mismatch. The failure takes precedence on every rank.
         let rows = [RowParams { seed: (rank == 5).into(), ..RowParams::default() }];
         match call(sampler, &rows, if rank == 2 { HIDDEN - 1 } else { HIDDEN }).unwrap_err() {
             SampleError::Hidden { found, .. } => assert_eq!((rank, found), (2, HIDDEN - 1)),
@@ -146,30 +146,30 @@ fn a_failed_call_is_an_error_on_every_rank() {
     });
 }
 
-/// A call that goes another way.
+/// A call that is exchanged outside the transport.
 #[test]
 fn a_rank_that_cannot_call_is_an_error_on_every_other_rank() {
     samplers(|rank, sampler| {
         let hidden = hidden(1);
         let input = Matrix::new(&hidden, 1, HIDDEN).unwrap();
         let rows = |seed| [RowParams { seed, ..RowParams::default() }];
-        // Another rank differs besides: all hear of the failure.
-        let standing = if rank == 2 { CallStatus::Failed("no memory") } else { CallStatus::Ready };
-        let told = sampler.can_call(input, &rows((rank == 5).into()), standing);
-        match told {
+        // Rank 5 also has a mismatch. The failure takes precedence.
+        let status = if rank == 2 { CallStatus::Failed("no memory") } else { CallStatus::Ready };
+        let result = sampler.can_call(input, &rows((rank == 5).into()), status);
+        match result {
             Ok(()) => assert_eq!(rank, 2),
             Err(ShardError::Failed { shard, reason }) => assert_eq!((shard, reason.as_str()), (2, "no memory")),
             Err(error) => panic!("{error:?}"),
         }
         let error = sampler.can_call(input, &rows((rank == 5).into()), CallStatus::Ready).unwrap_err();
         assert!(matches!(error, ShardError::Params { row: 0, what: "seed", .. }), "{error:?}");
-        // The group goes on.
+        // The group continues.
         sampler.can_call(input, &rows(1), CallStatus::Ready).unwrap();
         call(sampler, &rows(1), HIDDEN).unwrap();
     });
 }
 
-/// A rank has no results to compare, as its call, which went another way, failed; or it asks what differs.
+/// One rank compares no results: its call outside the transport failed, or it looks for a mismatch.
 #[test]
 fn a_rank_without_results_is_not_taken_for_one_with_other_hidden_states() {
     samplers(|rank, sampler| {
@@ -209,7 +209,7 @@ fn the_check_of_tokens_names_a_rank_with_another_result() {
 
 #[test]
 fn a_rank_that_is_gone_is_an_error_on_the_others() {
-    // Whoever has its error waits: a rank that leaves then would be named too.
+    // A rank with an error waits for the others. If it left early, the others would name it too.
     let leaves = Barrier::new(STARTS.len() - 1);
     samplers(|rank, sampler| {
         if rank != 3 {
@@ -240,7 +240,7 @@ fn sixty_four_ranks_of_which_many_are_empty_draw_as_in_one_process() {
     }
 }
 
-/// What the last of two ranks has otherwise, by the names of the API: of a plan only the fields that differ.
+/// Differences of the last of two ranks, by the names of the API. Of a plan, only the differing fields are named.
 #[test]
 fn a_rank_with_another_plan_merge_or_check_is_named_with_what_differs() {
     let weight = integers(VOCAB * HIDDEN, 1);
@@ -272,7 +272,7 @@ fn a_rank_with_another_plan_merge_or_check_is_named_with_what_differs() {
     assert_eq!(planned.with_plan(Plan { max_draws: 1, ..more }).unwrap_err().to_string(), says);
 }
 
-/// A description of another version, before anything is drawn.
+/// The handshake refuses a description of another version.
 #[test]
 fn a_rank_of_another_version_is_named_by_all() {
     let weight = integers(VOCAB * HIDDEN, 1);
@@ -291,10 +291,10 @@ fn a_rank_of_another_version_is_named_by_all() {
             error => panic!("{error:?}"),
         })
     };
-    // The first bytes are a version's.
+    // The version is in the first bytes.
     let mut of_another_version = of(b"FS99 and what that version says");
     assert!(of_another_version.all(|says| says.starts_with("the description of another version")));
-    // The control.
+    // The negative control.
     assert!(of(b"GET / HTTP/1.1").all(|says| says.starts_with("not a shard's description")));
 }
 
