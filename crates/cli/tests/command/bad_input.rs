@@ -1,6 +1,8 @@
 //! Bad input: one clear line on standard error, exit code 2, and no output. A bad row: its own error, exit code 1.
 
-use crate::common::{Files, assert_refusals, bf16_bytes, f32_bytes, run, run_logging, small_head, values, with, words};
+use crate::common::{
+    Files, assert_refusals, bf16_bytes, f32_bytes, has_cuda, run, run_logging, small_head, values, with, words,
+};
 use safetensors::tensor::Dtype;
 
 /// A file for `--weight`, with hidden states that would fit a hidden size of 32.

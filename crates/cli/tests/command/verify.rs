@@ -1,6 +1,6 @@
 //! `verify` and `info`.
 
-use crate::common::{Files, run, run_logging};
+use crate::common::{Files, has_cuda, run, run_logging};
 use flash_sampling::reference::{Reference, ReferenceVariant};
 use flash_sampling::{Head, PerturbedArgmax, Plan};
 use flash_sampling_cli::interrupt::Interrupt;
