@@ -330,6 +330,9 @@ impl PerturbedArgmax for Reference<'_> {
     }
 
     fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        if max_rows == 0 {
+            return Err(SampleError::Backend { backend: "reference", source: "a plan needs rows".into() });
+        }
         self.plan.max_rows = max_rows;
         Ok(())
     }

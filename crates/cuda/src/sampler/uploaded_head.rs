@@ -48,6 +48,8 @@ pub(crate) struct UploadedHead {
     draws: CudaSlice<Draw>,
     /// The kernels for filters, and the memory for a call's filters. Made for the first row with filters.
     filters: Option<(DeviceFilters, CudaSlice<RowFilters>)>,
+    /// Whether the kernels for filters over ranks are loaded.
+    is_prepared_for_ranks: bool,
     /// The weight and bias. The kernels hold their addresses, so these fields are dropped last.
     _weight: CudaSlice<u8>,
     _bias: Option<CudaSlice<f32>>,
@@ -123,6 +125,7 @@ impl UploadedHead {
             staged,
             draws,
             filters: None,
+            is_prepared_for_ranks: false,
             device: device.clone(),
             head: on_device,
             _weight: weight,
@@ -139,7 +142,8 @@ impl UploadedHead {
         let (fused, groups) = kernels(self.head, most, self.choice, &self.device)?;
         (self.inputs, self.staged, self.draws) = room(most, self.row_stride, stream)?;
         (self.fused, self.groups, self.filters, self.most) = (fused, groups, None, most);
-        Ok(())
+        // Other ranks rely on what this rank has prepared.
+        if self.is_prepared_for_ranks { self.prepare_sharded(stream) } else { Ok(()) }
     }
 
     /// The device.
@@ -276,7 +280,9 @@ impl UploadedHead {
     pub(crate) fn prepare_sharded(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.selection(stream)?;
         let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
-        selection.prepare_sharded(&mut self.fused)
+        selection.prepare_sharded(&mut self.fused)?;
+        self.is_prepared_for_ranks = true;
+        Ok(())
     }
 
     /// Draws as [`UploadedHead::draw_filtered`] does, over the shards of all ranks. [`UploadedHead::sharded_sources`]

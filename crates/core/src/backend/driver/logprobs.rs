@@ -93,10 +93,14 @@ impl Driver {
         let summary = &self.overviews[r];
         let Some((row, sample, stage, list)) = parts(row, r, summary, out) else { return Ok(()) };
         let pending = &mut self.pending[r];
-        let scanned = if pending.tokens.is_empty() { &[][..] } else { &self.further[r].logits };
+        let scanned = &mut self.further[r].logits;
+        if pending.tokens.is_empty() {
+            scanned.clear();
+        }
+        scanned.sort_unstable_by_key(|(token, _)| *token);
         let logit = |token: u32| {
             let listed = position(list, token).map(|at| list[at].logit);
-            listed.or_else(|| scanned.iter().find(|(own, _)| *own == token).map(|(_, logit)| *logit))
+            listed.or_else(|| scanned.binary_search_by_key(&token, |(own, _)| *own).ok().map(|at| scanned[at].1))
         };
         pending.token_logits.clear();
         // A token without a logit from any scan cannot be drawn.

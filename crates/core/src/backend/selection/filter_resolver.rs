@@ -91,6 +91,8 @@ pub struct FilteredRow<'a> {
 pub struct FilterResolver {
     selector: Selector,
     list: TopList,
+    /// The kept tokens of a row with their logits, by token.
+    by_token: Vec<(u32, f32)>,
 }
 
 impl FilterResolver {
@@ -202,9 +204,15 @@ impl FilterResolver {
         largest(kept, filters.rescale, row.logprobs.unwrap_or(0), &mut self.list);
         result.top.extend_from_slice(self.list.as_slice());
         if row.logprobs.is_some() {
+            self.by_token.clear();
+            if !row.logprob_token_ids.is_empty() {
+                self.by_token.extend(kept.iter().map(|c| (c.winner.token, c.logit * filters.rescale)));
+                self.by_token.sort_unstable_by_key(|(token, _)| *token);
+            }
+            let by_token = &self.by_token;
             result.token_logits.extend(row.logprob_token_ids.iter().map(|&token| {
-                let own = kept.iter().find(|c| c.winner.token == token);
-                (token, own.map_or(f32::NEG_INFINITY, |c| c.logit * filters.rescale))
+                let own = by_token.binary_search_by_key(&token, |(own, _)| *own);
+                (token, own.map_or(f32::NEG_INFINITY, |at| by_token[at].1))
             }));
             let ranked = result.draws.iter().take(if row.ranks { usize::MAX } else { 0 });
             result.ranks.extend(ranked.map(|c| rank_among(kept, filters.rescale, c)));

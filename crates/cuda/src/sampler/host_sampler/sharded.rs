@@ -65,6 +65,9 @@ impl HostSampler<'_> {
         out.clear();
         open.iter_mut().for_each(|open| open.clear());
         check_call(&input, rows, &self.shape(), &self.plan)?;
+        if exchange.device().context().ordinal() != self.stream.context().ordinal() {
+            return Err(failed(CudaError::NotTogether { reason: "the exchange is of another GPU" }));
+        }
         // Filters depend on the tokens of all ranks. Adjustments act on single logits, and so on this rank alone.
         let knobs = if open.is_some() { self.can.knobs } else { self.can.knobs.intersection(Knobs::ADJUSTMENTS) };
         let can = Capabilities { knobs, ..self.can };
