@@ -1,4 +1,4 @@
-//! Applies the filters of a row to its summary.
+//! Decides the filters of a row (top-k, top-p, min-p and the others) from its summary.
 
 use super::cumulative_mass::{CumulativeMass, round_up};
 use super::typical::typical;
