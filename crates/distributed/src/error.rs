@@ -63,7 +63,7 @@ pub enum ShardError {
         /// The shard.
         shard: usize,
     },
-    /// [`ShardMerge::Winners`] compares scores, and this shard's sampler is not pathwise.
+    /// [`ShardMerge::Winners`](crate::ShardMerge::Winners) compares scores, and this shard's sampler is not pathwise.
     #[error("the scores of shard {shard} are not those of a pathwise sampler: merge by log-mass")]
     NotPathwise {
         /// The shard.
@@ -75,7 +75,7 @@ pub enum ShardError {
         /// The shard.
         shard: usize,
     },
-    /// [`ShardMerge::LogMass`] needs each shard's log Z, for which its plan has no room.
+    /// [`ShardMerge::LogMass`](crate::ShardMerge::LogMass) needs each shard's log Z, for which its plan has no room.
     #[error("the merge by log-mass needs log Z of each shard: plan shards with max_logprobs")]
     NoLogMass,
     /// A rank reports another rank or world than its place in the group.

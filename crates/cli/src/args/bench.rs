@@ -1,4 +1,5 @@
 //! Flags of `bench`.
+#![allow(rustdoc::broken_intra_doc_links)] // these comments are the help texts, and brackets their optional parts
 
 use super::values::{choice, whole};
 use crate::bench::cases::Ours;

@@ -1,4 +1,5 @@
 //! Flags that choose backend and variant, in the text form of the library's configuration.
+#![allow(rustdoc::broken_intra_doc_links)] // these comments are the help texts, and brackets their optional parts
 
 use clap::Args;
 use flash_sampling::{Backend, BackendConfig, CpuOptions, Plan, VariantConfig};
