@@ -93,10 +93,7 @@ impl Driver {
         let summary = &self.overviews[r];
         let Some((row, sample, stage, list)) = parts(row, r, summary, out) else { return Ok(()) };
         let pending = &mut self.pending[r];
-        let scanned = &mut self.further[r].logits;
-        if pending.tokens.is_empty() {
-            scanned.clear();
-        }
+        let scanned = if pending.tokens.is_empty() { &mut [][..] } else { &mut self.further[r].logits };
         scanned.sort_unstable_by_key(|(token, _)| *token);
         let logit = |token: u32| {
             let listed = position(list, token).map(|at| list[at].logit);
