@@ -223,3 +223,28 @@ pub(crate) fn is_same_call(messages: &[Vec<u8>], rank: usize, mine: Call) -> Res
     }
     Ok(is_same)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mismatches_of_rows_types_and_parameters_are_detected() {
+        let row = RowParams { seed: 5, draws: 3, ..RowParams::default() };
+        let top_p = RowParams { draws: 2, top_p: 0.8, temperature: 0.7, ..row };
+        let (mut bytes, rows) = (Vec::new(), [row, RowParams { without_replacement: true, ..row }, top_p, row]);
+        begin(&mut bytes, Call::of(7, &rows, DType::BF16));
+        let messages = vec![bytes; 2];
+        let call = |rows: &[RowParams<'_>], dtype| is_same_call(&messages, 1, Call::of(7, rows, dtype));
+        assert!(matches!(call(&rows, DType::BF16), Ok(true)));
+        assert!(call(&rows[..3], DType::BF16).unwrap_err().to_string().contains("3"));
+        assert!(call(&rows, DType::F16).is_err());
+        let changes: [fn(&mut RowParams<'static>); 5] =
+            [|p| p.seed += 1, |p| p.position += 1, |p| p.draws += 1, |p| p.first_draw += 1, |p| p.mask = Some(&[])];
+        for change in changes {
+            let mut other = rows;
+            change(&mut other[2]);
+            assert!(matches!(call(&other, DType::BF16), Ok(false)));
+        }
+    }
+}

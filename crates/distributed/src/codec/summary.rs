@@ -20,21 +20,20 @@
 //! list      count u32 | (token u32 | logit f32) ..., by falling logits, then rising tokens
 //! ```
 
-use crate::codec::wire::{Reader, Wire, WireError, put_all, put_items, put_text};
+use crate::codec::parts::{
+    DRAW, LISTED, is_mass, put_draws, put_list, put_mass, put_tokens, take_draw, take_list, take_mass, take_token,
+};
+use crate::codec::wire::{Reader, Wire, WireError, put_items, put_text};
 use core::ops::Range;
 use flash_sampling_core::backend::selection::{PrefixMass, SummarySpec};
-use flash_sampling_core::backend::{Request, RowSummary, by_logit_rank};
+use flash_sampling_core::backend::{Request, RowSummary};
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, Filters, MassHistogram, Moments, RowError, Stage, StagedError, Winner};
+use flash_sampling_core::{Filters, Moments, RowError, Stage, StagedError};
 
 const SUMMARY: u8 = 0;
 const NO_MASS: u8 = 1;
 const BAD_LOGIT: u8 = 2;
 const UNUSABLE: u8 = 3;
-
-/// The bytes of a draw, and of a listed token.
-const DRAW: usize = 12;
-const LISTED: usize = 8;
 
 /// The row, the request, and the merge: they determine the parts of a summary.
 #[derive(Clone, Copy, Debug)]
@@ -106,31 +105,6 @@ fn put_overview(bytes: &mut Vec<u8>, filters: &Filters, summary: &RowSummary) {
     }
     (summary.frontiers().len() as u32).put(bytes);
     summary.frontiers().iter().for_each(|frontier| put_draws(bytes, frontier.as_slice()));
-}
-
-fn put_draws(bytes: &mut Vec<u8>, draws: &[Candidate]) {
-    let bytes_of = |c: &Candidate| {
-        let (words, mut bytes) = ([c.winner.token, c.winner.score.to_bits(), c.logit.to_bits()], [0; DRAW]);
-        bytes.as_chunks_mut().0.iter_mut().zip(words).for_each(|(place, word)| *place = word.to_le_bytes());
-        bytes
-    };
-    put_items(bytes, draws.iter().map(bytes_of));
-}
-
-/// Appends a mass; `None` is an empty histogram.
-fn put_mass(bytes: &mut Vec<u8>, mass: Option<&MassHistogram>) {
-    let (top, runs) = mass.map_or((f32::NEG_INFINITY, [&[] as &[u64]; 2]), MassHistogram::run);
-    top.put(bytes);
-    ((runs[0].len() + runs[1].len()) as u32).put(bytes);
-    runs.into_iter().for_each(|run| put_all(bytes, run.iter().map(|mass| mass.to_le_bytes())));
-}
-
-fn put_list(bytes: &mut Vec<u8>, list: &[Candidate]) {
-    put_tokens(bytes, list.iter().map(|c| (c.winner.token, c.logit)));
-}
-
-fn put_tokens(bytes: &mut Vec<u8>, tokens: impl ExactSizeIterator<Item = (u32, f32)>) {
-    put_items(bytes, tokens.map(|(token, logit)| (u64::from(logit.to_bits()) << 32 | u64::from(token)).to_le_bytes()));
 }
 
 /// Reads the summary of a row from the shard with `tokens`. The inner error is the reason why the shard's summary
@@ -311,69 +285,12 @@ fn take_prefix_counts(
     Ok(())
 }
 
-/// Takes a token of the shard.
-fn take_token(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result<u32, WireError> {
-    let token = u32::take(reader)?;
-    if tokens.contains(&token) { Ok(token) } else { Err(reader.invalid("a token of another shard")) }
-}
-
-/// Takes a draw. Its score may be infinite if the temperature follows the filters.
-fn take_draw(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result<Candidate, WireError> {
-    let (token, score, logit) = (take_token(reader, tokens)?, f32::take(reader)?, f32::take(reader)?);
-    if score.is_nan() || !logit.is_finite() {
-        return Err(reader.invalid("a score that is NaN, or a logit that is not finite"));
-    }
-    Ok(Candidate { winner: Winner::new(score, token), logit })
-}
-
-/// Takes at most `most` tokens of the shard with logits of at least `floor`, in their order.
-fn take_list<'r>(
-    reader: &mut Reader<'r>,
-    tokens: &Range<u32>,
-    floor: f32,
-    most: usize,
-) -> Result<impl Iterator<Item = Result<Candidate, WireError>> + use<'r>, WireError> {
-    let (list, tokens) = (reader.items::<LISTED>()?, tokens.clone());
-    let damaged = reader.invalid("a list that is damaged, out of order or longer than requested");
-    if list.len() > most {
-        return Err(damaged);
-    }
-    let mut last: Option<Candidate> = None;
-    Ok(list.iter().map(move |&entry| {
-        let entry = u64::from_le_bytes(entry);
-        let (token, logit) = (entry as u32, f32::from_bits((entry >> 32) as u32));
-        let c = Candidate { winner: Winner::new(logit, token), logit };
-        let is_next = last.is_none_or(|last| by_logit_rank(&last, &c).is_lt());
-        if !tokens.contains(&token) || !logit.is_finite() || logit < floor || !is_next {
-            return Err(damaged);
-        }
-        last = Some(c);
-        Ok(c)
-    }))
-}
-
-/// Takes a mass histogram and adds it to `mass`; returns whether it has any mass.
-fn take_mass(reader: &mut Reader<'_>, tokens: &Range<u32>, mass: &mut MassHistogram) -> Result<bool, WireError> {
-    let (top, run) = (f32::take(reader)?, reader.items()?);
-    // The union of all bits is a bound that vector units compute.
-    let bits = run.iter().fold(0, |bits, mass| bits | u64::from_le_bytes(*mass));
-    if !is_mass(bits, tokens) && !run.iter().all(|mass| is_mass(u64::from_le_bytes(*mass), tokens)) {
-        return Err(reader.invalid("a mass beyond that of the shard's tokens"));
-    }
-    if mass.add_run(top, run) { Ok(!run.is_empty()) } else { Err(reader.invalid("not a mass histogram")) }
-}
-
-/// Whether a shard's tokens can have this mass. A token has less than 2^31 units, so sums over shards do not overflow.
-fn is_mass(mass: u64, tokens: &Range<u32>) -> bool {
-    mass < ((tokens.len() as u64) << 31).max(1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::call::{Call, begin, is_same_call};
+    use flash_sampling_core::backend::by_logit_rank;
     use flash_sampling_core::reference::{Reference, ReferenceVariant};
-    use flash_sampling_core::{DType, Head, LogitRank, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams};
+    use flash_sampling_core::{Candidate, Head, LogitRank, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams};
     use proptest::prelude::*;
 
     const TOKENS: Range<u32> = 100..400;
@@ -511,24 +428,6 @@ mod tests {
                 matches!(decode_from(&message(), &tokens, &points()), Err(WireError::Invalid { .. })),
                 "{tokens:?}"
             );
-        }
-    }
-
-    #[test]
-    fn mismatches_of_rows_types_and_parameters_are_detected() {
-        let (mut bytes, rows) = (Vec::new(), rows(&[]).map(|(params, _)| params));
-        begin(&mut bytes, Call::of(7, &rows, DType::BF16));
-        let messages = vec![bytes; 2];
-        let call = |rows: &[RowParams<'_>], dtype| is_same_call(&messages, 1, Call::of(7, rows, dtype));
-        assert!(matches!(call(&rows, DType::BF16), Ok(true)));
-        assert!(call(&rows[..3], DType::BF16).unwrap_err().to_string().contains("3"));
-        assert!(call(&rows, DType::F16).is_err());
-        let changes: [fn(&mut RowParams<'static>); 5] =
-            [|p| p.seed += 1, |p| p.position += 1, |p| p.draws += 1, |p| p.first_draw += 1, |p| p.mask = Some(&[])];
-        for change in changes {
-            let mut other = rows;
-            change(&mut other[2]);
-            assert!(matches!(call(&other, DType::BF16), Ok(false)));
         }
     }
 
