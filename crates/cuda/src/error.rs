@@ -3,7 +3,7 @@
 use crate::probe::Probe;
 use core::time::Duration;
 use cudarc::driver::DriverError;
-use flash_sampling_core::Knob;
+use flash_sampling_core::{Knob, SampleError};
 use std::path::PathBuf;
 
 /// An error of a CUDA sampler's construction or of a call.
@@ -169,6 +169,12 @@ fn list(ranks: &[usize]) -> String {
 
 fn one(rank: &Option<usize>) -> String {
     list(rank.as_slice())
+}
+
+impl From<CudaError> for SampleError {
+    fn from(error: CudaError) -> Self {
+        SampleError::Backend { backend: "cuda", source: Box::new(error) }
+    }
 }
 
 impl CudaError {

@@ -89,7 +89,7 @@ impl RowEncoder {
     }
 
     /// The block for the device address `base`, a multiple of 16, to which the caller copies it. The rows begin at `base`.
-    /// Call it once after each [`RowEncoder::encode`]: it replaces offsets by addresses.
+    /// Another call makes the block for another address.
     pub fn block(&mut self, base: DeviceAddress<u8>) -> &[u8] {
         self.staging.finish(base)
     }
@@ -127,6 +127,11 @@ mod tests {
         let rows: [Row; 2] = bytemuck::pod_read_unaligned(&block[..112]);
         assert_eq!((rows[0].seed, rows[0].position, rows[0].biases, rows[0].largest_bias), (7, 3, 1, 2.5));
         assert_eq!((rows[0].bias.get(), rows[1].mask.get(), rows[1].mask_words), (4096 + 112, 4096 + 120, 2));
+        let again = encoder.block(DeviceAddress::new(256)).to_vec();
+        encoder.block(DeviceAddress::new(4096 << 20));
+        assert_eq!(encoder.block(DeviceAddress::new(4096)), block);
+        let rows: [Row; 2] = bytemuck::pod_read_unaligned(&again[..112]);
+        assert_eq!((rows[0].bias.get(), rows[1].mask.get()), (256 + 112, 256 + 120));
         // What was there goes.
         encoder.encode(&[RowParams::default()]).unwrap();
         assert_eq!((encoder.features(), encoder.len(), encoder.filters().len()), (RowFeatures::Bare, 56, 1));

@@ -15,12 +15,12 @@ use crate::device::scratch::{Scratch, wait};
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::sampler::check_plan;
-use crate::sampler::row_scan::{PassPlace, RowScan};
+use crate::sampler::row_scan::{PassPlace, RowScan, SourcePass};
 use crate::sampler::staging::Staging;
 use crate::sampler::tiled::CudaTiled;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary};
-use flash_sampling_core::{Capabilities, DType, HeadError, Matrix, Plan, RowParams, SampleError, Samples, Scan, Shape};
+use flash_sampling_core::backend::Driver;
+use flash_sampling_core::{Capabilities, DType, HeadError, Matrix, Plan, RowParams, SampleError, Samples, Shape};
 use source::{DeviceInputs, DeviceLaunches};
 use std::sync::Arc;
 
@@ -131,10 +131,9 @@ impl DeviceSampler {
         if rows.len() > self.plan.max_rows {
             return Err(SampleError::TooManyRows { rows: rows.len(), max_rows: self.plan.max_rows });
         }
-        let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
         // A thread may have no current context.
         let bound = self.device.context().bind_to_thread();
-        bound.map_err(|error| failed(CudaError::driver("use the GPU on this thread")(error)))?;
+        bound.map_err(CudaError::driver("use the GPU on this thread"))?;
         let (can, plan, vocab_size) = (self.capabilities(), self.plan, self.shape.vocab_size);
         // The hidden states are not on the host.
         let input = Matrix::from_bytes(&[], DType::F32, 0, hidden.cols, hidden.cols);
@@ -149,7 +148,7 @@ impl DeviceSampler {
         let (queue, own_queue) = unsafe { (Queue::new(stream), Queue::new(own)) };
         let source = DeviceInputs { launches, queue, hidden, own, own_queue, is_ready: false };
         let sampled =
-            driver.sample(&mut DevicePass { source, place, scan }, (&can, &plan, vocab_size), input, rows, out);
+            driver.sample(&mut SourcePass { source, place, scan }, (&can, &plan, vocab_size), input, rows, out);
         // What was launched before an error, and what was enqueued on the stream for a call without launches, reads or
         // writes the caller's memory.
         let waited = wait(stream.context(), || stream.synchronize());
@@ -157,25 +156,5 @@ impl DeviceSampler {
             wait(own.context(), || own.synchronize());
         }
         sampled
-    }
-}
-
-/// The passes of a call.
-#[derive(Debug)]
-struct DevicePass<'s> {
-    source: DeviceInputs<'s>,
-    place: PassPlace<'s>,
-    scan: &'s mut RowScan,
-}
-
-impl Scan for DevicePass<'_> {
-    fn scan(
-        &mut self,
-        batch: &Batch<'_, '_>,
-        requests: &[Request<'_>],
-        out: &mut [RowSummary],
-    ) -> Result<(), SampleError> {
-        let scanned = self.scan.scan(&mut self.source, &self.place, batch, requests, out);
-        scanned.map_err(|error| SampleError::Backend { backend: "cuda", source: Box::new(error) })
     }
 }

@@ -49,11 +49,6 @@ pub(crate) struct HostSampler<'w> {
     filters: Vec<RowFilters>,
 }
 
-/// An error of a call.
-fn failed(error: CudaError) -> SampleError {
-    SampleError::Backend { backend: "cuda", source: Box::new(error) }
-}
-
 impl<'w> HostSampler<'w> {
     /// Checks the plan, copies the weight, compiles and loads the kernels. Without `groups`, tokens of a group and how they
     /// draw, the draws are the tiled kernel's.
@@ -108,9 +103,9 @@ impl<'w> HostSampler<'w> {
 
     pub(crate) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
         let plan = Plan { max_rows, ..self.plan };
-        check_plan(&plan, true).map_err(failed)?;
+        check_plan(&plan, true)?;
         if let Some(uploaded) = &mut self.uploaded {
-            uploaded.replan(&plan, &self.stream).map_err(failed)?;
+            uploaded.replan(&plan, &self.stream)?;
         }
         (self.scan, self.plan) = (RowScan::default(), plan);
         Ok(())
@@ -156,7 +151,7 @@ impl Scan for HostSampler<'_> {
         // Its results may be those of a shard, whose masses are merged.
         let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z: false };
         let mut source = UploadedInputs { head, uploaded, staging, adjustments, stream, error_bounds, hidden, filters };
-        scan.scan(&mut source, &place, batch, requests, out).map_err(failed)
+        Ok(scan.scan(&mut source, &place, batch, requests, out)?)
     }
 }
 

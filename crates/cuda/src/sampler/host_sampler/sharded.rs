@@ -1,7 +1,7 @@
 //! Calls of ranks whose GPUs exchange draws and decide filters.
 
 use super::source::stage;
-use super::{HostSampler, failed, of_call};
+use super::{HostSampler, of_call};
 use crate::abi::RowFilters;
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
@@ -66,7 +66,7 @@ impl HostSampler<'_> {
         open.iter_mut().for_each(|open| open.clear());
         check_call(&input, rows, &self.shape(), &self.plan)?;
         if exchange.device().context().ordinal() != self.stream.context().ordinal() {
-            return Err(failed(CudaError::NotTogether { reason: "the exchange is of another GPU" }));
+            return Err(CudaError::NotTogether { reason: "the exchange is of another GPU" }.into());
         }
         // Filters depend on the tokens of all ranks. Adjustments act on single logits, and so on this rank alone.
         let knobs = if open.is_some() { self.can.knobs } else { self.can.knobs.intersection(Knobs::ADJUSTMENTS) };
@@ -110,7 +110,7 @@ impl Scan for ExchangePass<'_, '_> {
         valid.clone().for_each(|(r, row)| out[r].begin(row));
         let has_filters = self.open.is_some();
         let drawn = if has_filters { self.draw_filtered(batch, out) } else { self.draw(batch, out) };
-        drawn.map_err(failed)?;
+        drawn?;
         let Some(open) = &mut self.open else { return Ok(()) };
         for (r, row) in valid {
             if row.filters.is_some() {

@@ -6,14 +6,13 @@ use crate::device::gpu::Device;
 use crate::device::noise_math::NoiseMath;
 use crate::error::CudaError;
 use crate::sampler::check_plan;
-use crate::sampler::row_scan::{PassPlace, RowScan};
+use crate::sampler::row_scan::{PassPlace, RowScan, SourcePass};
 use crate::sampler::tiled::FILTERS_TOO;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary};
+use flash_sampling_core::backend::Driver;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Capabilities, Exactness, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Scan, Shape,
-    Variant,
+    Capabilities, Exactness, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Variant,
 };
 use source::{CopiedLogits, LogitDraws};
 use std::sync::Arc;
@@ -95,39 +94,17 @@ impl PerturbedArgmax for CudaStandalone {
         check_call(&input, rows, &self.shape(), &self.plan)?;
         let (can, plan, vocab_size) = (self.capabilities(), self.plan, self.vocab_size);
         let CudaStandalone { device, stream, kernels, driver, scan, .. } = self;
-        let copied = kernels.copy_logits(&input, stream);
-        let logits = copied.map_err(|error| SampleError::Backend { backend: "cuda", source: Box::new(error) })?;
+        let logits = kernels.copy_logits(&input, stream)?;
         let (can, plan, tokens, finishes_log_z) = (&can, &plan, 0..vocab_size, false);
         let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z };
-        let mut pass = LogitsPass { source: CopiedLogits { kernels, logits, stream, device }, place, scan };
+        let mut pass = SourcePass { source: CopiedLogits { kernels, logits, stream, device }, place, scan };
         driver.sample(&mut pass, (can, plan, vocab_size), input, rows, out)
     }
 
     fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
         let plan = Plan { max_rows, ..self.plan };
-        let checked = check_plan(&plan, false);
-        checked.map_err(|error| SampleError::Backend { backend: "cuda", source: Box::new(error) })?;
+        check_plan(&plan, false)?;
         (self.scan, self.plan) = (RowScan::default(), plan);
         Ok(())
-    }
-}
-
-/// The passes of a call.
-#[derive(Debug)]
-struct LogitsPass<'s> {
-    source: CopiedLogits<'s>,
-    place: PassPlace<'s>,
-    scan: &'s mut RowScan,
-}
-
-impl Scan for LogitsPass<'_> {
-    fn scan(
-        &mut self,
-        batch: &Batch<'_, '_>,
-        requests: &[Request<'_>],
-        out: &mut [RowSummary],
-    ) -> Result<(), SampleError> {
-        let scanned = self.scan.scan(&mut self.source, &self.place, batch, requests, out);
-        scanned.map_err(|error| SampleError::Backend { backend: "cuda", source: Box::new(error) })
     }
 }

@@ -21,7 +21,7 @@ use flash_sampling_core::backend::error_bounds::RowScoreBound;
 use flash_sampling_core::backend::{Batch, CheckedRow, Progress, Request, RowSummary};
 use flash_sampling_core::sampler::reuse_vec;
 use flash_sampling_core::{Adjustments, Candidate, Capabilities, Exactness, Plan, RowError, RowParams, Winner, params};
-use flash_sampling_core::{Stage, StagedError};
+use flash_sampling_core::{SampleError, Scan, Stage, StagedError};
 use std::sync::Arc;
 pub(crate) use stored_scan::{ScanRow, StoredQueries, StoredScan};
 
@@ -390,6 +390,25 @@ impl RowScan {
             if is_raw { scan.find_raw() } else { scan.find() }?;
         }
         Ok(())
+    }
+}
+
+/// The passes of a call over a source of logits.
+#[derive(Debug)]
+pub(crate) struct SourcePass<'s, S> {
+    pub(crate) source: S,
+    pub(crate) place: PassPlace<'s>,
+    pub(crate) scan: &'s mut RowScan,
+}
+
+impl<S: LogitSource> Scan for SourcePass<'_, S> {
+    fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        Ok(self.scan.scan(&mut self.source, &self.place, batch, requests, out)?)
     }
 }
 

@@ -31,6 +31,8 @@ pub(crate) struct Staging {
     lists: PinnedItems,
     /// Whether any row has a mask that forbids most tokens, or penalties.
     has_knobs: bool,
+    /// The address of the lists that rows point to; none: rows have offsets.
+    lists_address: Option<u64>,
     /// For [`Staging::arrange`].
     arranged: Vec<Row>,
     bytes: Vec<u8>,
@@ -76,7 +78,7 @@ impl Staging {
         self.sources.clear();
         self.rows.clear();
         self.lists.clear();
-        (self.last_mask, self.has_knobs) = (None, false);
+        (self.last_mask, self.has_knobs, self.lists_address) = (None, false, None);
     }
 
     /// What the rows have: anything where one has a mask that forbids most tokens, or penalties that are more than biases.
@@ -248,11 +250,20 @@ impl Staging {
     fn place_rows(&mut self, base: DeviceAddress<u8>, out: &mut [u8]) {
         let (rows_at, lists_at) = (self.rows_at(), self.lists_at());
         debug_assert!(self.rows.is_empty() || lists_at >= 4 * WORDS_BEFORE, "a row lies before the words");
+        let lists = base.get() + lists_at as u64;
+        let first_word = lists.wrapping_sub(4 * u64::from(self.tokens.start / 32));
+        let before = self.lists_address.replace(lists);
         for row in &mut self.rows {
-            let lists = base.get() + lists_at as u64;
-            let bias = if row.biases == 0 { 0 } else { lists + 8 * row.bias.get() };
-            let first_word = lists.wrapping_sub(4 * u64::from(self.tokens.start / 32));
-            let mask = if row.mask.is_null() { 0 } else { first_word.wrapping_add(8 * (row.mask.get() - 1)) };
+            let bias = match before {
+                _ if row.biases == 0 => 0,
+                Some(before) => row.bias.get() - before + lists,
+                None => lists + 8 * row.bias.get(),
+            };
+            let mask = match before {
+                _ if row.mask.is_null() => 0,
+                Some(before) => row.mask.get().wrapping_sub(before).wrapping_add(lists),
+                None => first_word.wrapping_add(8 * (row.mask.get() - 1)),
+            };
             (row.bias, row.mask) = (DeviceAddress::new(bias), DeviceAddress::new(mask));
         }
         out[rows_at..].copy_from_slice(bytemuck::cast_slice(&self.rows));

@@ -233,22 +233,21 @@ impl<'a> CudaStreamed<'a> {
 
     /// Makes the draws of a call, row by row in `results`.
     fn draw(&mut self, weight: &mut impl Read, rows: &CallRows<'_, '_>) -> Result<(), StreamError> {
-        let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
-        self.stage(rows).map_err(failed)?;
+        self.stage(rows).map_err(SampleError::from)?;
         self.results.clear();
         if self.head.vocab_size == 0 {
             let nothing = Draw { status: status::NO_FINITE_LOGIT, ..Draw::default() };
             self.results.resize(self.deal.order.len(), nothing);
         } else if !self.work.is_empty() {
-            let hidden = self.begin(&rows.batch.input).map_err(failed)?;
+            let hidden = self.begin(&rows.batch.input).map_err(SampleError::from)?;
             let row_bytes = self.head.hidden * self.head.dtype.size();
             for (block, start) in (0..self.head.vocab_size).step_by(self.tokens).enumerate() {
                 let count = self.tokens.min(self.head.vocab_size - start);
-                let bytes = self.blocks.place_of(block, count * row_bytes).map_err(failed)?;
+                let bytes = self.blocks.place_of(block, count * row_bytes).map_err(SampleError::from)?;
                 weight.read_exact(bytes).map_err(|source| StreamError::Read { token: start, source })?;
-                self.multiply(block, start, count, &hidden).map_err(failed)?;
+                self.multiply(block, start, count, &hidden).map_err(SampleError::from)?;
             }
-            self.end(rows).map_err(failed)?;
+            self.end(rows).map_err(SampleError::from)?;
         }
         Ok(())
     }
