@@ -125,6 +125,6 @@ fn a_pass_over_a_row_finds_its_masses_their_sum_and_the_largest_logits() {
     assert!(lost > 0, "no list is lost");
     assert!(
         wrong_order > 0 && wrong_rounding > 0,
-        "no case tells the sum from {wrong_order} and {wrong_rounding} others"
+        "no case distinguishes the sum from {wrong_order} and {wrong_rounding} others"
     );
 }

@@ -146,6 +146,7 @@ pub(super) fn wrong_shapes_are_errors(trial: &Trial<'_>, report: &mut LawReport)
         }
         Err(SampleError::Unsupported { knob: Knob::MaxRows }) => {
             ensure!(sampler.plan().max_rows == 4, "the sampler has lost its plan");
+            report.note("this sampler does not change its number of rows");
         }
         Err(error) => return Err(error.into()),
     }

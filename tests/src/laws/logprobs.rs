@@ -13,7 +13,7 @@ use flash_sampling_core::{
 
 pub(super) fn log_z_and_top_logprobs_are_right(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let plan = Plan { max_rows: 5, max_draws: 3, max_logprobs: Some(2000), canonical: false };
-    let asked = [Some(0), Some(1), Some(20), Some(2000), None];
+    let requested = [Some(0), Some(1), Some(20), Some(2000), None];
     let mut worst = 0.0f64;
     for (i, shape) in LogitShape::ALL.into_iter().enumerate() {
         for vocab in [1, 77, 1500] {
@@ -25,17 +25,17 @@ pub(super) fn log_z_and_top_logprobs_are_right(trial: &Trial<'_>, report: &mut L
                 order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
                 let mut mass = MassHistogram::default();
                 mass.extend_from_slice(&logits);
-                let rows: Vec<RowParams<'_>> = asked
+                let rows: Vec<RowParams<'_>> = requested
                     .iter()
                     .map(|&logprobs| RowParams { seed: 80, temperature, draws: 3, logprobs, ..RowParams::default() })
                     .collect();
                 let out = trial.sample(&problem, plan, &rows)?;
                 let where_ = || format!("{shape:?}, {vocab} tokens, temperature {temperature}");
-                for (row, asked) in out.iter().zip(asked) {
+                for (row, requested) in out.iter().zip(requested) {
                     let row = row?;
-                    let Some(asked) = asked else {
+                    let Some(requested) = requested else {
                         let nothing = row.log_z.is_none() && row.top.is_empty() && row.mass.is_none();
-                        ensure!(nothing, "{}: log-probabilities that nobody asked for", where_());
+                        ensure!(nothing, "{}: log-probabilities without a request", where_());
                         continue;
                     };
                     let log_z = row.log_z.ok_or_else(|| Broken(format!("{}: no log Z", where_())))?;
@@ -48,9 +48,9 @@ pub(super) fn log_z_and_top_logprobs_are_right(trial: &Trial<'_>, report: &mut L
                     );
                     let masses = trial.factory.has_masses().then_some(&mass);
                     ensure!(row.mass == masses, "{}: the masses differ", where_());
-                    let want = &order[..(asked as usize).min(vocab)];
+                    let want = &order[..(requested as usize).min(vocab)];
                     let top: Vec<u32> = row.top.iter().map(|c| c.winner.token).collect();
-                    ensure!(top == want, "{}: the top {asked} are {top:?}, not {want:?}", where_());
+                    ensure!(top == want, "{}: the top {requested} are {top:?}, not {want:?}", where_());
                     for c in row.top {
                         ensure!(c.logit == logits[c.winner.token as usize], "{}: a top logit is off", where_());
                     }
@@ -187,19 +187,16 @@ pub(super) fn ranks_and_given_tokens_are_right(trial: &Trial<'_>, report: &mut L
         modes.into_iter().filter(|mode| *mode == LogprobsMode::Processed || can.knobs.contains(Knob::LogprobsMode))
     {
         let rows = plain.map(|row| RowParams { logprobs_mode: mode, ..row });
-        let asked = rows.map(|row| RowParams { ranks: true, logprob_token_ids: &given, ..row });
+        let requests = rows.map(|row| RowParams { ranks: true, logprob_token_ids: &given, ..row });
         let mut sampler = trial.sampler(problem.head(), plan)?;
         let (mut without, mut out, mut want) = (Samples::new(), Samples::new(), Samples::new());
         sampler.sample(problem.input(), &rows, &mut without)?;
-        sampler.sample(problem.input(), &asked, &mut out)?;
+        sampler.sample(problem.input(), &requests, &mut out)?;
         let mut beyond = 0;
         for r in 0..rows.len() {
             let (row, without) = (out.row(r)?, without.row(r)?);
             ensure!(row.draws == without.draws && row.log_z == without.log_z, "row {r}: ranks change the draws");
-            ensure!(
-                without.ranks.is_empty() && without.token_logits.is_empty(),
-                "row {r}: ranks that nobody asked for"
-            );
+            ensure!(without.ranks.is_empty() && without.token_logits.is_empty(), "row {r}: ranks without a request");
             let tokens: Vec<u32> = row.token_log_probs().map(|(token, _)| token).collect();
             ensure!(tokens == given, "row {r}: log-probabilities of {tokens:?}, not of {given:?}");
             ensure!(row.ranks.len() == row.draws.len(), "row {r}: {} ranks", row.ranks.len());
@@ -221,7 +218,7 @@ pub(super) fn ranks_and_given_tokens_are_right(trial: &Trial<'_>, report: &mut L
         }
         ensure!(beyond > 5, "only {beyond} ranks beyond the lists");
         if let Some(mut reference) = trial.reference(problem.head(), plan) {
-            reference.sample(problem.input(), &asked, &mut want)?;
+            reference.sample(problem.input(), &requests, &mut want)?;
             for r in 0..rows.len() {
                 let (found, want) = (RowBits::of(&out, r), RowBits::of(&want, r));
                 ensure!(found == want, "{mode:?}, row {r}: {found:?}, the reference has {want:?}");

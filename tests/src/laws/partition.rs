@@ -32,7 +32,7 @@ fn parts(trial: &Trial<'_>, head: Head<'_>, problem: &Problem, rows: &[RowParams
         .map(|row| match row {
             Ok(row) => {
                 let winners = row.draws.iter().map(|d| Winner::new(d.score, d.token)).collect();
-                ensure!(row.log_z.is_some(), "log-probabilities were asked for, but there is no log Z");
+                ensure!(row.log_z.is_some(), "log-probabilities were requested, but there is no log Z");
                 ensure!(
                     row.mass.is_some() == trial.factory.has_masses(),
                     "the masses of log-probabilities are missing, or there where they should not be"

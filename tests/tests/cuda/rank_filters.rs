@@ -38,8 +38,8 @@ impl<'w> Group<'w> {
                 (sampler, CudaExchange::from(peers))
             })
             .collect();
-        let told: Vec<_> = ranks.iter().map(|(sampler, _)| sampler.encode_support()).collect();
-        ranks.iter_mut().for_each(|(_, exchange)| exchange.agree(&told).unwrap());
+        let supports: Vec<_> = ranks.iter().map(|(sampler, _)| sampler.encode_support()).collect();
+        ranks.iter_mut().for_each(|(_, exchange)| exchange.agree(&supports).unwrap());
         Group { ranks }
     }
 

@@ -120,8 +120,7 @@ impl<'s> Queue<'s> {
     /// For all work that this value enqueues:
     /// * *Memory*: every address is device memory of the stream's device. The memory has the size that the work states,
     ///   and stays valid until the stream has finished the work.
-    /// * *Order*: two pieces of work that use the same memory, and of which one writes, are ordered by the stream or by
-    ///   events.
+    /// * *Order*: two pieces of work that use the same memory are ordered by the stream or by events, if one writes.
     /// * *Rows*: rows, and all memory behind their addresses, meet the documentation of [`Row`](crate::abi::Row) and
     ///   [`RowFilters`](crate::abi::RowFilters).
     pub(crate) unsafe fn new(stream: &'s CudaStream) -> Self {

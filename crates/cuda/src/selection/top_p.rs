@@ -18,7 +18,7 @@ pub(crate) static RANKS: KernelSource = KernelSource::single_cold("top_p_ranks.c
 /// The most blocks of a draw: the largest portable cluster.
 const MAX_BLOCKS: u32 = 8;
 
-/// Returns the number of blocks per draw of `tokens` tokens, of which each block reads `step` at a time. The blocks fill the
+/// Returns the number of blocks per draw of `tokens` tokens. A block reads `step` tokens at a time. The blocks fill the
 /// multiprocessors; a draw has at least two if there is a multiprocessor for each draw.
 fn blocks_of(tokens: u32, step: u32, draws: u32, multiprocessors: u32) -> u32 {
     let least = if draws <= multiprocessors { 2 } else { 1 };

@@ -1,5 +1,5 @@
-//! The fused tiled variant over device memory (paper Alg. 1): what is planned, and the public launches. The work of those that
-//! compute log Z, and of those that store logits, stands beside.
+//! The fused tiled variant over device memory (paper Alg. 1): the plan and the public launches.
+//! `log_z` has the launches that compute log Z, `storing` the launches that store logits.
 #![allow(unsafe_code)]
 
 mod log_z;

@@ -143,7 +143,7 @@ impl DeviceSampler {
         let place = PassPlace { can: &can, plan: &plan, tokens, vocab_size, device, stream: own, finishes_log_z };
         // SAFETY: *Memory*: weight and bias by the contract of `new`, hidden states by that of this function; the rest is this
         // value's, sized before each launch. *Order*: one launch follows the other, and `own` joins `stream`; both are waited
-        // for below. *Rows*: `Staging` makes them of checked parameters, of which greedy ones have no filters;
+        // for below. *Rows*: `Staging` makes them of checked parameters; checked greedy rows have no filters;
         // `RowFilters::of` bounds top-k.
         let (queue, own_queue) = unsafe { (Queue::new(stream), Queue::new(own)) };
         let source = DeviceInputs { launches, queue, hidden, own, own_queue, is_ready: false };

@@ -196,7 +196,7 @@ impl ExchangePass<'_, '_> {
                     }
                 };
                 drawn.map_err(|error| of_call(error, |at| part[at].row))?;
-                // The mark of the exchange tells types apart: the other ranks have this one, too, and leave all rows
+                // The fingerprint of the exchange has the type: the other ranks have this one, too, and leave all rows
                 // open.
                 if is_other {
                     let valid = batch.rows.iter().zip(out).filter(|(row, _)| row.is_ok());
