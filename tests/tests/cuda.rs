@@ -27,8 +27,8 @@ mod large;
 mod layouts;
 #[path = "cuda/log_z.rs"]
 mod log_z;
-#[path = "cuda/raw.rs"]
-mod raw;
+#[path = "cuda/logprobs.rs"]
+mod logprobs;
 #[path = "cuda/shard_scans.rs"]
 mod shard_scans;
 #[path = "cuda/top_p.rs"]

@@ -42,13 +42,23 @@ fn rows(count: usize, logprobs: Option<u32>) -> Vec<RowParams<'static>> {
 
 #[test]
 fn logits_of_every_type_and_width_have_the_bits_of_the_cpu() {
+    same_as_the_cpu(&[(17, 3), (9, 61), (8, 255), (8, 256), (8, 257), (16, 1000), (8, 50_257), (8, 151_936), (300, 640)]);
+}
+
+/// A row has three blocks of masses. Small enough for the sanitizers.
+#[test]
+fn logits_of_several_blocks_have_the_bits_of_the_cpu() {
+    same_as_the_cpu(&[(10, 20_003)]);
+}
+
+/// Rows and tokens.
+fn same_as_the_cpu(sizes: &[(usize, usize)]) {
     if !Gpu::STANDALONE.runs() {
         return;
     }
     let device = Device::new(0).unwrap();
     let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
-    let sizes = [(17, 3), (9, 61), (8, 255), (8, 256), (8, 257), (16, 1000), (8, 50_257), (8, 151_936), (300, 640)];
-    for (i, (count, vocab)) in sizes.into_iter().enumerate() {
+    for (i, (count, vocab)) in sizes.iter().copied().enumerate() {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             // Spread 3, and a few logits far above.
             let logits = Tensor::from_fn(dtype, count, vocab, |r, t| {

@@ -1,4 +1,4 @@
-//! Raw log-probabilities of rows by the dozen, of as many tokens as language models have.
+//! Log-probabilities of rows of several blocks, and of rows by the dozen with as many tokens as language models have.
 
 use super::backends::gpu::{CHOICES, Gpu};
 use super::backends::{assert_twice, reference};
@@ -6,6 +6,28 @@ use super::runs_here;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, LogprobsMode, Plan, RowParams};
+
+/// A row has three blocks. Small enough for the sanitizers.
+#[test]
+fn logprobs_of_several_blocks_have_the_reference_bits() {
+    if !runs_here() {
+        return;
+    }
+    let vocab = 20_003;
+    let mut problem = Problem::integers(Size::new(6, vocab, 24), DType::BF16, DType::BF16, 97);
+    problem.scale = Some(0.25);
+    let mask: Vec<u32> = (0..vocab.div_ceil(32) as u32).map(|word| 0x8001_0040u32.rotate_left(word % 32)).collect();
+    let processed = RowParams { seed: 98, temperature: 1.5, logprobs: Some(5), ranks: true, ..RowParams::default() };
+    let raw = RowParams { logprobs_mode: LogprobsMode::Raw, ..processed };
+    let masked = [processed, raw].map(|row| RowParams { mask: Some(&mask), ..row });
+    let none = RowParams { mask: Some(&[]), logprobs: Some(0), ..raw };
+    let rows = [processed, raw, masked[0], masked[1], RowParams { logprobs: Some(0), ..processed }, none];
+    let plan = Plan { max_rows: 6, max_logprobs: Some(5), ..Plan::default() };
+    let want = reference(&problem, plan, ReferenceVariant::Tiled, &rows);
+    for &choice in &CHOICES[..2] {
+        assert_twice(&Gpu::Tiled(choice), &problem, plan, &rows, &want, &format!("{choice:?}"));
+    }
+}
 
 /// 83 rows of these fit into the room for stored logits, and the logits of 8 draws come down one by one.
 #[test]
