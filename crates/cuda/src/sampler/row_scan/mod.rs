@@ -65,6 +65,9 @@ impl<'c, 'a> CallRows<'c, 'a> {
     }
 }
 
+/// In place of a row that was summarized, but whose logits were not stored.
+const NOT_STORED: usize = usize::MAX;
+
 const UNCHECKED: CudaError = CudaError::Corrupt { what: "a row that is not valid" };
 
 /// A draw of a row, for a kernel.
@@ -166,7 +169,8 @@ pub(crate) struct RowScan {
     queries: StoredQueries,
     /// Allocated for the first row that needs stored logits.
     stored: Option<StoredRows>,
-    /// The rows with stored logits, and whether these are raw. Valid for further passes over the rows of the same call.
+    /// The rows with stored logits or [`NOT_STORED`], and whether the logits are raw. Valid for further passes over the
+    /// rows of the same call.
     held: Vec<usize>,
     holds_raw: bool,
 }
@@ -377,6 +381,9 @@ impl RowScan {
                 inputs = source.store(rows, held, is_raw, stored, draws)?.filter(|_| place.plan.canonical);
                 for (slot, (member, draw)) in part.iter_mut().zip(&*draws).enumerate() {
                     member.slot = slot;
+                    if stored.requests()[slot].stores == 0 {
+                        held[slot] = NOT_STORED;
+                    }
                     // The mask may hide a bad raw logit. The transformed logits have reported all other bad logits.
                     member.out.error = bad_logit(draw).filter(|_| !is_raw);
                     if place.plan.canonical {

@@ -104,7 +104,8 @@ impl ScanRow<'_> {
         let limit = most.filter(|&most| most <= LONGEST_LIST).unwrap_or(0);
         let is_done = has_draw && self.needs_draws() && self.made_draws() == 1;
         let has_tokens = self.row.ranks || !self.row.logprob_token_ids.is_empty();
-        let reads_logits = self.row.filters.is_some() || (self.draws && !is_done) || has_tokens;
+        let draws = self.draws && !is_done;
+        let reads_logits = !self.is_overview() || self.row.filters.is_some() || draws || has_tokens;
         let masses = if is_raw { self.is_raw() && self.is_overview() } else { self.needs_mass() };
         SummaryRequest { limit, stores: (is_raw || reads_logits).into(), masses: masses.into(), padding: 0 }
     }
