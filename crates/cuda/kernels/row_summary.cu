@@ -2,18 +2,30 @@
 // the bits of core's, and the largest logits. The logits are transformed ones, or raw ones, which the kernel transforms, checks,
 // and stores on request.
 //
-// A block holds a part of a row in registers, sums it in bins that it numbers from its largest logit down, and lists the tokens
-// that may be among the largest of the row. The last block of a row adds the bins of all blocks, and sorts the tokens that reach
-// the bin of the last requested one. Integer sums do not depend on the order of the blocks.
+// A block of part_summaries holds a part of a row in registers, sums it in bins that it numbers from its largest logit down, and
+// lists the tokens that may be among the largest of the row. A block of row_summaries adds the bins of a row's parts, and sorts
+// the tokens that reach the bin of the last requested one. Integer sums do not depend on the order of the blocks.
 #include "flash_sampling/row_summary/call.cuh"
 #include "flash_sampling/row_summary/load_part.cuh"
 
 using namespace flash_sampling;
 
-// The sums of a part's bins: `high` counts how often a copy of `low` has passed 2^32.
+// The sums of a part's bins. Almost all tokens are in near bins, of which each lane has its own copy, in its own bank.
 struct PartSums {
-    u32 low[MASS_BINS * COPIES];
-    u32 high[MASS_BINS];
+    alignas(16) u32 fractions[NEAR_BINS][32];  // of the units, modulo 2^32
+    u32 counts[NEAR_BINS][32];     // fractions / 2^COARSE, and tokens above COUNT_AT
+    // Of the tokens that are in no near bin: units modulo 2^32, and how often they passed 2^32.
+    u32 low[MASS_BINS], high[MASS_BINS];
+    u64 near[NEAR_BINS];  // units of all copies
+
+    // Clears what tokens add to.
+    __device__ __forceinline__ void clear() {
+        constexpr u32 FOURS = sizeof(fractions) / sizeof(float4);
+        static_assert(2 * FOURS % THREADS == 0 && MASS_BINS == THREADS, "the same work for all threads");
+#pragma unroll
+        for (u32 i = 0; i < 2 * FOURS; i += THREADS) reinterpret_cast<float4*>(fractions)[i + threadIdx.x] = {};
+        low[threadIdx.x] = high[threadIdx.x] = 0;
+    }
 };
 
 struct Queued {
@@ -21,30 +33,30 @@ struct Queued {
     u32 token;  // of the part
 };
 
-// For the last block.
-struct RowShared {
+struct Shared {
+    // Of each warp: the monotone bits of its largest logit, and a number of tokens.
+    u32 largest[THREADS / 32], fewest[THREADS / 32];
+    u32 count;    // bins
+    u32 reached;  // the last bin that is listed
+};
+
+struct PartShared : Shared {
+    union {
+        float logits[TOKENS];
+        PartSums sums;
+        Queued queue[QUEUE];
+    };
+    u32 queued;  // tokens
+    u32 listed_at;
+};
+
+struct RowShared : Shared {
     double terms[MASS_BINS];  // of the sum
     // Parts, as many at a time as there are threads: the bin of their top, and their bins.
     u32 above[THREADS], counts[THREADS];
     u64 keys[SORTED];
     float logits[SORTED];
-};
-
-struct Shared {
-    union {
-        float logits[TOKENS];
-        PartSums sums;
-        Queued queue[QUEUE];
-        RowShared row;
-    };
-    u32 fewest[MASS_BINS];  // tokens that a bin's mass cannot have come from fewer of
-    u32 largest[THREADS / 32];  // monotone bits
-    u32 count;    // bins
-    u32 reached;  // the last bin that is listed
-    u32 queued;   // tokens
-    u32 listed_at;
-    u32 sorted;   // tokens
-    bool is_last;
+    u32 sorted;  // tokens
 };
 
 // The largest of all threads. Contains a barrier.
@@ -62,25 +74,23 @@ __device__ __forceinline__ u32 fewest_tokens(u64 units) {
     return static_cast<u32>(ceilf(mul_rn(static_cast<float>(units >> 10), 0.999999f * 1024.0f / LARGEST_UNITS)));
 }
 
-// Finds the first bin from the top down by which `limit` tokens must have come. One warp calls this.
-__device__ __forceinline__ u32 bin_reached(const u32 (&fewest)[MASS_BINS], u32 limit) {
-    constexpr u32 LANE_BINS = MASS_BINS / 32;
-    const u32 lane = threadIdx.x % 32;
-    u32 own = 0;
-    for (u32 i = 0; i < LANE_BINS; ++i) own += fewest[lane * LANE_BINS + i];
-    u32 before = own;
+// Finds the first bin from the top down by which `limit` tokens must have come; a thread has a bin, whose mass cannot have come
+// from fewer than `fewest` tokens. All threads see it in `reached` behind the next barrier. Contains a barrier.
+__device__ __forceinline__ void find_reached_bin(u32 fewest, u32 limit, Shared& shared) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 of_warp = __reduce_add_sync(0xffffffffu, fewest);
+    if (lane == 0) shared.fewest[warp] = of_warp;
+    if (threadIdx.x == 0) shared.reached = ALL_TOKENS;
+    __syncthreads();
+    const u32 before = __reduce_add_sync(0xffffffffu, lane < warp ? shared.fewest[lane] : 0);
+    if (before >= limit || before + of_warp < limit) return;
+    u32 sum = fewest;
     for (u32 step = 1; step < 32; step *= 2) {
-        const u32 other = __shfl_up_sync(0xffffffffu, before, step);
-        if (lane >= step) before += other;
+        const u32 other = __shfl_up_sync(0xffffffffu, sum, step);
+        if (lane >= step) sum += other;
     }
-    before -= own;
-    u32 reached = ALL_TOKENS;
-    for (u32 i = 0; i < LANE_BINS && reached == ALL_TOKENS; ++i) {
-        before += fewest[lane * LANE_BINS + i];
-        if (before >= limit) reached = lane * LANE_BINS + i;
-    }
-    // The smallest, as the largest of complements.
-    return ~__reduce_max_sync(0xffffffffu, ~reached);
+    const u32 lanes = __ballot_sync(0xffffffffu, before + sum >= limit);
+    if (lane == 0) shared.reached = threadIdx.x + __ffs(lanes) - 1;
 }
 
 // The number of a logit's bin from the top down; ALL_TOKENS below the last one.
@@ -94,55 +104,87 @@ __device__ __forceinline__ float least_of_bins(float top, u32 bin) {
     return bin == ALL_TOKENS ? -bits_to_f32(0x7f7fffffu) : sub_rn(top, mul_rn(static_cast<float>(bin), 0.125f));
 }
 
-// Counts a sum that passes 2^32 by `units`.
-__device__ __forceinline__ void carry(u32 before, u32 units, u32 bin, PartSums& sums) {
-    if (before > ~units) atomicAdd(&sums.high[bin], 1u);
+// The first near bin of a part: just above the lowest of its warps' largest logits, so that single peaks do not move it.
+__device__ __forceinline__ u32 first_near_bin(float top, const Shared& shared) {
+    const u32 lane = threadIdx.x % 32, own = lane < THREADS / 32 ? shared.largest[lane] : 0;
+    const bool is_inside = from_monotone_bits(own) > sub_rn(top, MASS_WINDOW - 0.125f);
+    // The smallest, as the largest of complements.
+    const u32 lowest = ~__reduce_max_sync(0xffffffffu, is_inside ? ~own : 0);
+    const u32 bin = bin_below(top, mass_edge(from_monotone_bits(lowest)));
+    return min(bin < MARGIN_BINS ? 0 : bin - MARGIN_BINS, MASS_BINS - NEAR_BINS);
 }
 
-// Adds a thread's masses to the bins of its part, whose top is below 2^17 in size: with fewer conversions, and no branch before
-// the sums.
-__device__ __forceinline__ void add_small_masses(const float (&logits)[EACH], float top, PartSums& sums) {
-    constexpr u32 AT_ONCE = 8;
-    // The lowest edge in the window begins its bin.
-    const float least = sub_rn(top, MASS_WINDOW - 0.125f);
-    const u32 top_eighths = f32_to_bits(floor_with_magic(mul_rn(top, 8.0f)));
-    char* const low = reinterpret_cast<char*>(sums.low + threadIdx.x % COPIES);
-    constexpr u32 STEP = COPIES * sizeof(u32);
+// Adds the mass of a token that is in no near bin.
+__device__ __forceinline__ void add_far(u32 bin, u32 fraction, PartSums& sums) {
+    const u32 units = UNITS_OF_ONE + fraction;
+    if (atomicAdd(&sums.low[bin], units) > ~units) atomicAdd(&sums.high[bin], 1u);
+}
+
+// Adds a thread's masses to the bins of its part, whose top is below 2^17 in size.
+__device__ __forceinline__ void add_small_masses(const float (&logits)[EACH], float top, u32 first, PartSums& sums) {
+    constexpr u32 AT_ONCE = 4;
+    constexpr u32 STEP = sizeof(sums.counts[0]);
+    // An edge below the window.
+    const float outside = sub_rn(top, MASS_WINDOW);
+    const u32 first_eighths = f32_to_bits(floor_with_magic(mul_rn(top, 8.0f))) - first;
+    char* const near = reinterpret_cast<char*>(&sums.fractions[0][threadIdx.x % 32]);
 #pragma unroll
     for (u32 begin = 0; begin < EACH; begin += AT_ONCE) {
-        u32 places[AT_ONCE], units[AT_ONCE], before[AT_ONCE];
+        u32 bins[AT_ONCE], fractions[AT_ONCE];
+        bool is_any_far = false;
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; ++i) {
-            const float logit = logits[begin + i];
+            const float logit = fmaxf(logits[begin + i], outside);
             const float eighths = floor_with_magic(mul_rn(logit, 8.0f));
-            // The bin times STEP. A logit below the window adds nothing to any bin.
-            places[i] = (top_eighths * STEP - f32_to_bits(eighths) * STEP) & (MASS_BINS - 1) * STEP;
-            const u32 own = mass_units_above(fma_rn(sub_rn(eighths, FLOOR_MAGIC), -0.125f, logit));
-            units[i] = logit >= least ? own : 0;
+            bins[i] = first_eighths - f32_to_bits(eighths);
+            fractions[i] = mass_fraction_above(fma_rn(sub_rn(eighths, FLOOR_MAGIC), -0.125f, logit));
+            const bool is_near = bins[i] < NEAR_BINS;
+            is_any_far |= !is_near;
+            if (!is_near) continue;
+            u32* const at = reinterpret_cast<u32*>(near + bins[i] * STEP);
+            atomicAdd(at, fractions[i]);
+            atomicAdd(at + NEAR_BINS * 32, (fractions[i] >> COARSE) + (1u << COUNT_AT));
         }
+        if (!is_any_far) continue;
 #pragma unroll
-        for (u32 i = 0; i < AT_ONCE; ++i) before[i] = atomicAdd(reinterpret_cast<u32*>(low + places[i]), units[i]);
-#pragma unroll
-        for (u32 i = 0; i < AT_ONCE; ++i) carry(before[i], units[i], places[i] / STEP, sums);
+        for (u32 i = 0; i < AT_ONCE; ++i)
+            if (bins[i] >= NEAR_BINS && first + bins[i] < MASS_BINS) add_far(first + bins[i], fractions[i], sums);
     }
 }
 
-// The same with any top.
+// The same with any top, and no near bins.
 __device__ __forceinline__ void add_masses(const float (&logits)[EACH], float top, PartSums& sums) {
 #pragma unroll
     for (u32 i = 0; i < EACH; ++i) {
         if (logits[i] == -f32_infinity()) continue;
         const float edge = mass_edge(logits[i]);
         const u32 bin = bin_below(top, edge);
-        if (bin == ALL_TOKENS) continue;
-        const u32 units = mass_units_above(sub_rn(logits[i], edge));
-        carry(atomicAdd(&sums.low[bin * COPIES + threadIdx.x % COPIES], units), units, bin, sums);
+        if (bin != ALL_TOKENS) add_far(bin, mass_fraction_above(sub_rn(logits[i], edge)), sums);
+    }
+}
+
+// Adds the copies of near bins. Four lanes have a bin, and lanes read different banks.
+__device__ __forceinline__ void add_copies(PartSums& sums) {
+    const u32 lane = threadIdx.x % 32;
+    for (u32 bin = threadIdx.x / 4; bin < NEAR_BINS; bin += THREADS / 4) {
+        u32 tokens = 0, coarse = 0, fractions = 0;
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            const u32 copy = (lane / 4 + 8 * (lane % 4) + i) % 32, count = sums.counts[bin][copy];
+            tokens += count >> COUNT_AT;
+            coarse += count & ((1u << COUNT_AT) - 1);
+            fractions += sums.fractions[bin][copy];
+        }
+        u64 units = UNITS_OF_ONE * tokens + (static_cast<u64>(coarse) << COARSE) + (fractions - (coarse << COARSE));
+        units += __shfl_xor_sync(0xffffffffu, units, 1);
+        units += __shfl_xor_sync(0xffffffffu, units, 2);
+        if (lane % 4 == 0) sums.near[bin] = units;
     }
 }
 
 // Lists the tokens of a part that reach a logit, as many as there is room for.
 __device__ __forceinline__ void list_part(const RowSummaries& call, u32 r, u32 first, const float (&logits)[EACH], float least,
-                                          Shared& shared) {
+                                          PartShared& shared) {
 #pragma unroll
     for (u32 begin = 0; begin < EACH; begin += 4) {
         bool any = false;
@@ -158,7 +200,7 @@ __device__ __forceinline__ void list_part(const RowSummaries& call, u32 r, u32 f
     }
     __syncthreads();
     const u32 queued = shared.queued;
-    if (threadIdx.x == 0) shared.listed_at = atomicAdd(&call.counters[r].listed, queued <= QUEUE ? queued : RowSummaries::LISTED + 1);
+    if (threadIdx.x == 0) shared.listed_at = atomicAdd(&call.listed_counts[r], queued <= QUEUE ? queued : RowSummaries::LISTED + 1);
     __syncthreads();
     const u32 at = shared.listed_at + threadIdx.x;
     if (threadIdx.x < queued && queued <= QUEUE && at < RowSummaries::LISTED) {
@@ -170,61 +212,62 @@ __device__ __forceinline__ void list_part(const RowSummaries& call, u32 r, u32 f
 
 // Sums a part of a row, and lists tokens of it. `largest` is the thread's.
 __device__ __forceinline__ void sum_part(const RowSummaries& call, u32 r, u32 part, const float (&logits)[EACH], float largest,
-                                         Shared& shared) {
+                                         PartShared& shared) {
     const float top = mass_edge(largest_of_block(largest, shared));
-    if (fabsf(top) < 131072.0f) add_small_masses(logits, top, shared.sums); else add_masses(logits, top, shared.sums);
+    u32 first = MASS_BINS;
+    if (fabsf(top) < 131072.0f) {
+        first = first_near_bin(top, shared);
+        add_small_masses(logits, top, first, shared.sums);
+        __syncthreads();
+        add_copies(shared.sums);
+    } else {
+        add_masses(logits, top, shared.sums);
+    }
     __syncthreads();
-    const u32 bin = threadIdx.x;
-    u64 sum = static_cast<u64>(shared.sums.high[bin]) << 32;
-    // Each lane begins with another copy, so that all read different banks.
-#pragma unroll
-    for (u32 i = 0; i < COPIES; ++i) sum += shared.sums.low[bin * COPIES + (i + bin / 4) % COPIES];
-    shared.fewest[bin] = fewest_tokens(sum);
+    const u32 bin = threadIdx.x, near = bin - first;
+    u64 sum = (static_cast<u64>(shared.sums.high[bin]) << 32) + shared.sums.low[bin];
+    if (near < NEAR_BINS) sum += shared.sums.near[near];
     const u32 count = __reduce_max_sync(0xffffffffu, sum > 0 ? bin + 1 : 0);
     if (bin % 32 == 0) atomicMax(&shared.count, count);
-    __syncthreads();
+    const u32 limit = call.requests[r].limit;
+    find_reached_bin(fewest_tokens(sum), limit, shared);
     PartMasses& masses = call.parts[static_cast<u64>(r) * gridDim.y + part];
     if (bin < shared.count) masses.bins[bin] = sum;
     if (bin == 0) masses.top = top, masses.count = shared.count;
-    const u32 limit = call.requests[r].limit;
     if (limit == 0) return;
-    if (threadIdx.x < 32) {
-        const u32 reached = bin_reached(shared.fewest, limit);
-        if (threadIdx.x == 0) shared.reached = reached;
-    }
     __syncthreads();
     list_part(call, r, part * TOKENS, logits, least_of_bins(top, shared.reached), shared);
 }
 
-// Adds the masses of all parts of a row. Returns the edge of the highest bin. A thread has a bin.
-__device__ __forceinline__ float add_parts(const RowSummaries& call, u32 r, Shared& shared) {
-    const PartMasses* const parts = call.parts + static_cast<u64>(r) * gridDim.y;
+// Adds the masses of all parts of a row, and finds the bin that is listed. Returns the edge of the highest bin.
+__device__ __forceinline__ float add_parts(const RowSummaries& call, u32 r, RowShared& shared) {
+    const u32 count = (call.stored.tokens + TOKENS - 1) / TOKENS;
+    const PartMasses* const parts = call.parts + static_cast<u64>(r) * count;
     float largest = -f32_infinity();
-    for (u32 b = threadIdx.x; b < gridDim.y; b += THREADS) largest = fmaxf(largest, __ldcg(&parts[b].top));
+    for (u32 b = threadIdx.x; b < count; b += THREADS) largest = fmaxf(largest, parts[b].top);
     const float top = largest_of_block(largest, shared);
     const u32 bin = threadIdx.x;
     u64 sum = 0;
-    for (u32 begin = 0; begin < gridDim.y; begin += THREADS) {
+    for (u32 begin = 0; begin < count; begin += THREADS) {
         const u32 own = begin + threadIdx.x;
-        if (own < gridDim.y) {
-            const u32 count = __ldcg(&parts[own].count);
-            shared.row.above[threadIdx.x] = count ? bin_below(top, __ldcg(&parts[own].top)) : 0;
-            shared.row.counts[threadIdx.x] = count;
+        if (own < count) {
+            shared.counts[threadIdx.x] = parts[own].count;
+            shared.above[threadIdx.x] = parts[own].count ? bin_below(top, parts[own].top) : 0;
         }
         __syncthreads();
-        const u32 end = min(gridDim.y - begin, THREADS);
+        const u32 end = min(count - begin, THREADS);
 #pragma unroll 8
         for (u32 b = 0; b < end; ++b) {
             // Bins above the part's highest wrap around.
-            const u32 of_part = bin - shared.row.above[b];
-            if (of_part < shared.row.counts[b]) sum += __ldcg(&parts[begin + b].bins[of_part]);
+            const u32 of_part = bin - shared.above[b];
+            if (of_part < shared.counts[b]) sum += parts[begin + b].bins[of_part];
         }
         __syncthreads();
     }
-    shared.row.terms[bin] = mul_rn(mul_rn(static_cast<double>(sum), 1.0 / 1073741824.0), call.weights[bin]);
-    shared.fewest[bin] = fewest_tokens(sum);
-    const u32 count = __reduce_max_sync(0xffffffffu, sum > 0 ? bin + 1 : 0);
-    if (bin % 32 == 0) atomicMax(&shared.count, count);
+    shared.terms[bin] = mul_rn(mul_rn(static_cast<double>(sum), 1.0 / 1073741824.0), call.weights[bin]);
+    const u32 bins = __reduce_max_sync(0xffffffffu, sum > 0 ? bin + 1 : 0);
+    if (bin % 32 == 0) atomicMax(&shared.count, bins);
+    find_reached_bin(fewest_tokens(sum), call.requests[r].limit, shared);
     if (call.requests[r].masses) {
         u64* const words = call.words + static_cast<u64>(r) * (1 + MASS_BINS);
         const u32 slot = top == -f32_infinity() ? 0 : mass_slot(top);
@@ -235,80 +278,68 @@ __device__ __forceinline__ float add_parts(const RowSummaries& call, u32 r, Shar
 }
 
 // Sorts the listed tokens that reach the bin of the last requested one, and keeps as many as requested. Returns their number.
-__device__ __forceinline__ u32 sort_largest(const RowSummaries& call, u32 r, u32 limit, float least, Shared& shared) {
-    const u32 listed = __ldcg(&call.counters[r].listed);
+__device__ __forceinline__ u32 sort_largest(const RowSummaries& call, u32 r, u32 limit, u32 listed, float least,
+                                            RowShared& shared) {
     if (listed > RowSummaries::LISTED) return LOST;
     for (u32 i = threadIdx.x; i < listed; i += THREADS) {
         const KeptToken* const token = call.listed + static_cast<u64>(r) * RowSummaries::LISTED + i;
-        const float logit = __ldcg(&token->logit);
+        const float logit = token->logit;
         if (!(logit >= least)) continue;
         const u32 at = atomicAdd(&shared.sorted, 1u);
-        if (at < SORTED) shared.row.keys[at] = __ldcg(&token->key), shared.row.logits[at] = logit;
+        if (at < SORTED) shared.keys[at] = token->key, shared.logits[at] = logit;
     }
     __syncthreads();
     const u32 sorted = shared.sorted;
     if (sorted > SORTED) return LOST;
     for (u32 i = threadIdx.x; i < sorted; i += THREADS) {
-        const u64 key = shared.row.keys[i];
+        const u64 key = shared.keys[i];
         u32 rank = 0;
-        for (u32 other = 0; other < sorted; ++other) rank += shared.row.keys[other] > key;
-        if (rank < limit) call.top[static_cast<u64>(r) * call.top_stride + rank] = {key, shared.row.logits[i], r};
+        for (u32 other = 0; other < sorted; ++other) rank += shared.keys[other] > key;
+        if (rank < limit) call.top[static_cast<u64>(r) * call.top_stride + rank] = {key, shared.logits[i], r};
     }
     return min(sorted, limit);
 }
 
-// Sums a row from its parts, and keeps its largest logits.
-__device__ __forceinline__ void finish_row(const RowSummaries& call, u32 r, Shared& shared) {
+// Parts run from the last to the first, because the last logits that were stored may still be in the cache. blockIdx.x is the
+// row.
+extern "C" __global__ void __launch_bounds__(THREADS, 3) part_summaries(const __grid_constant__ RowSummaries call) {
+    __shared__ PartShared shared;
+    const u32 r = blockIdx.x, part = gridDim.y - 1 - blockIdx.y, first = part * TOKENS;
+    const u32 count = min(call.stored.tokens - first, TOKENS);
+    float logits[EACH];
+    // Before the row is known, so that the two reads overlap.
+    const u64 source = source_of(call, r, first);
+    switch (call.element) {
+        case Element::BF16: load_part<Element::BF16>(call, source, count, logits); break;
+        case Element::F16: load_part<Element::F16>(call, source, count, logits); break;
+        default: load_part<Element::F32>(call, source, count, logits);
+    }
+    const bool scales = call.rows && is_factor(call.rows[r].transform());
+    if (call.rows && !scales) transform_part(call, r, first, count, logits, shared.logits);
+    shared.sums.clear();
+    if (threadIdx.x == 0) shared.count = shared.queued = 0;
+    sum_part(call, r, part, logits, scales ? scale_part(call, r, first, count, logits) : largest_of(logits), shared);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) row_summaries(const __grid_constant__ RowSummaries call) {
+    __shared__ RowShared shared;
+    const u32 r = blockIdx.x, limit = call.requests[r].limit, listed = call.listed_counts[r];
     if (threadIdx.x == 0) shared.count = shared.sorted = 0;
     const float top = add_parts(call, r, shared);
     __syncthreads();
-    const u32 limit = call.requests[r].limit;
     SummaryResult& result = call.results[r];
-    if (threadIdx.x < 32) {
-        const u32 reached = bin_reached(shared.fewest, limit);
-        if (threadIdx.x == 0) shared.reached = reached;
-    } else if (threadIdx.x == 32) {
+    if (threadIdx.x == 0) {
         // The order of core's sum.
-        const u32 count = shared.count;
+        const u32 bins = shared.count;
         double sum = 0.0;
 #pragma unroll 8
-        for (u32 i = 0; i < count; ++i) sum = add_rn(sum, shared.row.terms[i]);
+        for (u32 i = 0; i < bins; ++i) sum = add_rn(sum, shared.terms[i]);
         result.sum = sum;
         result.max = top;
     }
-    __syncthreads();
-    const u32 listed = limit ? sort_largest(call, r, limit, least_of_bins(top, shared.reached), shared) : 0;
-    if (threadIdx.x == 0) result.listed = listed;
-    __syncthreads();
-    if (threadIdx.x == 0) call.counters[r] = {};
-}
-
-// blockIdx.x is the row. Parts run from the last to the first, because the last logits that were stored may still be in the cache.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) row_summaries(const __grid_constant__ RowSummaries call) {
-    __shared__ Shared shared;
-    const u32 r = blockIdx.x, part = gridDim.y - 1 - blockIdx.y, first = part * TOKENS;
-    const u32 count = min(call.stored.tokens - first, TOKENS);
-    const bool scales = call.rows && is_factor(call.rows[r].transform());
-    float logits[EACH];
-    if (call.rows && !scales) {
-        transform_part(call, r, first, count, logits, shared.logits);
-    } else {
-        const u64 source = source_of(call, r, first);
-        switch (call.element) {
-            case Element::BF16: load_part<Element::BF16>(call, source, count, logits); break;
-            case Element::F16: load_part<Element::F16>(call, source, count, logits); break;
-            default: load_part<Element::F32>(call, source, count, logits);
-        }
+    const u32 sorted = limit ? sort_largest(call, r, limit, listed, least_of_bins(top, shared.reached), shared) : 0;
+    if (threadIdx.x == 0) {
+        result.listed = sorted;
+        call.listed_counts[r] = 0;
     }
-    for (u32 i = threadIdx.x; i < MASS_BINS * COPIES; i += THREADS) shared.sums.low[i] = 0;
-    shared.sums.high[threadIdx.x] = 0;
-    if (threadIdx.x == 0) shared.count = shared.queued = 0;
-    sum_part(call, r, part, logits, scales ? scale_part(call, r, first, count, logits) : largest_of(logits), shared);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) shared.is_last = atomicAdd(&call.counters[r].arrived, 1u) == gridDim.y - 1;
-    __syncthreads();
-    if (!shared.is_last) return;
-    __threadfence();
-    finish_row(call, r, shared);
 }

@@ -41,13 +41,14 @@ int main() {
     std::vector<u64> words(3 * (1 + MASS_BINS), 7);
     std::vector<PartMasses> parts(3 * blocks);
     std::vector<KeptToken> listed(3 * RowSummaries::LISTED), top(3 * top_stride);
-    std::vector<SummaryCounters> counters(3);
+    std::vector<u32> listed_counts(3);
     const RowSummaries call{{logits.data(), stride, first, tokens}, logits.data(), sources.data(), is_raw ? rows.data() : nullptr,
                             requests.data(), results.data(), top.data(), words.data(), parts.data(), listed.data(),
-                            counters.data(), weights.data(), stride, Element::F32, top_stride};
-    emulator::launch(3, blocks, THREADS, [&] { row_summaries(call); });
-    for (const SummaryCounters& each : counters)
-        if (each.arrived || each.listed) abort();
+                            listed_counts.data(), weights.data(), stride, Element::F32, top_stride};
+    emulator::launch(3, blocks, THREADS, [&] { part_summaries(call); });
+    emulator::launch(3, 1, THREADS, [&] { row_summaries(call); });
+    for (const u32 each : listed_counts)
+        if (each) abort();
     // All rows have the same masses; the last one writes their sum alone.
     if (memcmp(&words[0], &words[1 + MASS_BINS], 8 * (1 + MASS_BINS))) abort();
     for (u32 i = 0; i < 1 + MASS_BINS; ++i) {

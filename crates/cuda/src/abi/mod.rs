@@ -30,7 +30,7 @@ pub(crate) use peers::{MAX_PEERS, PeerRecords, PeerState, Peers, RECORD_BYTES, R
 pub(crate) use reduction::Reduction;
 pub(crate) use stored::{
     Canonical, Existing, Item, KeptToken, KeptTokens, Masses, NearTies, PART_MASSES_BYTES, RowSummaries,
-    SUMMARY_COUNTERS_BYTES, SUMMARY_LISTED, SUMMARY_TOKENS, StoredLogits, SummaryRequest, SummaryResult, TopLists,
+    SUMMARY_LISTED, SUMMARY_TOKENS, StoredLogits, SummaryRequest, SummaryResult, TopLists,
 };
 pub(crate) use stored_scan::{ScanSums, ScanTokens, SumQuery};
 

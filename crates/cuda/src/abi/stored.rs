@@ -169,21 +169,20 @@ pub(crate) struct RowSummaries {
     pub(crate) words: DeviceAddress<u64>,
     pub(crate) parts: DeviceAddress<u8>,
     pub(crate) listed: DeviceAddress<u8>,
-    pub(crate) counters: DeviceAddress<u8>,
+    pub(crate) listed_counts: DeviceAddress<u32>,
     pub(crate) weights: DeviceAddress<f64>,
     pub(crate) raw_stride: u64,
     pub(crate) element: u32,
     pub(crate) top_stride: u32,
 }
 layout!(RowSummaries 128:
-    stored 0, raw 24, sources 32, rows 40, requests 48, results 56, top 64, words 72, parts 80, listed 88, counters 96,
+    stored 0, raw 24, sources 32, rows 40, requests 48, results 56, top 64, words 72, parts 80, listed 88, listed_counts 96,
     weights 104, raw_stride 112, element 120, top_stride 124
 );
 
 /// Tokens of a block of row_summary.cu.
 pub(crate) const SUMMARY_TOKENS: usize = 8192;
-/// Bytes of a block's masses, and of a row's counters.
+/// Bytes of a part's masses.
 pub(crate) const PART_MASSES_BYTES: usize = 8 + 8 * (MassHistogram::WORDS - 1);
-pub(crate) const SUMMARY_COUNTERS_BYTES: usize = 8;
 /// Tokens that the blocks of a row may list.
 pub(crate) const SUMMARY_LISTED: usize = 4096;

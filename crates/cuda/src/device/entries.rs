@@ -40,6 +40,7 @@ entries! {
     TOP_P_RANKS "top_p_ranks" (FilterCall, UndecidedRows, PeerRecords);
     TOP_P_BLOCK_MAX_RANKS "top_p_block_max_ranks" (FilterCall, UndecidedRows, PeerRecords);
     TOP_P_RESOLVE_RANKS "top_p_resolve_ranks" (FilterCall, UndecidedRows, PeerRecords);
+    PART_SUMMARIES "part_summaries" (RowSummaries);
     ROW_SUMMARIES "row_summaries" (RowSummaries);
     TOP_LIST "top_list" (TopLists);
     NEAR_TIES "near_ties" (NearTies);

@@ -15,6 +15,7 @@ pub(crate) static CANONICAL: KernelSource = KernelSource::single("canonical.cu",
 /// The kernels in a device.
 #[derive(Debug)]
 pub(crate) struct StoredKernels {
+    part_summaries: Kernel<(RowSummaries,)>,
     row_summaries: Kernel<(RowSummaries,)>,
     top_list: Kernel<(TopLists,)>,
     near_ties: Kernel<(NearTies,)>,
@@ -29,6 +30,7 @@ impl StoredKernels {
             device.function(source, &source.instance(), entry)
         }
         Ok(StoredKernels {
+            part_summaries: load(device, &ROW_SUMMARY, &entries::PART_SUMMARIES)?,
             row_summaries: load(device, &ROW_SUMMARY, &entries::ROW_SUMMARIES)?,
             top_list: load(device, &TOP_LIST, &entries::TOP_LIST)?,
             near_ties: load(device, &NEAR_TIES, &entries::NEAR_TIES)?,
@@ -40,7 +42,8 @@ impl StoredKernels {
     /// Summarizes the first `rows` rows.
     pub(crate) fn row_summaries(&self, queue: Queue<'_>, call: RowSummaries, rows: u32) -> Result<(), CudaError> {
         let blocks = (rows, call.stored.tokens.div_ceil(SUMMARY_TOKENS as u32));
-        queue.launch(&self.row_summaries, Grid { blocks, ..Grid::of(0, 512) }, (call,))
+        queue.launch(&self.part_summaries, Grid { blocks, ..Grid::of(0, 512) }, (call,))?;
+        queue.launch(&self.row_summaries, Grid::of(rows, 512), (call,))
     }
 
     /// Keeps the best tokens of each item, `blocks` items at a time.

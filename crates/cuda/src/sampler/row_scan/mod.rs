@@ -378,6 +378,7 @@ impl RowScan {
                 stored
                     .requests()
                     .extend(part.iter().map(|member| member.summary_request(is_raw, source.stores_draws())));
+                stored.upload_requests(place.stream)?;
                 inputs = source.store(rows, held, is_raw, stored, draws)?.filter(|_| place.plan.canonical);
                 for (slot, (member, draw)) in part.iter_mut().zip(&*draws).enumerate() {
                     member.slot = slot;

@@ -188,6 +188,7 @@ impl StreamedLogprobs {
                 stored.requests().resize(slot, SummaryRequest::default());
                 stored.requests().push(request);
             }
+            stored.upload_requests(stream)?;
             stored.summarize(&SummaryInput::default(), stream)?;
             stored.wait_for_summaries()?;
             let mut scan = StoredScan::new(&mut members, queries, stored, None, stream);

@@ -2,7 +2,7 @@
 
 use super::StoredRows;
 use crate::abi::{
-    self, DeviceAddress, KeptToken, PART_MASSES_BYTES, Row, RowSummaries, SUMMARY_COUNTERS_BYTES, SUMMARY_LISTED,
+    self, DeviceAddress, KeptToken, PART_MASSES_BYTES, Row, RowSummaries, SUMMARY_LISTED,
     SUMMARY_TOKENS, SummaryRequest, SummaryResult,
 };
 use crate::device::matrix::DeviceMatrix;
@@ -64,7 +64,7 @@ pub(super) struct Summaries {
     weights: CudaSlice<f64>,
     parts: CudaSlice<u8>,
     listed: CudaSlice<u8>,
-    counters: CudaSlice<u8>,
+    listed_counts: CudaSlice<u32>,
     /// A copy of the last pass's output.
     results: Pinned,
 }
@@ -83,7 +83,7 @@ impl Summaries {
             weights: stream.clone_htod(MassHistogram::weights()).map_err(&allocate)?,
             parts: stream.alloc_zeros(rows * blocks * PART_MASSES_BYTES).map_err(&allocate)?,
             listed: stream.alloc_zeros(rows * SUMMARY_LISTED * TOKEN).map_err(&allocate)?,
-            counters: stream.alloc_zeros(rows * SUMMARY_COUNTERS_BYTES).map_err(&allocate)?,
+            listed_counts: stream.alloc_zeros(rows).map_err(&allocate)?,
             results: Pinned::new(output, stream)?,
         })
     }
@@ -99,30 +99,38 @@ impl StoredRows {
         &mut self.summaries.requests
     }
 
-    /// Enqueues a pass over the first rows, one per request, and a copy of its output.
+    /// Uploads the requests of the next pass. Called before the logits are computed, so that the GPU need not wait for it
+    /// between the two passes.
+    pub(crate) fn upload_requests(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        let Summaries { requests, device_requests, output, layout, .. } = &mut self.summaries;
+        *layout = Layout::of(requests);
+        let bytes: &[u64] = bytemuck::cast_slice(requests);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut to = device_requests.slice_mut(..bytes.len());
+        stream.memcpy_htod(bytes, &mut to).map_err(CudaError::driver("copy requests to the GPU"))?;
+        StoredRows::queue(stream).fill(DeviceAddress::of(output, stream).cast::<u8>(), 0xff, layout.lists)
+    }
+
+    /// Enqueues a pass over the first rows, one per uploaded request, and a copy of its output.
     pub(crate) fn summarize(&mut self, input: &SummaryInput, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         if self.summaries.requests.is_empty() {
             return Ok(());
         }
         self.summaries.input = *input;
         let output = self.launch_summaries(stream)?;
-        let Summaries { requests, layout, results, .. } = &mut self.summaries;
-        *layout = Layout::of(requests);
+        let Summaries { layout, results, .. } = &mut self.summaries;
         results.copy_down(output, 0, layout.end, StoredRows::queue(stream))
     }
 
     /// Enqueues a pass. Returns the address of its output.
     fn launch_summaries(&mut self, stream: &Arc<CudaStream>) -> Result<DeviceAddress<u8>, CudaError> {
-        let failed = CudaError::driver("summarize stored logits");
         let stored = self.logits(stream);
-        let Layout { list_len, lists, masses, .. } = Layout::of(&self.summaries.requests);
-        let Summaries { input, requests, device_requests, output, weights, parts, listed, counters, .. } =
+        let Summaries { input, requests, layout, device_requests, output, weights, parts, listed, listed_counts, .. } =
             &mut self.summaries;
-        let rows = requests.len();
-        let bytes: &[u64] = bytemuck::cast_slice(requests);
-        stream.memcpy_htod(bytes, &mut device_requests.slice_mut(..bytes.len())).map_err(&failed)?;
+        let Layout { list_len, lists, masses, .. } = *layout;
         let (queue, output) = (StoredRows::queue(stream), DeviceAddress::of(output, stream).cast::<u8>());
-        queue.fill(output, 0xff, lists)?;
         let raw = input.raw.map_or((stored.logits.cast(), stored.row_stride, DType::F32), |raw| {
             (raw.address, raw.row_stride as u64, raw.dtype)
         });
@@ -137,13 +145,13 @@ impl StoredRows {
             words: output.add(masses).cast(),
             parts: DeviceAddress::of(parts, stream),
             listed: DeviceAddress::of(listed, stream),
-            counters: DeviceAddress::of(counters, stream),
+            listed_counts: DeviceAddress::of(listed_counts, stream),
             weights: DeviceAddress::of(weights, stream),
             raw_stride: raw.1,
             element: abi::element(raw.2),
             top_stride: list_len as u32,
         };
-        self.kernels.row_summaries(queue, call, rows as u32)?;
+        self.kernels.row_summaries(queue, call, requests.len() as u32)?;
         Ok(output)
     }
 
@@ -158,9 +166,9 @@ impl StoredRows {
             |request: &SummaryRequest| SummaryRequest { stores: 1 - request.stores, ..SummaryRequest::default() };
         let rest = requests.iter().map(rest).collect();
         requests.iter_mut().for_each(|request| request.stores = 1);
-        let made = core::mem::replace(requests, rest);
-        let launched = self.launch_summaries(stream);
-        self.summaries.requests = made;
+        let made = (core::mem::replace(requests, rest), self.summaries.layout);
+        let launched = self.upload_requests(stream).and_then(|()| self.launch_summaries(stream));
+        (self.summaries.requests, self.summaries.layout) = made;
         launched.map(drop)
     }
 

@@ -11,9 +11,15 @@ constexpr u32 THREADS = 512;
 // The tokens of a thread, and of a block.
 constexpr u32 EACH = 16;
 constexpr u32 TOKENS = THREADS * EACH;
-// The sums of a bin. Lanes that add to different ones do not collide.
-constexpr u32 COPIES = 8;
-// The most tokens that a block lists, and that the last block sorts.
+// The bins of a block that have sums for each lane: 20 nats.
+constexpr u32 NEAR_BINS = 160;
+constexpr u32 MARGIN_BINS = 8;
+// A token's units are this number and a fraction of it.
+constexpr u64 UNITS_OF_ONE = 1073741824;
+// What a lane's sum counts, from the lowest bit on: fractions / 2^COARSE, and tokens.
+constexpr u32 COARSE = 14;
+constexpr u32 COUNT_AT = 22;
+// The most tokens that a part lists, and that are sorted for a row.
 constexpr u32 QUEUE = 512;
 constexpr u32 SORTED = 1024;
 // The mass of one token is below this.
@@ -23,6 +29,8 @@ constexpr u32 ALL_TOKENS = MASS_BINS;
 // As the length of a list: too many tokens may belong to it.
 constexpr u32 LOST = ~0u;
 static_assert(THREADS == MASS_BINS, "a thread has a bin");
+static_assert((static_cast<u64>(LARGEST_UNITS - UNITS_OF_ONE) >> COARSE) * (TOKENS / 32) < 1u << COUNT_AT, "sums of a lane");
+static_assert(TOKENS / 32 < 1u << (32 - COUNT_AT), "the tokens of a lane in all warps");
 
 // A request about a row.
 struct SummaryRequest {
@@ -50,13 +58,6 @@ struct PartMasses {
 };
 static_assert(sizeof(PartMasses) == 8 + 8 * MASS_BINS, "the host sizes the memory");
 
-// Between launches zeros.
-struct SummaryCounters {
-    u32 arrived;  // blocks
-    u32 listed;   // tokens of all blocks
-};
-static_assert(sizeof(SummaryCounters) == 8, "the host sizes the memory");
-
 struct RowSummaries {
     StoredLogits stored;             // [rows, tokens] written on request; may be the raw logits
     const void* raw;                 // [raw rows, tokens]
@@ -68,7 +69,7 @@ struct RowSummaries {
     u64* words;                      // [rows, 1 + MASS_BINS] as core's to_words has them, of rows that request masses
     PartMasses* parts;               // [rows, blocks] scratch
     KeptToken* listed;               // [rows, LISTED] scratch
-    SummaryCounters* counters;       // [rows]
+    u32* listed_counts;              // [rows] tokens listed by all blocks; between calls zeros
     const double* weights;           // [MASS_BINS] core's weights of the bins below the highest
     u64 raw_stride;                  // elements
     Element element;
@@ -78,7 +79,7 @@ struct RowSummaries {
 };
 FS_LAYOUT(RowSummaries, 128,
           FS_AT(stored, 0) && FS_AT(raw, 24) && FS_AT(sources, 32) && FS_AT(rows, 40) && FS_AT(requests, 48) && FS_AT(results, 56) &&
-          FS_AT(top, 64) && FS_AT(words, 72) && FS_AT(parts, 80) && FS_AT(listed, 88) && FS_AT(counters, 96) &&
+          FS_AT(top, 64) && FS_AT(words, 72) && FS_AT(parts, 80) && FS_AT(listed, 88) && FS_AT(listed_counts, 96) &&
           FS_AT(weights, 104) && FS_AT(raw_stride, 112) && FS_AT(element, 120) && FS_AT(top_stride, 124));
 
 }  // namespace flash_sampling

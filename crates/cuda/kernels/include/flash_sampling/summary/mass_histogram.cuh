@@ -24,14 +24,14 @@ FS_FUNCTION u32 mass_slot(float edge) {
     return static_cast<u32>(mul_rn(rest < 0.0f ? add_rn(rest, MASS_WINDOW) : rest, 8.0f));
 }
 
-// e^r in units of 2^-30, for r from 0 to 1/8.
-FS_FUNCTION u32 mass_units_above(float r) {
+// e^r - 1 in units of 2^-30, for r from 0 to 1/8.
+FS_FUNCTION u32 mass_fraction_above(float r) {
     const float p = fma_rn(fma_rn(bits_to_f32(0x3d341741u), r, bits_to_f32(0x3e2a7721u)), r, bits_to_f32(0x3f000057u));
-    return 1073741824u + static_cast<u32>(mul_rn(fma_rn(mul_rn(r, r), p, r), 1073741824.0f));
+    return static_cast<u32>(mul_rn(fma_rn(mul_rn(r, r), p, r), 1073741824.0f));
 }
 
 // e^(logit - edge) in units of 2^-30.
-FS_FUNCTION u64 mass_units(float logit, float edge) { return mass_units_above(sub_rn(logit, edge)); }
+FS_FUNCTION u64 mass_units(float logit, float edge) { return 1073741824u + mass_fraction_above(sub_rn(logit, edge)); }
 
 // 1.5 * 2^23: in a sum with an integer below 2^22 in size the last bits are those of the integer.
 constexpr float FLOOR_MAGIC = 12582912.0f;

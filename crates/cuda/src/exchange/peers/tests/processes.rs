@@ -1,7 +1,6 @@
 //! Ranks in two processes, which meet by files in a folder.
 
 use super::*;
-use crate::abi::DeviceAddress;
 use std::path::Path;
 
 /// Names the rank of a process that the next test starts, and the folder where ranks meet.
