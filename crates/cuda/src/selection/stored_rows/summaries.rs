@@ -2,8 +2,8 @@
 
 use super::StoredRows;
 use crate::abi::{
-    self, DeviceAddress, KeptToken, PART_MASSES_BYTES, Row, RowSummaries, SUMMARY_LISTED,
-    SUMMARY_TOKENS, SummaryRequest, SummaryResult,
+    self, DeviceAddress, KeptToken, PART_MASSES_BYTES, Row, RowSummaries, SUMMARY_LISTED, SUMMARY_TOKENS,
+    SummaryRequest, SummaryResult,
 };
 use crate::device::matrix::DeviceMatrix;
 use crate::device::pinned::Pinned;
@@ -127,8 +127,9 @@ impl StoredRows {
     /// Enqueues a pass. Returns the address of its output.
     fn launch_summaries(&mut self, stream: &Arc<CudaStream>) -> Result<DeviceAddress<u8>, CudaError> {
         let stored = self.logits(stream);
-        let Summaries { input, requests, layout, device_requests, output, weights, parts, listed, listed_counts, .. } =
-            &mut self.summaries;
+        let Summaries {
+            input, requests, layout, device_requests, output, weights, parts, listed, listed_counts, ..
+        } = &mut self.summaries;
         let Layout { list_len, lists, masses, .. } = *layout;
         let (queue, output) = (StoredRows::queue(stream), DeviceAddress::of(output, stream).cast::<u8>());
         let raw = input.raw.map_or((stored.logits.cast(), stored.row_stride, DType::F32), |raw| {
