@@ -19,8 +19,8 @@ pub(crate) fn encode(input: Matrix<'_>, rows: &[RowParams<'_>], samples: &Sample
     }
 }
 
-/// Compares the digests of all ranks with this rank's. A rank that failed or gave the call up may send its status in
-/// their place.
+/// Compares the digests of all ranks with this rank's. A rank that failed, or gave the call up, may send its status
+/// instead.
 pub(crate) fn compare(mine: &[u8], all: &[Vec<u8>]) -> Result<(), ShardError> {
     let Some((shard, theirs)) = all.iter().enumerate().find(|(_, theirs)| *theirs != mine) else { return Ok(()) };
     none_is_late(all)?;

@@ -15,7 +15,7 @@ pub enum ShardError {
     /// Tokens that no shard covers.
     #[error("no shard covers the tokens {from}..{to} before shard {shard}")]
     Gap {
-        /// The shard behind the gap; the number of shards when the gap is at the vocabulary's end.
+        /// The shard behind the gap; the number of shards if the gap is at the end of the vocabulary.
         shard: usize,
         /// First token of the gap.
         from: u32,
@@ -42,13 +42,13 @@ pub enum ShardError {
         /// Size of the vocabulary.
         vocab_size: u32,
     },
-    /// A shard differs from another: in the handshake from the first shard that states the value, in a call from this
-    /// rank's shard.
+    /// A shard differs from another shard: in the handshake from the first shard that states the value, in a call from
+    /// this rank's shard.
     #[error("shard {shard} has {what} {found}, but shard {other} has {expected}")]
     Mismatch {
         /// The shard.
         shard: usize,
-        /// The shard that it is compared with.
+        /// The shard of the comparison.
         other: usize,
         /// The name of the value.
         what: &'static str,
@@ -69,21 +69,22 @@ pub enum ShardError {
         /// The shard.
         shard: usize,
     },
-    /// A shard draws shards of its own by log-mass. Both draws would use the noise of shards, and not be independent.
+    /// A shard itself draws among inner shards by log-mass. Both draws would use the noise of shards, and not be
+    /// independent.
     #[error("shard {shard} draws shards of its own by log-mass; merge its shards with the others instead")]
     Nested {
         /// The shard.
         shard: usize,
     },
-    /// [`ShardMerge::LogMass`](crate::ShardMerge::LogMass) needs each shard's log Z, for which its plan has no room.
+    /// [`ShardMerge::LogMass`](crate::ShardMerge::LogMass) needs log Z of each shard, for which the plan has no room.
     #[error("the merge by log-mass needs log Z of each shard: plan shards with max_logprobs")]
     NoLogMass,
-    /// A rank reports another rank or world than its place in the group.
+    /// A rank reports another rank or world than its own in the group.
     #[error("shard {shard} says that it is rank {found_rank} of {found_world}, but there are {world} ranks")]
     Rank {
         /// The shard.
         shard: usize,
-        /// Ranks here.
+        /// The number of ranks of the group.
         world: usize,
         /// The rank that the shard reports.
         found_rank: usize,
@@ -101,7 +102,7 @@ pub enum ShardError {
     /// The exchange failed.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// The transport gave another number of messages than it has ranks.
+    /// The number of messages differs from the number of ranks.
     #[error("the transport gave {found} messages for {expected} ranks")]
     World {
         /// Ranks of the transport.
@@ -114,32 +115,33 @@ pub enum ShardError {
     Message {
         /// The sender.
         shard: usize,
-        /// What is wrong with it.
+        /// The error of the bytes.
         #[source]
         source: WireError,
     },
-    /// Ranks were called with different parameters for a row.
+    /// Ranks have different parameters for a row.
     #[error("shard {shard} was called with other parameters for row {row}: {what}")]
     Params {
         /// The shard.
         shard: usize,
         /// The first row that differs.
         row: usize,
-        /// The first of [`RowParams::GROUPS`](flash_sampling_core::RowParams::GROUPS) that does.
+        /// The first group of [`RowParams::GROUPS`](flash_sampling_core::RowParams::GROUPS) that differs.
         what: &'static str,
     },
-    /// Ranks were late for a call on the GPUs: another rank had a timeout, and these ranks then made the call alone. A
-    /// rank that failed the call alone and then made the next call is late too.
+    /// Ranks were late for a call on the GPUs: another rank had a timeout, and these ranks then made the call alone.
+    ///
+    /// A rank that failed the call alone, and then made the next call, is late too.
     #[error("{} too late: shard {shard} had waited {limit:?}", came(ranks))]
     Late {
         /// The shard that waited.
         shard: usize,
-        /// The ranks that it waited for, ascending; if unknown, the ranks that passed the call.
+        /// The ranks that were missing, ascending; if unknown, the ranks that passed the call.
         ranks: Vec<usize>,
         /// Its time limit.
         limit: Duration,
     },
-    /// The token check found that a rank was called with another input.
+    /// The check of tokens found other hidden states on a rank.
     #[error("shard {shard} was called with other hidden states for row {row} than this one")]
     Inputs {
         /// The shard.
@@ -147,7 +149,7 @@ pub enum ShardError {
         /// The row.
         row: usize,
     },
-    /// The token check found that a rank has another result.
+    /// The check of tokens found another result on a rank.
     #[error("shard {shard} has another result for row {row} than this one")]
     Disagree {
         /// The shard.
@@ -160,7 +162,7 @@ pub enum ShardError {
     Failed {
         /// The shard.
         shard: usize,
-        /// Its error, in words.
+        /// The shard's error as text.
         reason: String,
     },
     /// A shard's result for a row does not fit the request.

@@ -7,7 +7,7 @@ use flash_sampling_core::backend::{Batch, Request, RowSummary, SampledRows};
 use flash_sampling_core::sampler::reuse_vec;
 use flash_sampling_core::{PerturbedArgmax, SampleError};
 
-/// A shard and its last summaries. Reuses its memory between calls.
+/// A shard and its last summaries. Its memory is reused between calls.
 pub(crate) struct LocalShard<'s> {
     sampler: Box<dyn PerturbedArgmax + 's>,
     summaries: Vec<RowSummary>,
@@ -21,8 +21,8 @@ impl<'s> LocalShard<'s> {
         LocalShard { sampler, summaries: Vec::new(), sampled: SampledRows::default(), requests: Vec::new() }
     }
 
-    /// Summarizes the shard's tokens in one scan, which reads the weight once. For a merge by log-mass, and for a
-    /// sampler without a scan, it samples the rows, which then have no filters.
+    /// Summarizes the shard's tokens in one scan, which reads the weight once. A merge by log-mass, or a sampler
+    /// without a scan, samples the rows instead; these rows have no filters.
     pub(crate) fn scan(
         &mut self,
         batch: &Batch<'_, '_>,

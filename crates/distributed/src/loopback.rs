@@ -10,8 +10,8 @@ use std::time::Instant;
 
 /// How long a rank polls before it sleeps: ranks in step arrive sooner than a sleeping thread wakes.
 const LOOKS: Duration = Duration::from_micros(20);
-/// The number of polls before it yields the core between polls: with more ranks than cores, other ranks may need the
-/// core.
+/// The number of polls before the rank yields the core between polls. With more ranks than cores, other ranks may need
+/// the core.
 const BUSY_LOOKS: usize = 64;
 
 /// One rank of a group of threads. Dropping it, also by a panic, releases the ranks that wait for it.
@@ -33,11 +33,11 @@ pub struct Loopback {
 
 #[derive(Debug)]
 struct Group {
-    /// The number of messages that each rank has sent. Sequentially consistent: of two ranks that send last at the same
-    /// time, one sees that all have sent.
+    /// The number of messages of each rank. Sequentially consistent: if two ranks send last at the same time, one of
+    /// them sees that all have sent.
     sent: Vec<AtomicUsize>,
     /// Whether each rank has left. The last sender, or a leaving rank, holds the lock while it wakes the others, so
-    /// that none falls asleep meanwhile.
+    /// that no rank falls asleep in between.
     left: Mutex<Vec<bool>>,
     changed: Condvar,
     mailboxes: Vec<Mailboxes>,
@@ -224,7 +224,7 @@ mod tests {
     fn a_rank_that_hangs_is_named_within_the_time_limit_and_the_group_is_done() {
         let limit = Duration::from_millis(50);
         let mut group = Loopback::group(3);
-        // Alive, and never coming.
+        // This rank lives, but sends nothing.
         let _hangs = group.remove(1);
         thread::scope(|scope| {
             for transport in group {
@@ -258,7 +258,7 @@ mod tests {
         group[0].set_time_limit(Duration::ZERO);
         let error = group[0].all_gather(b"", &mut Vec::new()).unwrap_err();
         assert!(matches!(&error, TransportError::TimedOut { ranks, .. } if ranks == &[1]), "{error}");
-        // What is there already is taken.
+        // A message that has arrived is received even with a limit of 0.
         group[1].set_time_limit(Duration::ZERO);
         group[1].all_gather(b"", &mut Vec::new()).unwrap();
     }
@@ -269,7 +269,7 @@ mod tests {
         let (panics, mut waits) = (group.remove(0), group.remove(0));
         let handle = thread::spawn(move || {
             let _transport = panics;
-            // Silent: no message of the panic hook among the test's output.
+            // `resume_unwind` skips the panic hook, so the test prints no message.
             std::panic::resume_unwind(Box::new("a rank fails"));
         });
         let error = waits.all_gather(b"anyone?", &mut Vec::new()).unwrap_err();

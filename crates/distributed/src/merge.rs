@@ -5,7 +5,7 @@ use flash_sampling_core::backend::{Request, RowSummary};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, Domain, LogprobsMode, RowParams};
 
-/// How the draws of shards become one.
+/// The merge of the shards' draws into one draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ShardMerge {
     /// The best score wins, then the smaller token: pathwise exact (paper Lemma D.5). Token, score and log Z (from

@@ -1,5 +1,5 @@
-//! Names the parameter that differs between ranks, from digests of each row's groups of parameters. Ranks exchange them
-//! only after a mismatch.
+//! Names the parameter that differs between ranks, from digests of each row's groups of parameters. Ranks exchange
+//! these digests only after a mismatch.
 
 use crate::codec::wire::{Wire, WireError};
 use crate::error::ShardError;
@@ -50,7 +50,7 @@ mod tests {
             };
             assert_eq!(found, shard);
         }
-        // What is there of a longer message is compared.
+        // Of a longer message, the common part is compared.
         let said = first_mismatch(&mine, &[[other, vec![1]].concat()]);
         assert!(matches!(said, ShardError::Params { shard: 0, row: 1, .. }), "{said}");
     }

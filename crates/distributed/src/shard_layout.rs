@@ -24,11 +24,11 @@ pub(crate) struct ShardInfo {
     transforms: Option<Transforms>,
     /// Its own rank.
     rank: usize,
-    /// The number of ranks that it reports.
+    /// The number of ranks in its report.
     world: usize,
     takes_hidden: bool,
     pathwise: bool,
-    /// Whether it draws shards of its own, with the noise of shards.
+    /// Whether it draws among inner shards, with the noise of shards.
     draws_shards: bool,
     without_replacement: bool,
     /// Whether it supports all of [`Knobs::ADJUSTMENTS`].
@@ -102,7 +102,7 @@ impl ShardInfo {
         reader.finish().map(|()| info)
     }
 
-    /// Checks that this is shard number `shard` of `world`, can be one, and agrees with the first.
+    /// Checks that this shard has number `shard` of `world`, can be merged, and agrees with the first.
     fn check_beside(&self, first: &ShardInfo, shard: usize, world: usize) -> Result<(), ShardError> {
         if (self.rank, self.world) != (shard, world) {
             return Err(ShardError::Rank { shard, world, found_rank: self.rank, found_world: self.world });
@@ -196,8 +196,10 @@ impl ShardedVocab {
     }
 }
 
-/// The knobs of the sampler. A shard applies adjustments of single logits by itself. Filters, and log-probabilities
-/// other than those of the law that is drawn from, depend on all shards: they need a scan on every shard, and the merge by winners.
+/// The knobs of the sampler. A shard applies adjustments of single logits by itself.
+///
+/// Filters, and log-probabilities of other laws than the drawn one, depend on all shards: they need a scan on every
+/// shard, and the merge by winners.
 fn knobs(shards: &[ShardInfo], merge: ShardMerge) -> Knobs {
     let adjustments = if shards.iter().all(|s| s.adjusts) { Knobs::ADJUSTMENTS } else { Knobs::NONE };
     let filters = Knobs::FILTERS.union(Knobs::LOGPROBS).with(Knob::Kept);
@@ -214,7 +216,7 @@ fn check_heads(shards: &[ShardInfo]) -> Result<(), ShardError> {
     check_equal("a head with", heads.filter_map(|(shard, s)| Some((shard, s.transforms?.to_string()))))
 }
 
-/// Checks that all shards that state a value state the same.
+/// Checks that all stated values are the same.
 fn check_equal(what: &'static str, mut stated: impl Iterator<Item = (usize, String)>) -> Result<(), ShardError> {
     let Some((other, expected)) = stated.next() else { return Ok(()) };
     match stated.find(|(_, found)| *found != expected) {
@@ -294,7 +296,7 @@ mod tests {
         assert!(matches!(ShardInfo::decode(&bytes), Err(WireError::Invalid { .. })));
     }
 
-    /// Numbers the shards that do not say otherwise.
+    /// The vocabulary of these shards. Shards with the default rank and world get their numbers from the order.
     fn whole(shards: &[ShardInfo]) -> Result<ShardedVocab, ShardError> {
         let number = |(r, d): (usize, &ShardInfo)| {
             let (rank, world) = if (d.rank, d.world) == (0, 1) { (r, shards.len()) } else { (d.rank, d.world) };
@@ -353,7 +355,7 @@ mod tests {
         };
         assert_eq!(rank(with(|d| (d.rank, d.world) = (1, 3))), (1, 3));
         assert_eq!(rank(with(|d| (d.rank, d.world) = (0, 2))), (0, 2));
-        // A shard that states nothing, or has no tokens, is not what the others are compared with.
+        // A shard that states nothing, or has no tokens, is not the shard of the comparison.
         let silent = ShardInfo { weight: None, ..info(0..0) };
         let others = [info(0..5), ShardInfo { transforms: Some(head), ..info(5..10) }];
         let error = whole(&[&[silent.clone()][..], &others].concat()).unwrap_err();
@@ -375,7 +377,7 @@ mod tests {
 
     #[test]
     fn shards_that_draw_shards_are_refused() {
-        // Both draws would use the same noise: rank r's of the inner and of the outer shards.
+        // Both draws would use the same noise, for rank r of the inner and of the outer shards.
         let d = ShardInfo { merge: ShardMerge::LogMass, pathwise: false, draws_shards: true, ..info(0..10) };
         assert!(matches!(whole(&[d]), Err(ShardError::Nested { shard: 0 })));
     }

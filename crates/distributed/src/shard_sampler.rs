@@ -67,11 +67,11 @@ struct RankGroup<'s, T> {
     merge: ShardMerge,
     /// The tokens of each rank.
     tokens: Vec<Range<u32>>,
-    /// The call, until its first pass.
+    /// The call, before its first pass.
     call: Option<Call>,
     message: Vec<u8>,
     messages: Vec<Vec<u8>>,
-    /// How far each message is read.
+    /// The number of bytes read from each message.
     read: Vec<usize>,
     /// The summary of one row from one rank.
     received: RowSummary,
@@ -86,8 +86,8 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// plans, options and capabilities.
     ///
     /// # Errors
-    /// Those of [`Sharded::new`](crate::Sharded::new), [`ShardError::Rank`]; the errors of an exchange. Every rank gets
-    /// the same error about the shards.
+    /// The errors of [`Sharded::new`](crate::Sharded::new), [`ShardError::Rank`], and the errors of an exchange. Every
+    /// rank gets the same error about the shards.
     pub fn new(
         mut local: Box<dyn PerturbedArgmax + 's>,
         mut transport: T,
@@ -131,8 +131,9 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         &mut self.group.transport
     }
 
-    /// Counts a call that is exchanged outside the transport. Every rank does so at the begin of such a call. The count
-    /// distinguishes a rank that is late, and makes the next call, from a rank with other parameters.
+    /// Counts a call that is exchanged outside the transport. Every rank does so at the begin of such a call.
+    ///
+    /// The count distinguishes a late rank, which makes the next call, from a rank with other parameters.
     pub fn begin_elsewhere(&mut self) {
         self.calls += 1;
     }

@@ -113,7 +113,7 @@ pub enum TransportError {
 impl TransportError {
     /// Replaces the time limit that the error names, if any.
     ///
-    /// A caller that waited for the rest of a limit can thus report the whole limit.
+    /// A caller that waited for the rest of a limit can report the whole limit.
     pub fn with_limit(self, limit: Duration) -> Self {
         match self {
             TransportError::TimedOut { ranks, .. } => TransportError::TimedOut { ranks, limit },

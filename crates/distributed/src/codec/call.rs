@@ -24,18 +24,18 @@ const PASS: u8 = 2;
 const WAITED: u8 = 3;
 const CHECKS: u8 = 4;
 
-/// A rank's status in a call that is exchanged outside the transport.
+/// The status of a rank in a call that is exchanged outside the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallStatus<'a> {
-    /// It can make the call, or looks for a mismatch.
+    /// The rank can make the call, or looks for a mismatch.
     Ready,
-    /// It cannot make the call, for this reason.
+    /// The rank cannot make the call, for this reason.
     Failed(&'a str),
-    /// It gave the call up after a timeout.
+    /// The rank gave the call up after a timeout.
     TimedOut {
         /// The ranks that did not come; empty if unknown.
         ranks: &'a [usize],
-        /// How long it waited.
+        /// The time that the rank waited.
         limit: Duration,
     },
 }
@@ -43,7 +43,7 @@ pub enum CallStatus<'a> {
 /// The parts of a call that must be the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
-    /// The number of the call, whatever its transport.
+    /// The number of the call, over any transport.
     pub(crate) number: u64,
     pub(crate) rows: usize,
     /// The type of the hidden states.
@@ -122,7 +122,7 @@ pub(crate) enum Head<'m> {
 }
 
 impl Head<'_> {
-    /// Whether the rank has passed a call.
+    /// Whether the rank has passed the call `number`.
     fn is_beyond(&self, number: u64) -> bool {
         match self {
             Head::Call(call) | Head::Waited(call, ..) => call.number > number,
@@ -180,8 +180,9 @@ pub(crate) fn pass_header(reader: &mut Reader<'_>, shard: usize, digest: u64) ->
     }
 }
 
-/// Detects ranks that came late to a call: one rank reports that it gave the call up, and others have passed it. All
-/// ranks come to the same result, from the same messages.
+/// Detects ranks that are late for a call: one rank gave the call up, and others have passed it.
+///
+/// All ranks get the same result, because they have the same messages.
 pub(crate) fn none_is_late(messages: &[Vec<u8>]) -> Result<(), ShardError> {
     let heads = || messages.iter().enumerate().map(|(shard, bytes)| head(&mut Reader::new(bytes), shard));
     let mut first: Option<(u64, usize, Duration, &[[u8; 4]])> = None;
@@ -203,8 +204,10 @@ pub(crate) fn none_is_late(messages: &[Vec<u8>]) -> Result<(), ShardError> {
     Err(ShardError::Late { shard, ranks: if late.is_empty() { beyond } else { late }, limit })
 }
 
-/// Whether all shards have the call of this rank, `mine`. If one rank gets an error or `false`, every rank does: all have
-/// the same messages, and each rank of a mismatch differs from some other.
+/// Whether all shards have the call of this rank, `mine`.
+///
+/// If one rank gets an error or `false`, every rank does: all have the same messages, and in a mismatch each rank
+/// differs from some other rank.
 pub(crate) fn is_same_call(messages: &[Vec<u8>], rank: usize, mine: Call) -> Result<bool, ShardError> {
     none_is_late(messages)?;
     let mut is_same = true;

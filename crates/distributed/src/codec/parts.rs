@@ -1,4 +1,4 @@
-//! The parts of a row's summary as bytes: draws, lists and masses. What a reader takes is of the shard's tokens.
+//! The parts of a row's summary as bytes: draws, lists and masses. A reader accepts only tokens of its shard.
 
 use crate::codec::wire::{Reader, Wire, WireError, put_all, put_items};
 use core::ops::Range;
@@ -43,7 +43,7 @@ pub(super) fn take_token(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result
     if tokens.contains(&token) { Ok(token) } else { Err(reader.invalid("a token of another shard")) }
 }
 
-/// Takes a draw. Its score may be infinite if the temperature follows the filters.
+/// Takes a draw. If the temperature follows the filters, the score may be infinite.
 pub(super) fn take_draw(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result<Candidate, WireError> {
     let (token, score, logit) = (take_token(reader, tokens)?, f32::take(reader)?, f32::take(reader)?);
     if score.is_nan() || !logit.is_finite() {
@@ -52,7 +52,7 @@ pub(super) fn take_draw(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result<
     Ok(Candidate { winner: Winner::new(score, token), logit })
 }
 
-/// Takes at most `most` tokens of the shard with logits of at least `floor`, in their order.
+/// Takes at most `most` tokens of the shard in their order, with logits of at least `floor`.
 pub(super) fn take_list<'r>(
     reader: &mut Reader<'r>,
     tokens: &Range<u32>,
@@ -85,7 +85,7 @@ pub(super) fn take_mass(
     mass: &mut MassHistogram,
 ) -> Result<bool, WireError> {
     let (top, run) = (f32::take(reader)?, reader.items()?);
-    // The union of all bits is a bound that vector units compute.
+    // A bound that vector units compute: the union of all bits.
     let bits = run.iter().fold(0, |bits, mass| bits | u64::from_le_bytes(*mass));
     if !is_mass(bits, tokens) && !run.iter().all(|mass| is_mass(u64::from_le_bytes(*mass), tokens)) {
         return Err(reader.invalid("a mass beyond that of the shard's tokens"));

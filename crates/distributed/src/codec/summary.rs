@@ -1,4 +1,4 @@
-//! The bytes of a row's summary. Both ranks know the row and the request, and so the parts of a summary.
+//! The bytes of a row's summary. Sender and receiver know the row and the request, which determine the parts.
 //!
 //! ```text
 //! row       kind u8 | rest
@@ -35,7 +35,7 @@ const NO_MASS: u8 = 1;
 const BAD_LOGIT: u8 = 2;
 const UNUSABLE: u8 = 3;
 
-/// The row, the request, and the merge: they determine the parts of a summary.
+/// The row, the request and the merge, which determine the parts of a summary.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout<'r, 'a> {
     pub(crate) row: &'r Row<'a>,
@@ -356,7 +356,7 @@ mod tests {
         for (params, request) in rows(points) {
             let (row, mut out) = (checked(&params), RowSummary::default());
             out.begin(&row);
-            // A damaged message may say why there is no summary.
+            // A damaged message may decode to a reason why there is no summary.
             let _ = decode_row(&mut reader, tokens, layout(&row, &request), &mut out)?;
             out.merge_lists(usize::MAX);
             all.push(out);
@@ -432,7 +432,7 @@ mod tests {
     }
 
     proptest! {
-        /// Damaged bytes are an error or summaries that can be merged; never a panic, never a large allocation.
+        /// Damaged bytes give an error, or summaries that can be merged; never a panic or a large allocation.
         #[test]
         fn damaged_messages_do_no_harm(damage in prop::collection::vec((0usize..20_000, any::<u8>()), 1..4)) {
             let mut bytes = message();

@@ -10,15 +10,15 @@ pub enum WireError {
     /// The message ends too early.
     #[error("it ends too early, at byte {at}")]
     Truncated {
-        /// Its length.
+        /// The length of the message.
         at: usize,
     },
     /// The message is longer than its content.
     #[error("{extra} bytes follow its end at byte {at}")]
     Trailing {
-        /// Where it ends.
+        /// The end of the content.
         at: usize,
-        /// How many bytes follow.
+        /// The number of bytes that follow.
         extra: usize,
     },
     /// A field has a value that no rank sends.
@@ -26,7 +26,7 @@ pub enum WireError {
     Invalid {
         /// What is wrong.
         what: &'static str,
-        /// One past the field.
+        /// One past the last byte of the field.
         at: usize,
     },
 }
@@ -144,7 +144,7 @@ impl<'a> Reader<'a> {
         Reader { rest: bytes, length: bytes.len() }
     }
 
-    /// Goes on with a message at a byte.
+    /// Continues a message at a byte.
     pub(crate) fn from(bytes: &'a [u8], at: usize) -> Self {
         Reader { rest: &bytes[at..], length: bytes.len() }
     }
@@ -183,12 +183,12 @@ impl<'a> Reader<'a> {
         core::str::from_utf8(text).map_err(|_| self.invalid("text that is not UTF-8"))
     }
 
-    /// The error of the field just read.
+    /// The error of the field that was read last.
     pub(crate) fn invalid(&self, what: &'static str) -> WireError {
         WireError::Invalid { what, at: self.at() }
     }
 
-    /// Ends the message.
+    /// Checks that the message ends here.
     pub(crate) fn finish(self) -> Result<(), WireError> {
         let (at, extra) = (self.at(), self.rest.len());
         if extra == 0 { Ok(()) } else { Err(WireError::Trailing { at, extra }) }

@@ -20,17 +20,17 @@ pub(super) struct Collectives {
     step: u64,
 }
 
-/// How long a rank only polls an exchange, and the part of the limit that bounds this. Then it also exchanges
-/// heartbeats.
+/// The time, and the part of the limit, for which a rank only polls an exchange. After the shorter of the two it also
+/// exchanges heartbeats.
 const ALONE: Duration = Duration::from_millis(20);
 const ALONE_PART: u32 = 8;
 
-/// The number of exchanges after which a rank receives pending heartbeats, even without a wait: they accumulate at a
-/// rank that always comes last.
+/// The number of exchanges after which a rank receives pending heartbeats, even without a wait. Heartbeats accumulate
+/// at a rank that is always last.
 const CATCH_UP: u64 = 256;
 
-// SAFETY: the values are handles of a library that may be called from the thread that holds this value, which
-// `Mpi::start` requests from the library and `Mpi::over` requires from its caller.
+// SAFETY: the values are handles of a library that may be called from the thread that holds this value. `Mpi::start`
+// requests this from the library, and `Mpi::over` requires it from its caller.
 unsafe impl Send for Collectives {}
 
 impl Collectives {
@@ -46,8 +46,8 @@ impl Collectives {
         Ok(Collectives { of_exchanges, liveness: Liveness::new(of_liveness), step: 0 })
     }
 
-    /// Gathers every rank's `sent`, by rank, in `received`, which has room for equal sizes. `left` is what remains of
-    /// the common `limit` for this rank.
+    /// Gathers every rank's `sent`, by rank, in `received`, which has room for equal sizes. `left` is this rank's
+    /// remaining part of the common `limit`.
     pub(super) fn all_gather(
         &mut self,
         sent: Vec<u8>,
@@ -58,7 +58,7 @@ impl Collectives {
         let count = count(sent.len())?;
         debug_assert_eq!(received.len(), sent.len() * self.of_exchanges.size() as usize);
         let mut request = unbegun();
-        // SAFETY: the buffers have the stated sizes; `wait` keeps them until the collective is done, or for good.
+        // SAFETY: the buffers have the stated sizes; `wait` keeps them until the collective is done, or forever.
         let begun = unsafe {
             ffi::MPI_Iallgather(
                 sent.as_ptr().cast(),
@@ -84,7 +84,7 @@ impl Collectives {
         limit: Duration,
     ) -> Result<B, TransportError> {
         check(begun)?;
-        // SAFETY: the call that began it succeeded, so there is a request.
+        // SAFETY: the call that began the collective succeeded, so there is a request.
         let mut request = Request(unsafe { request.assume_init() });
         self.step += 1;
         let wait = Wait::new(self.step, left, limit);
@@ -115,7 +115,7 @@ impl Request {
     /// Whether the operation is done.
     pub(super) fn test(&mut self) -> Result<bool, TransportError> {
         let mut done: c_int = 0;
-        // SAFETY: a request that was begun, or the null request that an earlier test left, which counts as done.
+        // SAFETY: a request that was begun, or the null request of an earlier test, which counts as done.
         check(unsafe { ffi::MPI_Test(&raw mut self.0, &raw mut done, ffi::RSMPI_STATUS_IGNORE) })?;
         Ok(done != 0)
     }
@@ -150,7 +150,7 @@ pub(super) fn check(code: c_int) -> Result<(), TransportError> {
     }
     let mut text = [0u8; ffi::MPI_MAX_ERROR_STRING as usize + 1];
     let mut length: c_int = 0;
-    // SAFETY: the buffer is as long as the library asks for, and a length to write to.
+    // SAFETY: the buffer has the length that the library requires; `length` is a place to write to.
     let known = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &raw mut length) };
     let text = text.get(..length.max(0) as usize).filter(|_| known == ffi::MPI_SUCCESS as c_int);
     let text = text.map(|text| String::from_utf8_lossy(text).into_owned());

@@ -17,10 +17,10 @@ const TAG: c_int = 0;
 ///
 /// * A rank that waits long in an exchange sends the exchange's number to every other rank, at regular intervals, and
 ///   receives theirs. Live ranks begin an exchange at about the same time, so their heartbeats arrive within the limit.
-///   A rank that died after it came to the exchange falls silent.
+///   A rank that died in the exchange falls silent.
 /// * Heartbeats of an exchange that ended arrive later, with a lower number.
-/// * A rank that gives an exchange up reports it. This rank is alive, so it is not missing from a later exchange.
-///   Neither is a rank that still waits in an earlier exchange: a missing rank holds it up there.
+/// * A rank that gives up an exchange reports it. This rank is alive, so a later exchange does not count it as missing.
+///   Nor does it count a rank that still waits in an earlier exchange: a missing rank delays that rank there.
 /// * At the end of its limit, a rank queries all others. Every waiting rank replies at once, even before its first
 ///   heartbeat; a rank that was stopped a moment ago does not reply.
 /// * A rank whose exchange ends after a heartbeat reports the end. Most exchanges end before one, and then the rank
@@ -32,13 +32,13 @@ pub(super) struct Liveness {
     others: Vec<Other>,
 }
 
-/// The bit of the number of an exchange that was given up.
+/// The bit of a number that marks its exchange as given up.
 const GIVEN_UP: u64 = 1 << 63;
-/// The bit of a query: the limit of the sender is over, and it needs a reply at once.
+/// The bit of a query: the limit of the sender is over, and the sender needs a reply at once.
 const QUERY: u64 = 1 << 62;
 
-/// How long a rank waits for replies after the end of its limit, and the part of the limit that bounds this. A live
-/// rank replies at once, unless it lacks a processor.
+/// The time, and the part of the limit, for which a rank waits for replies after the end of its limit. A live rank
+/// replies at once, unless it lacks a processor.
 const REPLY_TIME: Duration = Duration::from_millis(350);
 const REPLY_PART: u32 = 2;
 
@@ -58,7 +58,7 @@ pub(super) struct Wait {
     pub(super) step: u64,
     /// When it began.
     pub(super) begun: Instant,
-    /// When its limit is over; `None` = never.
+    /// When its limit is over; `None` = no limit.
     pub(super) end: Option<Instant>,
     /// How long this rank then waits for replies.
     pub(super) reply_time: Duration,
@@ -84,11 +84,11 @@ struct Other {
     last_heard: Instant,
     /// Its interval between heartbeats.
     interval: Duration,
-    /// Whether it gave that exchange up.
+    /// Whether it gave up the exchange of its last heartbeat.
     has_given_up: bool,
     /// Whether it waits for a reply.
     wants_reply: bool,
-    /// Whether it got a heartbeat of the current exchange.
+    /// Whether it was sent a heartbeat of the current exchange.
     is_notified: bool,
     incoming: Message,
     /// The last heartbeat to it, which may not be received yet: a dead rank never receives it.
@@ -109,9 +109,10 @@ impl Liveness {
         Liveness { communicator, others: Vec::new() }
     }
 
-    /// Polls the request of an exchange until it is done (`None`), or the wait is over: then returns the missing ranks.
+    /// Polls the request of an exchange until it is done, and returns `None`; if the wait is over first, returns the
+    /// missing ranks.
     ///
-    /// Ranks that gave an earlier exchange up, or still wait in one, are not missing if others are. Sends a heartbeat
+    /// Ranks that gave up an earlier exchange, or still wait in one, are not missing if others are. Sends a heartbeat
     /// in every [`Wait::interval`].
     pub(super) fn wait_until(
         &mut self,
@@ -125,7 +126,7 @@ impl Liveness {
         let mut queried = None;
         loop {
             if request.test()? {
-                // A rank whose exchange does not end never counts this rank as missing.
+                // Without this report, a rank whose exchange does not end would count this rank as missing.
                 self.send(step, ENDED, |other| other.is_notified);
                 return Ok(None);
             }
@@ -217,9 +218,9 @@ impl Liveness {
                 continue;
             }
             other.is_notified = true;
-            // The library may report a dead rank by an error; nothing is then sent.
+            // The library may report a dead rank as an error; nothing is then sent.
             let outgoing = Message::send(words, other.rank, &self.communicator).ok();
-            // Does not wait for an earlier heartbeat in flight: its memory stays with the library.
+            // Does not wait for an earlier heartbeat in flight: the library keeps its memory.
             if let Some(mut earlier) = core::mem::replace(&mut other.outgoing, outgoing)
                 && !earlier.request.test().unwrap_or(false)
             {
@@ -232,7 +233,7 @@ impl Liveness {
 impl Other {
     /// Receives the rank's heartbeats.
     fn receive(&mut self, now: Instant, communicator: &SimpleCommunicator) -> Result<(), TransportError> {
-        // The library may report a dead rank by an error.
+        // The library may report a dead rank as an error.
         while self.incoming.request.test().unwrap_or(false) {
             let [number, interval] = [0, 1].map(|at| self.incoming.words[at]);
             (self.step, self.has_given_up) = (number & !(GIVEN_UP | QUERY), number & GIVEN_UP != 0);
@@ -243,12 +244,12 @@ impl Other {
         Ok(())
     }
 
-    /// Whether it came to an exchange, and is alive or gave the exchange up.
+    /// Whether it came to an exchange, and is alive or gave up that exchange.
     fn is_there(&self, step: u64, now: Instant) -> bool {
         self.step >= step && (self.has_given_up || self.is_heard(now))
     }
 
-    /// Whether the exchange of its last heartbeat did not end for it: it gave that up, or waits in it.
+    /// Whether the exchange of its last heartbeat did not end for it: it gave up that exchange, or waits in it.
     fn is_elsewhere(&self, now: Instant) -> bool {
         self.has_given_up || (self.waits() && self.is_heard(now))
     }
@@ -258,7 +259,7 @@ impl Other {
         self.step > 0 && self.interval != ENDED && !self.has_given_up
     }
 
-    /// Whether it has replied to the query at `queried`, or will not.
+    /// Whether it has replied to the query at `queried`, or cannot reply.
     fn has_replied(&self, step: u64, queried: Instant) -> bool {
         self.has_given_up || (self.step >= step && (self.interval == ENDED || self.last_heard >= queried))
     }
@@ -272,7 +273,7 @@ impl Other {
 impl Message {
     fn send(words: [u64; 2], rank: c_int, communicator: &SimpleCommunicator) -> Result<Message, TransportError> {
         let (words, mut request, raw) = (words.to_vec(), unbegun(), communicator.as_raw());
-        // SAFETY: two words, which stay where they are until the request is done, or for good.
+        // SAFETY: two words, which keep their address until the request is done, or forever.
         let request = unsafe {
             let address = words.as_ptr().cast();
             check(ffi::MPI_Isend(address, 2, ffi::RSMPI_UINT64_T, rank, TAG, raw, request.as_mut_ptr()))?;
@@ -283,7 +284,7 @@ impl Message {
 
     fn receive(rank: c_int, communicator: &SimpleCommunicator) -> Result<Message, TransportError> {
         let (mut words, mut request, raw) = (vec![0; 2], unbegun(), communicator.as_raw());
-        // SAFETY: room for two words, which stays where it is until the request is done, or for good.
+        // SAFETY: room for two words, which keeps its address until the request is done, or forever.
         let request = unsafe {
             let address = words.as_mut_ptr().cast();
             check(ffi::MPI_Irecv(address, 2, ffi::RSMPI_UINT64_T, rank, TAG, raw, request.as_mut_ptr()))?;

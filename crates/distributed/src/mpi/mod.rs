@@ -19,8 +19,8 @@ use std::time::Instant;
 
 /// One rank of a group of processes (`mpirun -n 4 ...`), over an MPI library.
 ///
-/// Dropping it shuts MPI down when [`Mpi::start`] began it and no exchange has failed, which waits for the other ranks
-/// to do the same.
+/// Dropping it shuts MPI down if [`Mpi::start`] began it and no exchange has failed. The shutdown waits for the other
+/// ranks to do the same.
 pub struct Mpi {
     rank: usize,
     world: usize,
@@ -117,7 +117,7 @@ impl Mpi {
     /// is named at most half a second after the limit.
     ///
     /// A rank whose exchange ends within an eighth of the limit sends no heartbeat. If the exchange does not end for
-    /// other ranks, and this rank makes no other exchange while they wait, the error names it beside the missing rank.
+    /// other ranks, and this rank makes no other exchange while they wait, the error also names this rank.
     ///
     /// Neither starting MPI nor shutting it down is an exchange.
     pub fn with_time_limit(mut self, limit: Duration) -> Self {
@@ -138,7 +138,7 @@ impl Mpi {
         all: &mut Vec<Vec<u8>>,
         collectives: &mut Collectives,
     ) -> Result<(), TransportError> {
-        // The length and the first bytes, and what is left in a second collective where any rank has more.
+        // The length and the first bytes; if any rank has more, a second collective has the rest.
         let (block, begun) = (self.block, Instant::now());
         self.sent.clear();
         self.sent.extend_from_slice(&(mine.len() as u64).to_le_bytes());

@@ -1,18 +1,20 @@
-//! Ranks that are processes. Run without arguments this program starts itself under `mpirun`, once for each scenario and
-//! world, and looks at what the ranks say; `rank SCENARIO` is one of those ranks.
+//! Ranks as processes.
+//!
+//! Without arguments this program starts itself under `mpirun`, once for each scenario and world, and checks the output
+//! of the ranks. With `rank SCENARIO` it is one of these ranks.
 
 mod ranks;
 
 use std::process::{Command, ExitCode, Output};
 use std::time::{Duration, Instant};
 
-/// Ranks wait this long for one another in the scenarios in which one fails.
+/// The time limit of the ranks in scenarios with a failure.
 pub(crate) const LIMIT: Duration = Duration::from_secs(2);
 
-/// A scenario ends within this time, also where others use the processors: a hang is what the time limits are against.
+/// The longest time of a scenario, also on busy processors: the time limits must prevent a hang.
 const END: Duration = Duration::from_secs(60);
 
-/// A scenario, its world, and how many lines say `ok`.
+/// A scenario, its world, and its number of lines with `ok`.
 const SCENARIOS: [(&str, usize, usize); 26] = [
     ("agree", 2, 2),
     ("agree", 4, 4),
@@ -77,12 +79,15 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(failed > 0))
 }
 
-/// Starts the ranks; they may be more than processors, and a rank that dies does not end the others. Some time after the
-/// last that is right, the program that started them ends them: the library's own waits have no limit.
+/// Starts the ranks. There may be more ranks than processors, and a rank that dies does not end the others.
+///
+/// `mpirun` ends all ranks some time after the longest time of a scenario, because the library's own waits have no
+/// limit.
 fn mpirun(scenario: &str, world: usize) -> std::io::Result<Output> {
     let (world, seconds) = (world.to_string(), (END + 10 * LIMIT).as_secs().to_string());
-    // Ranks that pass on what others gave, so that one that dies in the handshake keeps some of the others from its end.
-    // Or ranks that give all others theirs at once, so that one that stops is missed in the next part of a message.
+    // In algorithm 2, ranks pass on what they received, so a rank that dies in the handshake delays some of the others.
+    // In algorithm 1, each rank sends its block to all others at once, so the second part of a message shows a rank
+    // that stops.
     let algorithm = if scenario.ends_with("-long") { "1" } else { "2" };
     let gathers = ["--mca", "coll_libnbc_iallgather_algorithm", algorithm];
     Command::new("mpirun")

@@ -1,4 +1,4 @@
-//! A head with exact dot products, its shards, and a comparison that looks at every bit.
+//! A head with exact dot products, its shards, and a comparison of every bit.
 
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
@@ -12,7 +12,7 @@ pub(crate) const PLAN: Plan = Plan { max_rows: 16, max_draws: 12, max_logprobs: 
 /// Shards of very different sizes, three of them empty.
 pub(crate) const STARTS: [u32; 8] = [0, 0, 3, 4, 500, 500, 940, 1000];
 
-/// Small integers that look random.
+/// Pseudo-random small integers.
 pub(crate) fn integers(n: usize, salt: u64) -> Vec<f32> {
     let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -22,7 +22,7 @@ pub(crate) fn integers(n: usize, salt: u64) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// A head over integers, with a scale that keeps the logits within some twenty nats.
+/// A head over integers. Its scale keeps the logits within about twenty nats.
 pub(crate) fn head(weight: &[f32]) -> Head<'_> {
     Head::new(Matrix::new(weight, weight.len() / HIDDEN, HIDDEN).unwrap()).unwrap().with_scale(0.125).unwrap()
 }
@@ -35,7 +35,7 @@ pub(crate) fn shards<'w>(head: &Head<'w>, starts: &[u32], plan: Plan) -> Vec<Box
     head.split(starts).into_iter().map(|shard| reference(shard, plan, ReferenceVariant::Tiled)).collect()
 }
 
-/// One row of every kind; `mask` leaves tokens 2, 3 and 999.
+/// One row of every kind; `mask` allows tokens 2, 3 and 999.
 pub(crate) fn rows<'a>(mask: &'a [u32], none: &'a [u32]) -> Vec<RowParams<'a>> {
     let row = RowParams { seed: 11, position: 70, ..RowParams::default() };
     vec![
@@ -53,7 +53,7 @@ pub(crate) fn rows<'a>(mask: &'a [u32], none: &'a [u32]) -> Vec<RowParams<'a>> {
     ]
 }
 
-/// Rows that draw lists without replacement: within a shard's support, across several, beyond all.
+/// Rows with lists without replacement: within a shard's support, across several shards, beyond the whole support.
 pub(crate) fn lists<'a>(mask: &'a [u32]) -> Vec<RowParams<'a>> {
     let row = RowParams { seed: 21, without_replacement: true, ..RowParams::default() };
     vec![
@@ -82,7 +82,7 @@ pub(crate) fn sample(sampler: &mut dyn PerturbedArgmax, hidden: &[f32], rows: &[
     out
 }
 
-/// Everything that a row has.
+/// All results of a row.
 pub(crate) type Row = Result<(Vec<Draw>, Option<u64>, Vec<Candidate>, Option<MassHistogram>), RowError>;
 
 pub(crate) fn all(samples: &Samples) -> Vec<Row> {

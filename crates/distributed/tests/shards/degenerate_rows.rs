@@ -118,7 +118,7 @@ fn the_error_over_shards_is_that_of_a_sampler_without() {
         });
         assert!(got.iter().all(|got| *got == (want.clone(), vec![None])), "{world} ranks: {got:?}");
     }
-    // The negative control: the lowest token that any shard names, at any stage.
+    // The negative control: the lowest token with an error on any shard, at any stage.
     let parts = [head.slice(0..500), head.slice(500..1000)];
     let lowest = |r: usize| {
         let (hidden, row) = (&hidden[r * HIDDEN..(r + 1) * HIDDEN], &rows[r..=r]);

@@ -1,4 +1,4 @@
-//! Ranks that are called with something else: what differs is named, and nothing is drawn.
+//! Ranks with different calls: the error names the difference, and nothing is drawn.
 
 use crate::common::*;
 use core::error::Error;
@@ -6,7 +6,7 @@ use flash_sampling_core::{History, Matrix, PerturbedArgmax, RowParams, SampleErr
 use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Transforms};
 use std::thread;
 
-/// What two ranks say of a call in which rank 1 has other hidden states or parameters than rank 0.
+/// The results of two ranks in a call for which rank 1 has other hidden states or parameters than rank 0.
 fn called(
     options: ShardOptions,
     params: [RowParams<'_>; 2],
@@ -53,7 +53,7 @@ fn a_mismatch_is_named_also_between_lists_of_the_same_length() {
         ("temperature", [row, RowParams { temperature: 0.5, ..row }]),
         ("filters", [RowParams { top_k: 5, ..row }, RowParams { top_k: 6, ..row }]),
         ("penalties", [of_history(0), RowParams { presence_penalty: 0.5, ..of_history(0) }]),
-        // The first of two.
+        // The first of two differences is named.
         ("seed", [row, RowParams { seed: 4, temperature: 0.5, ..row }]),
     ];
     let hidden: [f32; HIDDEN] = hidden(1).try_into().unwrap();
@@ -64,7 +64,7 @@ fn a_mismatch_is_named_also_between_lists_of_the_same_length() {
             let Err(ShardError::Params { shard, row: 0, what }) = said else { panic!("{said:?}") };
             assert_eq!((shard, what), (other, name));
         }
-        // The same lists on both ranks, in memory of their own: they draw.
+        // The negative control: equal lists in separate memory are no mismatch.
         let said = called(options, [params[0]; 2], [hidden; 2]);
         assert!(said[0].is_ok() && said[0].as_ref().ok() == said[1].as_ref().ok(), "{said:?}");
     }
@@ -82,7 +82,7 @@ fn hidden_states_are_compared_where_tokens_are() {
         let shard_of = 1 - rank;
         assert!(matches!(said, Err(ShardError::Inputs { shard, row: 0 }) if shard == shard_of), "{said:?}");
     }
-    // Without the check nobody finds out: the control of this test.
+    // The negative control: without the check, the difference is not detected.
     assert!(called(unchecked, [row; 2], [hidden, other]).iter().all(Result::is_ok));
 }
 

@@ -104,7 +104,7 @@ fn ranks_must_agree_on_the_merge() {
 #[test]
 fn other_seeds_rows_or_types_on_a_rank_are_an_error_on_every_rank() {
     samplers(|rank, sampler| {
-        // "One seed for every rank, plus its number": the noise would be right nowhere.
+        // A seed that differs between ranks would make the draw wrong on every rank.
         let seeds = [RowParams::default(), RowParams { seed: (rank == 5).into(), ..RowParams::default() }];
         let error = call(sampler, &seeds, HIDDEN).unwrap_err();
         let other = if rank == 5 { 0 } else { 5 };
@@ -221,7 +221,7 @@ fn a_rank_that_is_gone_is_an_error_on_the_others() {
     });
 }
 
-/// A world of 64 over 1000 tokens: shards of a token or two, of none in the middle and at both ends, and one long.
+/// A world of 64 over 1000 tokens: four shards have tokens; all others are empty, also at both ends.
 #[test]
 fn sixty_four_ranks_of_which_many_are_empty_draw_as_in_one_process() {
     let starts: Vec<u32> = (0..64).map(|rank| [0, 0, 7, 7, 8, 500, 500, 1000][rank / 8]).collect();
@@ -294,7 +294,7 @@ fn a_rank_of_another_version_is_named_by_all() {
     // The version is in the first bytes.
     let mut of_another_version = of(b"FS99 and what that version says");
     assert!(of_another_version.all(|says| says.starts_with("the description of another version")));
-    // The negative control.
+    // The negative control: bytes of another protocol.
     assert!(of(b"GET / HTTP/1.1").all(|says| says.starts_with("not a shard's description")));
 }
 

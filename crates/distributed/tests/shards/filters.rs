@@ -1,4 +1,4 @@
-//! Filters over shards: every bit of a sampler without shards, whatever the world, and the cut of the whole row.
+//! Filters over shards: every bit of a sampler without shards in any world, and the cutoff of the whole row.
 
 use crate::common::*;
 use flash_sampling_core::backend::{Batch, Request, RowSummary};
@@ -12,7 +12,7 @@ use std::thread;
 
 const PLAN: Plan = Plan { max_rows: 64, max_draws: 12, max_logprobs: Some(6), canonical: false };
 
-/// Rows with every filter, alone and together, among plain and greedy rows and bad ones.
+/// Rows with every filter, single and combined, among plain, greedy and bad rows.
 fn filtered_rows<'a>(mask: &'a [u32], none: &'a [u32], history: &'a History) -> Vec<RowParams<'a>> {
     let row = RowParams { seed: 5, position: 9, temperature: 0.9, ..RowParams::default() };
     let past = RowParams { history: Some(history), repetition_penalty: 1.3, presence_penalty: 0.5, ..row };
@@ -52,7 +52,7 @@ fn filtered_rows<'a>(mask: &'a [u32], none: &'a [u32], history: &'a History) -> 
     ]
 }
 
-/// Everything that a row has, its kept tokens, raw logits and passes too.
+/// All results of a row, with its kept tokens, raw logits and passes.
 type Filtered = Result<(Row, Option<(u32, u64, Vec<u32>)>, Vec<u32>, u32), RowError>;
 
 fn whole(samples: &Samples) -> Vec<Filtered> {
@@ -66,7 +66,7 @@ fn whole(samples: &Samples) -> Vec<Filtered> {
     .collect()
 }
 
-/// Starts of `world` unequal shards; every fifth is empty, as it begins where the next one does.
+/// Starts of `world` unequal shards. Every fifth shard is empty: it begins at the start of the next.
 fn cuts(world: u32) -> Vec<u32> {
     let start = |k: u32| (VOCAB as u32 * k / world) / 3 * 3;
     (0..world).map(|k| start(if k % 5 == 4 { (k + 1).min(world - 1) } else { k })).collect()
@@ -83,7 +83,7 @@ fn case<R>(run: impl FnOnce(&[f32], &[f32], &[RowParams<'_>]) -> R) -> R {
 fn filters_give_every_bit_of_the_unsharded_sampler() {
     case(|weight, hidden, rows| {
         let head = head(weight);
-        // The unsharded sampler with the same passes: one shard. Its draws are those of the reference.
+        // The wanted result: one shard, which makes the same passes. Its draws are equal to those of the reference.
         let mut want = Sharded::new(shards(&head, &[0], PLAN), ShardMerge::Winners).unwrap();
         let mut reference = reference(head, PLAN, ReferenceVariant::Tiled);
         for position in [0, 1_000_000] {
@@ -108,7 +108,7 @@ fn filters_give_every_bit_of_the_unsharded_sampler() {
     });
 }
 
-/// Runs a rank in a thread for each shard; what each gets of two calls.
+/// Runs a rank in a thread for each shard; returns the results of two calls of each rank.
 fn by_ranks(starts: &[u32]) -> Vec<Vec<Vec<Filtered>>> {
     case(|weight, hidden, rows| {
         let head = head(weight);
@@ -137,7 +137,7 @@ fn every_rank_filters_as_one_sampler_does() {
     }
 }
 
-/// A shard that cuts by itself: it surveys nothing, and draws from what its own tokens would keep.
+/// A shard that breaks its contract: its summaries have only the tokens that its own cutoff keeps.
 struct CutsAlone<'s>(Box<dyn PerturbedArgmax + 's>);
 
 impl PerturbedArgmax for CutsAlone<'_> {
@@ -174,7 +174,7 @@ impl Scan for CutsAlone<'_> {
         let asking: Vec<_> = rows.iter().map(|row| RowParams { kept: row.temperature > 0.0, ..*row }).collect();
         self.0.sample(input, &asking, &mut kept)?;
         self.0.scan().unwrap().scan(batch, requests, out)?;
-        // Only what its own cut keeps is told.
+        // Only the tokens above the shard's own cutoff stay in the summary.
         for (r, survey) in out.iter_mut().enumerate().filter(|(r, _)| *r < rows.len() && requests[*r] != Request::Skip)
         {
             let Ok(Some(kept)) = kept.row(r).map(|row| row.kept) else { continue };
@@ -226,7 +226,7 @@ fn what_cannot_be_merged_is_refused_by_name() {
         assert_eq!(refusal(3), unsupported(Knob::LogprobsMode));
     };
     refused(Sharded::new(shards(&head, &STARTS, PLAN), ShardMerge::LogMass).unwrap());
-    // Shards without surveys, of groups here.
+    // Shards without a scan: grouped samplers.
     let grouped = head.split(&[0, 500]).into_iter().map(|shard| reference(shard, PLAN, ReferenceVariant::Grouped(64)));
     refused(Sharded::new(grouped.collect(), ShardMerge::LogMass).unwrap());
 }

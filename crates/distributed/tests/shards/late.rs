@@ -1,4 +1,4 @@
-//! Ranks whose draws cross another way, and of which one gave a call up before another came to it.
+//! Ranks whose draws are exchanged outside the transport. One rank gives up a call before another rank makes it.
 
 use crate::common::*;
 use core::error::Error;
@@ -9,18 +9,18 @@ use std::thread;
 
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// How a rank's first exchange after a call that went another way comes about.
+/// The first exchange of a rank over the transport, after a call outside the transport.
 #[derive(Clone, Copy, Debug)]
 enum Next {
-    /// It gave the call up, having waited for these ranks.
+    /// The rank gave the call up after waiting for these ranks.
     GaveUp(&'static [usize]),
-    /// It made the call, and compares results.
+    /// The rank made the call, and compares results.
     Checks,
-    /// It asks what differs in the call.
+    /// The rank compares its call with the others, to find a mismatch.
     Asks,
-    /// It made the call, and is in its next, which goes over the transport.
+    /// The rank made the call, and is in the next call, over the transport.
     Samples,
-    /// It was called with a row that makes the very call go over the transport.
+    /// The rank has a row that requires the transport for this call.
     SamplesInstead,
 }
 
@@ -49,7 +49,7 @@ fn next(sampler: &mut ShardSampler<'_, Loopback>, next: Next) -> ShardError {
     }
 }
 
-/// What each of the ranks says.
+/// The error of each rank.
 fn said(ranks: &[Next]) -> Vec<ShardError> {
     let weight = integers(VOCAB * HIDDEN, 1);
     let (head, starts) = (head(&weight), [0, 300, 600]);
@@ -72,13 +72,13 @@ fn a_rank_that_came_too_late_is_named_whatever_it_does_next() {
         (&[GaveUp(&[1]), Checks], 0, &[1]),
         (&[GaveUp(&[1]), Samples], 0, &[1]),
         (&[Samples, GaveUp(&[0])], 1, &[0]),
-        // Rank 1 came in time, and waited with rank 0, or longer than that one.
+        // Rank 1 was in time, and also waited for rank 2.
         (&[GaveUp(&[2]), GaveUp(&[2]), Checks], 0, &[2]),
         (&[GaveUp(&[2]), Checks, Checks], 0, &[2]),
         (&[Checks, GaveUp(&[0, 2]), Samples], 1, &[0, 2]),
-        // An exchange that does not know who was late: those that went on.
+        // An exchange without the late ranks' numbers: the ranks that passed the call are named.
         (&[GaveUp(&[]), GaveUp(&[]), Samples], 0, &[2]),
-        // Ranks that the group does not have.
+        // Ranks beyond the world are ignored.
         (&[GaveUp(&[7]), Checks], 0, &[1]),
         (&[GaveUp(&[1, 7]), Checks], 0, &[1]),
     ];
@@ -93,7 +93,7 @@ fn a_rank_that_came_too_late_is_named_whatever_it_does_next() {
     assert_eq!(says(vec![1, 2]), "shards 1, 2 came too late: shard 0 had waited 15s");
 }
 
-/// The control: nobody is late where ranks are in the same call.
+/// The negative control: no rank is late if all ranks are in the same call.
 #[test]
 fn a_rank_that_was_called_otherwise_is_not_taken_for_a_late_one() {
     for first in [Next::GaveUp(&[1]), Next::Asks] {

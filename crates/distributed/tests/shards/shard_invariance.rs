@@ -1,4 +1,4 @@
-//! Winners: the very samples of a sampler without shards. Log-mass: the very tokens of the reference of Alg. I.4.
+//! Winners: the samples of a sampler without shards. Log-mass: the tokens of the reference of Alg. I.4.
 
 use crate::common::*;
 use flash_sampling_core::reference::ReferenceVariant;
@@ -32,7 +32,7 @@ fn log_mass_gives_the_tokens_of_the_reference() {
     for starts in CUTS {
         let mut want = reference(head, PLAN, ReferenceVariant::Sharded(starts.to_vec()));
         let mut sharded = Sharded::new(shards(&head, starts, PLAN), ShardMerge::LogMass).unwrap();
-        // Many positions: the shard is drawn anew at each.
+        // Each position draws another shard.
         for position in 0..300 {
             let rows: Vec<_> = rows.iter().map(|row| RowParams { position, ..*row }).collect();
             let (got, want) = (sample(&mut sharded, &hidden, &rows), sample(&mut *want, &hidden, &rows));
@@ -83,7 +83,7 @@ fn other_groupings_inside_a_shard_are_merged_by_log_mass_only() {
     assert!(Sharded::new(mixed(), ShardMerge::Winners).is_err());
     let mut sharded = Sharded::new(mixed(), ShardMerge::LogMass).unwrap();
     let row = RowParams { draws: 12, ..RowParams::default() };
-    // The shard is drawn by the same noise and mass, so its number agrees with the reference; the token may not.
+    // The draw of the shard uses the same noise and mass as the reference, so shards agree; tokens may not.
     let mut want = reference(head, PLAN, ReferenceVariant::Sharded(vec![0, 300, 600]));
     let hidden = hidden(1);
     for position in 0..100 {

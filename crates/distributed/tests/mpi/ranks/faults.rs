@@ -10,15 +10,15 @@ use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::Instant;
 
-/// What becomes of a rank.
+/// The signal to a rank.
 #[derive(Clone, Copy)]
 pub(super) enum Signal {
     Kill,
     Stop,
 }
 
-/// When the signal comes: before the rank makes a call, while it waits in it for a rank that is late, or in the last eighth of
-/// the limit, when it has just said that it waits.
+/// When the signal arrives: before the rank makes a call, while it waits in the call for a late rank, or in the last
+/// eighth of the limit, after its last heartbeat.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum When {
     Before,
@@ -27,7 +27,7 @@ pub(super) enum When {
 }
 
 impl When {
-    /// How long a rank waits before the signal comes.
+    /// The time of a rank in the call before the signal arrives.
     fn after(self) -> Duration {
         match self {
             When::Before => Duration::ZERO,
@@ -36,8 +36,7 @@ impl When {
         }
     }
 
-    /// How late a rank is for the call in which another has the signal coming, which by then has said more than once that it
-    /// waits.
+    /// The delay of the late rank. By then the rank with the signal has sent heartbeats more than once.
     fn late(self) -> Duration {
         match self {
             When::Before => Duration::ZERO,
@@ -47,22 +46,23 @@ impl When {
     }
 }
 
-/// How long after the limit a rank is named at most.
+/// The longest time after the limit until a rank is named.
 const MORE: Duration = Duration::from_millis(500);
 
-/// A rank that has a signal coming, and the rank that it waits for.
+/// The rank with the signal, and the rank that it waits for.
 fn victim(world: usize) -> (usize, usize) {
     (world / 2, (world / 2) ^ 1)
 }
 
 impl Signal {
-    /// Sends itself to this process: now, and this does not return; or in a while, and this returns who does.
+    /// Sends the signal to this process: at once, and then does not return; or later, and returns the process that
+    /// sends it.
     fn to_me(self, when: When) -> Child {
         let (me, after) = (std::process::id(), when.after().as_secs_f64());
         let wait = if when == When::Before { String::new() } else { format!("sleep {after}; ") };
         let script = match self {
             Signal::Kill => format!("{wait}kill -KILL {me}"),
-            // Whoever is stopped cannot end itself: that is seen to before.
+            // A stopped process cannot end itself, so the script ends it later.
             Signal::Stop => {
                 format!("{wait}kill -STOP {me}; sleep {}; kill -KILL {me}", (5 * LIMIT).as_secs_f64())
             }
@@ -75,7 +75,7 @@ impl Signal {
     }
 }
 
-/// Where this process has a signal coming, it ends here at the latest.
+/// Waits until the signal ends this process, if it has a sender.
 fn ends(sender: Option<&mut Child>) {
     if let Some(sender) = sender {
         sender.wait().unwrap();
@@ -83,7 +83,7 @@ fn ends(sender: Option<&mut Child>) {
     }
 }
 
-/// Asserts what a call that began then says of the rank, after the time limit and at most half a second later.
+/// Asserts that the error names the rank, at the time limit or at most half a second later.
 fn assert_named(error: &ShardError, victim: usize, begun: Instant) {
     assert_named_within(LIMIT, error, victim, begun);
 }
@@ -100,8 +100,10 @@ fn assert_broken(error: &ShardError) {
     assert!(matches!(error, ShardError::Transport(TransportError::Broken)), "{error:?}");
 }
 
-/// A rank is killed, or stopped, before the handshake or in it: the others name it within the time limit. What it gave before
-/// it died may be all that a rank needs of it to end the handshake: then the first draw names it.
+/// A rank is killed or stopped before the handshake or in it; the others name it within the time limit.
+///
+/// Another rank may have all the data that it needs from the dead rank to end the handshake. Then the first draw names
+/// the dead rank.
 pub(super) fn handshake(mpi: Mpi, signal: Signal, when: When) {
     let mut transport = mpi.with_time_limit(LIMIT);
     let (rank, world) = (transport.rank(), transport.world());
@@ -130,9 +132,10 @@ pub(super) fn handshake(mpi: Mpi, signal: Signal, when: When) {
     say(rank, &format!("missed rank {victim}"));
 }
 
-/// A rank is killed, or stopped, by a signal to its process: the others, which draw, name it within the time limit. Before
-/// that the first and the last rank come late, so that all others have called the roll in exchanges that did end, also in the
-/// very last.
+/// A rank is killed or stopped by a signal to its process; the others draw and name it within the time limit.
+///
+/// Before that the first and the last rank come late. So all other ranks have sent heartbeats in exchanges that ended,
+/// also in the last one.
 pub(super) fn draw(mpi: Mpi, signal: Signal) {
     let mut transport = mpi.with_time_limit(LIMIT);
     let (rank, world) = (transport.rank(), transport.world());
@@ -169,17 +172,17 @@ pub(super) fn draw(mpi: Mpi, signal: Signal) {
     say(rank, &format!("{} ({:.1?})", source(&error), begun.elapsed()));
 }
 
-/// What ranks do for which an exchange ended.
+/// The next action of ranks whose exchange ended.
 #[derive(Clone, Copy)]
 pub(super) enum Then {
-    /// Something else, for longer than the limit.
+    /// No exchange, for longer than the limit.
     Away,
-    /// The next exchange, which they give up before the others give up the one before.
+    /// The next exchange, with a shorter limit: they give it up before the others give up the earlier one.
     Next,
 }
 
-/// A rank is stopped within an exchange that ends for some of the others: all miss that one alone, also the rank for which it
-/// does not end, and those that went on to the next.
+/// A rank is stopped in an exchange that ends for some of the others. All name that rank alone: ranks whose exchange
+/// does not end, and ranks in the next exchange.
 pub(super) fn elsewhere(mpi: Mpi, then: Then) {
     let mut mpi = mpi.with_time_limit(LIMIT);
     let (rank, world) = (mpi.rank(), mpi.world());
@@ -204,8 +207,8 @@ pub(super) fn elsewhere(mpi: Mpi, then: Then) {
     say(rank, &format!("missed rank {victim}"));
 }
 
-/// A rank is stopped in an exchange of long messages, when the others have their beginning and wait for that of a rank that is
-/// late: what is left of the limit is all that they wait for the rest. An eighth of this limit is half a second.
+/// A rank is stopped in an exchange of long messages, while a late rank delays the first part. The second part has only
+/// the rest of the limit. An eighth of this limit is half a second.
 pub(super) fn long(mpi: Mpi) {
     let limit = 2 * LIMIT;
     let mut mpi = mpi.with_time_limit(limit);
@@ -222,7 +225,7 @@ pub(super) fn long(mpi: Mpi) {
     say(rank, &format!("missed rank {victim}"));
 }
 
-/// A rank is stopped before an exchange to which another comes in the last moment: that one is there, and is not missed.
+/// A rank is stopped before an exchange, and another comes in the last moment. Only the stopped rank is missing.
 pub(super) fn beside(mpi: Mpi) {
     let mut mpi = mpi.with_time_limit(LIMIT);
     let (rank, world) = (mpi.rank(), mpi.world());
@@ -239,7 +242,7 @@ pub(super) fn beside(mpi: Mpi) {
     say(rank, &format!("missed rank {victim}"));
 }
 
-/// Ranks that come in the last moment end an exchange of long messages.
+/// Ranks that come in the last moment complete an exchange of long messages.
 pub(super) fn late_long(mpi: Mpi) {
     let mut mpi = mpi.with_time_limit(LIMIT);
     let (rank, world) = (mpi.rank(), mpi.world());
@@ -255,8 +258,8 @@ pub(super) fn late_long(mpi: Mpi) {
     say(rank, "all came");
 }
 
-/// The group ends in order after ranks have called the roll: what they said to the two that came late, of which the first
-/// never listened, is taken by nobody.
+/// The group ends in order after heartbeats. Nobody receives the heartbeats to the two late ranks; the first late rank
+/// never began to receive.
 pub(super) fn ended(mpi: Mpi) {
     let mut mpi = mpi.with_time_limit(LIMIT);
     let (rank, world) = (mpi.rank(), mpi.world());

@@ -1,4 +1,4 @@
-//! What a rank does in each scenario. It prints a line that begins with `ok` when all was as it should be, and panics else.
+//! The scenarios, as each rank runs them. A rank prints a line that begins with `ok`, or panics.
 
 #[path = "../../shards/common.rs"]
 #[allow(dead_code)]
@@ -47,10 +47,10 @@ fn starts(world: usize) -> Vec<u32> {
     (0..world as u32).map(|r| [0, 1, 1][r as usize % 3].max(r.saturating_sub(1) * 300)).collect()
 }
 
-/// Messages of all lengths arrive; draws are those of all shards in one process, for both merges.
+/// Messages of all lengths arrive. For both merges, draws are equal to those of all shards in one process.
 fn agree(mut mpi: Mpi) {
     let (rank, world) = (mpi.rank(), mpi.world());
-    // mpirun without a list of hosts starts all here.
+    // Without a list of hosts, mpirun starts all ranks on this host.
     assert_eq!((mpi.rank_on_host(), mpi.world_on_host()), (rank, world));
     let message = |rank: usize, step: usize| vec![(rank * 31 + step * 7) as u8; (rank + 1) * (step * 97 % 1000)];
     let mut all = Vec::new();
@@ -81,7 +81,7 @@ fn agree(mut mpi: Mpi) {
     say(rank, "agreed");
 }
 
-/// Rows with filters, decided in one pass and in several, and one without; the merge by log-mass refuses them.
+/// Rows with filters, for one pass and for several, and one row without. The merge by log-mass refuses the filters.
 fn filters() -> Vec<RowParams<'static>> {
     let row = RowParams { seed: 8, ..RowParams::default() };
     vec![
@@ -103,7 +103,8 @@ fn source(error: &SampleError) -> &ShardError {
     error.source().and_then(|e| e.downcast_ref()).unwrap()
 }
 
-/// The last rank has another shard table, weight type, width, or seed: every rank names it, or the last names rank 0.
+/// The last rank has another shard table, weight type, hidden size or seed. The others name it; for the seed, it names
+/// rank 0.
 fn differ(mpi: Mpi) {
     let mut transport = mpi.with_time_limit(LIMIT);
     let (rank, world) = (transport.rank(), transport.world());
@@ -141,11 +142,11 @@ fn differ(mpi: Mpi) {
     say(rank, "named what differs");
 }
 
-/// What the exchange of 64 rows costs. It gates nothing: ranks may be more than processors.
+/// Times the exchange of 64 rows. No time fails the test, since there may be more ranks than processors.
 fn timed(mut mpi: Mpi) {
     const ROUNDS: usize = 2000;
     let rank = mpi.rank();
-    // A plain row's summary: kind, count, one draw; the call's header before them.
+    // The header of the call, then summaries of plain rows: kind, count, one draw.
     let (message, mut all) = (vec![rank as u8; 26 + 64 * (1 + 4 + 12)], Vec::new());
     let mut times: Vec<f64> = (0..ROUNDS)
         .map(|_| {
