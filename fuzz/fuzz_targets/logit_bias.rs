@@ -1,4 +1,4 @@
-//! `--logit-bias`: what is accepted is what the library accepts.
+//! `--logit-bias`: the library accepts all accepted values.
 #![no_main]
 
 use flash_sampling_cli::input::TensorPath;

@@ -1,4 +1,4 @@
-//! A file of masks: every row that was asked for has a mask that decides every token.
+//! A file of masks: every requested row has a mask with a bit for every token.
 #![no_main]
 
 use flash_sampling_cli::input::mask::Masks;

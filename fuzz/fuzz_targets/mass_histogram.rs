@@ -1,4 +1,4 @@
-//! The words of a mass histogram that another rank sent: what is accepted can be merged and written again.
+//! The words of a mass histogram from another rank: accepted words can be merged and written again.
 #![no_main]
 
 use flash_sampling::backend::MassHistogram;

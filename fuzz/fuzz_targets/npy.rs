@@ -1,4 +1,4 @@
-//! A `.npy` file: what its header promises lies within it.
+//! A `.npy` file: the data that its header describes are within the file.
 #![no_main]
 
 use flash_sampling_cli::input::npy::NpyHeader;

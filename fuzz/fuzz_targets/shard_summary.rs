@@ -1,7 +1,7 @@
-//! Messages of another rank: whatever they hold, this rank answers with results or errors.
+//! Messages of another rank: this rank returns results or errors for all bytes.
 //!
-//! The input edits a valid message: three bytes are a place and the byte to put there; the last place cuts the
-//! message off instead. The first byte picks the message (the rank's description or its summary) and the merge.
+//! The input edits a valid message. Three bytes are a position and the new byte; the position at the end truncates the
+//! message instead. The first byte selects the message (the rank's description or its summary) and the merge.
 #![no_main]
 
 use flash_sampling::distributed::{ShardMerge, ShardSampler, Transport, TransportError};
@@ -15,7 +15,8 @@ const VOCAB: usize = 192;
 const PLAN: Plan = Plan { max_rows: 3, max_draws: 3, max_logprobs: Some(2), canonical: false };
 const MERGES: [ShardMerge; 2] = [ShardMerge::Winners, ShardMerge::LogMass];
 
-/// Gives these messages for the other rank, one a call, or this rank's own when there are none; keeps this rank's.
+/// Returns these messages as the other rank's, one in each call, and then empty ones. Records the messages of this
+/// rank.
 struct Script {
     rank: usize,
     others: Vec<Vec<u8>>,
@@ -40,7 +41,7 @@ impl Transport for Script {
         Ok(())
     }
 
-    // Nothing is waited for.
+    // No call waits.
     fn time_limit(&self) -> Duration {
         Duration::ZERO
     }
@@ -48,7 +49,7 @@ impl Transport for Script {
     fn set_time_limit(&mut self, _limit: Duration) {}
 }
 
-/// Everything that a rank does; answers what it sent.
+/// Runs the handshake and a call of a rank; returns the messages that it sent.
 fn rank(rank: usize, merge: ShardMerge, others: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     let weight: Vec<f32> = (0..VOCAB * 2).map(|i| (i % 23) as f32 / 8.0).collect();
     let head = Head::new(Matrix::new(&weight, VOCAB, 2).unwrap()).unwrap();
@@ -59,7 +60,8 @@ fn rank(rank: usize, merge: ShardMerge, others: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
         let rows = [
             RowParams { draws: 3, logprobs: Some(2), ..RowParams::default() },
             RowParams { seed: 1, draws: 2, without_replacement: merge == ShardMerge::Winners, ..RowParams::default() },
-            // Decided in one pass, from first tokens, moments, masses and frontiers; refused by the merge by log-mass.
+            // Decided in one pass, from the largest logits, moments, masses and frontiers. The merge by log-mass
+            // refuses this row.
             RowParams { top_n_sigma: 1.0, epsilon_cutoff: 0.002, draws: 2, ..RowParams::default() },
         ];
         let mut out = Samples::new();
@@ -74,7 +76,7 @@ fn rank(rank: usize, merge: ShardMerge, others: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     sent.clone()
 }
 
-/// What rank 1 sends for each merge, when all goes well.
+/// The valid messages of rank 1 for each merge.
 fn valid() -> &'static [Vec<Vec<u8>>; 2] {
     static VALID: OnceLock<[Vec<Vec<u8>>; 2]> = OnceLock::new();
     VALID.get_or_init(|| {

@@ -10,7 +10,7 @@ fn main() -> Result<()> {
     let plan = Plan { max_rows: 2, max_draws: 4, max_logprobs: Some(0), ..Plan::default() };
     let mut head = FusedHead::new(weight, HeadOptions::default(), plan, &CpuOptions::default())?;
 
-    // One set of parameters a row: its seed, and the place of the token in its sequence.
+    // The parameters of a row: its seed, and the position of the token in its sequence.
     let row = RowParams { seed: 7, temperature: 0.8, draws: 4, ..RowParams::default() };
     let rows = [RowParams { position: 17, ..row }, RowParams { position: 90, logprobs: Some(0), ..row }];
     println!("{}", head.draw(&hidden, &rows)?);

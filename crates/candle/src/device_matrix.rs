@@ -8,9 +8,11 @@ use flash_sampling::DType;
 use flash_sampling::cuda::{DeviceAddress, DeviceMatrix};
 use std::sync::Arc;
 
-/// Calls `work` with a tensor `[rows, cols]` of bf16, f16 or f32 on a GPU as a [`DeviceMatrix`]: its own storage, no copy, at
-/// any offset and with any distance between rows; and with the stream of candle's device, on which the tensor is made. The
-/// storage stays locked for reading meanwhile: what `work` enqueues on another stream must have run when it returns.
+/// Calls `work` with the storage of a GPU tensor `[rows, cols]` of bf16, f16 or f32 as a [`DeviceMatrix`].
+///
+/// Nothing is copied; any offset and any distance between rows is valid. `work` also gets the stream of candle's
+/// device, on which the tensor is made. The storage stays locked for reading during `work`. Work on other streams must
+/// be complete when `work` returns.
 ///
 /// # Errors
 /// Another rank, type or device; elements of a row that do not follow each other, or rows that overlap (call
@@ -27,7 +29,7 @@ pub fn with_device_matrix<R>(
     let at = layout.start_offset();
     let end = at + rows.saturating_sub(1) * row_stride + if rows > 0 { cols } else { 0 };
     let matrix = |address, dtype| DeviceMatrix { address, dtype, rows, cols, row_stride };
-    // What keeps the memory from being written to lives until `work` is done.
+    // Until `work` is done, `_kept` keeps the memory from writes.
     match &storage.slice {
         CudaStorageSlice::BF16(data) => {
             let (address, _kept) = address(data, at, end, &stream)?;
@@ -45,7 +47,7 @@ pub fn with_device_matrix<R>(
     }
 }
 
-/// Where element `at` lies, of memory that reaches to `end`.
+/// The address of element `at`, in memory that ends at element `end`.
 fn address<'a, T>(
     data: &'a CudaSlice<T>,
     at: usize,

@@ -44,9 +44,10 @@ impl HeadOptions {
 
 /// An LM head that draws: hidden states `[rows, hidden]` in, tokens out, without `[rows, vocab]` logits in memory.
 ///
-/// The weight is shared with the model, and locked for reading during a call. Only of a weight that is not row-major (the
-/// transpose of `[hidden, vocab]`) the head keeps a copy. On a GPU (feature `cuda`) a call launches on candle's stream, after
-/// the work on the hidden states, and waits for the draws. `flash_sampling::cuda::DeviceSampler` describes knobs and costs.
+/// The weight is shared with the model, and locked for reading during a call. The head copies only a weight that is not
+/// row-major (the transpose of `[hidden, vocab]`). On a GPU (feature `cuda`) a call launches on candle's stream, after
+/// the work on the hidden states, and waits for the draws. `flash_sampling::cuda::DeviceSampler` describes knobs and
+/// costs.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -69,7 +70,7 @@ pub struct FusedHead {
     samples: Samples,
 }
 
-/// Where a head draws.
+/// The device of a head, with its sampler.
 #[derive(Debug)]
 enum Place {
     /// `None` after a call that failed midway.
@@ -99,7 +100,7 @@ impl FusedHead {
         Ok(FusedHead { place, weight, options, samples: Samples::new() })
     }
 
-    /// [`FusedHead::new`] for a layer of a quantised model that holds a plain tensor.
+    /// As [`FusedHead::new`], for a layer of a quantised model with a plain tensor.
     ///
     /// # Errors
     /// As [`FusedHead::new`], and a quantised weight, whose type the error names.
@@ -112,8 +113,8 @@ impl FusedHead {
         }
     }
 
-    /// Draws for `hidden [rows, hidden]` into `out`. Hidden states that are not row-major are copied. An error of one row is
-    /// that row's result in `out`.
+    /// Draws for `hidden [rows, hidden]` into `out`. Hidden states that are not row-major are copied. The error of a
+    /// row is its result in `out`.
     ///
     /// # Errors
     /// Hidden states of another width, type or device, or more rows than planned.
@@ -166,8 +167,8 @@ impl FusedHead {
     }
 }
 
-/// The tensor itself where it is a row-major matrix, with any distance between rows; else a copy. Rows of a broadcast lie on
-/// each other.
+/// The tensor itself if it is a row-major matrix, with any distance between rows; otherwise a copy. Rows of a broadcast
+/// overlap, and are copied.
 fn row_major(tensor: &Tensor) -> Result<Tensor> {
     match (tensor.dims(), tensor.stride()) {
         (&[rows, cols], &[row, 1]) if row >= cols || rows <= 1 => Ok(tensor.clone()),

@@ -7,7 +7,7 @@
 //! | [`with_matrix`] | a tensor's storage as the matrix that every sampler of [`flash_sampling`] takes |
 //! | `with_device_matrix` (feature `cuda`) | the same for a tensor on a GPU, for the samplers over device memory |
 //!
-//! Tensors are on the CPU, or with the feature `cuda` on a GPU. There the head is read from candle's memory, and draws run on
+//! Tensors are on the CPU, or with the feature `cuda` on a GPU. On a GPU the head reads candle's memory, and draws on
 //! candle's stream. The feature needs NVIDIA's compiler and libraries, as candle's own feature `cuda` does. Without the
 //! feature, a CUDA tensor is an error.
 #![cfg_attr(not(feature = "cuda"), forbid(unsafe_code))]

@@ -17,15 +17,17 @@ pub enum Sampling {
     TopK { k: usize, temperature: f64 },
     /// A draw from the smallest set of most likely tokens with mass `p`.
     TopP { p: f64, temperature: f64 },
-    /// A draw from the smallest set of the `k` most likely tokens with mass `p` of all tokens, or from all `k`. (vLLM takes
-    /// `p` of the mass of the `k` tokens.)
+    /// A draw from the smallest set of the `k` most likely tokens with mass `p` of all tokens, or from all `k`. (vLLM
+    /// takes `p` of the mass of the `k` tokens.)
     TopKThenTopP { k: usize, p: f64, temperature: f64 },
     /// The same draw as `All`: here every draw adds exact Gumbel noise.
     GumbelSoftmax { temperature: f64 },
 }
 
-/// Draws tokens from logits. Logits on a GPU are copied to the CPU, as in candle's own processor. Draw n has the noise of
-/// (seed, n). One seed gives the same tokens again, but not those of candle's own processor.
+/// Draws tokens from logits.
+///
+/// Logits on a GPU are copied to the CPU, as in candle's own processor. Draw n has the noise of (seed, n). A seed gives
+/// the same tokens in every run, but not the tokens of candle's own processor.
 #[derive(Debug)]
 pub struct LogitsProcessor {
     seed: u64,
@@ -41,7 +43,8 @@ impl LogitsProcessor {
         LogitsProcessor { seed, sampling, drawn: 0, sampler: None, samples: Samples::new() }
     }
 
-    /// Without a temperature, or below 1e-7, the largest logit; otherwise a draw from the softmax or its top `top_p`.
+    /// A processor for a draw from the softmax or its top `top_p`. Without a temperature, or below 1e-7, it takes the
+    /// largest logit.
     pub fn new(seed: u64, temperature: Option<f64>, top_p: Option<f64>) -> Self {
         let sampling = match (temperature.filter(|t| t.is_nan() || *t >= 1e-7), top_p) {
             (None, _) => Sampling::ArgMax,
@@ -111,7 +114,7 @@ impl LogitsProcessor {
         let mut weights = probabilities(&self.on_cpu(logits)?, temperature)?;
         f(&mut weights);
         let row = self.row_of(&weights);
-        // The logarithm of what is negative is NaN, which the draw names.
+        // The logarithm of a negative weight is NaN, and the error of the draw names it.
         let logs: Vec<f32> = weights.iter().map(|weight| weight.ln()).collect();
         self.draw(&Tensor::from_vec(logs, (1, weights.len()), &Device::Cpu)?, row)
     }
@@ -177,7 +180,7 @@ mod tests {
     fn the_law_is_the_softmax_at_the_temperature() {
         let logits = logits(&[0.0, 2.0f32.ln(), 5.0f32.ln(), f32::NEG_INFINITY]);
         let laws = [(1.0f64, [0.125f64, 0.25, 0.625]), (0.5, [1.0 / 30.0, 4.0 / 30.0, 25.0 / 30.0])];
-        // Six standard deviations.
+        // The bound is six standard deviations.
         let is_of = |counts: &[u32; 4], law: &[f64; 3]| {
             counts.iter().zip(law).all(|(&count, p)| {
                 let deviation = (20_000.0 * p * (1.0 - p)).sqrt();
@@ -218,7 +221,7 @@ mod tests {
         }
     }
 
-    /// Weights in eighths, so that no sum of candle's float32 can fall on the other side.
+    /// Weights are eighths, so candle's float32 sums are exact.
     #[test]
     fn the_kept_tokens_are_those_of_candles_own() {
         use candle_transformers::generation::{LogitsProcessor as Candles, Sampling as CandlesSampling};
@@ -254,7 +257,7 @@ mod tests {
             assert_eq!(plain.sample(&logits).unwrap(), same.sample_f(&logits, |_| {}).unwrap());
             assert_ne!(without.sample_f(&logits, |weights| weights[1] = 0.0).unwrap(), 1);
         }
-        // Not scaled again: 0.2 and 0.3 of a whole do not reach 0.6, so both stay.
+        // The probabilities are not normalised again: 0.2 and 0.3 do not reach 0.6, so both tokens stay.
         let p = Sampling::TopP { p: 0.6, temperature: 1.0 };
         let mut of_all = LogitsProcessor::from_sampling(2, p);
         let mut draw = || of_all.sample_f(&logits, |weights| weights[1] = 0.0).unwrap();

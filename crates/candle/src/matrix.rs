@@ -5,8 +5,10 @@ use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, bail};
 use flash_sampling::Matrix;
 use flash_sampling::backend::matrix::Element;
 
-/// Calls `work` with a tensor `[rows, cols]` of bf16, f16 or f32 on the CPU as a [`Matrix`]: its own storage, no copy, at
-/// any offset and with any distance between rows. The storage stays locked for reading meanwhile.
+/// Calls `work` with the storage of a CPU tensor `[rows, cols]` of bf16, f16 or f32 as a [`Matrix`].
+///
+/// Nothing is copied; any offset and any distance between rows is valid. The storage stays locked for reading during
+/// `work`.
 ///
 /// # Errors
 /// Another rank, type or device; elements of a row that do not follow each other, or rows that overlap (call

@@ -11,7 +11,7 @@ use flash_sampling::{Plan, RowParams, Samples};
 #[derive(Debug)]
 pub(crate) struct OnDevice {
     sampler: DeviceSampler,
-    /// What the sampler reads, by its address.
+    /// The memory that the sampler reads.
     weight: DeviceMatrix,
     _held: (Tensor, Option<Tensor>),
 }
@@ -38,10 +38,10 @@ impl OnDevice {
             let scale = options.scale.unwrap_or(1.0);
             let rows = DeviceMatrix { rows: vocab_size, ..matrix };
             let head = DeviceHead { weight: rows, first_token: 0, bias: bias_at, soft_cap: options.soft_cap, scale };
-            // What was enqueued to make weight and bias has run before anything reads them on another stream.
+            // The work that makes weight and bias is complete before another stream reads them.
             wrap(stream.synchronize())?;
-            // SAFETY: both are storage of tensors that this value holds and drops after the sampler; `sample` holds the
-            // weight's lock during each call and sees that it did not move, and nobody else knows the bias.
+            // SAFETY: both are storage of tensors that this value holds and drops after the sampler. `sample` holds the
+            // lock of the weight during each call and checks that its storage did not move; no other code has the bias.
             let sampler = wrap(unsafe { DeviceSampler::new(head, vocab_size as u32, plan, &device) })?;
             Ok(OnDevice { sampler, weight: matrix, _held: (weight.clone(), bias) })
         })
@@ -62,8 +62,8 @@ impl OnDevice {
                 bail!("the weight's storage was replaced");
             }
             with_device_matrix(hidden, |stream, hidden| {
-                // SAFETY: the hidden states are storage of a tensor of the weight's device, whose stream made them; both are
-                // locked for reading until the call returns, which waits.
+                // SAFETY: the hidden states are storage of a tensor on the weight's device, whose stream made them.
+                // Both are locked for reading until the call returns, and the call waits.
                 wrap(unsafe { self.sampler.sample(stream, &hidden, rows, out) })
             })
         })

@@ -1,5 +1,5 @@
-//! The fused head over tensors on a GPU against the one over the same tensors on the CPU. Sums of small integers are exact, so
-//! everything agrees to the last bit.
+//! The fused head over tensors on a GPU has the results of the head over the same tensors on the CPU. Sums of small
+//! integers are exact, so all bits agree.
 #![cfg(feature = "cuda")]
 #![allow(missing_docs)]
 
@@ -35,7 +35,7 @@ fn options() -> HeadOptions {
     HeadOptions { vocab_size: Some(VOCAB - 7), bias, scale: Some(0.125), soft_cap: None }
 }
 
-/// Every row's results as text: tokens, bits of scores and logits, log-probabilities, or the error.
+/// The results of each row as text: tokens, bits of scores and logits, log-probabilities, or the error.
 fn said(samples: &Samples) -> Vec<String> {
     let row = |row: Result<flash_sampling::RowSample<'_>, flash_sampling::RowError>| match row {
         Ok(row) => {
@@ -43,7 +43,7 @@ fn said(samples: &Samples) -> Vec<String> {
             let draws: Vec<_> = row.draws.iter().map(|d| (d.token, bits(d.score), bits(d.logit))).collect();
             let top: Vec<_> = row.top.iter().map(|c| (c.winner.token, bits(c.logit))).collect();
             let kept = row.kept.map(|kept| (kept.count, kept.tokens.to_vec()));
-            // The order of summation differs.
+            // The order of summation differs, so log Z is rounded.
             let log_z = row.log_z.map(|z| (z * 1e4).round());
             format!("{draws:?} {log_z:?} {top:?} {kept:?}")
         }
@@ -89,8 +89,8 @@ fn draws_of_f32_are_those_of_the_cpu() {
     compare(DType::F32);
 }
 
-/// As the weight lies in a wider one, at an address that no fast kernel takes, and alone; hidden states row by row, and column
-/// by column.
+/// Compares CPU and GPU for a weight alone, and for one inside a wider tensor, at an address that no fast kernel
+/// supports. Hidden states are row-major or column-major.
 fn compare(dtype: DType) {
     let Some(gpu) = gpu() else { return };
     let wide = integers(VOCAB, HIDDEN + 8, 1, dtype);
@@ -107,7 +107,7 @@ fn compare(dtype: DType) {
                 let hidden = states.to_device(device).unwrap();
                 head.sample(&hidden, rows, &mut out).unwrap();
                 let first = said(&out);
-                // The second call meets what the first has left.
+                // The second call reuses the memory of the first.
                 head.sample(&hidden.t().unwrap().contiguous().unwrap().t().unwrap(), rows, &mut out).unwrap();
                 assert_eq!(first, said(&out), "{name}: hidden states column by column");
                 first
@@ -169,7 +169,7 @@ fn what_cannot_be_drawn_from_is_an_error() {
     assert!(head.draw(&one, &[RowParams { temperature: -1.0, ..row }]).is_err());
     assert!(head.draw(&one, &[row]).is_ok());
     assert!(FusedHead::from_qmatmul(&QMatMul::Tensor(weight), usual(), plan, &CpuOptions::default()).is_ok());
-    // Other types than the weight's are multiplied without tensor cores.
+    // Matrices of mixed types are multiplied without tensor cores.
     let float = one.to_dtype(DType::F32).unwrap();
     let (a, b) = (head.draw(&float, &[row]).unwrap(), head.draw(&one, &[row]).unwrap());
     assert_eq!(a.to_vec2::<u32>().unwrap(), b.to_vec2::<u32>().unwrap());

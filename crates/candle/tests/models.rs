@@ -1,5 +1,5 @@
-//! The models of `flash-sampling generate` against those of candle-transformers: the same logits, to rounding, after a prompt
-//! at once and after each token that follows.
+//! The models of `flash-sampling generate` have the logits of candle-transformers' models, up to rounding: after a
+//! prompt at once, and after each further token.
 #![allow(missing_docs)]
 
 use candle_core::{DType, Device, Tensor};
@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 
 const PROMPT: [u32; 7] = [72, 9, 200, 31, 31, 5, 118];
 const NEXT: [u32; 6] = [0, 255, 64, 64, 17, 3];
-/// The largest difference of a logit, over the largest logit: two layers in float32 with sums in different orders.
+/// The largest difference of a logit, relative to the largest logit: two layers in float32 with other orders of
+/// summation.
 const TOLERANCE: f32 = 5e-6;
 
 /// A folder of the command's crate.
@@ -22,11 +23,11 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../cli").join(name)
 }
 
-/// A checkpoint's configuration, as candle's types read it, and its tensors.
+/// The configuration of a checkpoint for candle's types, and its tensors.
 fn checkpoint(name: &str) -> (Value, HashMap<String, Tensor>) {
     let folder = folder(name);
     let mut config: Value = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
-    // candle reads the keys that came before `rope_parameters`.
+    // candle reads the keys of versions before `rope_parameters`.
     if let Some(rope) = config.get("rope_parameters").cloned() {
         config["rope_theta"] = rope["rope_theta"].clone();
         if rope["rope_type"] != json!("default") {
@@ -70,7 +71,7 @@ fn ours(config: &Value, tensors: &HashMap<String, Tensor>) -> Vec<Vec<f32>> {
     [logits(&PROMPT)].into_iter().chain(NEXT.map(|token| logits(&[token]))).collect()
 }
 
-/// The logits of a model of candle's, which takes tokens `[1, length]` and the number of those before them.
+/// The logits of a candle model, which takes tokens `[1, length]` and the number of earlier tokens.
 fn candles(mut logits: impl FnMut(&Tensor, usize) -> candle_core::Result<Tensor>) -> Vec<Vec<f32>> {
     let mut at = 0;
     let mut run = |tokens: &[u32]| {
@@ -91,7 +92,7 @@ fn assert_alike(ours: &[Vec<f32>], candles: &[Vec<f32>], name: &str) {
         println!("{name}, step {step}: largest logit {largest}, apart {apart:e}");
         assert!(largest > 0.5 && apart <= TOLERANCE * largest, "{name}, step {step}: {apart} of {largest}");
     }
-    // A model that forgets what came before would agree on the first step alone.
+    // The negative control: a model without a cache would agree on the first step alone.
     assert_ne!(ours[3], ours[4], "the same token at two places");
 }
 

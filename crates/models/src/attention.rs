@@ -2,17 +2,18 @@
 
 use crate::cache::KeyValues;
 
-/// Partial sums of a dot product. Their order does not depend on the processor, and they fit vector registers.
+/// The number of partial sums of a dot product. Their order does not depend on the processor, and they fit vector
+/// registers.
 const LANES: usize = 16;
 
-/// The keys and values that a query sees.
+/// The keys and values of a query.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
     /// Elements from one token to the next.
     pub(crate) width: usize,
     /// First element of the head.
     pub(crate) at: usize,
-    /// Visible tokens: all before the query, and its own.
+    /// The number of visible tokens: all before the query, and its own.
     pub(crate) tokens: usize,
 }
 

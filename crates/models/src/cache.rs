@@ -24,7 +24,7 @@ impl Cache {
         Cache { layers, width: config.kv_heads * config.head_dim, len: 0 }
     }
 
-    /// Tokens so far.
+    /// The number of tokens so far.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -4,7 +4,7 @@ use crate::error::ModelError;
 use crate::rotary::Scaling;
 use serde_json::Value;
 
-/// The architectures, by `model_type`.
+/// The architecture, by `model_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `llama`.
@@ -30,7 +30,7 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Width of a head; even.
     pub head_dim: usize,
-    /// Term beside the mean square under the root.
+    /// The term that is added to the mean square before the root.
     pub norm_eps: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
@@ -48,7 +48,7 @@ pub struct ModelConfig {
     pub eos: Vec<u32>,
 }
 
-/// A key of an object, `null` as absent.
+/// The value of a key; `null` counts as absent.
 fn find<'v>(json: &'v Value, key: &str) -> Option<&'v Value> {
     json.get(key).filter(|value| !value.is_null())
 }
@@ -76,7 +76,7 @@ fn flag(json: &Value, key: &str) -> Result<bool, ModelError> {
     find(json, key).map_or(Ok(false), |value| value.as_bool().ok_or(wrong(key, value)))
 }
 
-/// The tokens of a key that holds one or a list.
+/// The tokens of a key whose value is one token or a list.
 fn tokens(json: &Value, key: &str) -> Result<Vec<u32>, ModelError> {
     let Some(value) = find(json, key) else { return Ok(Vec::new()) };
     let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
@@ -156,7 +156,7 @@ impl ModelConfig {
         })
     }
 
-    /// Takes the `eos_token_id` of a `generation_config.json`, whose list is often longer.
+    /// Takes the `eos_token_id` of a `generation_config.json`. Its list is often longer.
     ///
     /// # Errors
     /// [`ModelError::GenerationConfig`]: not JSON, or not tokens.
@@ -188,7 +188,7 @@ fn refuse_unsupported(json: &Value) -> Result<(), ModelError> {
     if find(json, "quantization_config").is_some() {
         return Err(ModelError::Config("the weights are quantised (quantization_config)".into()));
     }
-    // At the top, or beside the other rotary parameters.
+    // The key is at the top level, or among the other rotary parameters.
     let places = [Some(json), find(json, "rope_parameters"), find(json, "rope_scaling")];
     let partial = places.into_iter().flatten().filter_map(|place| find(place, "partial_rotary_factor"));
     match partial.into_iter().find(|value| value.as_f64() != Some(1.0)) {

@@ -15,7 +15,7 @@ pub enum ModelError {
     /// The checkpoint has no tensor of this name.
     #[error("the checkpoint has no tensor {0}")]
     Missing(String),
-    /// A tensor has another shape than `config.json` says.
+    /// The shape of a tensor differs from `config.json`.
     #[error("{tensor} has shape {found:?}, but config.json makes it {expected:?}")]
     Shape {
         /// The tensor.
@@ -28,7 +28,7 @@ pub enum ModelError {
     /// A sequence would become longer than the model's positions.
     #[error("a sequence of {length} tokens, but the model has {limit} position{}", if *limit == 1 { "" } else { "s" })]
     TooLong {
-        /// Its length with the new tokens.
+        /// The length with the new tokens.
         length: usize,
         /// `max_position_embeddings`.
         limit: usize,

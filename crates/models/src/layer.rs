@@ -9,7 +9,7 @@ use flash_sampling::{Isa, Matrix};
 pub(crate) trait Tensors<'w>: FnMut(&str) -> Result<Option<Matrix<'w>>, ModelError> {}
 impl<'w, F: FnMut(&str) -> Result<Option<Matrix<'w>>, ModelError>> Tensors<'w> for F {}
 
-/// The tensor of a name, if it has the shape.
+/// Returns the tensor of a name, and checks its shape.
 pub(crate) fn tensor<'w>(
     tensors: &mut impl Tensors<'w>,
     name: &str,
@@ -22,7 +22,7 @@ pub(crate) fn tensor<'w>(
 
 /// A vector as float32.
 pub(crate) fn vector<'w>(tensors: &mut impl Tensors<'w>, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
-    // Checked before the allocation, whose length a file decides.
+    // The check precedes the allocation, whose length comes from the file.
     let found = tensor(tensors, name, [1, len])?;
     let mut values = vec![0.0; len];
     found.row_to_f32(0, &mut values);
@@ -43,7 +43,7 @@ impl<'w> Linear<'w> {
         Ok(Linear { weight, bias })
     }
 
-    /// For `x [rows, inputs]`: `[rows, outputs]`.
+    /// Returns `[rows, outputs]` for `x [rows, inputs]`.
     pub(crate) fn apply(&self, x: &[f32], isa: Option<Isa>) -> Result<Vec<f32>, ModelError> {
         let (inputs, outputs) = (self.weight.cols(), self.weight.rows());
         let rows = x.len() / inputs;
@@ -97,7 +97,7 @@ pub(crate) struct Layer<'w> {
 }
 
 impl<'w> Layer<'w> {
-    /// The tensors below `prefix`, by the names of Hugging Face.
+    /// Reads the tensors with the prefix `prefix`, under the names of Hugging Face.
     pub(crate) fn new(config: &ModelConfig, prefix: &str, tensors: &mut impl Tensors<'w>) -> Result<Self, ModelError> {
         let (hidden, wide, dim) = (config.hidden, config.intermediate, config.head_dim);
         let (queries, keys) = (config.heads * dim, config.kv_heads * dim);

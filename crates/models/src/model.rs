@@ -12,8 +12,8 @@ use rayon::prelude::*;
 /// Multiply-adds of attention below which one thread is faster than several.
 const ALONE: usize = 1 << 16;
 
-/// A model over borrowed weights: tokens in, hidden states `[tokens, hidden]` after the last norm out. The LM head is not
-/// part of it.
+/// A model over borrowed weights: takes tokens, returns hidden states `[tokens, hidden]` after the last norm. The LM
+/// head is not part of it.
 #[derive(Debug)]
 pub struct Model<'w> {
     config: ModelConfig,
@@ -34,8 +34,10 @@ pub struct Run<'a> {
 }
 
 impl<'w> Model<'w> {
-    /// A model over the weights of a checkpoint in Hugging Face's names. `tensors` returns a tensor as a matrix `[rows, cols]`,
-    /// a vector as one row, and `None` for a missing name. `isa: None` takes the fastest instruction set.
+    /// A model over the weights of a checkpoint under the names of Hugging Face.
+    ///
+    /// `tensors` returns a tensor as a matrix `[rows, cols]`, a vector as one row, and `None` for a missing name. `isa:
+    /// None` takes the fastest instruction set.
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Shape`], [`ModelError::Cpu`] for an unavailable instruction set, and the
@@ -68,8 +70,9 @@ impl<'w> Model<'w> {
         self.embedding.rows()
     }
 
-    /// Runs the tokens of several sequences through all layers, on rayon's current threads. The result is
-    /// `[tokens, hidden]`, the tokens of the first run first.
+    /// Runs the tokens of several sequences through all layers, on rayon's current threads.
+    ///
+    /// The result is `[tokens, hidden]`, with the tokens of the first run first.
     ///
     /// # Errors
     /// [`ModelError::Token`] and [`ModelError::TooLong`], before any work.
@@ -193,12 +196,12 @@ mod tests {
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64,
         "attention_bias": true, "mlp_bias": true}"#;
 
-    /// Weights that the names decide, with the shapes that are asked for by the errors.
+    /// Makes weights that depend on their names; their shapes come from the errors of [`Model::new`].
     fn with_model<R>(work: impl FnOnce(&Model<'_>) -> R) -> R {
         let config = ModelConfig::parse(CONFIG.as_bytes()).unwrap();
         let mut shapes: HashMap<String, [usize; 2]> = HashMap::new();
         shapes.insert("model.embed_tokens.weight".into(), [50, 24]);
-        // Each try names one more tensor.
+        // Each error names one more tensor.
         loop {
             let data: HashMap<&String, Vec<f32>> = shapes.iter().map(|(name, s)| (name, values(name, s))).collect();
             let tensors = |name: &str| -> Result<Option<Matrix<'_>>, ModelError> {

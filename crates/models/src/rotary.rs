@@ -1,22 +1,22 @@
 //! Rotary positions (Su et al. 2021): the halves of a head are rotated against each other.
 
-/// Scaling of the frequencies for sequences longer than in the first training.
+/// Scaling of the frequencies for sequences longer than those of the first training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scaling {
     /// No scaling.
     None,
-    /// All divided by a factor.
+    /// All frequencies are divided by a factor.
     Linear {
         /// The factor.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies are divided, high ones kept, with a smooth transition between them.
+    /// Llama 3.1: low frequencies are divided and high ones are unchanged, with a smooth transition between them.
     Llama3 {
         /// Divisor of low frequencies.
         factor: f64,
         /// Wavelengths above `original / low` tokens are divided.
         low: f64,
-        /// Wavelengths below `original / high` tokens are kept; above `low`.
+        /// Wavelengths below `original / high` tokens are unchanged; above `low`.
         high: f64,
         /// Length of sequences in the first training, in tokens.
         original: f64,
@@ -28,7 +28,7 @@ pub enum Scaling {
 pub struct Rotary(Vec<f64>);
 
 impl Rotary {
-    /// For heads of width `head_dim`: pair i turns by `theta^(-2i / head_dim)` a token, changed by `scaling`.
+    /// For heads of width `head_dim`: pair i rotates by `theta^(-2i / head_dim)` per token, changed by `scaling`.
     pub fn new(head_dim: usize, theta: f64, scaling: Scaling) -> Self {
         let frequency = |pair: usize| {
             let frequency = theta.powf(-2.0 * pair as f64 / head_dim as f64);

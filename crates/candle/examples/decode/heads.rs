@@ -1,4 +1,4 @@
-//! Ways from hidden states to tokens, at temperature 1 and without filters.
+//! Contenders for the step from hidden states to tokens, at temperature 1 and without filters.
 #![allow(unsafe_code)]
 
 use candle_core::{D, DType, Error, Result, Tensor};
@@ -7,7 +7,7 @@ use candle_transformers::generation::{LogitsProcessor, Sampling};
 use flash_sampling::{CpuOptions, PerturbedArgmax, Plan, RowParams, Samples, cpu};
 use flash_sampling_candle::{FusedHead, HeadOptions, with_matrix};
 
-/// The ways, in the order of their numbers.
+/// The names of the contenders, by number.
 pub(crate) const NAMES: [&str; 5] = [
     "our fused head",
     "candle's matmul, LogitsProcessor",
@@ -15,12 +15,12 @@ pub(crate) const NAMES: [&str; 5] = [
     "candle's matmul, our sampler of logits",
     "our fused head, weight kept in bf16",
 ];
-/// The one that others are compared with.
+/// The number of the baseline.
 pub(crate) const RIVAL: usize = 1;
-/// The one that is another than the first only where the model is not in bf16.
+/// The number of the head whose weight stays bf16. It differs from head 0 only if the model is not in bf16.
 pub(crate) const KEPT: usize = 4;
 
-/// A way, ready for a number of sequences.
+/// A contender, planned for a number of sequences.
 pub(crate) struct Head {
     rows: Vec<RowParams<'static>>,
     samples: Samples,
@@ -34,7 +34,7 @@ enum Way {
     Standalone(Tensor, Box<Standalone>),
 }
 
-/// Our sampler of logits, where they are.
+/// Our sampler of logits, on the device of the logits.
 enum Standalone {
     Cpu(cpu::Standalone),
     #[cfg(feature = "cuda")]
@@ -42,7 +42,7 @@ enum Standalone {
 }
 
 impl Head {
-    /// The way of a number, for a weight `[vocab, hidden]`.
+    /// The contender with number `kind`, for a weight `[vocab, hidden]`.
     pub(crate) fn new(kind: usize, weight: &Tensor, sequences: usize) -> Result<Head> {
         let plan = Plan { max_rows: sequences, ..Plan::default() };
         let transposed = weight.t()?;
@@ -111,7 +111,7 @@ mod gpu {
     use flash_sampling::cuda::{Device, DeviceAddress, DeviceDraws, DeviceStandalone, abi};
     use flash_sampling_candle::with_device_matrix;
 
-    /// The sampler over logits in device memory, and room for its draws.
+    /// The sampler of logits in device memory, with memory for its draws.
     pub(crate) struct Standalone {
         sampler: DeviceStandalone,
         draws: CudaSlice<abi::Draw>,
@@ -146,8 +146,8 @@ mod gpu {
                     draws: DeviceAddress::of(&self.draws, stream),
                     log_z: None,
                 };
-                // SAFETY: logits, rows and draws are device memory of this device and of these sizes; the stream is waited
-                // for below.
+                // SAFETY: logits, rows and draws are device memory of this device and of these sizes; the code below
+                // waits for the stream.
                 unsafe { self.sampler.launch(stream, &logits, &places) }.map_err(Error::wrap)?;
                 let draws = stream.clone_dtoh(&self.draws).map_err(Error::wrap)?;
                 stream.synchronize().map_err(Error::wrap)?;

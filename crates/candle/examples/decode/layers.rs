@@ -1,4 +1,4 @@
-//! What gives hidden states: candle-transformers' Qwen3, or this project's forward of a checkpoint.
+//! The source of hidden states: candle-transformers' Qwen3, or this project's forward pass over a checkpoint.
 
 use candle_core::{DType, Device, Error, Result, Tensor};
 use candle_transformers::models::qwen3;
@@ -8,7 +8,7 @@ use half::bf16;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// The layers of a model, with the keys and values of its sequences. A clone goes on independently.
+/// The layers of a model, with the keys and values of its sequences. A clone is independent.
 #[derive(Clone)]
 pub(crate) enum Layers<'m> {
     Candle(Box<qwen3::Model>),
@@ -16,7 +16,7 @@ pub(crate) enum Layers<'m> {
 }
 
 impl Layers<'_> {
-    /// As many sequences as given, with nothing before them.
+    /// This number of empty sequences.
     pub(crate) fn begin(&self, sequences: usize) -> Self {
         match self {
             Layers::Candle(_) => self.clone(),
@@ -24,8 +24,8 @@ impl Layers<'_> {
         }
     }
 
-    /// The hidden states `[sequences, hidden]` after the last of the next tokens of each sequence, `[sequences, length]` in a
-    /// row; `position` tokens came before.
+    /// Runs the next tokens of each sequence, `[sequences, length]`, after `position` earlier tokens. Returns the
+    /// hidden states `[sequences, hidden]` after the last token of each.
     pub(crate) fn hidden(
         &mut self,
         tokens: &[u32],
@@ -54,7 +54,7 @@ impl Layers<'_> {
     }
 }
 
-/// A checkpoint of one safetensors file: its configuration, and its tensors by their names.
+/// A checkpoint in one safetensors file: its configuration, and its tensors by name.
 pub(crate) struct Checkpoint {
     config: ModelConfig,
     tensors: HashMap<String, (Vec<bf16>, [usize; 2])>,
@@ -71,7 +71,7 @@ impl Checkpoint {
         Ok(Checkpoint { config, tensors })
     }
 
-    /// Our forward over these weights.
+    /// Our model over these weights.
     pub(crate) fn model(&self) -> Result<Model<'_>> {
         let matrix = |name: &str| {
             self.tensors.get(name).and_then(|(values, [rows, cols])| Matrix::new(values.as_slice(), *rows, *cols).ok())

@@ -1,14 +1,16 @@
-//! Time for each token of a decode step, end to end: candle-transformers' Qwen3 at a real model's shape with random
-//! weights, or the built-in model (`stories`, whose layers are this project's and run on the CPU), and then the next
-//! tokens by our head, by candle's matmul and its `LogitsProcessor`, by candle's matmul and its `gumbel_softmax`, or by
-//! candle's matmul and our sampler of logits.
+//! Times a decode step end to end, by candle and by this project.
+//!
+//! The layers are candle-transformers' Qwen3 with the shape of a real model and random weights, or the built-in model
+//! `stories` (this project's layers, on the CPU). The next tokens come from our head, or from candle's matmul and one
+//! of three samplers: candle's `LogitsProcessor`, candle's `gumbel_softmax`, or our sampler of logits.
 //!
 //! ```sh
 //! cargo run --profile bench -p flash-sampling-candle --example decode -- [MODEL [SEQUENCES [CONTEXT [STEPS [DEVICE]]]]]
 //! cargo run --profile bench -p flash-sampling-candle --features cuda --example decode -- 1.7b,8b 1,8,64 256 50 gpu
 //! ```
-//! On the GPU in bf16; on the CPU in float32, since candle multiplies no bf16 there. The ways take
-//! turns at every step, each with a cache of its own. Medians; "head and draw" is timed in steps of its own, between waits
+//!
+//! Models are bf16 on the GPU, and float32 on the CPU, where candle has no bf16 matmul. The contenders alternate at
+//! every step, each with its own cache. Times are medians. "Head and draw" is timed in separate steps, between waits
 //! for the GPU.
 #![allow(clippy::print_stdout)]
 
@@ -22,21 +24,21 @@ use layers::{Checkpoint, Layers};
 use std::path::Path;
 use std::time::Instant;
 
-/// Steps before those that are timed.
+/// Untimed steps before the timed ones.
 const WARM_UP: usize = 5;
 
-/// One way to draw, with its sequences.
+/// A contender with its sequences.
 struct Contender<'m> {
     head: Head,
     layers: Layers<'m>,
-    /// The last token of each sequence, and how many came before it.
+    /// The last token of each sequence; [`Contender::position`] is the number of tokens before it.
     tokens: Vec<u32>,
     position: usize,
     total: Vec<f64>,
     last: Vec<f64>,
 }
 
-/// Steps of each way: two of three are timed as a whole.
+/// Steps of each contender. Two of three are timed as a whole, the third only from the head on.
 fn rounds(steps: usize) -> usize {
     3 * (WARM_UP + steps).div_ceil(2)
 }
@@ -47,7 +49,7 @@ fn median(times: &mut [f64]) -> f64 {
 }
 
 impl Contender<'_> {
-    /// One token more for each sequence. With `apart` the time of head and draw is taken, else that of the whole step.
+    /// Adds a token to each sequence. `apart`: times only head and draw, else the whole step.
     fn step(&mut self, weight: &Tensor, apart: bool) -> Result<()> {
         let device = weight.device();
         device.synchronize()?;
@@ -58,7 +60,7 @@ impl Contender<'_> {
             start = Instant::now();
         }
         self.position += 1;
-        // The tokens come to the host, which waits for them.
+        // The tokens are copied to the host, which waits for them.
         self.tokens = self.head.next(&hidden, self.position as u64)?;
         let seconds = start.elapsed().as_secs_f64();
         if apart {
@@ -137,7 +139,7 @@ fn run(name: &str, layers: &Layers<'_>, weight: &Tensor, [sequences, context, st
     }
     drop(layers);
     for step in 0..rounds(steps) {
-        // Who begins changes, and so does who comes before whom: one that leaves the GPU idle lets the next one run cooler.
+        // The order changes with each step: a contender that leaves the GPU idle makes the next one run cooler.
         for i in 0..contenders.len() {
             let at = (i + step / 2) % contenders.len();
             let at = if step % 2 == 0 { at } else { contenders.len() - 1 - at };

@@ -1,11 +1,11 @@
-//! Shapes of real models, and random weights of such.
+//! The shapes of real models, with random weights.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::qwen3::{Config, Model};
 use std::collections::HashMap;
 
-/// What differs between the models of a family.
+/// The sizes that differ between the models of a family.
 pub(crate) struct Shape {
     hidden: usize,
     intermediate: usize,
@@ -17,7 +17,7 @@ pub(crate) struct Shape {
     tied: bool,
 }
 
-/// Qwen3 by its size; `tiny` is no real model.
+/// The shape of Qwen3 by its size; `tiny` is not a real model.
 pub(crate) fn of(name: &str) -> Result<Shape> {
     let (head_dim, vocab) = (128, 151_936);
     Ok(match name {
@@ -29,7 +29,7 @@ pub(crate) fn of(name: &str) -> Result<Shape> {
     })
 }
 
-/// A model of a shape, and the weight of its LM head `[vocab, hidden]`.
+/// A model of this shape, and the weight of its LM head `[vocab, hidden]`.
 pub(crate) fn random(shape: &Shape, positions: usize, dtype: DType, device: &Device) -> Result<(Model, Tensor)> {
     let Shape { hidden, intermediate, layers, heads, head_dim, vocab, tied } = *shape;
     let kv_heads = 8;
@@ -52,10 +52,10 @@ pub(crate) fn random(shape: &Shape, positions: usize, dtype: DType, device: &Dev
         hidden_act: Activation::Silu,
     };
     let matrix = |rows: usize, cols: usize| -> Result<Tensor> {
-        // Wide enough that every layer adds something, and that logits spread as those of a model do.
+        // Large enough that every layer changes the hidden states, and that logits spread as in a real model.
         let deviation = 2.0 / (cols as f32).sqrt();
         if device.is_cpu() {
-            // A CPU draws them one by one: a part is repeated.
+            // The CPU draws them one by one, so one part is repeated.
             let part = Tensor::randn(0f32, deviation, 1 << 20, device)?.to_vec1::<f32>()?;
             let values: Vec<f32> = part.iter().copied().cycle().take(rows * cols).collect();
             return Tensor::from_vec(values, (rows, cols), device)?.to_dtype(dtype);
