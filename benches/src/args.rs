@@ -73,9 +73,9 @@ impl CpuArgs {
     }
 }
 
-/// The rows of batches without `--rows`.
+/// Rows of the batches without `--rows`.
 pub const ROWS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
-/// The rows of batches with filters without `--rows`.
+/// Rows of the batches with `--filters` and without `--rows`.
 pub const FILTER_ROWS: [u32; 3] = [1, 16, 64];
 
 impl CpuBench {
@@ -99,7 +99,7 @@ impl Command {
         }
     }
 
-    /// Refuses what cannot be timed, and a record that cannot be written.
+    /// Refuses sizes that cannot be timed, and a record that cannot be written.
     ///
     /// # Errors
     /// [`CommandError::Usage`], naming the flag; [`CommandError::Write`].
@@ -208,7 +208,7 @@ mod cuda {
         }
     }
 
-    /// Refuses sizes that the fused kernel does not take.
+    /// Refuses sizes that the fused kernel does not support.
     pub(super) fn check(args: &SizeArgs) -> Result<(), CommandError> {
         let refused = [
             ("--dtype f32: the fused kernel takes bf16 and f16", args.dtype == flash_sampling::DType::F32),

@@ -1,14 +1,14 @@
 //! candle on the CPU, on the same inputs.
 //!
-//! candle (0.11) has no bf16 matmul on the CPU, so its weight is float32. Three ways of that:
-//! * `candle`: the weight was converted once, beforehand, which takes twice the memory of the bf16 weight besides it;
-//!   then matmul, and its `LogitsProcessor` on each row.
-//! * `candle, bf16 kept`: the weight stays bf16 and is converted in each call.
-//! * `candle, matmul alone`: the first without a draw.
+//! candle (0.11) has no bf16 matmul on the CPU, so its weight is float32. There are three contenders:
+//! * `candle`: a float32 weight that was converted before, at twice the memory of the bf16 weight and in addition to
+//!   it; a matmul, then candle's `LogitsProcessor` on each row.
+//! * `candle, bf16 kept`: the weight stays bf16, and each call converts it.
+//! * `candle, matmul alone`: as `candle`, without the draw.
 //!
-//! With `--filters`: one row of logits on one thread, and whether both keep the same tokens.
+//! With `--filters`: one row of logits on one thread, and whether both programs keep the same tokens.
 //!
-//! The last column is candle's time over that of a line. candle takes rayon's threads, so ours do too:
+//! The last column is the time of `candle` divided by the time of the line. Both programs use rayon's threads, so
 //! `RAYON_NUM_THREADS` sets both.
 
 use crate::args::CpuBench;
@@ -30,14 +30,14 @@ use flash_sampling_cli::interrupt::Interrupt;
 use std::hint::black_box;
 use std::io::Write;
 
-/// The contender that the last column compares with.
+/// The baseline of the last column.
 const RIVAL: &str = "candle";
 
 fn failed(error: candle_core::Error) -> CommandError {
     CommandError::usage(format!("candle: {error}"))
 }
 
-/// A copy as a candle tensor of the same type.
+/// Copies a matrix to a candle tensor of the same type.
 fn tensor(matrix: Matrix<'_>, dtype: DType) -> Result<Tensor, CommandError> {
     let dtype = match dtype {
         DType::BF16 => CandleType::BF16,
@@ -77,7 +77,7 @@ fn candle_contenders(weight: &Tensor, hidden: Tensor) -> Result<Vec<Contender<'_
     ])
 }
 
-/// The filters that both have: name, ours, candle's, and how many times as fast ours should be.
+/// The filters of both programs: name, ours, candle's, and the wanted speed ratio.
 fn filters() -> [(&'static str, RowParams<'static>, Sampling, f64); 2] {
     let plain = RowParams::default();
     [
@@ -86,7 +86,7 @@ fn filters() -> [(&'static str, RowParams<'static>, Sampling, f64); 2] {
     ]
 }
 
-/// The tokens that candle's rule keeps, in the precision of `sum`: it sorts the float32 probabilities and adds them up.
+/// The tokens that candle's rule keeps: it sums the sorted float32 probabilities in the precision of `sum`.
 fn kept_by_candle(logits: &[f32], params: &RowParams<'_>, sum: fn(f64, f32) -> f64) -> Vec<u32> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let exps: Vec<f32> = logits.iter().map(|l| (l - largest).exp()).collect();
@@ -105,7 +105,7 @@ fn kept_by_candle(logits: &[f32], params: &RowParams<'_>, sum: fn(f64, f32) -> f
     kept
 }
 
-/// How many tokens are in one sorted list only.
+/// The number of tokens in only one of two sorted lists.
 fn apart(a: &[u32], b: &[u32]) -> usize {
     let only = |a: &[u32], b: &[u32]| a.iter().filter(|token| b.binary_search(token).is_err()).count();
     only(a, b) + only(b, a)
@@ -165,7 +165,7 @@ fn filtered(
 /// Times the draw of the first head, and draws from a row of logits.
 ///
 /// # Errors
-/// candle's, what the backend refuses, Ctrl-C.
+/// The errors of candle and the backend, Ctrl-C.
 pub fn run(
     args: &CpuBench,
     record: &mut Record,

@@ -15,13 +15,13 @@ use flash_sampling_cli::input::synthetic::Logits;
 use flash_sampling_cli::interrupt::Interrupt;
 use std::io::Write;
 
-/// Rounds of the standalone sampler for each round of the matmul: it takes a thousandth of the time.
+/// Rounds of the standalone sampler per round of the matmul, which takes a thousand times as long.
 pub const STANDALONE_ROUNDS: usize = 20;
 
 /// Times the variants and the draws from logits for every head.
 ///
 /// # Errors
-/// What the backend refuses, Ctrl-C.
+/// Errors of the backend, Ctrl-C.
 pub fn run(
     args: &CpuBench,
     record: &mut Record,
@@ -49,7 +49,7 @@ impl Rows {
     /// The logits of a small synthetic head.
     ///
     /// # Errors
-    /// When there is not that much memory.
+    /// Too little memory.
     pub fn new(vocab: usize) -> Result<Self, CommandError> {
         const HIDDEN: usize = 64;
         let inputs = Inputs::new(vocab, HIDDEN, 1, DType::F32)?;
@@ -68,10 +68,11 @@ impl Rows {
         &self.logits
     }
 
-    /// The read, the argmax, the draw, and draws with filters, a temperature and many draws a row, on one thread.
+    /// Contenders on one thread: the read, the argmax, the draw, and draws with filters, with a temperature, and with
+    /// many draws per row.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// Errors of the backend.
     pub fn contenders(&self, options: &CpuOptions) -> Result<Vec<Contender<'_>>, CommandError> {
         let options = CpuOptions { threads: Some(1), ..*options };
         let input = Matrix::new(&self.logits, 1, self.logits.len())?;

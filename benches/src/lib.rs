@@ -1,7 +1,9 @@
-//! Benchmarks against other programs, of filters, and of ranks. The program is `flash-sampling-bench`; docs/performance.md
-//! has its figures. Inputs, timing, records and tables are those of `flash-sampling bench`.
+//! Benchmarks against other programs, of filters, and of ranks.
 //!
-//! | module | what it holds |
+//! The program is `flash-sampling-bench`; docs/performance.md has its figures. Inputs, timing, records and tables are
+//! shared with `flash-sampling bench`.
+//!
+//! | module | content |
 //! | --- | --- |
 //! | [`args`] | the command line |
 //! | [`cpu`] | variants and a row of existing logits on the CPU |
@@ -25,7 +27,7 @@ pub mod record;
 #[cfg(feature = "cuda")]
 pub mod rivals;
 
-/// The example of docs/knobs.md, compiled and run by the doctests: here, as the page is in no package.
+/// The example of docs/knobs.md as a doctest. It is in this crate because no package contains the page.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/knobs.md")]
 mod knobs {}

@@ -16,10 +16,10 @@ pub struct Record {
     /// The GPU, if one was timed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpu>,
-    /// How the times of a GPU were taken.
+    /// The timing protocol on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<String>,
-    /// The rows of each kind that one pass decides, by their parameters.
+    /// The rows of each kind that one pass decides, by case.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub certified: Vec<Certified>,
     /// Host times of calls on a GPU.
@@ -68,11 +68,11 @@ pub struct Gpu {
     /// Version of NCCL, if it was timed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nccl: Option<i32>,
-    /// Operations a second of cuBLAS on a square product of 8192: the matrix ceiling.
+    /// Operations per second of cuBLAS on a square product of side 8192: the matrix ceiling.
     pub matrix_flops: Option<f64>,
 }
 
-/// Host time of enqueuing one call.
+/// The host time to enqueue one call.
 #[derive(Clone, Debug, Serialize)]
 pub struct Call {
     /// The call.
@@ -94,13 +94,13 @@ pub struct Call {
 pub struct Certified {
     /// The kind of the rows' logits.
     pub rows: String,
-    /// Their parameters.
+    /// The case of the rows.
     pub case: String,
     /// Their passes.
     pub passes: Passes,
 }
 
-/// The commit of the working tree that this runs in, if it is this project's.
+/// The commit of the current working tree, if it belongs to this project.
 fn commit() -> Option<String> {
     let git = |args: &[&str]| {
         let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;

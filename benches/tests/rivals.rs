@@ -1,4 +1,5 @@
-//! The reads and the rivals on a GPU compute what they promise. Skipped without a GPU, unless `FLASH_SAMPLING_REQUIRE` names cuda.
+//! The reads and the rivals on a GPU compute correct results. Skipped without a GPU, unless `FLASH_SAMPLING_REQUIRE`
+//! names cuda.
 #![cfg(feature = "cuda")]
 
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -16,14 +17,14 @@ fn device() -> Option<Arc<Device>> {
         Ok(device) => Some(device),
         Err(error) if required => panic!("{error}"),
         Err(error) => {
-            // The test harness captures what the print macros write, not this.
+            // The test harness captures the output of print macros, but not this write.
             let _ = writeln!(std::io::stderr(), "skipped: 1 test of rivals: {error}");
             None
         }
     }
 }
 
-/// bf16 holds these values exactly or cuts them off.
+/// Truncates to bf16, which is exact for values that bf16 holds.
 fn bf16(value: f32) -> u16 {
     (value.to_bits() >> 16) as u16
 }
@@ -32,7 +33,7 @@ fn matrix(held: &CudaSlice<u16>, stream: &Arc<CudaStream>, rows: usize, cols: us
     DeviceMatrix { address: DeviceAddress::of(held, stream).cast(), dtype: DType::BF16, rows, cols, row_stride: cols }
 }
 
-/// Counts of the tokens that `calls` calls of `rows` equal rows draw.
+/// Counts the tokens that `calls` calls of `rows` equal rows draw.
 fn counts(logits: &[f32], rows: usize, calls: u64, device: &Device) -> Vec<u64> {
     let (stream, vocab) = (device.context().new_stream().unwrap(), logits.len());
     let stride = vocab.next_multiple_of(8);
@@ -46,7 +47,7 @@ fn counts(logits: &[f32], rows: usize, calls: u64, device: &Device) -> Vec<u64> 
         let positions = stream.clone_htod(&vec![position; rows]).unwrap();
         let tokens = stream.clone_htod(&vec![u32::MAX; rows]).unwrap();
         let (from, to) = (DeviceAddress::of(&positions, &stream), DeviceAddress::of(&tokens, &stream));
-        // SAFETY: rows of logits, positions and tokens as they were just allocated; the stream is waited for below.
+        // SAFETY: the rows of logits, positions and tokens were just allocated; the code below waits for the stream.
         unsafe { sampler.launch(&stream, &logits, 1.0, from.get(), to.get()) }.unwrap();
         stream.clone_dtoh(&tokens).unwrap().iter().for_each(|&token| counts[token as usize] += 1);
     }
@@ -69,7 +70,7 @@ fn chi_square(logits: &[f32], counts: &[u64]) -> (f64, usize) {
 fn inverse_cdf_draws_from_the_softmax() {
     let Some(device) = device() else { return };
     let few: Vec<f32> = (0..37).map(|i| (i * 7 % 11) as f32 * 0.25).collect();
-    // Mass in the first, in a middle and in the last part, and at both ends of them; nothing between.
+    // Mass in the first, a middle and the last part, at both of their ends, and none between.
     let mut many = vec![f32::NEG_INFINITY; 151_936];
     for (token, logit) in [(0, 1.0), (2047, 0.5), (2048, 0.0), (70_001, 1.5), (131_071, 0.25), (151_935, 1.0)] {
         many[token] = logit;
@@ -77,11 +78,12 @@ fn inverse_cdf_draws_from_the_softmax() {
     for (logits, rows, calls) in [(&few, 256, 40), (&few, 5, 2000), (&many, 1, 4000), (&many, 256, 40)] {
         let counts = counts(logits, rows, calls, &device);
         let (statistic, freedom) = chi_square(logits, &counts);
-        // Alpha 1e-4 for each of the four: within 3.8 standard deviations of the normal that Wilson and Hilferty give.
+        // Alpha is 1e-4 for each of the four: within 3.8 standard deviations, by the normal approximation of Wilson and
+        // Hilferty.
         let f = freedom as f64;
         let limit = f * (1.0 - 2.0 / (9.0 * f) + 3.8 * (2.0 / (9.0 * f)).sqrt()).powi(3);
         assert!(statistic < limit, "{} tokens, {rows} rows: {statistic} of {freedom}", logits.len());
-        // Another law is told apart: that of the logits backwards.
+        // The negative control: the law of the reversed logits.
         let (statistic, _) = chi_square(&logits.iter().rev().copied().collect::<Vec<_>>(), &counts);
         assert!(statistic > limit, "{} tokens, {rows} rows: {statistic} of {freedom}", logits.len());
         let outside = logits.iter().zip(&counts).filter(|(l, count)| **l == f32::NEG_INFINITY && **count > 0).count();
@@ -103,7 +105,7 @@ fn the_product_is_hidden_times_the_weight_transposed() {
     let hidden: Vec<f32> = (0..rows * cols).map(|i| value(i, 3)).collect();
     let upload = |values: &[f32]| stream.clone_htod(&values.iter().map(|&v| bf16(v)).collect::<Vec<_>>()).unwrap();
     let (w, h, out) = (upload(&weight), upload(&hidden), upload(&vec![99.0; rows * vocab]));
-    // SAFETY: the matrices are of these sizes, and so is the output.
+    // SAFETY: the matrices and the output have these sizes.
     unsafe {
         let (w, h) = (matrix(&w, &stream, vocab, cols), matrix(&h, &stream, rows, cols));
         matmul.launch(&w, &h, DeviceAddress::of(&out, &stream).get()).unwrap();
@@ -143,7 +145,7 @@ fn reads_of_any_length_run() {
     let address = DeviceAddress::of(&memory, &stream);
     for read in [Way::Streaming, Way::Bulk].into_iter().filter_map(|way| Read::new(way, &device).unwrap()) {
         for bytes in [0, 16, 16_384, 16_400, 49_999_984] {
-            // SAFETY: within the memory.
+            // SAFETY: the bytes are within the allocation.
             unsafe { read.launch(&stream, address.get(), bytes) }.unwrap();
             stream.synchronize().unwrap();
         }

@@ -1,5 +1,5 @@
-//! What a row asks for: the cases, with the lists that they need, and whole draws of such rows, which note their passes. Every
-//! backend is timed on the same.
+//! The cases of the filter benchmarks, with their lists, and a draw of such rows that counts passes. Every backend uses
+//! the same cases.
 
 use flash_sampling::{History, RowParams, SampleError, Samples};
 use flash_sampling_cli::bench::record::{Passes, Section};
@@ -8,10 +8,10 @@ use flash_sampling_cli::input::synthetic::mix;
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// What the rows of a call ask for.
+/// The parameters of the rows of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
-    /// Nothing: the rival of all others.
+    /// No filter: the baseline.
     Plain,
     /// Min-p 0.05.
     MinP,
@@ -21,9 +21,9 @@ pub enum Case {
     TopKTopP,
     /// Top-p 0.95.
     TopP,
-    /// Repetition, frequency and presence penalties over [`PENALISED`] tokens a row.
+    /// Repetition, frequency and presence penalties over [`PENALISED`] tokens per row.
     Penalties,
-    /// A mask that leaves [`ALLOWED`] tokens.
+    /// A mask that allows [`ALLOWED`] tokens.
     Mask,
     /// The largest 5 log-probabilities.
     FewLogprobs,
@@ -31,15 +31,15 @@ pub enum Case {
     Logprobs,
 }
 
-/// Tokens that a row's history names.
+/// The number of tokens in a row's history.
 pub const PENALISED: u64 = 1000;
-/// The most log-probabilities of a row.
+/// The largest number of log-probabilities of a row.
 pub const MOST_LOGPROBS: u32 = 20;
-/// Tokens that a row's mask allows.
+/// The number of tokens that a row's mask allows.
 pub const ALLOWED: u64 = 100;
 
 impl Case {
-    /// The cases that one pass on the device may decide, the plain draw first.
+    /// The cases that one pass on the device can decide; the plain draw is first.
     pub const ALL: [Case; 7] =
         [Case::Plain, Case::MinP, Case::TopK, Case::TopKTopP, Case::TopP, Case::Penalties, Case::Mask];
 
@@ -58,7 +58,7 @@ impl Case {
         }
     }
 
-    /// The parameters of row `r`, which has this seed and position.
+    /// The parameters of row `r`, with this seed and position.
     pub fn row<'a>(self, lists: &'a Lists, r: usize, seed: u64, position: u64) -> RowParams<'a> {
         let row = RowParams { seed, position, ..RowParams::default() };
         match self {
@@ -89,7 +89,7 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// Lists of other tokens for each row: half of a history is the prompt.
+    /// Makes different lists for each row; half of a history is the prompt.
     pub fn new(vocab: usize, rows: usize) -> Self {
         let token = |r: usize, i: u64| (mix(mix(r as u64) ^ i) % vocab as u64) as u32;
         let history = |r: usize| {
@@ -110,10 +110,10 @@ impl Lists {
     }
 }
 
-/// What each contender notes of its passes.
+/// The passes of each contender.
 pub type Noted = Vec<Rc<Cell<Passes>>>;
 
-/// The section with the passes that its contenders noted.
+/// Adds the passes of the contenders to their section.
 pub fn noted(mut section: Section, passes: &Noted) -> Section {
     for (entry, passes) in section.entries.iter_mut().zip(passes) {
         entry.passes = Some(passes.get());
@@ -121,7 +121,7 @@ pub fn noted(mut section: Section, passes: &Noted) -> Section {
     section
 }
 
-/// One draw of each row by `sample`, at a position of its own in each call.
+/// Draws each row by `sample`; every call has its own position.
 pub fn draw<'a>(
     case: Case,
     lists: &'a Lists,

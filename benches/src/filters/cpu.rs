@@ -1,4 +1,4 @@
-//! What is timed on the processor.
+//! The filter benchmarks on the CPU.
 
 use super::cases::{Case, Lists, Noted, draw, noted};
 use super::inputs::{Inputs, Kind};
@@ -18,14 +18,14 @@ use std::cell::Cell;
 use std::io::Write;
 use std::rc::Rc;
 
-/// Rows of other logits for which passes are counted, and the draws of each.
+/// The number of rows of other logits whose passes are counted, each at 16 positions.
 pub const ROWS: usize = 64;
 const POSITIONS: u64 = 16;
 
 /// Times every case on every kind of rows, and counts the rows that one pass decides.
 ///
 /// # Errors
-/// What the backend refuses, Ctrl-C.
+/// Errors of the backend, Ctrl-C.
 pub fn run(
     args: &CpuBench,
     record: &mut Record,
@@ -55,7 +55,7 @@ pub fn run(
     show(out, |out| table::end(out, &record.certified))
 }
 
-/// Every case on these hidden states, and the passes of each.
+/// The contenders of every case on these hidden states, and their passes.
 fn fused<'a>(
     inputs: &'a Inputs,
     states: Matrix<'a>,
@@ -73,7 +73,7 @@ fn fused<'a>(
     Ok((contenders, noted))
 }
 
-/// A row of existing logits, on one thread.
+/// A row of logits in memory, drawn on one thread.
 #[derive(Debug)]
 pub struct Standalone {
     kind: Kind,
@@ -83,7 +83,7 @@ pub struct Standalone {
 }
 
 impl Standalone {
-    /// One row of a kind.
+    /// A row of this kind.
     pub fn new(vocab: usize, kind: Kind, options: &CpuOptions) -> Self {
         let options = CpuOptions { threads: Some(1), ..*options };
         Standalone { kind, logits: kind.logits(vocab, 0), lists: Lists::new(vocab, 1), options }
@@ -97,16 +97,16 @@ impl Standalone {
     /// A sampler for such rows.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// Errors of the backend.
     pub fn sampler(&self) -> Result<cpu::Standalone, CommandError> {
         let sampler = cpu::Standalone::new(self.logits.len(), Plan::default(), &self.options);
         Ok(sampler.map_err(flash_sampling::BuildError::from)?)
     }
 
-    /// Every case, and what each notes.
+    /// The contenders of every case, and their passes.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// Errors of the backend.
     pub fn contenders(&self) -> Result<(Vec<Contender<'_>>, Noted), CommandError> {
         let input = Matrix::new(&self.logits, 1, self.logits.len())?;
         let (mut contenders, mut noted) = (Vec::new(), Vec::new());
@@ -120,16 +120,16 @@ impl Standalone {
         Ok((contenders, noted))
     }
 
-    /// The section that these contenders make.
+    /// The section for these contenders, without entries.
     pub fn section(&self, rounds: usize) -> Section {
         let what = format!("pipeline from logits, {} rows", self.kind.name());
         Section::of_logits(what, self.logits.len(), rounds * STANDALONE_ROUNDS)
     }
 
-    /// How many of `rows` rows of other logits, drawn at several positions each, one pass decides, by case.
+    /// Counts, for each case, the draws that one pass decides, over `rows` rows of other logits at several positions.
     ///
     /// # Errors
-    /// What the backend refuses; Ctrl-C.
+    /// Errors of the backend, Ctrl-C.
     pub fn certified(&self, rows: usize, interrupt: &Interrupt) -> Result<Vec<Certified>, CommandError> {
         let filters = Case::ALL.into_iter().filter(|case| !matches!(case, Case::Plain | Case::Penalties | Case::Mask));
         let mut counts: Vec<(Case, Passes)> = filters.map(|case| (case, Passes::default())).collect();

@@ -1,4 +1,4 @@
-//! What is timed on a GPU: all inputs in device memory, events around calls that find a cold cache.
+//! The filter benchmarks on a GPU: all inputs are in device memory, and events time each call with a cold cache.
 
 use super::cases::{Case, Lists};
 use super::inputs::{Inputs, Kind};
@@ -24,10 +24,10 @@ use flash_sampling_cli::interrupt::Interrupt;
 use std::io::Write;
 use std::sync::Arc;
 
-/// Calls of each case whose draws are looked at.
+/// The number of calls of each case whose draws are checked.
 const LOOKED_AT: usize = 16;
 
-/// A head in device memory, its sampler, and room for draws.
+/// A head in device memory, its sampler, and memory for draws.
 struct Bench {
     stream: Arc<CudaStream>,
     tiled: DeviceTiled,
@@ -35,7 +35,7 @@ struct Bench {
     draws: CudaSlice<Draw>,
 }
 
-/// The parameters of all calls of a case, in device memory; a call takes the next ones.
+/// The parameters of all calls of a case, in device memory; each call uses the next ones.
 struct Calls {
     rows: DeviceAddress<Row>,
     filters: Option<DeviceAddress<RowFilters>>,
@@ -70,7 +70,7 @@ impl Calls {
         let held_filters = stream.clone_htod(filters).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
         let (rows_at, filters_at) = (DeviceAddress::of(&held_rows, stream), DeviceAddress::of(&held_filters, stream));
-        // Lists and masks are timed by the kernel that takes all of them.
+        // The kernel with all features takes the lists and masks.
         let kinds = if encoder.features() == RowFeatures::Bare { RowFeatures::Bare } else { RowFeatures::Any };
         Ok(Calls {
             rows: rows_at,
@@ -100,7 +100,7 @@ impl Bench {
         stream: &Arc<CudaStream>,
     ) -> Result<Self, CommandError> {
         let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
-        // SAFETY: the weight is device memory of this size, which the caller holds and nothing writes to.
+        // SAFETY: the weight is device memory of this size, which the caller holds and no code writes to.
         let tiled = unsafe { DeviceTiled::new(head, most, device) }.map_err(failed)?;
         let filters = DeviceFilters::new(0..weight.rows as u32, most, device).map_err(failed)?;
         let draws = stream.alloc_zeros(most).map_err(driver("allocate memory"))?;
@@ -111,8 +111,8 @@ impl Bench {
     fn call(&mut self, hidden: &DeviceMatrix, calls: &mut Calls) -> Result<(), CommandError> {
         let (rows, draws) = (calls.advance(), DeviceAddress::of(&self.draws, &self.stream));
         let (stream, tiled) = (&self.stream, &mut self.tiled);
-        // SAFETY: hidden states, rows with their lists, filters and draws are device memory of at least `hidden.rows` rows,
-        // held by the caller; one stream; top-k is bounded by `RowFilters::of`.
+        // SAFETY: hidden states, rows with their lists, filters and draws are device memory of at least `hidden.rows`
+        // rows, held by the caller; there is one stream; `RowFilters::of` bounds top-k.
         let launched = unsafe {
             match calls.filters {
                 Some(filters) => {
@@ -121,7 +121,7 @@ impl Bench {
                         let kinds = calls.filter_kinds;
                         return self.filters.launch_kinds(stream, tiled, hidden, of_rows, draws, kinds).map_err(failed);
                     }
-                    // Other GPUs than Hopper have no lists.
+                    // Lists exist only on Hopper.
                     match self.filters.launch_listed(stream, tiled, hidden, of_rows, draws) {
                         Ok(false) => self.filters.launch(stream, tiled, hidden, of_rows, draws),
                         listed => listed.map(drop),
@@ -133,7 +133,7 @@ impl Bench {
         launched.map_err(failed)
     }
 
-    /// How many rows the GPU decides by itself.
+    /// Counts the rows that the GPU decides in one pass.
     fn passes(&mut self, hidden: &DeviceMatrix, calls: &mut Calls) -> Result<Passes, CommandError> {
         let mut passes = Passes::default();
         for _ in 0..LOOKED_AT {
@@ -151,11 +151,13 @@ impl Bench {
     }
 }
 
-/// Times every case on every kind of rows; the passes say which rows the GPU decides by itself. Where it leaves most
-/// undecided, whole calls of these cases are timed too. The peers' times, if any, are those of the LLM-like rows.
+/// Times every case on every kind of rows. The passes show which rows the GPU decides in one pass.
+///
+/// If most rows of a case are undecided, its whole calls are timed too. Times of other programs, if given, are for the
+/// LLM-like rows.
 ///
 /// # Errors
-/// No GPU, what the backend refuses, Ctrl-C.
+/// No GPU, errors of the backend, Ctrl-C.
 pub fn run(
     args: &GpuArgs,
     record: &mut Record,

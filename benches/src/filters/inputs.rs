@@ -1,5 +1,4 @@
-//! The kinds of logits (as language models have them, all equal, the best in one tile), and a head with hidden states of
-//! each kind.
+//! The kinds of logits (LLM-like, all equal, largest logits in one tile), and a head with hidden states of each kind.
 
 use super::cases::Lists;
 use flash_sampling::{DType, Matrix};
@@ -45,21 +44,21 @@ impl Inputs {
     }
 }
 
-/// The kinds of rows.
+/// The distribution of a row's logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A few tokens far above a Gaussian bulk, which has 6 to 80 percent of the mass, by row.
+    /// A few tokens far above a Gaussian bulk, which has 6 to 80 percent of the mass of the row.
     LlmLike,
-    /// All logits equal: nothing can be left out.
+    /// All logits are equal, so no token can be skipped.
     Flat,
-    /// The 128 best tokens one after another, with 99 percent of the mass.
+    /// The 128 largest logits belong to consecutive tokens, which have 99 percent of the mass.
     OneTile,
 }
 
-/// Tokens that stand together.
+/// The number of consecutive tokens with large logits.
 const TOGETHER: usize = 128;
 
-/// The logit of the best of them, and the step to the next.
+/// The largest of these logits, and the step to the next.
 const HEIGHT: (f32, f32) = (14.0, 0.01);
 
 impl Kind {
@@ -78,7 +77,7 @@ impl Kind {
     /// Hidden states `[rows, hidden]` for a weight made by [`synthetic::weight`].
     ///
     /// # Errors
-    /// When there is not that much memory.
+    /// Too little memory.
     pub fn states(self, weight: Matrix<'_>, rows: usize, dtype: DType) -> Result<Tensor, CommandError> {
         let failed = |error: io::Error| CommandError::usage(format!("cannot make hidden states: {error}"));
         match self {
@@ -119,7 +118,7 @@ impl Kind {
     }
 }
 
-/// Where the tokens that stand together begin: with a tile of any size up to 256.
+/// The first of the consecutive tokens, at the start of a tile of any size up to 256.
 fn first(vocab: usize) -> usize {
     (vocab / 2 / 256 * 256).min(vocab.saturating_sub(TOGETHER))
 }

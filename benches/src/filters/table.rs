@@ -1,5 +1,5 @@
-//! The table of filters: the best call, and the one in the middle. Calls differ: each draws at another position, and
-//! what a filter takes depends on what is drawn.
+//! The table of filters, with the shortest and the median call. Calls differ, because each draws at another position,
+//! and the time of a filter depends on the draw.
 
 use super::cases::Case;
 use crate::record::Certified;
@@ -54,8 +54,8 @@ pub fn section(out: &mut dyn Write, section: &Section) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a section whose calls make one pass: rows that it leaves undecided take another in whole calls, whose section follows
-/// where most rows are left.
+/// Writes a section whose calls make one pass. Undecided rows need a second pass, which the times exclude. If most rows
+/// are undecided, a section of whole calls follows.
 ///
 /// # Errors
 /// Those of `out`.
@@ -70,7 +70,7 @@ pub fn of_one_pass(out: &mut dyn Write, timed: &Section) -> io::Result<()> {
     writeln!(out, "  (the second pass of undecided rows is not in these times{but})")
 }
 
-/// Writes what the columns of a section are, and how many rows one pass decides, where that was counted apart.
+/// Writes the legend of the columns, and the rows that one pass decides, if they were counted separately.
 ///
 /// # Errors
 /// Those of `out`.

@@ -1,5 +1,7 @@
-//! Whole calls over device memory by the host's clock: parameters go up and draws come down, and between them is the second
-//! pass of the rows that the first leaves undecided, which events around one pass do not see.
+//! Times whole calls over device memory by the host's clock.
+//!
+//! A call uploads parameters, makes the second pass of undecided rows, and downloads draws. Events around one pass do
+//! not include these.
 
 use super::cases::{Case, Lists, MOST_LOGPROBS, draw, noted};
 use crate::gpu::read::failed;
@@ -14,21 +16,21 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Calls of each case, where not fewer are asked for.
+/// The maximum of calls of each case.
 const CALLS: usize = 20;
 
-/// The cases of which one pass left most rows undecided. Where it leaves few, a call's second pass is of few rows or there is
-/// none, and what whole calls take says nothing of it.
+/// The cases in which one pass left most rows undecided. With few undecided rows, the second pass has few rows or none,
+/// and the time of whole calls shows little about it.
 pub fn undecided(section: &Section) -> Vec<Case> {
     let passes = |case: &Case| section.entry(case.name())?.passes;
     Case::ALL.into_iter().filter(|case| passes(case).is_some_and(Passes::is_mostly_undecided)).collect()
 }
 
-/// Times whole calls of the plain draw and of `cases` by turns, and notes the passes of their rows. `section` is that of one
-/// pass, without entries.
+/// Times whole calls of the plain draw and of `cases` in turn, and counts the passes of their rows. `section` is the
+/// section of one pass, without entries.
 ///
 /// # Errors
-/// What the backend refuses; Ctrl-C.
+/// Errors of the backend, Ctrl-C.
 pub fn time(
     section: Section,
     (cases, lists): (&[Case], &Lists),
@@ -38,13 +40,14 @@ pub fn time(
 ) -> Result<Section, CommandError> {
     let plan = Plan { max_rows: hidden.rows, max_logprobs: Some(MOST_LOGPROBS), ..Plan::default() };
     let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
-    // SAFETY: the weight is device memory of this size, which the caller holds and nothing writes to.
+    // SAFETY: the weight is device memory of this size, which the caller holds and no code writes to.
     let sampler = unsafe { DeviceSampler::new(head, weight.rows as u32, plan, device) }.map_err(failed)?;
     let sampler = RefCell::new(sampler);
     let (mut contenders, mut passes) = (Vec::new(), Vec::new());
     for &case in [Case::Plain].iter().chain(cases) {
         let sample = |params: &[RowParams<'_>], out: &mut Samples| {
-            // SAFETY: the hidden states are device memory of this size, held by the caller, and the stream captures nothing.
+            // SAFETY: the hidden states are device memory of this size, held by the caller, and no capture of the
+            // stream is in progress.
             unsafe { sampler.borrow_mut().sample(stream, hidden, params, out) }
         };
         let of_case = Rc::new(Cell::default());

@@ -1,4 +1,4 @@
-//! Timing on a GPU: events around calls that find a cold cache.
+//! Timing on a GPU: events around calls with a cold cache.
 
 use crate::gpu::read::driver;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
@@ -9,26 +9,26 @@ use flash_sampling_cli::interrupt::Interrupt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that are written before each call: several times the cache of any GPU.
+/// Bytes written before each call: several times the cache of any GPU.
 const FLUSH: usize = 256 << 20;
-/// Calls that are enqueued before the host waits, and looks for Ctrl-C.
+/// Calls that are enqueued before the host waits and checks for Ctrl-C.
 const AHEAD: usize = 125;
 
-/// The protocol, for records.
+/// The timing protocol, for records.
 pub const PROTOCOL: &str = "blocks: rest, warm-ups, timed calls; all contenders again in opposite order; the cache full of \
                             lines that were written";
 
-/// Warm-ups before `rounds` timed calls.
+/// The number of warm-up calls before `rounds` timed calls.
 fn warm(rounds: usize) -> usize {
     rounds.div_ceil(4)
 }
 
-/// Calls of one contender, with warm-ups.
+/// The number of calls of one contender, warm-ups included.
 pub fn calls(rounds: usize) -> usize {
     2 * (warm(rounds) + rounds)
 }
 
-/// Times what is enqueued on a stream, each contender in a block of its own after a rest, in which the GPU cools.
+/// Times work on a stream. Each contender runs in its own block, after a rest in which the GPU cools.
 #[derive(Debug)]
 pub struct Clock {
     rest: Duration,
@@ -37,10 +37,10 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock for a stream, with this rest before each block.
+    /// A clock for a stream, with a rest of this length before each block.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn new(rest: Duration, stream: Arc<CudaStream>) -> Result<Self, CommandError> {
         let flush = stream.alloc_zeros(FLUSH).map_err(driver("allocate memory"))?;
         Ok(Clock { rest, stream, flush })
@@ -51,12 +51,12 @@ impl Clock {
         &self.stream
     }
 
-    /// Waits for all that was enqueued.
+    /// Waits for the enqueued work.
     fn wait(&self) -> Result<(), CommandError> {
         self.stream.synchronize().map_err(driver("run what is timed"))
     }
 
-    /// Enqueues one call between two events, the cache cold.
+    /// Enqueues one call between two events, with a cold cache.
     fn call(&mut self, contender: &mut Contender<'_>) -> Result<(CudaEvent, CudaEvent), CommandError> {
         let failed = driver("time a call");
         let event = || self.stream.context().new_event(Some(CU_EVENT_DEFAULT)).map_err(&failed);
@@ -68,11 +68,11 @@ impl Clock {
         Ok((start, end))
     }
 
-    /// Times all contenders in turn, then once more in the opposite order: a quarter of `rounds` calls that do not count,
-    /// then `rounds` that do.
+    /// Times all contenders in order, then all in reverse order. A block has a quarter of `rounds` untimed calls, then
+    /// `rounds` timed ones.
     ///
     /// # Errors
-    /// A contender's error, the driver's; [`CommandError::Interrupted`].
+    /// Errors of a contender and the driver; [`CommandError::Interrupted`].
     pub fn time(
         &mut self,
         contenders: &mut [Contender<'_>],

@@ -1,4 +1,4 @@
-//! What is timed on a GPU.
+//! The contenders on a GPU.
 
 use super::clock::{self, Clock};
 use super::head::{Calls, OnDevice};
@@ -20,32 +20,32 @@ use flash_sampling_cli::input::synthetic::Logits;
 use flash_sampling_cli::interrupt::Interrupt;
 use std::sync::Arc;
 
-/// Sides of the product that tells the matrix ceiling.
+/// The side of the square product that measures the matrix ceiling.
 const SQUARE: usize = 8192;
 
-/// Everything that is timed over one head, planned once.
+/// All contenders over one head, planned once.
 #[derive(Debug)]
 pub struct Contenders<'h> {
     head: &'h OnDevice,
     stream: Arc<CudaStream>,
     reads: Vec<(&'static str, Read)>,
-    /// `None` where cuBLAS is not found.
+    /// `None` if cuBLAS is missing.
     matmul: Option<Matmul>,
     inverse: InverseCdf,
     standalone: DeviceStandalone,
-    /// Greedy, a draw of each kind of logits, and the portable kernel's when asked for.
+    /// The greedy draw, a draw of each kind of logits, and on request draws of the portable kernel.
     ours: Vec<Ours>,
-    /// `[rows, vocab]`, of the weight's type: what the rivals write and we never make.
+    /// `[rows, vocab]`, in the type of the weight: the output of the rivals; our kernels do not write it.
     logits: CudaSlice<u8>,
     tokens: CudaSlice<u32>,
     draws: CudaSlice<Draw>,
     existing: Existing,
 }
 
-/// Logits that are in device memory before a call, and our sampler over them.
+/// Logits in device memory before the call, and our sampler over them.
 #[derive(Debug)]
 struct Existing {
-    /// `[rows, vocab]`, those of the peaked hidden states.
+    /// `[rows, vocab]`, from the peaked hidden states.
     logits: CudaSlice<f32>,
     standalone: DeviceStandalone,
     draws: CudaSlice<Draw>,
@@ -57,9 +57,9 @@ struct Ours {
     states: Logits,
     tiled: DeviceTiled,
     draws: CudaSlice<Draw>,
-    /// `[rows, vocab]`, where they are kept.
+    /// `[rows, vocab]`, if the logits are stored.
     kept: Option<CudaSlice<f32>>,
-    /// A float64 a row, where it tells log Z.
+    /// One float64 per row, if log Z is requested.
     log_z: Option<CudaSlice<f64>>,
 }
 
@@ -67,7 +67,7 @@ impl<'h> Contenders<'h> {
     /// Plans for the head's rows; `portable` adds the portable kernel.
     ///
     /// # Errors
-    /// What the backend refuses, the driver's.
+    /// Errors of the backend and the driver.
     pub fn new(
         head: &'h OnDevice,
         portable: bool,
@@ -83,7 +83,7 @@ impl<'h> Contenders<'h> {
         let matmul = Matmul::new(stream)?;
         let mut ours = Vec::new();
         let mut plan = |name, states, choice, keeps| {
-            // SAFETY: the weight is device memory of this size, which `head` holds and nothing writes to.
+            // SAFETY: the weight is device memory of this size, which `head` holds and no code writes to.
             let tiled = unsafe { DeviceTiled::with_kernels(head.head(), most, device, choice) }.map_err(failed)?;
             let draws = stream.alloc_zeros(most).map_err(&allocate)?;
             let kept = if keeps { Some(stream.alloc_zeros(most * weight.rows).map_err(&allocate)?) } else { None };
@@ -117,15 +117,15 @@ impl<'h> Contenders<'h> {
         })
     }
 
-    /// cuBLAS's version, where it was found.
+    /// The version of cuBLAS, if it is present.
     pub fn cublas_version(&self) -> Option<i32> {
         self.matmul.as_ref().map(Matmul::version)
     }
 
-    /// Times every contender on the first rows, fills the section, and looks at what was drawn.
+    /// Times every contender on the first rows, fills the section, and checks the draws.
     ///
     /// # Errors
-    /// A draw that failed; the driver's; Ctrl-C.
+    /// A draw that failed, errors of the driver, Ctrl-C.
     pub fn time(
         &mut self,
         section: &mut Section,
@@ -143,7 +143,7 @@ impl<'h> Contenders<'h> {
     /// Times the reads of the whole weight.
     ///
     /// # Errors
-    /// The driver's; Ctrl-C.
+    /// Errors of the driver, Ctrl-C.
     pub fn reads(&self, rounds: usize, clock: &mut Clock, interrupt: &Interrupt) -> Result<Vec<Entry>, CommandError> {
         let (weight, stream) = (self.head.weight(), &self.stream);
         let bytes = (weight.rows * weight.cols * weight.dtype.size()) as u64;
@@ -167,7 +167,7 @@ impl<'h> Contenders<'h> {
             (DeviceAddress::of(&self.logits, &self.stream), DeviceAddress::of(&self.tokens, &self.stream));
         let logits = DeviceMatrix { address, dtype: weight.dtype, rows, cols: weight.rows, row_stride: weight.rows };
         if let Some(matmul) = &self.matmul {
-            // SAFETY: operands that `head` holds, and room for `rows` rows of logits.
+            // SAFETY: operands that `head` holds, and memory for `rows` rows of logits.
             let product = move || unsafe { matmul.launch(&weight, &peaked, logits.address.get()) };
             list.push(Contender::new(CUBLAS, product));
             let mut of_standalone = Calls::new(rows, calls, false, &self.stream)?;
@@ -176,16 +176,17 @@ impl<'h> Contenders<'h> {
                 product()?;
                 let draws =
                     DeviceDraws { count: rows, rows: of_standalone.advance().0, sources: None, draws, log_z: None };
-                // SAFETY: the logits just made, the parameters of this call, room for a draw a row.
+                // SAFETY: the logits that the product made, the parameters of this call, memory for one draw per row.
                 unsafe { standalone.launch(stream, &logits, &draws) }.map_err(failed)
             }));
-            // Rows of odd vocabularies do not begin where its loads need them.
+            // The loads of the inverse CDF need aligned rows, which an odd vocabulary does not have.
             if weight.rows.is_multiple_of(8) {
                 let mut calls = Calls::new(rows, calls, false, &self.stream)?;
                 let inverse = &mut self.inverse;
                 list.push(Contender::new(INVERSE, move || {
                     product()?;
-                    // SAFETY: the logits just made, the positions of this call, room for a token a row.
+                    // SAFETY: the logits that the product made, the positions of this call, memory for one token per
+                    // row.
                     unsafe { inverse.launch(stream, &logits, 1.0, calls.advance().1.get(), tokens.get()) }
                 }));
             }
@@ -204,7 +205,7 @@ impl<'h> Contenders<'h> {
         let mut calls = Calls::new(rows, calls, false, &self.stream)?;
         list.push(Contender::new(EXISTING[0], move || {
             let draws = DeviceDraws { count: rows, rows: calls.advance().0, sources: None, draws, log_z: None };
-            // SAFETY: logits that were made beforehand, the parameters of this call, room for a draw a row.
+            // SAFETY: logits that were made beforehand, the parameters of this call, memory for one draw per row.
             unsafe { standalone.launch(stream, &logits, &draws) }.map_err(failed)
         }));
         let (_, read) = &self.reads[0];
@@ -215,7 +216,7 @@ impl<'h> Contenders<'h> {
         Ok(list)
     }
 
-    /// Whether every row of the last calls was drawn, and is a token.
+    /// Checks that every row of the last calls was drawn, and is a token of the vocabulary.
     fn look(&self, rows: usize) -> Result<(), CommandError> {
         let (failed, vocab) = (driver("copy the draws"), self.head.weight().rows as u32);
         let wrong = |name: &str, row| CommandError::usage(format!("{name}: row {row} of the benchmark was not drawn"));
@@ -231,11 +232,11 @@ impl<'h> Contenders<'h> {
         bad.map_or(Ok(()), |row| Err(wrong(INVERSE, row)))
     }
 
-    /// Operations a second of cuBLAS on a square product, its operands taken from the weight; `None` without cuBLAS or
-    /// where the weight is too small for that.
+    /// Operations per second of cuBLAS on a square product, with operands from the weight; `None` without cuBLAS or if
+    /// the weight is too small.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn matrix_flops(&self, clock: &mut Clock) -> Result<Option<f64>, CommandError> {
         let weight = self.head.weight();
         let side = SQUARE * SQUARE * weight.dtype.size();
@@ -246,7 +247,7 @@ impl<'h> Contenders<'h> {
         let a = DeviceMatrix { rows: SQUARE, cols: SQUARE, row_stride: SQUARE, ..weight };
         let b = DeviceMatrix { address: weight.address.add(side), ..a };
         let to = DeviceAddress::of(&out, &self.stream);
-        // SAFETY: both operands lie in the weight, which is that large; `out` has room for the product.
+        // SAFETY: both operands are in the weight, which is large enough; `out` has room for the product.
         let product = Contender::new(CUBLAS, move || unsafe { matmul.launch(&a, &b, to.get()) });
         let timing = clock.time(&mut [product], 20, &Interrupt::default())?;
         Ok(Some(2.0 * (SQUARE as f64).powi(3) / timing[0].best))
@@ -267,7 +268,7 @@ impl Existing {
         let draws = stream.alloc_zeros(rows).map_err(&allocate)?;
         let mut calls = Calls::new(rows, 1, true, stream)?;
         let (to, drawn) = (DeviceAddress::of(&logits, stream), DeviceAddress::of(&draws, stream));
-        // SAFETY: hidden states and parameters of these rows, room for a draw a row and for every logit.
+        // SAFETY: hidden states and parameters of these rows, memory for one draw per row and for every logit.
         unsafe {
             let hidden = head.states(Logits::Peaked, rows);
             tiled.launch_storing(stream, &hidden, calls.advance().0, drawn, to, vocab).map_err(failed)?;
@@ -283,7 +284,7 @@ impl Ours {
         [GREEDY, PORTABLE[1]].contains(&self.name)
     }
 
-    /// One call on the first rows; `next` gives the address of its parameters.
+    /// Makes a call on the first rows; `next` returns the address of its parameters.
     fn call<'a>(
         &'a mut self,
         head: &'a OnDevice,
@@ -299,8 +300,8 @@ impl Ours {
         let (tiled, vocab) = (&mut self.tiled, head.weight().rows);
         move || {
             let rows = next();
-            // SAFETY: hidden states, draws, log Z and kept logits of at least `rows` rows, held by `head` and this value; the
-            // parameters are as `Calls` lays them down; one stream, so launches follow each other.
+            // SAFETY: hidden states, draws, log Z and stored logits of at least `rows` rows, held by `head` and this
+            // value; the parameters have the layout of `Calls`; one stream, so launches are sequential.
             unsafe {
                 match (kept, log_z) {
                     (None, None) => tiled.launch(stream, &hidden, rows, draws, RowFeatures::Bare),

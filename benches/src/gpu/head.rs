@@ -1,4 +1,4 @@
-//! A head in device memory, with hidden states of both kinds of logits and the parameters of every call.
+//! A head in device memory, with hidden states of both kinds of logits, and the parameters of every call.
 
 use crate::gpu::read::driver;
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -12,7 +12,7 @@ use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::input::synthetic::Logits;
 use std::sync::Arc;
 
-/// A weight `[vocab, hidden]` and the most rows of hidden states of each kind, made as for the CPU.
+/// A weight `[vocab, hidden]`, and the hidden states of each kind for the largest batch, made as for the CPU.
 #[derive(Debug)]
 pub struct OnDevice {
     weight: DeviceMatrix,
@@ -22,10 +22,10 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
-    /// Makes the inputs on the host, by all processors, and copies them.
+    /// Makes the inputs on the host, on all processors, and copies them.
     ///
     /// # Errors
-    /// When there is not that much memory, here or there.
+    /// Too little memory, on the host or the device.
     pub fn new(size: &BenchSize, rows: usize, dtype: DType, stream: &Arc<CudaStream>) -> Result<Self, CommandError> {
         let inputs = Inputs::new(size.vocab, size.hidden, rows, dtype)?;
         let (weight, held_weight) = copy(inputs.weight()?, stream)?;
@@ -54,7 +54,7 @@ impl OnDevice {
         DeviceMatrix { rows: rows.min(all.rows), ..all }
     }
 
-    /// The most rows.
+    /// The rows of the largest batch.
     pub fn rows(&self) -> usize {
         self.peaked.rows
     }
@@ -63,7 +63,7 @@ impl OnDevice {
 /// Copies a matrix to device memory; the second value owns this memory.
 ///
 /// # Errors
-/// The driver's.
+/// Errors of the driver.
 pub fn copy(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceMatrix, CudaSlice<u8>), CommandError> {
     let held = stream.clone_htod(matrix.bytes()).map_err(driver("copy the inputs"))?;
     let (rows, cols) = (matrix.rows(), matrix.cols());
@@ -71,8 +71,8 @@ pub fn copy(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceMatri
     Ok((DeviceMatrix { address, dtype: matrix.dtype(), rows, cols, row_stride: cols }, held))
 }
 
-/// The parameters of successive calls, laid down beforehand: a call takes the next ones, so no call repeats the noise
-/// of another, and nothing but the call itself is timed.
+/// The parameters of successive calls, uploaded beforehand. Each call uses the next ones, so no call repeats the noise
+/// of another, and only the call itself is timed.
 #[derive(Debug)]
 pub struct Calls {
     rows: DeviceAddress<Row>,
@@ -84,10 +84,10 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Parameters of `calls` calls of `rows` rows each: seed = row, position = call.
+    /// Parameters of `calls` calls of `rows` rows each: the seed is the row, the position is the call.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn new(rows: usize, calls: usize, greedy: bool, stream: &Arc<CudaStream>) -> Result<Self, CommandError> {
         let row = |call: u64, seed: u64| Row {
             seed,
@@ -106,7 +106,7 @@ impl Calls {
         Ok(Calls { rows: rows_at, positions: positions_at, of_call: rows, calls, next: 0, _held: held })
     }
 
-    /// Device addresses of the next call's rows and of its positions; after the last call the first one again.
+    /// Returns the device addresses of the next call's rows and positions; the first call follows the last one.
     pub fn advance(&mut self) -> (DeviceAddress<Row>, DeviceAddress<u64>) {
         let at = self.next % self.calls * self.of_call;
         self.next += 1;

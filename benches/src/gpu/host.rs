@@ -1,4 +1,4 @@
-//! The time that the processor takes to enqueue a call, the GPU idle.
+//! The time of the processor to enqueue a call on an idle GPU.
 
 use super::head::{Calls, OnDevice};
 use super::{LOG_Z, OURS};
@@ -20,7 +20,7 @@ use std::time::Instant;
 /// Times `calls` calls of every entry point: the draw, the draw with log Z, groups, and a draw from existing logits.
 ///
 /// # Errors
-/// What the backend refuses, the driver's, Ctrl-C.
+/// Errors of the backend and the driver, Ctrl-C.
 pub fn times(
     head: &OnDevice,
     rows: usize,
@@ -39,7 +39,7 @@ pub fn times(
     let (draws, log_z) = (DeviceAddress::of(&held, stream), DeviceAddress::of(&held_log_z, stream));
     let address = DeviceAddress::of(&held_logits, stream);
     let logits = DeviceMatrix { address, dtype, rows, cols: vocab, row_stride: vocab };
-    // SAFETY: the weight is device memory of this size, which `head` holds and nothing writes to.
+    // SAFETY: the weight is device memory of this size, which `head` holds and no code writes to.
     let (mut tiled, mut groups) = unsafe {
         let tiled = DeviceTiled::new(head.head(), rows, device).map_err(failed)?;
         (tiled, DeviceGroups::new(head.head(), rows, group_size(vocab), GroupRule::Fresh, device).map_err(failed)?)
@@ -48,7 +48,7 @@ pub fn times(
     let mut params = Calls::new(rows, calls, false, stream)?;
     let mut list = Vec::new();
     let mut time = |what: &str, call: &mut dyn FnMut(DeviceAddress<Row>) -> Result<(), CudaError>| {
-        // The first one may load kernels.
+        // The first call may load kernels.
         call(params.advance().0).map_err(failed)?;
         let mut times = Vec::with_capacity(calls);
         for _ in 0..calls {
@@ -65,8 +65,8 @@ pub fn times(
         list.push(Call { what: what.into(), vocab, hidden, rows, calls, median });
         Ok::<_, CommandError>(())
     };
-    // SAFETY: hidden states, logits, draws and log Z of `rows` rows, held by `head` and here; the parameters are as `Calls`
-    // lays them down; one stream, so launches follow each other.
+    // SAFETY: hidden states, logits, draws and log Z of `rows` rows, held by `head` and this function; the parameters
+    // have the layout of `Calls`; one stream, so launches are sequential.
     unsafe {
         time(OURS[1], &mut |next| tiled.launch(stream, &hidden, next, draws, RowFeatures::Bare))?;
         time(LOG_Z, &mut |next| tiled.launch_with_log_z(stream, &hidden, next, draws, log_z, RowFeatures::Bare))?;

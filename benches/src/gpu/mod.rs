@@ -1,14 +1,14 @@
 //! One GPU: the fused kernel against cuBLAS, samplers over its logits, and the ceilings.
 //!
-//! One process, one stream. Before each timed call 256 MiB are written, so that nothing of the weight is in the cache;
-//! events around the call time it.
+//! There is one process and one stream. Before each timed call 256 MiB are written, so that no part of the weight is in
+//! the cache. Events around the call time it.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! | --- | --- |
 //! | [`clock`] | events, and the cold cache |
 //! | [`head`] | weight, hidden states and row parameters in device memory |
-//! | [`contenders`] | what is timed |
-//! | [`host`] | what a call costs the processor |
+//! | [`contenders`] | the contenders |
+//! | [`host`] | the time of the processor for a call |
 //! | [`peers`] | times of other programs, from a file |
 //! | [`read`] | a plain read of device memory |
 //! | [`table`] | times and ratios as text |
@@ -40,31 +40,31 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Ours, on logits that are one Gaussian, and as language models have them.
+/// Our draw of Gaussian logits, and of LLM-like ones.
 pub const OURS: [&str; 2] = ["tiled, gaussian", "tiled, peaked"];
 /// cuBLAS, then softmax and inverse CDF.
 pub const INVERSE: &str = "cuBLAS + inverse CDF";
 
-/// How long the GPU rests before a block of calls.
+/// The rest of the GPU before a block of calls.
 const REST: Duration = Duration::from_millis(250);
 
-/// cuBLAS, then our sampler over existing logits.
+/// cuBLAS, then our sampler of logits.
 pub const STANDALONE: &str = "cuBLAS + standalone";
-/// Our sampler over float32 logits, which exist before the call; and a plain read of those logits.
+/// Our sampler of float32 logits that exist before the call; and a plain read of these logits.
 pub const EXISTING: [&str; 2] = ["standalone, float32", "float32 logits, read"];
-/// The portable kernel; at temperature 0; and a draw that keeps the float32 logits.
+/// The portable kernel; at temperature 0; and with stored float32 logits.
 pub const PORTABLE: [&str; 3] = ["portable, peaked", "portable, greedy", "portable, logits kept"];
 
-/// The draw on peaked logits that tells log Z too.
+/// Our draw of peaked logits with log Z.
 pub const LOG_Z: &str = "tiled, log Z";
 
-/// Calls whose host time is taken.
+/// The number of calls whose host time is measured.
 const CALLS: usize = 1000;
 
-/// The first GPU, and a clock on a stream of this GPU.
+/// Opens the first GPU, and a clock on a stream of this GPU.
 ///
 /// # Errors
-/// No GPU; the compiler's, the driver's.
+/// No GPU, errors of the compiler and the driver.
 pub fn start(args: &GpuArgs) -> Result<(Arc<Device>, Clock), CommandError> {
     let device = Device::new(0).map_err(failed)?;
     let stream = device.context().new_stream().map_err(driver("make a stream"))?;
@@ -72,10 +72,10 @@ pub fn start(args: &GpuArgs) -> Result<(Arc<Device>, Clock), CommandError> {
     Ok((device, clock))
 }
 
-/// Times every head, and prints each head's table as it is done.
+/// Times every head, and prints the table of each head when it is done.
 ///
 /// # Errors
-/// No GPU, what the backend refuses, files that cannot be read, Ctrl-C.
+/// No GPU, errors of the backend, files that cannot be read, Ctrl-C.
 pub fn run(
     args: &GpuArgs,
     record: &mut Record,
@@ -98,7 +98,7 @@ pub fn run(
                 matrix_flops
             }
         };
-        // A read is the same for any number of rows.
+        // The time of a read does not depend on the number of rows.
         let reads = contenders.reads(size.rounds, &mut clock, interrupt)?;
         let bar = bar("timing", size.rows.len() as u64);
         let first = record.sections.len();

@@ -5,7 +5,7 @@ use flash_sampling_cli::error::CommandError;
 use serde::Deserialize;
 use std::path::Path;
 
-/// What a file said.
+/// The times in a file of other programs.
 #[derive(Clone, Debug)]
 pub struct Peers {
     /// The file's name.
@@ -13,7 +13,7 @@ pub struct Peers {
     cells: Vec<Cell>,
 }
 
-/// One program on one head and batch; microseconds.
+/// The times of one program on one head and batch, in microseconds.
 #[derive(Clone, Debug, Deserialize)]
 struct Cell {
     #[serde(rename = "V")]
@@ -28,7 +28,7 @@ struct Cell {
 }
 
 impl Peers {
-    /// Reads a file. Lines that are no object, or lack a field (ceilings, failures), are passed over.
+    /// Reads a file. Skips lines that are not objects or lack a field (ceilings, failures).
     ///
     /// # Errors
     /// A file that cannot be read, or has no times.
@@ -44,7 +44,7 @@ impl Peers {
         Ok(Peers { source, cells })
     }
 
-    /// The times on a head and batch, as the file orders them.
+    /// The times for a head and batch, in the order of the file.
     pub fn of(&self, vocab: usize, hidden: usize, rows: usize) -> Vec<Entry> {
         let here = |cell: &&Cell| (cell.vocab, cell.hidden, cell.rows) == (vocab, hidden, rows);
         let entry = |cell: &Cell| Entry {

@@ -1,5 +1,5 @@
-// The physical limit of a matmul that is bound by memory: the weight's bytes, read once and thrown away. Two ways, since
-// neither is the faster everywhere; the benchmark takes the better one as the ceiling.
+// The physical limit of a memory-bound matmul: one read of the weight's bytes. There are two kernels, because neither is faster
+// on all GPUs; the benchmark takes the faster one as the ceiling.
 
 using u8 = unsigned char;
 using u32 = unsigned int;
@@ -17,8 +17,8 @@ __device__ __forceinline__ Quad load_streaming(const Quad* from) {
     return q;
 }
 
-// Every thread, eight loads of 16 bytes in flight. `sink` is written only where the exclusive-or of what a thread read is one
-// certain value, so that the loads cannot be left out.
+// Each thread has eight loads of 16 bytes in flight. The compiler cannot drop the loads, since `sink` is written if the
+// exclusive-or of a thread's words has one certain value.
 extern "C" __global__ void __launch_bounds__(512) read_streaming(const Quad* from, u64 quads, u32* sink) {
     constexpr int LOADS = 8;
     const u64 step = static_cast<u64>(gridDim.x) * blockDim.x;
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(512) read_streaming(const Quad* fro
 }
 
 #if __CUDA_ARCH__ >= 900
-// One thread of each block has the copy engine bring BULK_BYTES at a time into a ring in shared memory; nothing looks at them.
+// One thread of each block copies BULK_BYTES at a time into a ring in shared memory, by the copy engine. No code reads the ring.
 constexpr u32 BULK_BYTES = 16384;
 constexpr u32 BULK_STAGES = 12;
 

@@ -12,17 +12,17 @@ use flash_sampling_cli::error::CommandError;
 use std::ffi::CString;
 use std::sync::Arc;
 
-/// For `map_err`: an error of the CUDA backend.
+/// Converts an error of the CUDA backend, for `map_err`.
 pub fn failed(error: CudaError) -> CommandError {
     BuildError::from(error).into()
 }
 
-/// For `map_err`: an error of the driver during an action.
+/// Converts an error of the driver in an action, for `map_err`.
 pub fn driver(action: &'static str) -> impl Fn(DriverError) -> CommandError {
     move |DriverError(code)| failed(CudaError::Driver { action, code: code as u32, name: format!("{code:?}") })
 }
 
-/// The GPU, for records.
+/// Describes the GPU, for records.
 pub fn describe(device: &Device) -> Result<Gpu, CommandError> {
     let (major, minor) = device.capability();
     Ok(Gpu {
@@ -36,19 +36,19 @@ pub fn describe(device: &Device) -> Result<Gpu, CommandError> {
     })
 }
 
-/// Compiles the text of kernels for a GPU and loads them.
+/// Compiles the source of kernels for a GPU, and loads them.
 ///
 /// # Errors
-/// As [`machine_code`]; [`CudaError::Driver`].
+/// The errors of [`machine_code`]; [`CudaError::Driver`].
 pub fn module(source: &str, options: &[&str], device: &Device) -> Result<Arc<CudaModule>, CommandError> {
     let code = machine_code(source, options, device.architecture())?;
     device.context().load_module(Ptx::from_binary(code)).map_err(driver("load a kernel"))
 }
 
-/// Compiles the text of kernels, with these options of the compiler.
+/// Compiles the source of kernels, with these options of the compiler.
 ///
 /// # Errors
-/// No compiler; a text that the compiler refuses.
+/// No compiler, or source that the compiler refuses.
 pub fn machine_code(source: &str, options: &[&str], architecture: Architecture) -> Result<Vec<u8>, CommandError> {
     if compiler().is_none() {
         return Err(CommandError::usage("libnvrtc cannot be loaded, and the benchmark compiles a kernel"));
@@ -60,7 +60,7 @@ pub fn machine_code(source: &str, options: &[&str], architecture: Architecture) 
     let source = CString::new(source).map_err(|error| CommandError::usage(error.to_string()))?;
     let program = result::create_program(&source, None).map_err(refused)?;
     let (mut size, mut code) = (0, Vec::new());
-    // SAFETY: the program is alive until its end below; the buffer has the size that the compiler names.
+    // SAFETY: the program lives until its end below; the buffer has the size that the compiler returns.
     let outcome = unsafe {
         let compiled = result::compile_program(program, &options)
             .and_then(|()| sys::nvrtcGetCUBINSize(program, &raw mut size).result())
@@ -73,7 +73,7 @@ pub fn machine_code(source: &str, options: &[&str], architecture: Architecture) 
     outcome.map(|()| code).map_err(refused)
 }
 
-/// How a GPU reads bytes.
+/// The kernel that reads bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Loads of 16 bytes by every thread.
@@ -82,18 +82,18 @@ pub enum Way {
     Bulk,
 }
 
-/// Threads of a block that streams, and blocks on a multiprocessor: all that fit.
+/// Threads of a streaming block, and blocks per multiprocessor: the largest number that fits.
 const STREAMING: (u32, u32) = (512, 4);
-/// Bytes of the ring of read.cu: stages times the bytes of a request.
+/// Bytes of the ring of read.cu: the number of stages times the bytes of a request.
 const RING: u32 = 12 * 16384;
 
-/// A plain read of device memory, which discards the bytes.
+/// A plain read of device memory that discards the bytes.
 #[derive(Debug)]
 pub struct Read {
     function: CudaFunction,
     way: Way,
     multiprocessors: u32,
-    /// The kernel writes here if the bytes have one certain value.
+    /// Written if the words of a thread have one certain value.
     sink: CudaSlice<u32>,
 }
 
@@ -122,7 +122,7 @@ impl Read {
     /// [`CudaError::Driver`].
     ///
     /// # Safety
-    /// `address` is device memory of this device, of that many bytes, until the launch has run.
+    /// `address` is device memory of this device with at least this many bytes, until the launch has run.
     pub unsafe fn launch(&self, stream: &Arc<CudaStream>, address: u64, bytes: u64) -> Result<(), CommandError> {
         let (sink, quads) = (self.sink.device_ptr(self.sink.stream()).0, bytes / 16);
         let grid = |blocks, threads, shared_mem_bytes| LaunchConfig {
@@ -132,7 +132,7 @@ impl Read {
         };
         let mut launch = stream.launch_builder(&self.function);
         // SAFETY: read_streaming takes an address, a count and an address, read_bulk an address and a count, each of 8
-        // bytes; the memory is the caller's, the sink this value's.
+        // bytes; the caller owns the memory, this value the sink.
         unsafe {
             match self.way {
                 Way::Streaming => launch.arg(&address).arg(&quads).arg(&sink).launch(grid(

@@ -1,4 +1,4 @@
-//! Times and ratios of a GPU as text, part by part.
+//! The times and ratios of a GPU as text, part by part.
 
 use super::{EXISTING, LOG_Z, OURS, PORTABLE};
 use crate::record::{Gpu, Record};
@@ -6,10 +6,10 @@ use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::table::{BULK, CUBLAS, GREEDY, READ};
 use std::io::{self, Write};
 
-/// Writes whose figures follow, and how they are taken.
+/// Writes the machine of the figures, and the timing protocol.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
     flash_sampling_cli::bench::table::begin(out, record)?;
     writeln!(out, "commit {}", record.commit.as_deref().unwrap_or("unknown"))?;
@@ -21,19 +21,19 @@ pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
     writeln!(out, "{}", record.protocol.as_deref().unwrap_or_default())
 }
 
-/// Writes a head, a section for each number of rows: times, then ratios. `flops` is the matrix ceiling.
+/// Writes the times of a head, then its ratios; a section has one number of rows. `flops` is the matrix ceiling.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn head(out: &mut dyn Write, sections: &[Section], flops: Option<f64>) -> io::Result<()> {
     times(out, sections)?;
     ratios(out, sections, flops)
 }
 
-/// Writes what calls cost the processor.
+/// Writes the time of the processor for each call.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn end(out: &mut dyn Write, record: &Record) -> io::Result<()> {
     writeln!(out)?;
     for call in &record.calls {
@@ -85,7 +85,7 @@ fn times(out: &mut dyn Write, head: &[Section]) -> io::Result<()> {
     Ok(())
 }
 
-/// The bounds that a section cannot beat: the read, or the arithmetic where that is longer.
+/// The lower bound of a section's time: the longer of the read and the arithmetic.
 fn ceiling(section: &Section, flops: Option<f64>) -> Option<f64> {
     let operations = 2.0 * section.vocab as f64 * section.hidden? as f64 * section.rows as f64;
     let arithmetic = flops.map_or(0.0, |flops| operations / flops);
@@ -95,7 +95,7 @@ fn ceiling(section: &Section, flops: Option<f64>) -> Option<f64> {
 fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Result<()> {
     let Some(first) = head.first() else { return Ok(()) };
     let best = |section: &Section, name: &str| section.entry(name).map(|entry| entry.best);
-    // Every rival that draws: its time over ours on the same logits, cuBLAS alone being no such rival.
+    // All rivals that draw, so not cuBLAS alone. The ratio is the rival's time over ours on the same logits.
     let plain =
         [READ, BULK, CUBLAS, GREEDY, OURS[0], OURS[1], LOG_Z, PORTABLE[1], PORTABLE[2], EXISTING[0], EXISTING[1]];
     let rivals: Vec<&str> =

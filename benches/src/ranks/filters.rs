@@ -1,8 +1,8 @@
 //! Whole calls with filters over shards on several GPUs, of samplers over host memory, by the host's clock.
 //!
-//! Parameters and hidden states go up, draws come down, and ranks exchange what they need between. All ranks of the process
-//! begin a call together, and the slowest counts. One GPU that has the whole head draws the same rows, in whole calls too,
-//! and the tokens of both are compared.
+//! A call uploads parameters and hidden states, exchanges data between ranks, and downloads draws. All ranks of the
+//! process begin a call at the same time, and the slowest rank counts. One GPU with the whole head draws the same rows,
+//! also in whole calls, and the tokens must agree.
 
 use super::{first, gather, slowest};
 use crate::args::{GpuTransport, RankArgs};
@@ -23,16 +23,16 @@ use std::io::Write;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Calls that are timed, and calls before.
+/// Timed calls; `WARM` calls precede them.
 const CALLS: usize = 20;
 const WARM: usize = 4;
-/// How long a rank waits for the others, which may be compiling kernels.
+/// The time limit of a rank for the others, which may be compiling kernels.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Times every case on every kind of rows, over all ranks and on one GPU.
+/// Times every case on every kind of rows, on all ranks and on one GPU.
 ///
 /// # Errors
-/// Fewer GPUs than ranks, what the backend refuses, a token that differs, Ctrl-C.
+/// Fewer GPUs than ranks, errors of the backend, a token that differs, Ctrl-C.
 pub fn run(
     args: &RankArgs,
     record: &mut Record,
@@ -51,7 +51,7 @@ pub fn run(
     show(out, |out| table::end(out, &record.certified))
 }
 
-/// A thread for each rank; the sections of rank 0.
+/// Runs one thread per rank; returns the sections of rank 0.
 fn group(
     inputs: &Inputs,
     transport: GpuTransport,
@@ -67,7 +67,7 @@ fn group(
     })
 }
 
-/// One rank, and on rank 0 the whole head.
+/// One rank; rank 0 also has the whole head.
 struct Rank<'w> {
     sampler: CudaRank<'w, Loopback>,
     alone: Option<CudaTiled<'w>>,
@@ -102,7 +102,7 @@ impl<'w> Rank<'w> {
         Ok(Rank { sampler, alone, clock, name, out: Samples::new(), gathered: Vec::new() })
     }
 
-    /// Everything, in the order that all ranks keep.
+    /// Times all sections. All ranks use the same order.
     fn sections(mut self, inputs: &Inputs, interrupt: &Interrupt) -> Result<Vec<Section>, CommandError> {
         let mut sections = Vec::new();
         for (kind, states) in &inputs.states {
@@ -128,8 +128,8 @@ impl<'w> Rank<'w> {
         Ok(sections)
     }
 
-    /// Times the calls of a case, each at a position of its own; `alone`: by the whole head, which rank 0 has. Tokens are those
-    /// of the call before the first of the other way.
+    /// Times the calls of a case; each call has its own position. `alone`: by the whole head, on rank 0. In the first
+    /// call of the ranks, their tokens must be equal to those of the whole head.
     fn time(
         &mut self,
         case: Case,

@@ -1,15 +1,16 @@
-//! Several GPUs: one step of decoding with a shard of the vocabulary on each, against one GPU that has the whole, and
-//! against gathering logits.
+//! Several GPUs: one decode step with a shard of the vocabulary on each, against one GPU with the whole vocabulary, and
+//! against gathered logits.
 //!
-//! One process, a thread for each GPU. A step is captured into a graph on every rank; 100 replays are timed as one, eight
-//! times with a rest between, all ranks beginning together. The slowest rank counts, then the fastest of the eight. The
-//! draws of one more replay are compared with those of the one GPU, token and score, on every rank.
+//! There is one process, with one thread per GPU. Every rank captures a step into a graph and times 100 replays as one,
+//! eight times, with a rest before each. All ranks begin at the same time. The time is that of the slowest rank, and
+//! the best of eight. The draws of one more replay must be equal to those of one GPU, in token and score, on every
+//! rank.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! | --- | --- |
 //! | [`filters`] | whole calls with filters |
-//! | [`rank`] | one rank: its shard, its stream, and the clock |
-//! | [`steps`] | what is timed |
+//! | [`rank`] | one rank: its shard, its stream, and the shared clock |
+//! | [`steps`] | the contenders |
 //! | [`table`] | times and ratios as text |
 
 pub mod filters;
@@ -40,16 +41,16 @@ use steps::Steps;
 
 /// The whole head on one GPU.
 pub const ALONE: &str = "one GPU";
-/// A shard, its draws not exchanged.
+/// A shard without the exchange of draws.
 pub const SHARD: &str = "shard alone";
-/// cuBLAS on a shard; with the logits gathered; and a draw from them.
+/// cuBLAS on a shard; with a gather of the logits; and with a draw from them.
 pub const CUBLAS: [&str; 3] = ["cuBLAS shard", "+ gather of logits", "+ draw"];
 
-/// How long a rank waits for the others: on the host, compiling kernels among what it waits for, and on the GPU.
+/// The time limit of a rank for the others, on the host (where they may be compiling kernels).
 const LIMIT: Duration = Duration::from_secs(120);
 const GPU_LIMIT: Duration = Duration::from_secs(10);
 
-/// A transport's name in tables.
+/// The name of a transport in tables.
 pub fn name(transport: GpuTransport) -> &'static str {
     match transport {
         GpuTransport::Peers => "peers",
@@ -60,25 +61,25 @@ pub fn name(transport: GpuTransport) -> &'static str {
 #[cfg(feature = "nccl")]
 use flash_sampling::cuda::nccl_version;
 
-/// Without the feature nobody asks.
+/// No caller uses it without the feature.
 #[cfg(not(feature = "nccl"))]
 fn nccl_version() -> Option<i32> {
     None
 }
 
-/// What all ranks of a group are given.
+/// The shared inputs of all ranks of a group.
 #[derive(Debug)]
 pub struct Group {
     /// The GPUs, one for each rank.
     pub devices: Vec<Arc<Device>>,
-    /// How draws cross, each timed.
+    /// The exchanges to time.
     pub transports: Vec<GpuTransport>,
 }
 
 /// Times every head, then prints the table.
 ///
 /// # Errors
-/// Fewer GPUs than ranks, what the backend refuses, a draw that differs from that of one GPU, Ctrl-C.
+/// Fewer GPUs than ranks, errors of the backend, a draw that differs from that of one GPU, Ctrl-C.
 pub fn run(
     args: &RankArgs,
     record: &mut Record,
@@ -102,7 +103,7 @@ pub fn run(
     show(out, |out| crate::gpu::table::begin(out, record).and_then(|()| table::write(out, record, world)))
 }
 
-/// All ranks over one head; the times of the slowest.
+/// Times one head on all ranks; returns the times of the slowest rank.
 fn head(
     size: &BenchSize,
     inputs: &Inputs,
@@ -135,8 +136,8 @@ fn head(
     })
 }
 
-/// The result of the first rank, once all threads have ended; an error of a rank's own before that of a rank that misses
-/// others.
+/// Returns the result of the first rank, after all threads have ended. The error of a failed rank precedes the errors
+/// of ranks that miss another rank.
 fn first<T>(threads: Vec<ScopedJoinHandle<'_, Result<T, CommandError>>>) -> Result<T, CommandError> {
     let panicked = || CommandError::usage("a rank of the benchmark panicked");
     let outcomes: Vec<_> =
@@ -152,7 +153,7 @@ fn first<T>(threads: Vec<ScopedJoinHandle<'_, Result<T, CommandError>>>) -> Resu
     missing.map_or_else(|| found.ok_or_else(|| CommandError::usage("the benchmark had no ranks")), Err)
 }
 
-/// Whether the error is that another rank is gone.
+/// Whether the error is that another rank is missing.
 fn is_of_others(error: &CommandError) -> bool {
     matches!(
         error,
@@ -163,12 +164,12 @@ fn is_of_others(error: &CommandError) -> bool {
     )
 }
 
-/// Every rank's bytes, in order.
+/// Gathers the bytes of every rank, in order.
 fn gather(transport: &mut Loopback, mine: &[u8], gathered: &mut Vec<Vec<u8>>) -> Result<(), CommandError> {
     Ok(transport.all_gather(mine, gathered).map_err(|error| BuildError::from(ShardError::from(error)))?)
 }
 
-/// Of each time, that of the slowest rank; a collective call.
+/// The largest of each time over all ranks; a collective call.
 fn slowest(transport: &mut Loopback, mut times: Vec<f64>, gathered: &mut Vec<Vec<u8>>) -> Result<Timing, CommandError> {
     let bytes: Vec<u8> = times.iter().flat_map(|time| time.to_le_bytes()).collect();
     gather(transport, &bytes, gathered)?;

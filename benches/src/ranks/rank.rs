@@ -1,4 +1,4 @@
-//! One rank: its shard of the head, its stream, and the clock that all ranks go by.
+//! One rank: its shard of the head, its stream, and the clock of all ranks.
 
 use super::{GPU_LIMIT, Group, gather, slowest};
 use crate::gpu::head::copy;
@@ -17,19 +17,19 @@ use flash_sampling_cli::input::synthetic::Logits;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Replays that are timed as one, and how many times.
+/// Replays that are timed as one.
 pub const REPLAYS: usize = 100;
-/// How many times.
+/// The number of such times.
 pub const TIMES: usize = 8;
-/// Replays before.
+/// Untimed replays before them.
 const WARM: usize = 20;
-/// Idle time before each of the times, so that all steps find the GPU as cool, whichever was timed before.
+/// Idle time before each of the times, so that the GPU is equally cool for all steps.
 const REST: Duration = Duration::from_millis(100);
 
-/// What enqueues a step on a stream.
+/// Enqueues a step on a stream.
 pub type Step<'a> = dyn FnMut(&CudaStream) -> Result<(), CommandError> + 'a;
 
-/// One rank: its shard of the head, its stream, and the clock that all ranks go by.
+/// One rank: its shard of the head, its stream, and the clock of all ranks.
 #[derive(Debug)]
 pub struct Rank {
     transport: Loopback,
@@ -39,20 +39,20 @@ pub struct Rank {
     pub stream: Arc<CudaStream>,
     /// Its shard.
     pub shard: DeviceHead,
-    /// On rank 0 the whole head, of which its shard is a part.
+    /// The whole head, on rank 0; its shard is a part of it.
     pub whole: Option<DeviceHead>,
     hidden: DeviceMatrix,
-    /// Parameters of a row each, of all ranks' rows: the rivals draw from every rank's logits.
+    /// The parameters of the rows of all ranks: the rivals draw from the logits of every rank.
     pub rows: DeviceAddress<Row>,
     gathered: Vec<Vec<u8>>,
     _held: (CudaSlice<u8>, CudaSlice<u8>, CudaSlice<Row>),
 }
 
 impl Rank {
-    /// Copies the shard and the hidden states of the largest batch to the rank's GPU; the whole weight on rank 0.
+    /// Copies the shard and the hidden states of the largest batch to the rank's GPU; on rank 0 the whole weight.
     ///
     /// # Errors
-    /// The driver's; a vocabulary that the ranks cannot share out evenly.
+    /// Errors of the driver, or a vocabulary that does not divide evenly among the ranks.
     pub fn new(transport: Loopback, group: &Group, size: &BenchSize, inputs: &Inputs) -> Result<Rank, CommandError> {
         let (rank, world) = (transport.rank(), transport.world());
         if !size.vocab.is_multiple_of(8 * world) {
@@ -105,19 +105,19 @@ impl Rank {
         DeviceMatrix { rows, ..self.hidden }
     }
 
-    /// Every rank's bytes, in order.
+    /// Gathers the bytes of every rank, in order.
     ///
     /// # Errors
-    /// A rank that is gone.
+    /// A missing rank.
     pub fn gather(&mut self, mine: &[u8]) -> Result<&[Vec<u8>], CommandError> {
         gather(&mut self.transport, mine, &mut self.gathered)?;
         Ok(&self.gathered)
     }
 
-    /// Waits for the stream, as long as steps can take at most: a rank that is gone may leave the GPU waiting.
+    /// Waits for the stream, at most for the longest time of the steps: with a missing rank, the GPU may wait forever.
     ///
     /// # Errors
-    /// [`CudaError::LateRanks`]; the driver's.
+    /// [`CudaError::LateRanks`], errors of the driver.
     pub fn finish(&self) -> Result<(), CommandError> {
         let waiting = driver("wait for the steps");
         let done = self.stream.record_event(None).map_err(&waiting)?;
@@ -131,12 +131,13 @@ impl Rank {
         self.stream.synchronize().map_err(waiting)
     }
 
-    /// Captures a step and times its replays on all ranks together; with no step, only takes part in the timing of the
-    /// others. The times are those of the slowest rank. In the end `draws` are those of one more replay: what was in their
-    /// place before it was none.
+    /// Captures a step, and times its replays on all ranks at the same time. Without a step, only takes part in the
+    /// timing of the others. The times are those of the slowest rank.
+    ///
+    /// At the end `draws` has the draws of one more replay; its earlier content is cleared.
     ///
     /// # Errors
-    /// The step's, the driver's; a rank that is gone.
+    /// Errors of the step and the driver, a missing rank.
     pub fn time(
         &mut self,
         step: Option<&mut Step<'_>>,
@@ -146,7 +147,7 @@ impl Rank {
         let graph = match step {
             None => None,
             Some(step) => {
-                // Whatever a first call does besides is not captured.
+                // The first call may do more than later ones, so it is not captured.
                 step(&stream)?;
                 self.finish()?;
                 stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(&failed)?;

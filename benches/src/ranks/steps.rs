@@ -1,4 +1,4 @@
-//! What is timed on every rank: the fused shard with each exchange, and cuBLAS with the logits gathered.
+//! The contenders on every rank: the fused shard with each exchange, and cuBLAS with gathered logits.
 
 use super::rank::Rank;
 use super::{ALONE, CUBLAS, Group, SHARD, name};
@@ -18,7 +18,7 @@ use {
     flash_sampling::cuda::{DeviceNccl, NcclId},
 };
 
-/// A group of NCCL that rank 0 names for all.
+/// The id of a group of NCCL, which rank 0 makes.
 #[cfg(feature = "nccl")]
 fn named(rank: &mut Rank) -> Result<NcclId, CommandError> {
     let id = if rank.number() == 0 { Some(NcclId::new().map_err(failed)?) } else { None };
@@ -27,10 +27,11 @@ fn named(rank: &mut Rank) -> Result<NcclId, CommandError> {
     id.ok_or_else(|| CommandError::usage("rank 0 named no group of NCCL"))
 }
 
-/// Everything that a rank does, planned once.
+/// All contenders of a rank, planned once.
 #[derive(Debug)]
 pub struct Steps {
-    // Dropped first: they end what waits on the GPU for a rank that is gone, for which the others wait without a limit.
+    // Dropped first: they end GPU work that waits for a missing rank. The other fields would wait for it without a
+    // limit.
     #[cfg(feature = "nccl")]
     nccl: Option<DeviceNccl>,
     #[cfg(feature = "nccl")]
@@ -41,26 +42,26 @@ pub struct Steps {
     /// The whole head, on rank 0.
     whole: Option<DeviceTiled>,
     peers: DevicePeers,
-    /// `None` where cuBLAS is not found.
+    /// `None` if cuBLAS is missing.
     matmul: Option<Matmul>,
     standalone: DeviceStandalone,
     draws: CudaSlice<Draw>,
     draws_at: DeviceAddress<Draw>,
-    /// This rank's logits, and those of all.
+    /// The logits of this rank, and of all ranks.
     logits: [DeviceAddress<u8>; 2],
     _logits: [CudaSlice<u8>; 2],
 }
 
 impl Steps {
-    /// Plans; a collective call.
+    /// Plans the contenders; a collective call.
     ///
     /// # Errors
-    /// What the backend refuses, the driver's.
+    /// Errors of the backend and the driver.
     pub fn new(mut rank: Rank, group: &Group, peers: DevicePeers) -> Result<Steps, CommandError> {
         let (allocate, most, world) = (driver("allocate memory"), rank.most(), rank.world());
         let (stream, device) = (rank.stream.clone(), rank.device.clone());
         let (tokens, dtype) = (rank.shard.weight.rows, rank.shard.weight.dtype);
-        // SAFETY: the weights are device memory of these sizes, which `rank` holds and nothing writes to.
+        // SAFETY: the weights are device memory of these sizes, which `rank` holds and no code writes to.
         let plan = |head| unsafe { DeviceTiled::new(head, most, &device) }.map_err(failed);
         let (mut shard, whole) = (plan(rank.shard)?, rank.whole.map(plan).transpose()?);
         if group.transports.contains(&GpuTransport::Peers) {
@@ -85,7 +86,7 @@ impl Steps {
             }
         };
         stream.synchronize().map_err(driver("allocate memory"))?;
-        // Nobody waits on the GPU for a rank that still compiles.
+        // After this, no rank waits on the GPU for a rank that still compiles.
         rank.gather(&[])?;
         Ok(Steps {
             rank,
@@ -106,14 +107,14 @@ impl Steps {
         })
     }
 
-    /// Times every step on the first rows; a collective call. Draws that are compared are those of a replayed graph.
+    /// Times every step on the first rows; a collective call. The compared draws come from a replayed graph.
     ///
     /// # Errors
-    /// A draw that is not that of one GPU; the driver's; a rank that is gone.
+    /// A draw that differs from that of one GPU, errors of the driver, a missing rank.
     pub fn time(&mut self, section: &mut Section) -> Result<(), CommandError> {
         let rows = section.rows;
         section.entries.push(Entry::new(ALONE, self.alone(rows)?));
-        // What every rank must draw: rank 0 tells.
+        // The expected draws of every rank, from rank 0.
         let drawn = self.drawn(rows)?;
         let expected = self.rank.gather(&drawn)?[0].clone();
         section.entries.push(Entry::new(SHARD, self.shard(rows, None)?));
@@ -137,26 +138,26 @@ impl Steps {
         Ok(())
     }
 
-    /// The whole head on rank 0.
+    /// Times the whole head on rank 0.
     fn alone(&mut self, rows: usize) -> Result<Timing, CommandError> {
         let (hidden, params, draws) = (self.rank.states(rows), self.rank.rows, self.draws_at);
         let Some(whole) = &mut self.whole else { return self.rank.time(None, None) };
         let mut step = |stream: &CudaStream| {
-            // SAFETY: hidden states, parameters and draws of as many rows, held by this value; one stream.
+            // SAFETY: hidden states, parameters and draws of at least `rows` rows, held by this value; one stream.
             unsafe { whole.launch(stream, &hidden, params, draws, RowFeatures::Bare) }.map_err(failed)
         };
         self.rank.time(Some(&mut step), Some(&mut self.draws))
     }
 
-    /// The fused shard, with an exchange or without.
+    /// Times the fused shard, with or without an exchange.
     fn shard(&mut self, rows: usize, transport: Option<GpuTransport>) -> Result<Timing, CommandError> {
         let (hidden, params, draws) = (self.rank.states(rows), self.rank.rows, self.draws_at);
         let (shard, peers) = (&mut self.shard, &mut self.peers);
         #[cfg(feature = "nccl")]
         let nccl = &mut self.nccl;
         let mut step = |stream: &CudaStream| {
-            // SAFETY: hidden states, parameters and draws of as many rows, held by this value; one stream. Every rank makes
-            // the same calls.
+            // SAFETY: hidden states, parameters and draws of at least `rows` rows, held by this value; one stream.
+            // Every rank makes the same calls.
             unsafe {
                 if transport == Some(GpuTransport::Peers) {
                     return shard
@@ -179,8 +180,10 @@ impl Steps {
         self.rank.time(Some(&mut step), Some(&mut self.draws))
     }
 
-    /// cuBLAS on the shard; then the gather of logits; then a draw from all of them. The draw reads them as they were
-    /// gathered, a run of rows for each rank, which spares it a copy and the merge of the ranks' draws.
+    /// Times cuBLAS on the shard; with the gather of logits; with a draw from all of them.
+    ///
+    /// The draw reads the gathered logits in place, one run of rows per rank. This saves it a copy and a merge of the
+    /// ranks' draws.
     fn rival(&mut self, rows: usize, stage: usize) -> Result<Option<Timing>, CommandError> {
         let (hidden, weight, params, draws) =
             (self.rank.states(rows), self.rank.shard.weight, self.rank.rows, self.draws_at);
@@ -199,8 +202,8 @@ impl Steps {
         let of_all =
             DeviceMatrix { address: all, rows: world * rows, cols: weight.rows, row_stride: weight.rows, ..weight };
         let mut step = |stream: &CudaStream| {
-            // SAFETY: operands that `rank` holds; room for the logits of as many rows, of this rank and of all, and for a
-            // draw of each of their rows; one stream.
+            // SAFETY: operands that `rank` holds; memory for the logits of `rows` rows, of this rank and of all, and
+            // for a draw of each of their rows; one stream.
             unsafe {
                 matmul.launch(&weight, &hidden, mine.get())?;
                 #[cfg(feature = "nccl")]
@@ -218,7 +221,7 @@ impl Steps {
         self.rank.time(Some(&mut step), None).map(Some)
     }
 
-    /// Token and score of every row, as bytes.
+    /// Reads token and score of every row, as bytes.
     fn drawn(&self, rows: usize) -> Result<Vec<u8>, CommandError> {
         let stream = &self.rank.stream;
         let draws = stream.clone_dtoh(&self.draws.slice(..rows)).map_err(driver("copy the draws"))?;

@@ -5,10 +5,10 @@ use crate::record::Record;
 use flash_sampling_cli::bench::record::Section;
 use std::io::{self, Write};
 
-/// Writes two tables a head: microseconds, then ratios.
+/// Writes two tables per head: microseconds, then ratios.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn write(out: &mut dyn Write, record: &Record, world: usize) -> io::Result<()> {
     let mut rest = record.sections.as_slice();
     while let Some(first) = rest.first() {

@@ -10,7 +10,7 @@ use flash_sampling::cuda::DeviceMatrix;
 use flash_sampling_cli::error::CommandError;
 use std::sync::Arc;
 
-/// Bytes that the product may use besides its operands.
+/// Bytes of the product's workspace.
 const WORKSPACE: usize = 64 << 20;
 
 /// cuBLAS: `hidden [rows, cols] x weight [vocab, cols]^T`, summed in float32, stored in the type of the inputs.
@@ -26,12 +26,12 @@ fn failed(action: &'static str) -> impl Fn(CublasError) -> CommandError {
 }
 
 impl Matmul {
-    /// Opens the library for products on `stream`; `None` where there is no such library.
+    /// Opens the library for products on `stream`; `None` if the library is missing.
     ///
     /// # Errors
-    /// The library's, the driver's.
+    /// Errors of the library and the driver.
     pub fn new(stream: &Arc<CudaStream>) -> Result<Option<Matmul>, CommandError> {
-        // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
+        // SAFETY: loads NVIDIA's library by its known names, which runs its initialisers.
         if !unsafe { sys::is_culib_present() } {
             return Ok(None);
         }
@@ -39,7 +39,7 @@ impl Matmul {
         stream.context().bind_to_thread().map_err(driver("bind the context"))?;
         let handle = result::create_handle().map_err(failed("start"))?;
         let matmul = Matmul { handle, stream: stream.clone(), _workspace: workspace };
-        // SAFETY: the handle was just made, the stream is alive; both stay so, as this value holds them.
+        // SAFETY: the handle was just made and the stream is alive; this value holds both.
         unsafe { result::set_stream(handle, stream.cu_stream().cast()) }.map_err(failed("take the stream"))?;
         let address = matmul._workspace.device_ptr(stream).0 as *mut c_void;
         // SAFETY: device memory of that size, freed after the handle.
@@ -49,7 +49,7 @@ impl Matmul {
         Ok(Some(matmul))
     }
 
-    /// The library's version, as 130100 for 13.1.
+    /// The version of the library, as 130100 for 13.1.
     pub fn version(&self) -> i32 {
         let mut version: c_int = 0;
         // SAFETY: the handle is alive; an integer to write to.
@@ -57,10 +57,10 @@ impl Matmul {
         if code.result().is_ok() { version } else { 0 }
     }
 
-    /// Enqueues `out [rows, vocab]` of bf16 or f16, at device address `out`, rows without gaps.
+    /// Enqueues `out [rows, vocab]` of bf16 or f16 at the device address `out`, with contiguous rows.
     ///
     /// # Errors
-    /// Types or widths that do not fit; the library's.
+    /// Types or widths that do not fit, errors of the library.
     ///
     /// # Safety
     /// The matrices and `out` are device memory of the stream's device, of the stated sizes, until the work has run.
@@ -80,7 +80,7 @@ impl Matmul {
         let ((a, lda), (b, ldb)) = (operand(weight), operand(hidden));
         let (vocab, rows, cols) = (weight.rows as c_int, hidden.rows as c_int, weight.cols as c_int);
         self.stream.context().bind_to_thread().map_err(driver("bind the context"))?;
-        // Row-major [rows, vocab] is column-major [vocab, rows]: weight^T is asked for in the library's order.
+        // Row-major [rows, vocab] is column-major [vocab, rows], so the library computes the transposed product.
         // SAFETY: the handle is alive; sizes and strides are those of the matrices; memory by this function's contract.
         unsafe {
             result::gemm_ex(
@@ -111,7 +111,7 @@ impl Matmul {
 
 impl Drop for Matmul {
     fn drop(&mut self) {
-        // SAFETY: made by `new` and destroyed once. A failure leaves nobody to tell.
+        // SAFETY: made by `new` and destroyed once. Drop has no caller to report an error to.
         let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }

@@ -1,6 +1,6 @@
-// Softmax and inverse CDF over logits in memory: what a sampler without Gumbel noise does, at its best. The logits are read
-// once, in parts, each part keeping its maximum and its mass (online softmax, Milakov & Gimelshein 2018). Then one block a row
-// scans the parts, and reads again only the part where the uniform falls. FS_TYPE is 0 for bf16, 1 for f16.
+// Softmax and inverse CDF over logits in memory: a fast sampler without Gumbel noise. The logits are read once, in parts; each
+// part writes its maximum and its mass (online softmax, Milakov & Gimelshein 2018). Then one block per row scans the parts, and
+// reads only the part of the uniform a second time. FS_TYPE is 0 for bf16, 1 for f16.
 
 using u16 = unsigned short;
 using u32 = unsigned int;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void load(const Softmax& s, const u16* row, u32 first
     }
 }
 
-// 2^x, 0 for what stands below an empty maximum.
+// 2^(x - max); 0 if x is -inf, also if max is.
 __device__ __forceinline__ float weight(float x, float max) { return x == -f32_infinity() ? 0.0f : exp2f(x - max); }
 
 __device__ __forceinline__ float max_of_block(float x, float* shared) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ float max_of_block(float x, float* shared) {
     return x;
 }
 
-// The sum up to and with this thread's; `total` is that of the block.
+// The sum up to and including this thread; `total` is the sum of the block.
 __device__ __forceinline__ float scan_of_block(float x, float* shared, float& total) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -89,7 +89,7 @@ __device__ __forceinline__ float scan_of_block(float x, float* shared, float& to
     return before + x;
 }
 
-// The first thread whose running sum exceeds the target, else (rounding) the last one with any mass.
+// The first thread whose running sum exceeds the target; if rounding leaves none, the last thread with any mass.
 __device__ __forceinline__ u32 choose(float mass, float up_to, float target, u32* first, u32* last) {
     if (threadIdx.x == 0) *first = THREADS, *last = 0;
     __syncthreads();
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_draw(const __grid_
     if (t == part) rest = target - (up_to - mass);
     __syncthreads();
 
-    // The part again, a run of consecutive tokens a thread.
+    // Reads the part a second time; each thread has a run of consecutive tokens.
     const u16* row = s.logits + r * s.stride;
     const u32 run = s.part / THREADS, begin = part * s.part + t * run;
     float sum = 0.0f, x[VECTOR];

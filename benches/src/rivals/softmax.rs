@@ -8,12 +8,12 @@ use flash_sampling_cli::error::CommandError;
 use std::sync::Arc;
 
 const THREADS: u32 = 256;
-/// Tokens that a block reads at once.
+/// Tokens that a block reads per step.
 const STEP: u32 = THREADS * 8;
-/// From this many rows on there are blocks enough for parts of four steps.
+/// From this number of rows on, there are enough blocks for parts of four steps.
 const MANY_ROWS: usize = 16;
 
-/// The kernels' argument: the twin of the struct in softmax.cu.
+/// The argument of the kernels, as in softmax.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Softmax {
@@ -31,8 +31,8 @@ const _: () = assert!(size_of::<Softmax>() == 56);
 // SAFETY: plain numbers; softmax.cu has the same struct.
 unsafe impl DeviceRepr for Softmax {}
 
-/// Draws by softmax and inverse CDF: one read of the logits, in two launches. Its float32 sums make it exact to a few
-/// units of 2^-24 of the total mass, not of each token's.
+/// Draws by softmax and inverse CDF: one read of the logits, in two launches. Float32 sums limit its accuracy to a few
+/// units of 2^-24 of the total mass, not of each token's mass.
 #[derive(Debug)]
 pub struct InverseCdf {
     parts_kernel: CudaFunction,
@@ -47,7 +47,7 @@ impl InverseCdf {
     /// Plans for logits of a type, bf16 or f16, and up to `max_rows` rows.
     ///
     /// # Errors
-    /// Float32 logits; the compiler's, the driver's.
+    /// Float32 logits, errors of the compiler and the driver.
     pub fn new(dtype: DType, max_rows: usize, device: &Device) -> Result<InverseCdf, CommandError> {
         if dtype == DType::F32 {
             return Err(CommandError::usage("the inverse CDF takes logits of bf16 or f16"));
@@ -63,16 +63,16 @@ impl InverseCdf {
         Ok(InverseCdf { parts_kernel, draw_kernel, dtype, max_rows, parts })
     }
 
-    /// Enqueues a draw of each row of `logits [rows, vocab]`: row `r` takes the uniform of seed `r` and `positions[r]`.
+    /// Enqueues a draw of each row of `logits [rows, vocab]`; row `r` uses the uniform of seed `r` and `positions[r]`.
     ///
-    /// `positions` is the device address of one u64 a row, `tokens` of room for one u32 a row.
+    /// `positions` is the device address of one u64 per row, `tokens` of memory for one u32 per row.
     ///
     /// # Errors
-    /// Logits of another type, layout or size than planned; the driver's.
+    /// Logits of another type, layout or size than planned, errors of the driver.
     ///
     /// # Safety
-    /// All addresses are device memory of this device, of the stated sizes, until the work has run; launches of one
-    /// value follow each other.
+    /// All addresses are device memory of this device, of the stated sizes, until the work has run. Launches of one
+    /// value are sequential.
     pub unsafe fn launch(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -105,8 +105,8 @@ impl InverseCdf {
         let grid = |x, y| LaunchConfig { grid_dim: (x, y, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         let (parts, draw) = (grid(softmax.part_count, rows), grid(rows, 1));
         for (kernel, grid) in [(&self.parts_kernel, parts), (&self.draw_kernel, draw)] {
-            // SAFETY: both kernels take a Softmax by value; there are at most 256 parts, which `parts` has room for; the
-            // rest is the caller's.
+            // SAFETY: both kernels take a Softmax by value; there are at most 256 parts, for which `parts` has room;
+            // the caller meets the rest.
             unsafe { stream.launch_builder(kernel).arg(&softmax).launch(grid) }.map_err(driver("launch a kernel"))?;
         }
         Ok(())
