@@ -1,4 +1,4 @@
-"""Writes the seeds: small valid files from which the fuzzer starts."""
+"""Writes the seeds: small valid files as first inputs of the fuzzer."""
 
 import json
 import pathlib

@@ -1,10 +1,10 @@
-"""Makes the small checkpoints of crates/cli/tests/checkpoints, and what `transformers` says about them.
+"""Makes the small checkpoints of crates/cli/tests/checkpoints, and the outputs of `transformers` on them.
 
     pip install torch transformers tokenizers safetensors
     python tools/checkpoints/make.py --out crates/cli/tests/checkpoints
 
 A Llama (own head, biases, Llama 3's rotary frequencies, one file) and a Qwen3 (tied head, shards), both with random weights in
-bf16. greedy.json beside each has prompts, the greedy tokens that `transformers` gives in float32, and their log-probabilities.
+bf16. The file greedy.json of each has prompts, the greedy tokens of `transformers` in float32, and their log-probabilities.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 END = "<|end|>"
 PROMPTS = ["The naïve fox — 42!", "a", "It was a dark and stormy night, and nobody was awake but the old clock on the wall. " * 2]
 TOKENS = 24
-# The least lead of the best logit over the next: far above float32 rounding.
+# The smallest allowed gap between the two largest logits: far above float32 rounding.
 MARGIN = 0.01
 
 
 def tokenizer():
-    """Bytes, and one token that ends a text."""
+    """The tokens are bytes, and one token that ends a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     bpe.add_special_tokens([END])
@@ -33,7 +33,7 @@ def tokenizer():
 
 
 def randomise(model, generator):
-    """Weights wide enough for clear winners, and norms and biases that are not 1 and 0."""
+    """Sets random weights, large enough for clear winners; norms are not 1 and biases are not 0."""
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 2:
@@ -43,7 +43,7 @@ def randomise(model, generator):
 
 
 def greedy(model, bpe, prompt):
-    """The greedy tokens after a prompt, their log-probabilities, and the least lead of a winner."""
+    """The greedy tokens after a prompt, their log-probabilities, and the smallest gap of a winner."""
     tokens, drawn, logprobs, lead = bpe.encode(prompt).ids, [], [], float("inf")
     prompt_tokens = list(tokens)
     for _ in range(TOKENS):

@@ -1,4 +1,4 @@
-"""Writes a checkpoint of Qwen3-0.6B's shape with random weights (1.2 GB), and a tokenizer of as many tokens, to time `generate` on.
+"""Writes a checkpoint with the shape of Qwen3-0.6B and random weights (1.2 GB), and a tokenizer of the same size, to time `generate`.
 
     python tools/checkpoints/shape.py DIR
 """

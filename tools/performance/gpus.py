@@ -10,7 +10,7 @@ PIPELINE = "2026-11-23-h200-pipeline-4f2cdf9.json"
 
 
 class Draw:
-    """Figures of one head and number of rows on the GPU: the worse draw of Gaussian and peaked logits."""
+    """The figures of one head and number of rows on the GPU, for the slower draw of Gaussian and peaked logits."""
 
     def __init__(self, bench, head, rows):
         best = bench.best("matmul and draw", rows, head)
@@ -24,7 +24,7 @@ class Draw:
         self.inverse_cdf = best["cuBLAS + inverse CDF"] / self.time
 
     def over(self, rival):
-        """The rival's time over ours, or nothing where the rival was not run."""
+        """The rival's time over ours; empty without a time of the rival."""
         return f"{self.rivals[rival] / self.time:.2f}" if rival in self.rivals else ""
 
 
@@ -72,7 +72,7 @@ def other_kernels():
     bench, body = Bench("2026-11-23-h200-portable-2879d74.json"), []
 
     def row(name, bests, draws, greedy, unit, stored=None):
-        """One row; cells have one figure for each number of rows."""
+        """One row of the table; a cell has one figure for each number of rows."""
         times = [max(best[draw] for draw in draws) for best in bests]
         cells = [[us(time * unit) for time in times],
                  [f"{time / best['cuBLAS']:.2f}" for time, best in zip(times, bests)],
@@ -149,7 +149,7 @@ def ranks():
             bench = Bench(f"{record}-{head[0]}x{head[1]}.json")
             bests = [bench.best(f"a step on {world} GPUs", rows, head) for rows in all_rows]
             for best in bests:
-                if "peers, last block" in best:  # an older record, in which "peers" is the exchange by a launch of its own
+                if "peers, last block" in best:  # an older record, in which "peers" is the exchange in a separate launch
                     best["peers, own launch"], best["peers"] = best["peers"], best["peers, last block"]
             columns.append((f"{name}, {head_name(head)}", bests, world, head, record))
     for label, entry in RANKS:

@@ -5,7 +5,7 @@ DRAWS = ["tiled, gaussian", "tiled, peaked"]
 
 
 def table(header, rows, align="---"):
-    """A table in Markdown; `align` is one mark for all columns or a list of marks."""
+    """A table in Markdown; `align` is one mark for all columns, or a list of marks."""
     marks = [align] * len(header) if isinstance(align, str) else align
     return ["| " + " | ".join(map(str, row)) + " |" for row in [header, marks, *rows]]
 

@@ -1,6 +1,6 @@
 """The picture of speed: microseconds of one draw against the rows of the batch, as SVG without scripts.
 
-The colours have enough contrast on white and on black, so the background stays transparent.
+The background is transparent: the colours have enough contrast on white and on black.
 """
 
 import math

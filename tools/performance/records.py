@@ -30,7 +30,7 @@ class Bench:
 
 
 def lines(name):
-    """A record with one JSON object a line."""
+    """A record with one JSON object per line."""
     return [json.loads(line) for line in (RECORDS / name).read_text().splitlines()]
 
 

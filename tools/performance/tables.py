@@ -4,8 +4,8 @@
     tools/performance/tables.py            rewrites tables and picture
     tools/performance/tables.py --check    fails if one of them differs from its records
 
-A table stands right below a line `<!-- table: NAME -->` and ends at the first line without a bar. The check also fails
-if a page names a record that is missing, or if no page names a record.
+A table begins directly below a line `<!-- table: NAME -->`, and ends at the first line without a bar. The check also fails
+if a page names a missing record, or if no page names a record.
 """
 
 import fnmatch
@@ -36,7 +36,7 @@ TABLES = {
 
 
 def speed():
-    """The picture of speed: one draw of the first head, ours and its rivals."""
+    """The picture of speed: one draw from the first head, by our kernel and by the rivals."""
     bench, head = Bench(H200), HEADS[0]
     draws = {rows: Draw(bench, head, rows) for rows in [1, 16, 64, 128, 192, 256]}
 
@@ -54,7 +54,7 @@ def speed():
 
 
 def filled(text):
-    """The page with every table made anew."""
+    """The page with every table generated from the records."""
     out, names, old = [], [], iter(text.splitlines())
     for line in old:
         mark = re.fullmatch(r"<!-- table: ([a-z0-9-]+) -->", line)
@@ -70,7 +70,7 @@ def filled(text):
 
 
 def record_errors():
-    """Records that a page names and that are missing, and records that no page names."""
+    """Errors for missing records that a page names, and for records that no page names."""
     there = {path.name for path in RECORDS.iterdir()}
     named = set()
     errors = []

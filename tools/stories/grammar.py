@@ -1,4 +1,4 @@
-"""The grammar of grammar.txt: draws stories, and decides whether a sentence is grammatical."""
+"""The grammar of grammar.txt: draws stories, and checks whether a sentence is grammatical."""
 
 import random
 import re
@@ -11,7 +11,7 @@ TOKEN = re.compile(r"[A-Za-z']+|[^\sA-Za-z]")
 
 class Grammar:
     def __init__(self, path=Path(__file__).with_name("grammar.txt")):
-        """Reads the rules; one with a mark (`%`, `&`) becomes one for each gender."""
+        """Reads the rules. A rule with a mark (`%`, `&`) becomes one rule for each gender."""
         self.rules, self.bound = {}, set()
         joined = re.sub(r"\n +", " ", path.read_text())
         for line in joined.splitlines():
@@ -24,7 +24,7 @@ class Grammar:
 
     @staticmethod
     def copies(name, body):
-        """A rule without marks in its name keeps one body, with each marked alternative once for each gender."""
+        """Expands the marks. A rule without marks in its name keeps one body, with a marked alternative once for each gender."""
         texts = [(name, body)]
         for mark in "%&":
             if mark in name:
@@ -39,7 +39,7 @@ class Grammar:
         return " | ".join(p.replace(mark, g) for p in parts for g in (GENDERS if mark in p else "-"))
 
     def expand(self, symbol, rng, kept):
-        """The words of a symbol; `kept` holds the expansions of the bound symbols of this story."""
+        """The words of a symbol; `kept` has the expansions of the bound symbols in this story."""
         if symbol not in self.rules:
             return [symbol]
         if symbol in kept:
@@ -52,7 +52,7 @@ class Grammar:
         return words
 
     def story(self, rng):
-        """A story as text, in which hero and friend are not of one name."""
+        """A story as text; hero and friend have different names."""
         while True:
             kept = {}
             words = self.expand("<story>", rng, kept)
@@ -61,7 +61,7 @@ class Grammar:
                 return render(words)
 
     def recognises(self, words):
-        """Whether <sentence> derives the words (without capitals where a sentence or a quotation begins)."""
+        """Whether <sentence> derives the words, which have no capital at the beginning of a sentence or a quotation."""
 
         @lru_cache(maxsize=None)
         def ends(symbol, at):
@@ -78,7 +78,7 @@ class Grammar:
         return len(words) in ends("<sentence>", 0)
 
     def is_grammatical(self, sentence):
-        """Of a sentence as a list of tokens: capitals where they belong, and a derivation."""
+        """Whether a sentence, as a list of tokens, has correct capitals and a derivation."""
         words, begins, quoted = [], True, False
         for token in sentence:
             if token == '"':
@@ -99,7 +99,7 @@ class Grammar:
 
 
 def render(words):
-    """Words and punctuation as text: capitals, and spaces where they belong."""
+    """Words and punctuation as text, with capitals and spaces."""
     text, begins, quoted, glued = "", True, False, True
     for word in words:
         closing = word == '"' and quoted
@@ -128,7 +128,7 @@ def sentences(text):
 
 
 def stories(seed, count):
-    """That many stories, the same for a seed."""
+    """Stories that depend only on the seed."""
     grammar, rng = Grammar(), random.Random(seed)
     return [grammar.story(rng) for _ in range(count)]
 

@@ -1,11 +1,11 @@
-"""The share of ungrammatical sentences in what the built-in model writes, by temperature and top-p, as a table.
+"""The share of ungrammatical sentences of the built-in model by temperature and top-p, as a table.
 
     cargo build --release
     python tools/stories/measure.py target/release/flash-sampling
 
-The model's law at temperature 1 is its own, not the grammar's: what it has not learnt it writes wrongly, and a filter or a
-lower temperature cuts that tail. A sentence counts when it is finished; the grammar knows no names across sentences, so a
-friend who changes her name within a story is not counted.
+At temperature 1 the law of the model differs from the grammar, so some sentences are wrong; a filter or a lower temperature
+cuts this tail. Only finished sentences count. The grammar checks single sentences, so it accepts a friend whose name changes
+within a story.
 """
 
 import json
@@ -20,7 +20,7 @@ TOP_P = ["1", "0.95", "0.9"]
 
 
 def share(command, grammar, temperature, top_p):
-    """Wrong sentences and all sentences of some stories."""
+    """The number of wrong sentences and of all sentences in some stories."""
     flags = ["--temperature", temperature, "--top-p", top_p, "--seed", "1", "--num-sequences", str(STORIES), "--max-tokens", "300"]
     out = subprocess.run([command, "generate", "--format", "json", *flags], check=True, capture_output=True, text=True).stdout
     parts = [part for line in out.splitlines() for part in sentences(json.loads(line)["text"])]

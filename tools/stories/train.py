@@ -3,8 +3,8 @@
     pip install torch transformers tokenizers safetensors
     python tools/stories/train.py --out crates/cli/models/stories
 
-The text, the vocabulary and the order of training come from the seed. It takes about 15 minutes on one CPU thread. Sums on
-another machine may round otherwise, so the weights are the same in kind, not bit by bit.
+The text, the vocabulary and the order of training depend only on the seed. The training takes about 15 minutes on one CPU
+thread. Another machine may round sums differently, so its weights are similar but not equal.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from grammar import stories
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-END = "<|endoftext|>"  # between stories: it ends one and begins the next
+END = "<|endoftext|>"  # between stories: it ends one story and begins the next
 VOCAB, CONTEXT, BATCH = 2048, 128, 32
 
 
@@ -34,7 +34,7 @@ def tokenizer(texts):
 
 
 def batches(tokens, steps, generator):
-    """Windows of the text at random places."""
+    """Windows of the text at random positions."""
     for _ in range(steps):
         starts = torch.randint(len(tokens) - CONTEXT, (BATCH,), generator=generator)
         yield torch.stack([tokens[s : s + CONTEXT] for s in starts])

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Time for the current step after Ctrl-C. A longer step is ended without harm: finished results are flushed, and files
+/// Time for the current step after Ctrl-C. Ending a longer step does no harm: finished results are flushed, and files
 /// are written at the end.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -57,7 +57,7 @@ impl Interrupt {
     }
 }
 
-/// Ends the process, whatever its other threads do.
+/// Ends the process, in any state of its other threads.
 fn exit() -> ! {
     std::process::exit(CommandError::Interrupted.exit_code().into())
 }

@@ -8,7 +8,7 @@ use flash_sampling::{Backend, CpuOptions, DType, Isa, VariantConfig};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The variants without `--variants`.
+/// The default variants, without `--variants`.
 pub const VARIANTS: [&str; 4] = ["tiled", "grouped:512", "online:512", "sharded:4"];
 
 /// Flags of `bench`.
@@ -84,7 +84,7 @@ impl FromStr for HeadSize {
 /// The head of Qwen3-8B.
 pub const HEAD: HeadSize = HeadSize { vocab: 151_936, hidden: 4096 };
 
-/// What is timed, after `--quick`.
+/// The sizes of a benchmark, after `--quick`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BenchSize {
     /// Tokens.
@@ -121,8 +121,8 @@ impl BenchArgs {
         self.sizes.sizes(&[HEAD], &[1, 16, 64], 9)
     }
 
-    /// The samplers to time: the variants by the fastest or the given instruction set; without a given one, the tiled
-    /// variant by every other instruction set of this machine.
+    /// The samplers to time: the variants by the fastest or the given instruction set. Without a given one, also the
+    /// tiled variant by every other instruction set of this machine.
     pub fn ours(&self) -> Ours {
         let dtype = self.sizes.dtype;
         let is_other = |isa: &Isa| isa.for_types(dtype, dtype) == *isa && *isa != Isa::best_for(dtype, dtype);

@@ -19,7 +19,7 @@ pub(crate) struct Ineffective {
 }
 
 impl Ineffective {
-    /// One line; `name` maps fields to the names that the user knows.
+    /// Formats one line; `name` maps fields to the names that the user knows.
     fn message(&self, name: impl Fn(&str) -> String) -> String {
         let word = |word: &str| word.strip_prefix('$').map_or_else(|| word.to_owned(), &name);
         let reason: Vec<_> = self.reason.split(' ').map(word).collect();
@@ -76,7 +76,7 @@ pub(crate) fn refuse_seed(flag: Option<&str>, requests: &Requests) -> Result<(),
     }
 }
 
-/// A stand-in for the sequence of `generate`, which will have a prompt and an output.
+/// A placeholder for the sequence of `generate`, which will have a prompt and an output.
 pub(crate) fn placeholder_history() -> History {
     let mut history = History::new(&[0]);
     history.push(0);

@@ -105,7 +105,7 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let mut parts = text.trim_start_matches("error: ").split("\n\n").map(words);
     let mut message = parts.next().unwrap_or_default();
-    // Other tips are about values that begin with a dash, which no flag takes.
+    // Other tips concern values that begin with a dash, which no flag accepts.
     if let Some(similar) = parts.find(|part| part.starts_with("tip: ") && part.contains("similar")) {
         message.push_str(&format!("; {}", &similar["tip: ".len()..]));
     }

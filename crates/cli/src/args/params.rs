@@ -130,7 +130,7 @@ fn temperature(text: &str) -> Result<f32, String> {
 }
 
 impl ParamArgs {
-    /// The fields of the request that the flags stand for. `temperature` is the default.
+    /// The fields of a request with the values of the flags. `temperature` is the default.
     pub(crate) fn fields(&self, temperature: f32) -> SamplingParamsBuilder {
         let ParamArgs { filters, penalties, .. } = self.clone();
         SamplingParamsBuilder {

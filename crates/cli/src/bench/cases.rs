@@ -25,7 +25,7 @@ pub struct Inputs {
 /// The samplers to time.
 #[derive(Clone, Debug)]
 pub struct Ours {
-    /// Where they run.
+    /// The backend that runs them.
     pub backend: Backend,
     /// The variants.
     pub variants: Vec<VariantConfig>,
@@ -76,7 +76,7 @@ pub fn draw<'a>(
     }
 }
 
-/// `count` multiply-adds in all with this many threads, on cached data of one type.
+/// Makes `count` multiply-adds in total on this number of threads, on cached data of one type.
 fn multiply(isa: Option<Isa>, dtype: DType, count: u64, threads: usize) -> Result<(), CommandError> {
     let part = count.div_ceil(threads.max(1) as u64);
     let one = || products(isa, dtype, dtype, part);
@@ -112,8 +112,8 @@ impl Inputs {
         Ok(states.matrix()?.row_range(0..rows))
     }
 
-    /// The tiled variant without noise and the draws, for the first rows. On a CPU, before them a read of the weight and
-    /// the multiplications alone.
+    /// The contenders for the first rows: the tiled variant without noise, and the draws. On a CPU, a read of the
+    /// weight and the multiplications alone precede them.
     pub fn contenders<'a>(&'a self, ours: &Ours, rows: usize) -> Result<Vec<Contender<'a>>, CommandError> {
         let weight = self.weight()?;
         let head = Head::new(weight)?;

@@ -1,7 +1,7 @@
 //! `flash-sampling bench`: which variant and instruction set is fastest on this machine.
 //!
-//! Contenders are timed in turn in one process, and the best of several rounds counts. The crate `benches` compares with
-//! other programs, and times filters and ranks, by the same parts.
+//! Contenders run in turn in one process, and the best of several rounds counts. The crate `benches` compares with
+//! other programs, and times filters and ranks, with the same modules.
 //!
 //! | module | content |
 //! | --- | --- |
@@ -29,12 +29,12 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Writes a part of the table at once: the next part may take minutes.
+/// Writes a part of the table and flushes it, since the next part may take minutes.
 pub fn show(out: &mut dyn Write, part: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), CommandError> {
     part(out).and_then(|()| out.flush()).map_err(CommandError::write("to standard output"))
 }
 
-/// Adds a section to the record, and writes it by `table`. Before the first section, writes the machine.
+/// Adds a section to the record, and writes it by `table`. The machine precedes the first section.
 pub fn add(
     record: &mut Record,
     section: Section,
@@ -60,9 +60,9 @@ pub fn save(record: &impl Serialize, path: Option<&Path>) -> Result<(), CommandE
 /// Times the variants and the instruction sets, prints each part of the table when it is done, and writes the record.
 ///
 /// # Errors
-/// Bad flags, what the backend refuses, files that cannot be written, Ctrl-C.
+/// Bad flags, errors of the backend, files that cannot be written, Ctrl-C.
 pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    // Before minutes of work.
+    // Checked before minutes of work.
     args.sizes.json.iter().try_for_each(|path| output::try_path(path))?;
     let ours = args.ours();
     let mut record = Record { quick: args.sizes.quick, ..Record::begin() };

@@ -11,11 +11,11 @@ use serde::Serialize;
 pub struct Record {
     /// The command line.
     pub command: String,
-    /// Its start, in UTC.
+    /// The start of the run, in UTC.
     pub when: String,
     /// Version of this command.
     pub version: &'static str,
-    /// Whether heads are small and rounds few (`--quick`): the times mean nothing.
+    /// Whether heads are small and rounds few (`--quick`), so that the times mean nothing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub quick: bool,
     /// The machine.
@@ -46,7 +46,7 @@ pub struct Section {
     pub rounds: usize,
     /// The contenders.
     pub entries: Vec<Entry>,
-    /// Other programs, in processes of their own.
+    /// Other programs, in separate processes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<Entry>,
 }
@@ -140,7 +140,7 @@ impl Section {
         [READ, BULK].iter().filter_map(|name| self.entry(name)).map(|entry| entry.best).reduce(f64::min)
     }
 
-    /// The contender of a name.
+    /// The contender with a name.
     pub fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name == name)
     }

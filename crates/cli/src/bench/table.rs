@@ -48,7 +48,7 @@ pub fn section(out: &mut dyn Write, section: &Section) -> io::Result<()> {
     against(out, section, None)
 }
 
-/// Writes a section. `rival` is a contender that the last column compares with: how many times as fast.
+/// Writes a section. `rival` is the baseline of the last column, which is the speed relative to it.
 pub fn against(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::Result<()> {
     let size = section.hidden.map_or_else(|| format!("{}", section.vocab), |h| format!("{} x {h}", section.vocab));
     writeln!(

@@ -68,7 +68,7 @@ impl<'s> Batch<'s> {
         &self.sequences
     }
 
-    /// Adds a token to every active sequence, and the draft tokens that the model draws too.
+    /// Adds a token to every active sequence, and the draft tokens that are equal to the model's draws.
     pub(super) fn step(&mut self, report: &mut Report) -> Result<(), CommandError> {
         let at = Instant::now();
         self.draw()?;

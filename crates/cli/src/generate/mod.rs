@@ -63,7 +63,7 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let draft_model = draft_weights.as_ref().map(|weights| weights.model(isa)).transpose()?;
     let mut draft = None;
     if let (Some(weights), Some(draft_model)) = (&draft_weights, &draft_model) {
-        // It proposes only tokens that both models can read.
+        // The draft model proposes only tokens that both models can read.
         let embeddings = model.vocab_size().min(draft_model.vocab_size());
         let parts = (weights, draft_model, weights.sampled_head(&tokenizer, embeddings)?);
         let engine = Engine::new(args, parts, plan(rows))?;

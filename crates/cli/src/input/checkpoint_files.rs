@@ -40,7 +40,7 @@ impl Shard {
 pub struct CheckpointFiles {
     folder: PathBuf,
     index: Index,
-    /// Open files by name. A file is opened when the first of its tensors is.
+    /// Open files by name. The first read of a tensor in a file opens it.
     shards: RefCell<BTreeMap<String, Shard>>,
     /// Files in memory, of a checkpoint without a folder.
     texts: &'static [(&'static str, &'static [u8])],

@@ -13,7 +13,7 @@ pub struct LoadedHead {
     pub(crate) weight: Tensor,
     bias: Option<Vec<f32>>,
     transforms: HeadOverrides,
-    /// Lines for the log: what the files say about the head.
+    /// Lines for the log: the content of the files about the head.
     notes: Vec<String>,
 }
 
@@ -75,7 +75,7 @@ impl LoadedHead {
         self
     }
 
-    /// Logs what the files say about the head. Callers wait until nothing is refused.
+    /// Logs what the files say about the head. Callers do so after all checks.
     pub(crate) fn log(&self) {
         self.notes.iter().for_each(|note| tracing::info!("{note}"));
     }

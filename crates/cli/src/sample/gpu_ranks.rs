@@ -49,7 +49,7 @@ pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
         let others = others.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked())));
         mine.into_iter().chain(others).collect()
     });
-    // A rank's own failure explains more than the errors of ranks that wait for it.
+    // The error of a failed rank explains more than the errors of ranks that wait for it.
     let (missing, own): (Vec<_>, Vec<_>) =
         outcomes.into_iter().partition(|outcome| outcome.as_ref().is_err_and(is_missing_rank));
     let codes: Vec<u8> = own.into_iter().collect::<Result<_, _>>()?;

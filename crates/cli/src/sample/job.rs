@@ -21,7 +21,7 @@ const ROWS_PER_CALL: usize = 256;
 /// Draws of one call of the sampler over all rows. On a large vocabulary a call takes about a second, and Ctrl-C is
 /// checked between calls.
 const DRAWS_PER_CALL: usize = 1 << 13;
-/// Minimum of draws of one row in one call: each call computes the logits again.
+/// Minimum of draws of one row in one call, because each call computes the logits.
 const LEAST_DRAWS: usize = 1 << 8;
 /// Draws held in memory before their rows are written; a single row may have up to 10^7.
 const DRAWS_HELD: usize = 1 << 23;
@@ -36,7 +36,7 @@ pub(super) struct Job<'a> {
     /// The parameters of the rows, from the flags or from `--params`.
     requests: Requests,
     support: Support<'a>,
-    /// GPUs exchange only draws, so log-probabilities take a call of their own.
+    /// GPUs exchange only draws, so log-probabilities need a separate call.
     on_gpus: bool,
 }
 
@@ -158,7 +158,7 @@ impl<'a> Job<'a> {
             _ => None,
         };
         let logprob_token_ids = if draws.start == 0 { params.logprob_token_ids } else { &[] };
-        // A finished row draws once more beside unfinished ones; this draw is dropped.
+        // While other rows are unfinished, a finished row makes one more draw, which is dropped.
         let count = draws.end.min(self.draws(row)).saturating_sub(draws.start).max(1);
         // Every portion keeps the same tokens.
         let kept = params.kept && draws.start == 0;
@@ -175,7 +175,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Whether a row's log-probabilities take a call of their own.
+    /// Whether a row's log-probabilities need a separate call.
     fn has_separate_logprobs(&self, params: &RowParams<'_>) -> bool {
         let has_tokens = params.ranks || !params.logprob_token_ids.is_empty();
         self.on_gpus && params.logprobs_mode != LogprobsMode::Raw && !params.without_replacement && !has_tokens

@@ -40,7 +40,7 @@ pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
                             "--exchange peers needs all ranks on one machine; use --exchange nccl for several machines",
                         ));
                     }
-                    // A launcher may show each process a GPU of its own.
+                    // A launcher may make only one GPU visible to each process.
                     let device = if Device::count() == Ok(1) { 0 } else { rank };
                     return super::gpu_ranks::build(head, plan, transport, device, exchange, &args.transport);
                 }
@@ -55,7 +55,8 @@ pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
         _ => with_default(NoSubscriber::default(), || draw_rows(&mut io::sink())),
     };
     outcome.or_else(|error| {
-        // Printed before the shutdown of MPI, which waits for other ranks; mpirun may end this process meanwhile.
+        // Printed before the shutdown of MPI, which waits for other ranks; during this wait mpirun may end this
+        // process.
         let code = error.exit_code();
         if code != 0 {
             print_error(&format!("rank {rank}: {}", error.one_line()));

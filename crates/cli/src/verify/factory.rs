@@ -28,8 +28,8 @@ impl FlagsFactory {
         Ok(FlagsFactory { args, name })
     }
 
-    /// First token of each shard: near-equal parts on the grid of the tiles, as in the library. With different shards, the
-    /// laws that compare with the reference would fail.
+    /// Returns the first token of each shard: near-equal parts on the grid of the tiles, as in the library. With other
+    /// shards, the laws that compare with the reference would fail.
     fn shard_starts(head: &Head<'_>, shards: usize) -> Vec<u32> {
         let (tokens, shards) = (head.tokens(), shards as u64);
         let cut = |shard| u64::from(tokens.start) + tokens.len() as u64 * shard / shards;
@@ -62,7 +62,7 @@ impl SamplerFactory for FlagsFactory {
     }
 
     fn takes_shards(&self) -> bool {
-        // The outer noise of shards is numbered by rank: shards must make up the vocabulary.
+        // The outer noise of shards depends on the rank, so the shards must form the whole vocabulary.
         !matches!(self.args.variant, VariantConfig::Sharded { .. })
     }
 

@@ -88,7 +88,7 @@ fn decades(area: &Area<'_>, series: &Series) -> Drawn {
         .x_label_area_size(36)
         .y_label_area_size(56)
         .build_cartesian_2d(x.0..x.1, y.0..y.1)?;
-    // Labels only at ends of decades.
+    // Only the ends of decades have labels.
     let label = |x: &f64| if (x - x.round()).abs() < 0.01 { format!("{x:.0}") } else { String::new() };
     chart
         .configure_mesh()

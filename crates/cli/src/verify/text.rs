@@ -4,7 +4,7 @@ use super::{Report, Verdict};
 use crate::output::line;
 use flash_sampling_conformance::report::{Check, Criterion};
 
-/// How close a check is to failure: below 1 it passes.
+/// Returns how close a check is to failure; it passes below 1.
 fn tension(check: &Check) -> f64 {
     match check.criterion {
         // On a log scale: p = 1 gives 0, p = alpha gives 1.

@@ -5,7 +5,7 @@ use crate::common::{
 };
 use safetensors::tensor::Dtype;
 
-/// A file for `--weight`, with hidden states that would fit a hidden size of 32.
+/// Asserts that a file for `--weight` is refused; the hidden states would fit a hidden size of 32.
 fn refuse_weight(weight: &str, says: &str) {
     let files = Files::new();
     let hidden = files.npy("h.npy", &[1, 32], &values(32, 1));
@@ -69,7 +69,7 @@ fn flags_of_ranks_require_a_transport() {
         run(&with(&head, "--transport mpi --variant sharded:4")).assert_refused("has its shards in one process");
     }
     if cfg!(all(feature = "mpi", feature = "cuda")) {
-        // Without mpirun there is one rank.
+        // Without mpirun there is only one rank.
         assert_refusals(
             &with(&head, "--transport mpi --exchange peers"),
             "
@@ -310,7 +310,7 @@ fn a_backend_or_instruction_set_that_is_missing_is_refused() {
     if !has_cuda() {
         let says = "this build has no feature 'cuda': build with --features cuda";
         run(&with(&head, "--backend cuda")).assert_refused(says);
-        // Before any log line about a head.
+        // The error precedes all log lines about a head.
         run_logging("info", &["sample", "--backend", "cuda"]).assert_refused(says);
     }
     let missing = flash_sampling::Isa::ALL.into_iter().find(|isa| !isa.is_available());

@@ -1,4 +1,4 @@
-//! `--model`: checkpoint folders, single and sharded, tied and not, and what their config.json says.
+//! `--model`: checkpoint folders, single and sharded, tied and not, and the effect of config.json.
 
 use crate::common::{Files, Run, bf16_bytes, run, run_logging, values, words};
 use safetensors::tensor::Dtype;

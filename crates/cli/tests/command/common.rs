@@ -19,7 +19,7 @@ pub(crate) fn run<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Run {
     run_logging("off", args)
 }
 
-/// The program that cargo built, or on a machine without cargo `FLASH_SAMPLING_PROGRAM`.
+/// The program built by cargo; on a machine without cargo, `FLASH_SAMPLING_PROGRAM`.
 fn program() -> PathBuf {
     let built = Path::new(env!("CARGO_BIN_EXE_flash-sampling"));
     std::env::var_os("FLASH_SAMPLING_PROGRAM").map_or_else(|| built.to_owned(), PathBuf::from)
@@ -54,7 +54,7 @@ impl Run {
         self.stdout.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line")).collect()
     }
 
-    /// Asserts exit code 2, no output, and one line on standard error that holds `says`.
+    /// Asserts exit code 2, no output, and one line on standard error that contains `says`.
     pub(crate) fn assert_refused(&self, says: &str) {
         let lines: Vec<_> = self.stderr.lines().collect();
         assert!(self.code == 2 && self.stdout.is_empty() && lines.len() == 1, "{self:#?}");

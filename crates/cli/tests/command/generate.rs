@@ -4,14 +4,14 @@ use crate::common::{Files, Run, assert_refusals, run, run_logging, with, words};
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Runs `generate --format json` with more flags; one object a sequence.
+/// Runs `generate --format json` with more flags; returns one object per sequence.
 fn generate(flags: &str) -> Vec<Value> {
     let run = run(&words(&format!("generate --format json {flags}")));
     assert_eq!(run.code, 0, "{run:#?}");
     run.rows()
 }
 
-/// Runs `generate` with more flags, for text.
+/// Runs `generate` with more flags; returns its text.
 fn text(flags: &str) -> Run {
     run(&words(&format!("generate {flags}")))
 }
@@ -24,7 +24,7 @@ fn checkpoint(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints").join(name)
 }
 
-/// `tools/checkpoints/make.py` made the checkpoints, and what is expected, by `transformers` in float32.
+/// `tools/checkpoints/make.py` made the checkpoints and, by `transformers` in float32, the expected values.
 #[test]
 fn checkpoints_of_transformers_give_its_greedy_tokens_and_log_probabilities() {
     for name in ["llama", "qwen3"] {
@@ -68,7 +68,7 @@ fn a_seed_replays_in_every_batch_on_any_threads_and_by_every_pathwise_variant() 
     }
 }
 
-/// The built-in model in a folder, of which only the first layers are used.
+/// A folder with the built-in model, reduced to its first layers.
 fn first_layers(files: &Files, layers: u32) -> String {
     let stories = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/stories");
     for name in ["tokenizer.json", "model.safetensors"] {
@@ -262,7 +262,7 @@ fn a_file_of_parameters_gives_what_its_flags_give() {
     assert_eq!(raw, of_raw("raw"));
     assert_eq!(tokens(&raw[0]), tokens(&of_raw("processed")[0]));
     assert_ne!(raw[0]["logprobs"], of_raw("processed")[0]["logprobs"]);
-    // A token that is banned is not drawn, and one that stops a sequence is not written.
+    // A banned token is not drawn, and a stop token is not written.
     let whole = of_file(r#"{"temperature": 0}"#, "");
     let all = tokens(&whole[0]);
     let listed = |field: &str, more: &str, dry: &str| {

@@ -1,4 +1,4 @@
-//! `sample --backend cuda` on a GPU: to the last bit what the processor draws, where the products are exact.
+//! `sample --backend cuda` on a GPU: equal to the CPU in every bit, since the products are exact.
 
 use crate::common::{Files, bf16_bytes, run, run_on_gpus, values, with, words};
 use flash_sampling::cuda::Device;
@@ -6,7 +6,7 @@ use flash_sampling_conformance::suite::runs;
 use safetensors::tensor::Dtype;
 use std::time::Instant;
 
-/// Why ranks cannot be on so many GPUs, by the features `mpi` and `nccl` where they are needed.
+/// The reason why ranks cannot run on this number of GPUs, with the features `mpi` and `nccl` if required.
 fn unavailable(gpus: usize, mpi: bool, nccl: bool) -> Option<String> {
     let lacks = |feature| Some(format!("the command is built without the feature {feature}"));
     match Device::new(gpus - 1) {
@@ -38,7 +38,7 @@ fn hidden(files: &Files) -> String {
     files.safetensors("h.safetensors", &hidden)
 }
 
-/// The words of a command that draws from these files.
+/// The arguments of `sample` for these files.
 fn sample(weight: &str, hidden: &str) -> Vec<String> {
     words(&format!("sample --format json --weight {weight} --hidden {hidden}"))
 }
@@ -65,14 +65,15 @@ fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
             let [on_gpu, here] = ["cuda", "cpu"].map(|name| run(&with(&base, &format!("{flags} --backend {name}"))));
             assert_eq!((on_gpu.code, here.code), (0, 0), "{flags}: {on_gpu:#?} {here:#?}");
             assert!(!here.stdout.is_empty(), "{flags}");
-            // Scores and log-probabilities too, as they are printed.
+            // Equal text also means equal scores and log-probabilities as printed.
             assert_eq!(on_gpu.stdout, here.stdout, "{flags}, hidden states of {hidden}");
         }
     }
 }
 
-/// Ranks on GPUs, of one process and under `mpirun` (feature `mpi`): one rank, two ranks on one GPU, and two ranks on two
-/// GPUs by peers and by NCCL. `FLASH_SAMPLING_REQUIRE` takes the words of a case's name.
+/// Ranks on GPUs, in one process and under `mpirun` (feature `mpi`): one rank, two ranks on one GPU, and two ranks on
+/// two GPUs by peers and by NCCL. If `FLASH_SAMPLING_REQUIRE` has a word of a case's name, a skip of the case is a
+/// failure.
 #[test]
 fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
     let files = Files::new();
@@ -92,7 +93,7 @@ fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
     if cases.is_empty() {
         return;
     }
-    // Several draws a row, whose log-probabilities take a call of their own; and rows with filters.
+    // Several draws per row, whose log-probabilities need a separate call; and rows with filters.
     let flags =
         ["--seed 10 --temperature 500 --draws 7 --logprobs 3", "--seed 3 --temperature 400 --top-p 0.9 --top-k 30"];
     for flags in flags {
@@ -103,7 +104,7 @@ fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
             let there = run_on_gpus(*gpus, *processes, &words);
             println!("{name}: {transport} took {:.1?}", begun.elapsed());
             assert_eq!((there.code, here.code), (0, 0), "{flags}, {transport}: {there:#?} {here:#?}");
-            // By NCCL a logit is score minus noise, within a rounding of itself.
+            // With NCCL a logit is the score minus the noise, so it may differ by one rounding.
             let is_nccl = transport.contains("nccl");
             let is_same = there.tokens() == here.tokens() && (is_nccl || there.stdout == here.stdout);
             assert!(is_same && !here.stdout.is_empty(), "{flags}, {transport}");

@@ -1,4 +1,4 @@
-//! Flags without effect and values out of range: refused by name, before a head is read.
+//! Flags without effect and values out of range are refused by name, before a head is read.
 
 use crate::common::{Files, assert_refusals, run, run_logging, small_head, with, words};
 use clap::CommandFactory;
@@ -10,7 +10,7 @@ fn unreadable(files: &Files) -> Vec<String> {
     words(&format!("sample --format json --weight {name} --hidden {name}"))
 }
 
-/// Flags of which the first has no effect, the reason, and flags that give it an effect.
+/// Flags, of which the first has no effect; the reason; and flags that give it an effect.
 const INEFFECTIVE: [(&str, &str, &str); 17] = [
     ("--min-tokens 4", "without --stop-token-ids", "--stop-token-ids 7"),
     ("--stop-token-ids 7", "without --min-tokens", "--min-tokens 4"),
@@ -154,7 +154,7 @@ fn a_flag_of_generate_that_changes_nothing_names_what_it_lacks() {
     let files = Files::new();
     let folder = files.name("none");
     let base = words(&format!("generate --model {folder}"));
-    // The sequence is its own, and the model ends it.
+    // In `generate`, the sequence is generated, and the model ends it, so these flags have an effect.
     let own = ["--min", "--stop", "--rep", "--freq", "--pres", "--dry-multiplier", "--prompt", "--output"];
     for (flags, reason, _) in
         INEFFECTIVE.into_iter().filter(|(flags, ..)| !own.iter().any(|own| flags.starts_with(own)))
@@ -164,7 +164,7 @@ fn a_flag_of_generate_that_changes_nothing_names_what_it_lacks() {
     run(&with(&base, "--frequency-penalty 1 --min-tokens 4 --stop-token-ids 7")).assert_refused("none");
     run(&with(&base, "--min-tokens 11 --max-tokens 10")).assert_refused("--min-tokens is 11, but --max-tokens is 10");
     run(&with(&base, "--min-tokens 10 --max-tokens 10")).assert_refused("none");
-    // The layers are the processor's whatever draws.
+    // The layers run on the CPU, also with another backend of the draw.
     let layers = run(&words("generate --max-tokens 2 --backend reference"));
     assert_eq!(layers.code, 0, "{layers:#?}");
 }
@@ -192,7 +192,7 @@ fn fields_without_effect_are_a_warning_and_change_no_draw() {
         ),
         (r#""xtc_probability": 0.5, "xtc_threshold": 0.6"#, "xtc_probability has no effect at xtc_threshold above 0.5"),
         (r#""order": "llama-cpp""#, "order has no effect without top_k or top_p or"),
-        // Defaults and unused lists are no warning.
+        // Default values and unused lists give no warning.
         (r#""prompt_token_ids": [7], "output_token_ids": [8], "stop_token_ids": [9]"#, ""),
     ] {
         let found = of(&head, &format!(r#"[{{"n": 200}}, {{"n": 200, {fields}}}, {{"n": 200, {fields}}}]"#));
@@ -210,7 +210,7 @@ fn fields_without_effect_are_a_warning_and_change_no_draw() {
     assert_eq!(of(&text, r#"{"min_tokens": 4, "presence_penalty": 1, "stop_token_ids": [7]}"#).stderr, "");
 }
 
-/// The same knob in a file is an error of its row.
+/// In a file, the same knob is an error of its row.
 #[test]
 fn flags_that_a_sampler_lacks_are_refused_before_a_head_is_read() {
     let (files, head) = small_head();
@@ -256,8 +256,8 @@ fn flags_that_a_sampler_lacks_are_refused_before_a_head_is_read() {
     assert!(refused > 20 && taken > 20, "{refused} refused, {taken} taken");
 }
 
-/// Each flag of a row changes the draw, is refused, or is a warning: alone, and for a greedy draw. A new flag must be listed
-/// here.
+/// Each flag of a row changes the draw, is refused, or gives a warning: alone, and for a greedy draw. A new flag must
+/// be listed in this test.
 #[test]
 fn every_flag_of_a_row_has_an_effect_or_a_message() {
     /// Flags with a visible effect on a draw, and a value for each.

@@ -60,7 +60,7 @@ mod with_cuda {
         }
         let files = Files::new();
         let (ahead, cache) = (files.name("ahead"), files.name("cache"));
-        // Some of them: CI builds them all.
+        // Only some of the kernels: CI builds all.
         let two = "select.cu,near_ties.cu";
         let args = ["kernels", "build", "--arch", "sm_80", "--kernel", two, "--out", &ahead];
         let checked = run_in("", &cache, &[&args[..], &["--check"]].concat());

@@ -1,4 +1,4 @@
-//! The command as its users run it: arguments in, output and exit code out.
+//! The command as a process: its arguments, output and exit code.
 
 mod bad_input;
 mod checkpoint;

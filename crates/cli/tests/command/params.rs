@@ -1,4 +1,4 @@
-//! `sample --params`, and the flags that it stands in place of.
+//! `sample --params`, and the flags that it replaces.
 
 use crate::common::{assert_refusals, run, small_head, with};
 

@@ -1,4 +1,4 @@
-//! The command among other processes: Ctrl-C, a reader that leaves, the benchmark's smoke run.
+//! The command among other processes: Ctrl-C, a reader that closes the output, and a short run of the benchmark.
 
 use crate::common::{Files, assert_refusals, run, words};
 use flash_sampling::{DType, Isa};
@@ -18,14 +18,14 @@ fn interrupt(child: &Child) {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
 }
 
-/// Waits for the end, and gives the exit code and the rest of standard error.
+/// Waits for the end; returns the exit code and the rest of standard error.
 fn end(mut child: Child, mut stderr: impl Read) -> (Option<i32>, String) {
     let (status, mut text) = (child.wait().unwrap(), String::new());
     stderr.read_to_string(&mut text).unwrap();
     (status.code(), text)
 }
 
-/// The exit code and the standard error of a call.
+/// Returns the exit code and the standard error of a run.
 fn outcome(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
@@ -35,21 +35,22 @@ fn outcome(command: &mut Command) -> (Option<i32>, String) {
 #[cfg(unix)]
 fn ctrl_c_ends_cleanly() {
     let mut child = command(&["sample", "--draws", "10000000"]).env("FLASH_SAMPLING_LOG", "info").spawn().unwrap();
-    // The first note comes after the handler is in place.
+    // The first note follows the installation of the signal handler.
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     stderr.read_line(&mut String::new()).unwrap();
     interrupt(&child);
     assert_eq!(end(child, stderr), (Some(130), "error: interrupted\n".into()));
 }
 
-/// One call of a sampler does not see the signal. It completes within a second and has no note, or it is interrupted.
+/// One call of a sampler does not check for the signal. It completes within a second without a note, or it is
+/// interrupted.
 #[test]
 #[cfg(unix)]
 fn ctrl_c_in_the_last_second_is_complete_or_interrupted() {
     let whole = command(&["sample"]).output().unwrap().stdout;
     for milliseconds in [0, 20, 100] {
         let mut child = command(&["sample"]).env("FLASH_SAMPLING_LOG", "info").spawn().unwrap();
-        // The note about the head comes before the draws.
+        // The note about the head precedes the draws.
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         stderr.read_line(&mut String::new()).unwrap();
         std::thread::sleep(Duration::from_millis(milliseconds));
@@ -69,7 +70,7 @@ fn ctrl_c_ends_the_line_of_a_text() {
     let mut child = command(&["generate", "--num-sequences", "64", "--max-tokens", "500"]).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let mut text = String::new();
-    // The line of the first seed, and some of its text.
+    // The line of the first seed, and part of its text.
     stdout.read_line(&mut text).unwrap();
     stdout.read_exact(&mut [0; 8]).unwrap();
     interrupt(&child);
@@ -78,7 +79,7 @@ fn ctrl_c_ends_the_line_of_a_text() {
     assert!(text.ends_with('\n'), "{text:?}");
 }
 
-/// 2000 draws of each row are one call of the reference, and take minutes.
+/// 2000 draws of each row are one call of the reference, which takes minutes.
 #[test]
 #[cfg(unix)]
 fn one_ctrl_c_ends_a_long_call() {
@@ -103,7 +104,7 @@ fn threads_that_nobody_means_are_refused() {
     }
 }
 
-/// The command sees mpirun by its environment variables.
+/// The command detects mpirun by its environment variables.
 #[test]
 fn processes_of_mpirun_without_a_transport_get_one_warning() {
     let of = |launcher: &str, size: &str, rank: &str, args: &[&str]| {
@@ -192,7 +193,7 @@ fn a_file_that_cannot_be_written_is_found_before_the_work() {
     let path = files.name("no/such/folder/file");
     let says = format!("cannot write {path}: No such file");
     run(&["bench", "--json", &path]).assert_refused(&says);
-    // All laws would take minutes.
+    // The check of the path precedes the laws, which take minutes.
     let start = std::time::Instant::now();
     run(&["verify", "--effort", "full", "--report", &path]).assert_refused(&says);
     assert!(start.elapsed().as_secs() < 20);

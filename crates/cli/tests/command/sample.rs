@@ -1,4 +1,4 @@
-//! `sample`: the same flags give the same output, whatever the variant, the threads and the portions.
+//! `sample`: the same flags give the same output, with any variant, number of threads and split into portions.
 
 use crate::common::{Files, f32_bytes, run, run_logging, small_head, values, with};
 use safetensors::tensor::Dtype;
@@ -71,7 +71,7 @@ fn a_position_is_a_row_under_one_seed() {
 fn draws_made_in_portions_equal_draws_made_at_once() {
     let (_files, head) = small_head();
     let few = run(&with(&head, "--draws 1000")).tokens();
-    // Several portions: 8192 draws of all rows are made at a time.
+    // Several portions: a call makes at most 8192 draws over all rows.
     let many = run(&with(&head, "--draws 50000")).tokens();
     for (few, many) in few.iter().zip(&many) {
         assert_eq!(many.len(), 50_000);

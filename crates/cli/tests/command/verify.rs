@@ -23,7 +23,7 @@ fn laws_that_hold_make_a_report_with_plots() {
     assert!(page.starts_with("<!doctype html>") && page.matches("<svg").count() >= 2);
     assert!(page.contains("Gumbel Q-Q") && page.contains("Drawn over expected"));
     assert!(page.contains("<meta name=viewport") && page.contains("two standard deviations"));
-    // A single decade of probabilities is a sentence; no placeholder of the template is left.
+    // For a single decade of probabilities the page has a sentence. No placeholder of the template remains.
     assert!(page.contains(" draws; the law expects ") && !page.contains("{laws}") && !page.contains("{sampler}"));
     assert!(page.contains("text-align: right; white-space: nowrap"), "numbers are aligned and limits do not wrap");
     assert_eq!(page.matches("<figure>").count(), page.matches("<figcaption>").count());
