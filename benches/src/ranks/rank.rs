@@ -132,7 +132,7 @@ impl Rank {
     }
 
     /// Captures a step, and times its replays on all ranks at the same time. Without a step, only takes part in the
-    /// timing of the others. The times are those of the slowest rank.
+    /// timing of the others. The times are from the slowest rank.
     ///
     /// At the end `draws` has the draws of one more replay; its earlier content is cleared.
     ///

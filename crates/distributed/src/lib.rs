@@ -6,8 +6,8 @@
 //!
 //! | merge | the draw is | bytes of a call without further requests |
 //! | --- | --- | --- |
-//! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes a draw and 5 a row, of each shard |
-//! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes a draw and 13 a row, of each shard |
+//! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, for any shards (Lemma D.5) | 12 bytes per draw and 5 per row, of each shard |
+//! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes per draw and 13 per row, of each shard |
 //!
 //! The summary of a row with filters has first tokens, masses, moments and frontiers in place of draws: some kilobytes
 //! per shard. Every rank decides the whole row from these. The summary of a row with raw log-probabilities also has the
@@ -18,11 +18,11 @@
 //! threads of a process. Both are samplers over the whole vocabulary: core's
 //! [`Driver`](flash_sampling_core::backend::Driver) over the shards as one [`Scan`](flash_sampling_core::Scan).
 //!
-//! | module | what it holds |
+//! | module | content |
 //! | --- | --- |
 //! | `shard_layout` | the handshake, and the check that shards form a vocabulary |
 //! | `local_shard`, `merge` | a shard of this process, and the two merges of summaries |
-//! | `sharded`, `shard_sampler` | the two samplers: all shards in one process, and one rank of many |
+//! | `sharded`, `shard_sampler` | the two samplers: all shards in one process, and one rank of a group |
 //! | `codec` | the bytes of messages: calls, and summaries of rows |
 //! | `options`, `check` | common options of ranks, and a debug check of their results |
 //! | `mismatch` | names a parameter that differs between ranks |

@@ -64,7 +64,7 @@ impl Loopback {
         self
     }
 
-    /// Sends a message and waits for those of all ranks.
+    /// Sends a message, and waits for the messages of all ranks.
     fn exchange(&mut self, mine: &[u8]) -> Result<(), TransportError> {
         if self.is_broken {
             return Err(TransportError::Broken);

@@ -39,7 +39,7 @@ pub struct ShardOptions {
     /// The merge of the shards' draws.
     pub merge: ShardMerge,
     /// For debugging: each call makes one more exchange, in which every rank compares its hidden states, parameters and
-    /// results with those of all other ranks.
+    /// results with all other ranks.
     pub check_tokens: bool,
     /// The element type of the weight, compared in the handshake; `None` = not stated.
     pub weight: Option<DType>,

@@ -36,8 +36,8 @@ pub struct Run<'a> {
 impl<'w> Model<'w> {
     /// A model over the weights of a checkpoint under the names of Hugging Face.
     ///
-    /// `tensors` returns a tensor as a matrix `[rows, cols]`, a vector as one row, and `None` for a missing name. `isa:
-    /// None` takes the fastest instruction set.
+    /// `tensors` returns a tensor as a matrix `[rows, cols]`, a vector as one row, and `None` for a missing name. Without
+    /// `isa`, the model uses the fastest instruction set.
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Shape`], [`ModelError::Cpu`] for an unavailable instruction set, and the

@@ -1,4 +1,4 @@
-//! Flags and fields without effect beside the others, such as a penalty without tokens.
+//! Flags and fields without effect in combination with the others, such as a penalty without tokens.
 
 use super::values::flag;
 use crate::error::CommandError;
@@ -9,7 +9,7 @@ use flash_sampling::{History, Knob, Knobs, RowParams};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// A field without effect beside the others.
+/// A field without effect in combination with the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ineffective {
     /// The field's name in parameter files.

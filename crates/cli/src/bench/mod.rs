@@ -5,8 +5,8 @@
 //!
 //! | module | content |
 //! | --- | --- |
-//! | [`cases`] | what is timed |
-//! | [`timing`] | contenders in turn |
+//! | [`cases`] | the contenders |
+//! | [`timing`] | timing in turn |
 //! | [`read`] | the plain streaming read |
 //! | [`record`], [`table`] | the results as JSON and text |
 

@@ -1,4 +1,4 @@
-//! Sequences that grow together in one batch.
+//! A batch of growing sequences.
 
 use super::draft::Draft;
 use super::engine::Engine;

@@ -154,7 +154,7 @@ pub(crate) fn with(base: &[String], more: &str) -> Vec<String> {
     [base, &words(more)].concat()
 }
 
-/// Whether the library in the command has the feature `cuda`: a build of the whole workspace gives it one.
+/// Whether the library in the command has the feature `cuda`; a build of the whole workspace adds it.
 pub(crate) fn has_cuda() -> bool {
     use flash_sampling::{Backend, BackendConfig, BuildError, capabilities_of};
     let config = BackendConfig { backend: Backend::Cuda { device: 0 }, ..BackendConfig::default() };
