@@ -107,7 +107,6 @@ impl Bench {
         Ok(Bench { stream: stream.clone(), tiled, filters, draws })
     }
 
-    /// Enqueues one call.
     fn call(&mut self, hidden: &DeviceMatrix, calls: &mut Calls) -> Result<(), CommandError> {
         let (rows, draws) = (calls.advance(), DeviceAddress::of(&self.draws, &self.stream));
         let (stream, tiled) = (&self.stream, &mut self.tiled);

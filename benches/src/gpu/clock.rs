@@ -51,7 +51,6 @@ impl Clock {
         &self.stream
     }
 
-    /// Waits for the enqueued work.
     fn wait(&self) -> Result<(), CommandError> {
         self.stream.synchronize().map_err(driver("run what is timed"))
     }

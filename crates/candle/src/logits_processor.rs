@@ -128,7 +128,6 @@ impl LogitsProcessor {
         logits.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.contiguous()?.reshape((1, vocab))
     }
 
-    /// Draws from logits `[1, vocab]`.
     fn draw(&mut self, logits: &Tensor, row: RowParams<'_>) -> Result<u32> {
         let vocab = logits.elem_count();
         let sampler = match &mut self.sampler {

@@ -20,7 +20,6 @@ fn refused(built: &Built) -> impl Iterator<Item = &String> {
     built.errors.iter().chain(hot.flat_map(|report| &report.faults))
 }
 
-/// Kernel, instance and architecture.
 fn name(built: &Built) -> String {
     format!("{} for {}", format!("{} {}", built.kernel, built.instance).trim_end(), built.architecture)
 }

@@ -48,7 +48,6 @@ pub(crate) struct RowMerger {
 }
 
 impl RowMerger {
-    /// Begins a row.
     pub(crate) fn begin(&mut self, row: &Row<'_>, out: &mut RowSummary) {
         self.scores.clear();
         out.begin(row);

@@ -13,7 +13,6 @@ const MAGIC: u32 = u32::from_le_bytes(*b"FS08");
 /// The report of a shard in the handshake.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ShardInfo {
-    /// The tokens of the shard.
     pub(crate) tokens: Range<u32>,
     pub(crate) vocab_size: u32,
     pub(crate) input: usize,
@@ -136,7 +135,6 @@ impl ShardInfo {
 pub(crate) struct ShardedVocab {
     pub(crate) shape: Shape,
     pub(crate) plan: Plan,
-    /// The shards' common plan.
     pub(crate) shards_plan: Plan,
     pub(crate) capabilities: Capabilities,
 }

@@ -65,7 +65,6 @@ struct RankGroup<'s, T> {
     local: LocalShard<'s>,
     transport: T,
     merge: ShardMerge,
-    /// The tokens of each rank.
     tokens: Vec<Range<u32>>,
     /// The call, before its first pass.
     call: Option<Call>,

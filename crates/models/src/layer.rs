@@ -80,7 +80,6 @@ pub(crate) fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
-/// The weights of one layer.
 #[derive(Debug)]
 pub(crate) struct Layer<'w> {
     pub(crate) before_attention: Norm,

@@ -24,10 +24,8 @@ use layers::{Checkpoint, Layers};
 use std::path::Path;
 use std::time::Instant;
 
-/// Untimed steps before the timed ones.
 const WARM_UP: usize = 5;
 
-/// A contender with its sequences.
 struct Contender<'m> {
     head: Head,
     layers: Layers<'m>,

@@ -89,7 +89,6 @@ impl RowArgs {
     }
 }
 
-/// Flags that `--params` excludes.
 fn excluded_by_params() -> Vec<Id> {
     let own = ["draws", "without_replacement", "mask", "kept", "prompt_tokens", "output_tokens"];
     [own.map(Id::from).to_vec(), flags_of::<ParamArgs>()].concat()

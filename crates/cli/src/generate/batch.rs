@@ -59,7 +59,6 @@ impl<'s> Batch<'s> {
         Ok(Batch { args, tokenizer, engine, requests, draft, sequences, active, proposed, hidden })
     }
 
-    /// Whether a sequence is unfinished.
     pub(super) fn is_active(&self) -> bool {
         !self.active.is_empty()
     }

@@ -16,7 +16,6 @@ pub(super) struct Engine<'s> {
 }
 
 impl<'s> Engine<'s> {
-    /// Builds the sampler.
     pub(super) fn new(
         args: &GenerateArgs,
         (weights, model, head): (&'s Weights, &'s Model<'s>, Head<'s>),

@@ -5,7 +5,6 @@ use serde_json::json;
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// Times and counts of a batch.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     prompt_tokens: usize,

@@ -4,7 +4,6 @@ use super::text_stream::TextStream;
 use flash_sampling::{History, RowError, RowSample, log_prob};
 use flash_sampling_models::Cache;
 
-/// Why a sequence ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum End {
     /// A stop token, or a text of `--stop`.

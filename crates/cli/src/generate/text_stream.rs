@@ -45,7 +45,6 @@ impl<'s> TextStream<'s> {
         Ok(())
     }
 
-    /// The text of the new tokens.
     fn new_text<E>(&mut self, decode: impl Fn(&[u32]) -> Result<String, E>) -> Result<String, E> {
         let mut known = decode(&self.tokens[self.context..self.read])?;
         // A context that begins within a character may break what follows it.
@@ -75,7 +74,6 @@ impl<'s> TextStream<'s> {
         }
     }
 
-    /// Bytes of the longest stop text.
     fn longest(&self) -> usize {
         self.stops.iter().map(String::len).max().unwrap_or(0)
     }

@@ -7,7 +7,6 @@ use flash_sampling_models::ModelConfig;
 use std::path::PathBuf;
 use tokenizers::Tokenizer;
 
-/// The tokenizer of a checkpoint.
 #[derive(Debug)]
 pub(super) struct TextTokenizer {
     tokenizer: Tokenizer,

@@ -32,7 +32,6 @@ impl<'o> Writer<'o> {
         Writer { args, tokenizer, requests, out, at: 0, written: None }
     }
 
-    /// Writes the new text.
     pub(super) fn write_new(&mut self, sequences: &[Sequence<'_>]) -> Result<(), CommandError> {
         self.write(sequences).map_err(CommandError::write("to standard output"))
     }

@@ -97,7 +97,6 @@ impl<'a> Job<'a> {
         self.requests.of(row).params.fields()
     }
 
-    /// Draws of a row.
     pub(super) fn draws(&self, row: usize) -> u32 {
         self.fields(row).n
     }

@@ -2,7 +2,6 @@
 
 use flash_sampling::{Candidate, Draw, Kept, Matrix, RowError, log_prob};
 
-/// All draws of one row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Drawn {
     /// Tokens, in order.
@@ -26,7 +25,6 @@ pub(super) struct Drawn {
 /// The tokens that the filters kept.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub(super) struct KeptTokens {
-    /// Number of tokens.
     pub(super) count: u32,
     /// `ln sum e^l` over their logits, in nats.
     pub(super) log_mass: f64,

@@ -48,7 +48,6 @@ fn law(verdict: &Verdict) -> String {
     )
 }
 
-/// The page.
 pub(super) fn page(report: &Report) -> String {
     let laws: String = report.verdicts.iter().map(law).collect();
     let values = [

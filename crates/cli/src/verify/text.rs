@@ -36,7 +36,6 @@ pub(super) fn decisive(checks: &[Check]) -> Option<&Check> {
     checks.iter().max_by(|a, b| tension(a).total_cmp(&tension(b)))
 }
 
-/// A check on one line.
 fn described(check: &Check) -> String {
     let word = if check.passes() { "pass" } else { "FAIL" };
     let (cases, statistic) = (line::count(check.cases, "case"), figure(check.statistic));

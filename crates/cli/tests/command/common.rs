@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,
@@ -61,7 +60,6 @@ impl Run {
         assert!(lines[0].starts_with("error: ") && lines[0].contains(says), "expected {says:?} in {:?}", lines[0]);
     }
 
-    /// The tokens of every row.
     pub(crate) fn tokens(&self) -> Vec<Vec<u64>> {
         assert_eq!(self.code, 0, "{self:#?}");
         let tokens =
@@ -112,7 +110,6 @@ impl Files {
         self.bytes(name, &safetensors::serialize(views, None).expect("a valid file"))
     }
 
-    /// A `.npy` file.
     pub(crate) fn npy<T: npyz::AutoSerialize + Copy>(&self, name: &str, shape: &[u64], data: &[T]) -> String {
         let mut bytes = Vec::new();
         let mut writer = npyz::WriteOptions::new().default_dtype().shape(shape).writer(&mut bytes).begin_nd().unwrap();

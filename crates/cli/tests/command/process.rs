@@ -12,7 +12,6 @@ fn command(args: &[&str]) -> Command {
     command
 }
 
-/// Sends the signal of Ctrl-C.
 #[cfg(unix)]
 fn interrupt(child: &Child) {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());

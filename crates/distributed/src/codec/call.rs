@@ -90,7 +90,6 @@ pub(crate) fn begin_pass(bytes: &mut Vec<u8>, requests: &[Request<'_>]) {
     digest_of(requests).put(bytes);
 }
 
-/// Begins the message of a call.
 pub(crate) fn begin(bytes: &mut Vec<u8>, call: Call) {
     begin_with(bytes, ROWS);
     call.put(bytes);
@@ -109,7 +108,6 @@ pub(crate) fn encode_waited(bytes: &mut Vec<u8>, call: Call, ranks: &[usize], li
     put_items(bytes, ranks.iter().map(|&rank| (rank as u32).to_le_bytes()));
 }
 
-/// The head of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Head<'m> {
     Call(Call),
@@ -117,7 +115,6 @@ pub(crate) enum Head<'m> {
     Pass(u64),
     /// A call that the rank gave up, its waiting time, and the ranks that did not come.
     Waited(Call, Duration, &'m [[u8; 4]]),
-    /// Results to compare.
     Checks,
 }
 

@@ -9,7 +9,6 @@ use flash_sampling_core::{Candidate, MassHistogram, Winner};
 pub(super) const DRAW: usize = 12;
 pub(super) const LISTED: usize = 8;
 
-/// Appends draws.
 pub(super) fn put_draws(bytes: &mut Vec<u8>, draws: &[Candidate]) {
     let bytes_of = |c: &Candidate| {
         let (words, mut bytes) = ([c.winner.token, c.winner.score.to_bits(), c.logit.to_bits()], [0; DRAW]);
@@ -32,7 +31,6 @@ pub(super) fn put_list(bytes: &mut Vec<u8>, list: &[Candidate]) {
     put_tokens(bytes, list.iter().map(|c| (c.winner.token, c.logit)));
 }
 
-/// Appends tokens with their logits.
 pub(super) fn put_tokens(bytes: &mut Vec<u8>, tokens: impl ExactSizeIterator<Item = (u32, f32)>) {
     put_items(bytes, tokens.map(|(token, logit)| (u64::from(logit.to_bits()) << 32 | u64::from(token)).to_le_bytes()));
 }

@@ -44,7 +44,6 @@ pub(crate) struct Layout<'r, 'a> {
     pub(crate) by_mass: bool,
 }
 
-/// Appends a row's summary.
 pub(crate) fn encode_row(bytes: &mut Vec<u8>, layout: Layout<'_, '_>, summary: &RowSummary) {
     let Layout { row, request, by_mass } = layout;
     let has_mass = if row.filters.is_some() { !summary.list.is_empty() } else { !summary.draws.is_empty() };

@@ -33,7 +33,6 @@ pub enum WireError {
 
 /// A value in a message.
 pub(crate) trait Wire: Sized {
-    /// Appends the value.
     fn put(&self, bytes: &mut Vec<u8>);
 
     /// Takes the value from the front of a message.

@@ -108,7 +108,6 @@ impl Collectives {
     }
 }
 
-/// An operation in progress.
 pub(super) struct Request(pub(super) ffi::MPI_Request);
 
 impl Request {

@@ -52,9 +52,7 @@ const MISSED_HEARTBEATS: u32 = 3;
 /// The interval of a rank whose exchange ended: it sends no further heartbeat.
 const ENDED: Duration = Duration::from_nanos(u64::MAX);
 
-/// A wait for an exchange.
 pub(super) struct Wait {
-    /// The exchange's number.
     pub(super) step: u64,
     /// When it began.
     pub(super) begun: Instant,
@@ -62,7 +60,6 @@ pub(super) struct Wait {
     pub(super) end: Option<Instant>,
     /// How long this rank then waits for replies.
     pub(super) reply_time: Duration,
-    /// The interval between heartbeats.
     pub(super) interval: Duration,
 }
 
@@ -75,14 +72,12 @@ impl Wait {
     }
 }
 
-/// Another rank.
 struct Other {
     rank: c_int,
     /// The number of its last heartbeat; 0 before the first.
     step: u64,
     /// When the last heartbeat arrived.
     last_heard: Instant,
-    /// Its interval between heartbeats.
     interval: Duration,
     /// Whether it gave up the exchange of its last heartbeat.
     has_given_up: bool,
@@ -231,7 +226,6 @@ impl Liveness {
 }
 
 impl Other {
-    /// Receives the rank's heartbeats.
     fn receive(&mut self, now: Instant, communicator: &SimpleCommunicator) -> Result<(), TransportError> {
         // The library may report a dead rank as an error.
         while self.incoming.request.test().unwrap_or(false) {

@@ -229,7 +229,6 @@ impl core::fmt::Debug for Mpi {
     }
 }
 
-/// An error with this text.
 fn failed(what: impl Into<String>) -> TransportError {
     TransportError::Failed { source: what.into().into() }
 }
