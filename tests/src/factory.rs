@@ -45,11 +45,6 @@ pub trait SamplerFactory: Sync {
         true
     }
 
-    /// Whether rows with processed log-probabilities have [masses](flash_sampling_core::RowSample::mass), not only log Z.
-    fn has_masses(&self) -> bool {
-        true
-    }
-
     /// A sampler. One that takes logits is returned as a [`FromLogits`].
     ///
     /// # Errors

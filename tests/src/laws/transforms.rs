@@ -184,7 +184,7 @@ pub(super) fn padding_is_never_drawn(trial: &Trial<'_>, report: &mut LawReport) 
             let out = trial.sample(&problem, PLAN, &rows(|row| row))?;
             for row in out.iter() {
                 let row = row?;
-                let top = row.top.iter().map(|c| c.winner.token);
+                let top = row.top.iter().map(|&(token, _)| token);
                 ensure!(
                     row.draws.iter().map(|d| d.token).chain(top).all(|t| (t as usize) < vocab),
                     "a token beyond {vocab} came"
