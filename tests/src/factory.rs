@@ -1,8 +1,8 @@
 //! What a backend brings to the suite.
 
 use flash_sampling_core::backend::canonical::canonical_logit;
+use flash_sampling_core::backend::check_call;
 use flash_sampling_core::reference::ReferenceVariant;
-use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Capabilities, DType, Head, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
 };

@@ -2,8 +2,8 @@
 
 use crate::wrap;
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, bail};
+use flash_sampling::Element;
 use flash_sampling::Matrix;
-use flash_sampling::backend::matrix::Element;
 
 /// Calls `work` with a tensor `[rows, cols]` of bf16, f16 or f32 on the CPU as a [`Matrix`]: its own storage, no copy, at
 /// any offset and with any distance between rows. The storage stays locked for reading meanwhile.

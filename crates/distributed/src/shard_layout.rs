@@ -33,7 +33,7 @@ pub(crate) struct ShardInfo {
     without_replacement: bool,
     /// Whether it supports all of [`Knobs::ADJUSTMENTS`].
     adjusts: bool,
-    /// Whether it has a [`Scan`](flash_sampling_core::Scan), for rows with filters or raw log-probabilities.
+    /// Whether it has a [`Scan`](flash_sampling_core::backend::Scan), for rows with filters or raw log-probabilities.
     scans: bool,
     canonical: bool,
 }

@@ -13,8 +13,7 @@ use crate::shard_layout::{ShardInfo, ShardedVocab};
 use crate::transport::Transport;
 use crate::{check, mismatch};
 use core::ops::Range;
-use flash_sampling_core::backend::{Batch, CheckedRow, Driver, Request, RowSummary, Scan};
-use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::backend::{Batch, CheckedRow, Driver, Request, RowSummary, Scan, check_call};
 use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 
 /// One rank of a group: a local shard, one exchange of summaries per pass, and a merge on every rank.

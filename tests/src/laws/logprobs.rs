@@ -5,10 +5,10 @@ use crate::logits::LogitShape;
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::{RowBits, Trial};
+use flash_sampling_core::backend::MassHistogram;
 use flash_sampling_core::reference::log_mass;
 use flash_sampling_core::{
-    DType, History, Knob, Knobs, LogprobsMode, MassHistogram, Order, PerturbedArgmax, Plan, RowError, RowParams,
-    Samples,
+    DType, History, Knob, Knobs, LogprobsMode, Order, PerturbedArgmax, Plan, RowError, RowParams, Samples,
 };
 
 pub(super) fn log_z_and_top_logprobs_are_right(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {

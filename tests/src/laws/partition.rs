@@ -3,9 +3,8 @@
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::Trial;
-use flash_sampling_core::{
-    DType, Exactness, Head, MassHistogram, Plan, RowError, RowParams, SampleError, Samples, Winner,
-};
+use flash_sampling_core::backend::{MassHistogram, Winner};
+use flash_sampling_core::{DType, Exactness, Head, Plan, RowError, RowParams, SampleError, Samples};
 
 const PLAN: Plan = Plan { max_rows: 6, max_draws: 4, max_logprobs: Some(3), canonical: false };
 

@@ -54,7 +54,7 @@ pub struct RowSummary {
     /// `ln sum e^l` in nats, for a row that was [sampled](RowSummary::set_sample) with log-probabilities. For
     /// [`Request::Decide`] a scan may set it in place of `mass`, to the bits of [`MassHistogram::log_z`].
     pub log_mass: Option<f64>,
-    /// The moments, if the filters [need](crate::Filters::need_moments) them.
+    /// The moments, if the filters [need](crate::backend::Filters::need_moments) them.
     pub moments: Moments,
     /// The first `used` are the row's.
     frontiers: Vec<Frontier>,

@@ -43,7 +43,7 @@ pub struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// The same row with what [`Adjustments`](crate::Adjustments) made of its parameters.
+    /// The same row with what [`Adjustments`](crate::backend::Adjustments) made of its parameters.
     pub fn with_adjustments<'b>(&self, adjustments: &'b [Adjustment]) -> Row<'b>
     where
         'a: 'b,
@@ -61,7 +61,7 @@ impl<'a> Row<'a> {
 
 impl<'a> RowParams<'a> {
     /// Checks the parameters against what a sampler can do, what was planned, and the size of the vocabulary.
-    /// `adjustments` is what [`Adjustments`](crate::Adjustments) made of these parameters; who does not transform logits
+    /// `adjustments` is what [`Adjustments`](crate::backend::Adjustments) made of these parameters; who does not transform logits
     /// has no use for it and passes none.
     ///
     /// # Errors

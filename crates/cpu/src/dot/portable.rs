@@ -3,8 +3,7 @@
 use super::lanes::{self, Lanes};
 use super::pack::Packed;
 use core::marker::PhantomData;
-use flash_sampling_core::matrix::Element;
-use flash_sampling_core::{DType, Matrix};
+use flash_sampling_core::{DType, Element, Matrix};
 use half::{bf16, f16};
 
 /// Plain Rust for a weight of type `T`.

@@ -12,8 +12,8 @@ use crate::scan::row_state::RowState;
 use crate::scan::tile::{Planned, Simd, Source, Worker};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
+use flash_sampling_core::backend::reuse_vec;
 use flash_sampling_core::backend::selection::FilterResolver;
-use flash_sampling_core::sampler::reuse_vec;
 use flash_sampling_core::{
     Capabilities, DType, Exactness, Input, Knob, Knobs, Plan, RowError, RowParams, SampleError, Variant,
 };

@@ -1,7 +1,8 @@
 //! A head with exact dot products, its shards, and a comparison that looks at every bit.
 
+use flash_sampling_core::backend::MassHistogram;
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{Draw, Head, MassHistogram, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples};
+use flash_sampling_core::{Draw, Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples};
 
 pub(crate) const VOCAB: usize = 1000;
 pub(crate) const HIDDEN: usize = 24;

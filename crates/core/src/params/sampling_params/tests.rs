@@ -1,7 +1,7 @@
 //! What a request becomes, and what is refused.
 
 use super::*;
-use crate::params::transform::allowed;
+use crate::params::transform::is_allowed;
 #[cfg(feature = "serde")]
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ fn fields_reach_the_row() {
     assert_eq!(row.logit_bias, [(2, -1.0), (9, 1.5)]);
     assert_eq!(row.dry_sequence_breakers, [3, 7]);
     let mask = row.mask.unwrap();
-    assert!((0..70).all(|token| allowed(mask, token) == [40, 2].contains(&token)));
+    assert!((0..70).all(|token| is_allowed(mask, token) == [40, 2].contains(&token)));
     let seeded = SamplingParams::builder().seed(Some(8)).build(300).unwrap();
     assert_eq!(seeded.row(11, 5, None).seed, 8);
 }
