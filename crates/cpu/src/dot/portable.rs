@@ -11,30 +11,7 @@ struct Portable<T>(PhantomData<T>);
 
 const WIDTH: usize = 16;
 
-/// Exact widening.
-trait Widen: Element {
-    fn widen(self) -> f32;
-}
-impl Widen for bf16 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
-    }
-}
-impl Widen for f16 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-}
-impl Widen for f32 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-}
-
-impl<T: Widen> Lanes for Portable<T> {
+impl<T: Element> Lanes for Portable<T> {
     type Sums = [f32; WIDTH];
     type Weights = [f32; WIDTH];
     type PackedInput = [f32; WIDTH];
