@@ -115,12 +115,12 @@ pub enum RowError {
         knob: Knob,
     },
     /// A knob's value exceeds the plan.
-    #[error("{knob} is {asked}, but Plan::max_{knob} is {planned}")]
+    #[error("{knob} is {requested}, but Plan::max_{knob} is {planned}")]
     BeyondPlan {
         /// The knob.
         knob: Knob,
         /// The row's value.
-        asked: u64,
+        requested: u64,
         /// The plan's.
         planned: u64,
     },

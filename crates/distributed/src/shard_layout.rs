@@ -182,16 +182,16 @@ impl ShardedVocab {
     }
 
     /// Restricts the plan to one within the shards' own.
-    pub(crate) fn restrict(&mut self, asked: Plan) -> Result<(), ShardError> {
+    pub(crate) fn restrict(&mut self, requested: Plan) -> Result<(), ShardError> {
         let planned = self.shards_plan;
-        let fits = asked.max_rows <= planned.max_rows
-            && asked.max_draws <= planned.max_draws
-            && asked.max_logprobs <= planned.max_logprobs
-            && asked.canonical == planned.canonical;
+        let fits = requested.max_rows <= planned.max_rows
+            && requested.max_draws <= planned.max_draws
+            && requested.max_logprobs <= planned.max_logprobs
+            && requested.canonical == planned.canonical;
         if !fits {
-            return Err(ShardError::BeyondShards { asked, planned });
+            return Err(ShardError::BeyondShards { requested, planned });
         }
-        self.plan = asked;
+        self.plan = requested;
         Ok(())
     }
 }

@@ -130,9 +130,9 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         &mut self.group.transport
     }
 
-    /// Counts a call that is exchanged outside the transport. Every rank does so at the begin of such a call. The count
+    /// Counts a call that is exchanged outside the transport. Every rank does so when such a call begins. The count
     /// distinguishes a rank that is late, and makes the next call, from a rank with other parameters.
-    pub fn begin_elsewhere(&mut self) {
+    pub fn count_call(&mut self) {
         self.calls += 1;
     }
 

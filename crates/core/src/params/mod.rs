@@ -19,7 +19,7 @@ mod digest;
 pub(crate) mod filters;
 pub(crate) mod history;
 pub(crate) mod knob;
-pub(crate) mod repetitions;
+mod repetitions;
 mod row;
 mod row_buffer;
 pub(crate) mod sampling_params;

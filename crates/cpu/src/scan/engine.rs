@@ -79,8 +79,8 @@ fn check_size(plan: &Plan) -> Result<(), CpuError> {
         (Knob::Draws, u64::from(plan.max_draws), MAX_DRAWS / plan.max_rows as u64),
         (Knob::Logprobs, u64::from(plan.max_logprobs.unwrap_or(0)), MAX_LOGPROBS / plan.max_rows as u64),
     ];
-    match limits.into_iter().find(|(_, asked, limit)| asked > limit) {
-        Some((knob, asked, limit)) => Err(CpuError::PlanSize { knob, asked, limit }),
+    match limits.into_iter().find(|(_, requested, limit)| requested > limit) {
+        Some((knob, requested, limit)) => Err(CpuError::PlanSize { knob, requested, limit }),
         None => Ok(()),
     }
 }

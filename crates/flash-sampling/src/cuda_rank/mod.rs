@@ -362,7 +362,7 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
             return self.by_host.sample(input, rows, out);
         }
         out.clear();
-        self.by_host.begin_elsewhere();
+        self.by_host.count_call();
         self.prepare(input, rows, route)?;
         let begun = Instant::now();
         let drawn = match route {
