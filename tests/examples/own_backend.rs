@@ -7,13 +7,13 @@
 //! summaries ([`Driver`]). A fast backend makes the summaries itself.
 
 use flash_sampling_conformance::{BuildError, SamplerFactory, Trial, laws};
-use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_scan};
-use flash_sampling_core::params::transform::first_invalid;
+use flash_sampling_core::backend::{
+    Adjustments, Batch, Driver, Request, RowSummary, Scan, Stage, StagedError, check_call, check_scan, first_invalid,
+};
 use flash_sampling_core::reference::ReferenceVariant;
-use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, PerturbedArgmax, Plan, RowParams,
-    SampleError, Samples, Shape, Stage, StagedError, Variant,
+    Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
+    Shape, Variant,
 };
 
 struct Own<'w> {

@@ -4,8 +4,7 @@
 
 use flash_sampling_conformance::data::hash;
 use flash_sampling_conformance::laws::{scheme_name, stability_problem, stability_schemes};
-use flash_sampling_core::noise::Granule;
-use flash_sampling_core::noise::granule::{TOKENS, minimum_bits};
+use flash_sampling_core::noise::granule::{Granule, TOKENS, minimum_bits};
 use flash_sampling_core::noise::log::ln;
 use flash_sampling_core::noise::uniform::{TAIL_WORDS, exponential, gumbel};
 use flash_sampling_core::reference::Reference;

@@ -1,8 +1,8 @@
 //! What a backend brings to the suite.
 
 use flash_sampling_core::backend::canonical::canonical_logit;
+use flash_sampling_core::backend::check_call;
 use flash_sampling_core::reference::ReferenceVariant;
-use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Capabilities, DType, Head, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
 };
@@ -42,11 +42,6 @@ pub trait SamplerFactory: Sync {
 
     /// Whether a sampler can be built for a shard of a head, not only for a whole vocabulary.
     fn takes_shards(&self) -> bool {
-        true
-    }
-
-    /// Whether rows with processed log-probabilities have [masses](flash_sampling_core::RowSample::mass), not only log Z.
-    fn has_masses(&self) -> bool {
         true
     }
 

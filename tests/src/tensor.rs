@@ -3,41 +3,31 @@
 use flash_sampling_core::{DType, Matrix};
 use half::{bf16, f16};
 
-#[derive(Clone, Debug)]
-enum Data {
-    BF16(Vec<bf16>),
-    F16(Vec<f16>),
-    F32(Vec<f32>),
-}
-
 /// A row-major matrix `[rows, cols]`.
 #[derive(Clone, Debug)]
 pub struct Tensor {
+    dtype: DType,
     rows: usize,
     cols: usize,
-    data: Data,
+    bytes: Vec<u8>,
 }
 
 impl Tensor {
     /// A matrix of `f(row, col)`, rounded to the element type; `cols` is at least 1.
     pub fn from_fn(dtype: DType, rows: usize, cols: usize, f: impl Fn(usize, usize) -> f32) -> Self {
         let values = (0..rows * cols).map(|i| f(i / cols, i % cols));
-        let data = match dtype {
-            DType::BF16 => Data::BF16(values.map(bf16::from_f32).collect()),
-            DType::F16 => Data::F16(values.map(f16::from_f32).collect()),
-            DType::F32 => Data::F32(values.collect()),
+        let bytes = match dtype {
+            DType::BF16 => values.flat_map(|value| bf16::from_f32(value).to_ne_bytes()).collect(),
+            DType::F16 => values.flat_map(|value| f16::from_f32(value).to_ne_bytes()).collect(),
+            DType::F32 => values.flat_map(f32::to_ne_bytes).collect(),
         };
-        Tensor { rows, cols, data }
+        Tensor { dtype, rows, cols, bytes }
     }
 
     /// The matrix.
     pub fn matrix(&self) -> Matrix<'_> {
-        let matrix = match &self.data {
-            Data::BF16(data) => Matrix::new(data, self.rows, self.cols),
-            Data::F16(data) => Matrix::new(data, self.rows, self.cols),
-            Data::F32(data) => Matrix::new(data, self.rows, self.cols),
-        };
-        matrix.expect("the data has rows * cols elements and a column")
+        let matrix = Matrix::from_bytes(&self.bytes, self.dtype, self.rows, self.cols, self.cols);
+        matrix.expect("the bytes have rows * cols elements and a column")
     }
 
     /// Number of rows.
@@ -59,22 +49,14 @@ impl Tensor {
 
     /// The matrix of the named rows, in their order.
     pub fn select(&self, rows: &[usize]) -> Tensor {
-        let cols = self.cols;
-        fn pick<T: Copy>(data: &[T], rows: &[usize], cols: usize) -> Vec<T> {
-            rows.iter().flat_map(|&r| data[r * cols..(r + 1) * cols].iter().copied()).collect()
-        }
-        let data = match &self.data {
-            Data::BF16(data) => Data::BF16(pick(data, rows, cols)),
-            Data::F16(data) => Data::F16(pick(data, rows, cols)),
-            Data::F32(data) => Data::F32(pick(data, rows, cols)),
-        };
-        Tensor { rows: rows.len(), cols, data }
+        let bytes = rows.iter().flat_map(|&row| self.matrix().row_bytes(row)).copied().collect();
+        Tensor { rows: rows.len(), bytes, ..*self }
     }
 
     /// The same matrix with `before` odd bytes in front and `gap` elements of NaN between rows: the bytes and the
     /// row stride, for [`Matrix::from_bytes`].
     pub fn strided(&self, before: usize, gap: usize) -> (Vec<u8>, usize) {
-        let size = self.matrix().dtype().size();
+        let size = self.dtype.size();
         let mut bytes = vec![0xffu8; before];
         for row in 0..self.rows {
             bytes.extend_from_slice(self.matrix().row_bytes(row));

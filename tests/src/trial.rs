@@ -195,7 +195,7 @@ impl RowBits {
         let outcome = out.row(row).map(|row| Drawn {
             draws: row.draws.iter().map(|d| (d.token, d.score.into(), d.logit.into())).collect(),
             log_z: row.log_z.map(Bits::from),
-            top: row.top.iter().map(|c| (c.winner.token, c.logit.into())).collect(),
+            top: row.top.iter().map(|&(token, logit)| (token, logit.into())).collect(),
             raw: row.raw_logits.iter().map(|&logit| logit.into()).collect(),
             ranks: row.ranks.to_vec(),
             tokens: row.token_logits.iter().map(|&(token, logit)| (token, (logit + 0.0).into())).collect(),

@@ -6,8 +6,8 @@ use backends::{Cpu, Kind, Trickle};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{SamplerFactory, suite};
-use flash_sampling_core::{DType, Plan, RowParams, Samples};
-use flash_sampling_cpu::{CpuOptions, Isa, OnlineStream, StreamError, StreamHead};
+use flash_sampling_core::{DType, Plan, RowParams, Samples, StreamError, StreamHead};
+use flash_sampling_cpu::{CpuOptions, Isa, OnlineStream};
 
 suite!(tiled_portable, Cpu::new(Kind::Tiled, Isa::Portable));
 suite!(tiled_avx2, Cpu::new(Kind::Tiled, Isa::Avx2));

@@ -6,7 +6,7 @@
 use flash_sampling_conformance::logits::softmax;
 use flash_sampling_conformance::report::ALPHA;
 use flash_sampling_conformance::statistics::Bins;
-use flash_sampling_core::sampler::speculation::{DraftLaw, Judgement, SpeculationError, accept, judge};
+use flash_sampling_core::speculation::{DraftLaw, Judgement, SpeculationError, accept, judge};
 use flash_sampling_core::{Domain, Noise, RowError, RowParams, Samples};
 
 const V: usize = 6;

@@ -90,11 +90,11 @@ impl FusedHead {
             #[cfg(feature = "cuda")]
             DeviceLocation::Cuda { .. } => Place::Gpu(Box::new(OnDevice::new(&weight, &options, plan)?)),
             _ => {
-                let parked = with_matrix(&weight, |matrix| {
+                let detached = with_matrix(&weight, |matrix| {
                     let sampler = wrap(Tiled::new(options.head(matrix)?, plan, cpu))?;
-                    Ok(sampler.park())
+                    Ok(sampler.detach())
                 })?;
-                Place::Cpu(Some(parked))
+                Place::Cpu(Some(detached))
             }
         };
         Ok(FusedHead { place, weight, options, samples: Samples::new() })
@@ -130,10 +130,10 @@ impl FusedHead {
         };
         with_matrix(weight, |matrix| {
             let head = options.head(matrix)?;
-            let Some(parked) = plan.take() else { bail!("the plan was lost by a call that failed") };
-            let mut sampler = wrap(parked.resume(head))?;
+            let Some(detached) = plan.take() else { bail!("the plan was lost by a call that failed") };
+            let mut sampler = wrap(detached.attach(head))?;
             let outcome = with_matrix(&hidden, |hidden| wrap(sampler.sample(hidden, rows, out)));
-            *plan = Some(sampler.park());
+            *plan = Some(sampler.detach());
             outcome
         })
     }

@@ -2,8 +2,8 @@
 
 use crate::wrap;
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, bail};
+use flash_sampling::Element;
 use flash_sampling::Matrix;
-use flash_sampling::backend::matrix::Element;
 
 /// Calls `work` with the storage of a CPU tensor `[rows, cols]` of bf16, f16 or f32 as a [`Matrix`].
 ///

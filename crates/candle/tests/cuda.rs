@@ -41,7 +41,7 @@ fn said(samples: &Samples) -> Vec<String> {
         Ok(row) => {
             let bits = |x: f32| x.to_bits();
             let draws: Vec<_> = row.draws.iter().map(|d| (d.token, bits(d.score), bits(d.logit))).collect();
-            let top: Vec<_> = row.top.iter().map(|c| (c.winner.token, bits(c.logit))).collect();
+            let top: Vec<_> = row.top.iter().map(|&(token, logit)| (token, bits(logit))).collect();
             let kept = row.kept.map(|kept| (kept.count, kept.tokens.to_vec()));
             // The order of summation differs, so log Z is rounded.
             let log_z = row.log_z.map(|z| (z * 1e4).round());

@@ -115,12 +115,12 @@ pub enum RowError {
         knob: Knob,
     },
     /// A knob's value exceeds the plan.
-    #[error("{knob} is {asked}, but Plan::max_{knob} is {planned}")]
+    #[error("{knob} is {requested}, but Plan::max_{knob} is {planned}")]
     BeyondPlan {
         /// The knob.
         knob: Knob,
         /// The row's value.
-        asked: u64,
+        requested: u64,
         /// The plan's.
         planned: u64,
     },
@@ -228,7 +228,7 @@ pub enum HeadError {
         /// The name of the factor.
         what: &'static str,
         /// The factor's value.
-        value: FloatBits,
+        value: KnobValue,
     },
     /// A head has fewer tokens than it is to use, or is to use none.
     #[error("vocab_size is {vocab_size}, but the head's vocabulary has {most} tokens: it must be 1 to {most}")]
@@ -265,19 +265,31 @@ fn wrong_vocab(vocab_size: usize, vocab_start: usize, vocab_end: usize) -> Strin
     }
 }
 
-/// The value of a knob.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The value of a knob or of a factor. Floats compare by their bits, so that errors can be compared.
+#[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum KnobValue {
     /// A float.
-    Float(FloatBits),
+    Float(f32),
     /// An integer.
     Integer(u64),
 }
 
+impl PartialEq for KnobValue {
+    fn eq(&self, other: &KnobValue) -> bool {
+        match (self, other) {
+            (KnobValue::Float(a), KnobValue::Float(b)) => a.to_bits() == b.to_bits(),
+            (KnobValue::Integer(a), KnobValue::Integer(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
+impl Eq for KnobValue {}
+
 impl From<f32> for KnobValue {
     fn from(value: f32) -> Self {
-        KnobValue::Float(value.into())
+        KnobValue::Float(value)
     }
 }
 
@@ -290,31 +302,9 @@ impl From<u64> for KnobValue {
 impl fmt::Display for KnobValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            KnobValue::Float(value) => value.fmt(f),
+            // With an exponent if that is shorter.
+            KnobValue::Float(value) => fmt::Debug::fmt(value, f),
             KnobValue::Integer(value) => value.fmt(f),
         }
-    }
-}
-
-/// A float that compares by its bits, so that errors can be compared.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct FloatBits(u32);
-
-impl From<f32> for FloatBits {
-    fn from(value: f32) -> Self {
-        FloatBits(value.to_bits())
-    }
-}
-
-impl fmt::Debug for FloatBits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl fmt::Display for FloatBits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // With an exponent if that is shorter.
-        fmt::Debug::fmt(&f32::from_bits(self.0), f)
     }
 }

@@ -1,7 +1,7 @@
 //! The LM head: the weight, the tokens it covers, and the transforms that belong to the model.
 
+use crate::backend::math;
 use crate::error::HeadError;
-use crate::math;
 use crate::matrix::Matrix;
 use core::ops::Range;
 

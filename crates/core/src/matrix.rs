@@ -37,16 +37,35 @@ impl DType {
 pub trait Element: bytemuck::Pod {
     /// Its name at run time.
     const DTYPE: DType;
+
+    /// Widens to float32, exactly.
+    fn widen(self) -> f32;
 }
 
 impl Element for bf16 {
     const DTYPE: DType = DType::BF16;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        // `to_f32` has a branch for NaN.
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
 }
 impl Element for f16 {
     const DTYPE: DType = DType::F16;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
 }
 impl Element for f32 {
     const DTYPE: DType = DType::F32;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
 }
 
 /// A borrowed row-major matrix, `[rows, cols]`, in native byte order and at any alignment, so that a mapped file works.
@@ -177,23 +196,16 @@ impl<'a> Matrix<'a> {
 /// # Panics
 /// When `out` does not have as many elements as `bytes` holds.
 pub fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
+    fn each<T: Element>(bytes: &[u8], out: &mut [f32]) {
+        for (wide, bytes) in out.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
+            *wide = bytemuck::pod_read_unaligned::<T>(bytes).widen();
+        }
+    }
     assert_eq!(bytes.len(), out.len() * dtype.size());
     match dtype {
-        DType::BF16 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *o = f32::from_bits(u32::from(u16::from_ne_bytes(*b)) << 16);
-            }
-        }
-        DType::F16 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *o = f16::from_ne_bytes(*b).to_f32();
-            }
-        }
-        DType::F32 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *o = f32::from_ne_bytes(*b);
-            }
-        }
+        DType::BF16 => each::<bf16>(bytes, out),
+        DType::F16 => each::<f16>(bytes, out),
+        DType::F32 => each::<f32>(bytes, out),
     }
 }
 

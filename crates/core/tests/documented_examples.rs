@@ -1,10 +1,8 @@
 //! The examples of docs/filters.md and docs/groups.md.
 
+use flash_sampling_core::backend::{Adjustments, GroupSummary, LogMass};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{
-    Adjustments, Domain, GroupSummary, Head, History, LogMass, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams,
-    Samples,
-};
+use flash_sampling_core::{Domain, Head, History, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams, Samples};
 
 /// Returns the tokens that the filters of `row` keep, ascending, of the logits of a head.
 fn kept(logits: &[f32], row: RowParams<'_>) -> Vec<u32> {

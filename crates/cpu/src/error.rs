@@ -45,12 +45,12 @@ pub enum CpuError {
         knob: Knob,
     },
     /// The plan needs more scratch than any call can use.
-    #[error("the plan's {knob} is {asked}; at most {limit} can be planned for")]
+    #[error("the plan's {knob} is {requested}; at most {limit} can be planned for")]
     PlanSize {
         /// The knob of the plan.
         knob: Knob,
         /// The plan's value.
-        asked: u64,
+        requested: u64,
         /// The largest possible value.
         limit: u64,
     },

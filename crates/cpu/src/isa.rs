@@ -42,7 +42,7 @@ impl Isa {
         best.for_types(weight, hidden)
     }
 
-    /// The instruction set that actually runs when this one is asked for.
+    /// The instruction set that actually runs when this one is requested.
     pub fn for_types(self, weight: DType, hidden: DType) -> Isa {
         let bf16 = weight == DType::BF16 && hidden == DType::BF16;
         match self {

@@ -3,7 +3,7 @@
 //! | type | variant | paper | exact |
 //! | --- | --- | --- | --- |
 //! | [`Tiled`] | fused tiled | Alg. 1 | pathwise |
-//! | [`Grouped`] | parallel groups | Alg. I.2, section D.3 | in distribution; pathwise with [`GroupDraw::Reuse`] |
+//! | [`Grouped`] | parallel groups | Alg. I.2, section D.3 | in distribution; pathwise with [`GroupDraw::Reuse`](flash_sampling_core::GroupDraw::Reuse) |
 //! | [`Online`], [`OnlineStream`] | online, also over a reader | Alg. I.3 | in distribution |
 //! | [`Standalone`] | over existing logits | Alg. I.1 | pathwise |
 //!
@@ -29,7 +29,6 @@ mod simd;
 mod variants;
 
 pub use error::CpuError;
-pub use flash_sampling_core::{GroupDraw, StreamError, StreamHead};
 pub use isa::{Isa, ParseIsaError};
 pub use matmul::matmul;
 pub use options::CpuOptions;

@@ -1,7 +1,9 @@
 //! The streamed head draws what the head in memory draws, and says where a reader ended.
 
-use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples};
-use flash_sampling_cpu::{CpuError, CpuOptions, Online, OnlineStream, StreamError, StreamHead};
+use flash_sampling_core::{
+    DType, Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples, StreamError, StreamHead,
+};
+use flash_sampling_cpu::{CpuError, CpuOptions, Online, OnlineStream};
 use half::bf16;
 
 const VOCAB: usize = 1000;

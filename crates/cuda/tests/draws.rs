@@ -3,11 +3,9 @@
 
 mod emulated;
 
-use flash_sampling_core::noise::{Domain, Noise};
-use flash_sampling_core::params::Row;
-use flash_sampling_core::params::transform::{RowTransform, first_invalid};
+use flash_sampling_core::backend::{Adjustment, Candidate, Row, RowTransform, first_invalid};
 use flash_sampling_core::reference::{grouped, groups, log_mass, online, tiled};
-use flash_sampling_core::{Adjustment, Candidate, Head, Matrix, RowError};
+use flash_sampling_core::{Domain, Head, Matrix, Noise, RowError};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 

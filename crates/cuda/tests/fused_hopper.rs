@@ -3,11 +3,9 @@
 
 mod emulated;
 
-use flash_sampling_core::noise::{Domain, Noise};
-use flash_sampling_core::params::Row;
-use flash_sampling_core::params::transform::{RowTransform, first_invalid};
+use flash_sampling_core::backend::{Adjustment, Row, RowTransform, first_invalid};
 use flash_sampling_core::reference::tiled;
-use flash_sampling_core::{Adjustment, Head, Matrix, RowError};
+use flash_sampling_core::{Domain, Head, Matrix, Noise, RowError};
 
 const PLAIN: u32 = 0;
 const MASKS_PENALTIES: u32 = 1;

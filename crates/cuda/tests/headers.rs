@@ -2,10 +2,11 @@
 
 mod emulated;
 
+use flash_sampling_core::backend::{Adjustment, MassHistogram, RowTransform, Winner, math};
+use flash_sampling_core::noise::granule::Granule;
 use flash_sampling_core::noise::log::{ln, neg_ln_1m};
-use flash_sampling_core::noise::{Domain, Granule, Noise, uniform};
-use flash_sampling_core::params::transform::RowTransform;
-use flash_sampling_core::{Adjustment, Head, MassHistogram, Matrix, Winner, math};
+use flash_sampling_core::noise::uniform;
+use flash_sampling_core::{Domain, Head, Matrix, Noise};
 
 /// Word `i` of the stream that both sides take their inputs from.
 fn input(i: u32) -> u32 {

@@ -3,8 +3,8 @@
 
 mod emulated;
 
-use flash_sampling_core::backend::by_logit_rank;
-use flash_sampling_core::{Candidate, Domain, MassHistogram, Noise, Winner};
+use flash_sampling_core::backend::{Candidate, MassHistogram, Winner, by_logit_rank};
+use flash_sampling_core::{Domain, Noise};
 
 /// The sizes of a case: first token, tokens, length of the list; and what the logits are.
 #[derive(Clone, Copy, Debug)]

@@ -4,12 +4,9 @@
 mod emulated;
 
 use flash_sampling_core::backend::selection::PrefixMass;
-use flash_sampling_core::backend::{Request, RowSummary};
+use flash_sampling_core::backend::{Candidate, Frontier, LogitRank, Moments, Request, RowSummary, Winner};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{
-    Candidate, Domain, Frontier, Head, LogitRank, Matrix, Moments, Noise, Order, PerturbedArgmax, Plan, RowParams,
-    Winner,
-};
+use flash_sampling_core::{Domain, Head, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams};
 use std::path::Path;
 
 /// What the kernels found.

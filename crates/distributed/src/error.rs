@@ -92,10 +92,10 @@ pub enum ShardError {
         found_world: usize,
     },
     /// A plan exceeds the plan of the shards.
-    #[error("a plan with {} is beyond the shards', with {}", unlike(asked, &within(asked, planned)), unlike(&within(asked, planned), asked))]
+    #[error("a plan with {} is beyond the shards', with {}", unlike(requested, &within(requested, planned)), unlike(&within(requested, planned), requested))]
     BeyondShards {
         /// The requested plan.
-        asked: Plan,
+        requested: Plan,
         /// The shards' plan.
         planned: Plan,
     },

@@ -16,7 +16,7 @@
 //! Two samplers perform the merges. [`Sharded`] holds all shards in one process and needs no threads. [`ShardSampler`]
 //! is one rank of a group that exchanges summaries over a [`Transport`]; [`Loopback`] is the transport between the
 //! threads of a process. Both are samplers over the whole vocabulary: core's
-//! [`Driver`](flash_sampling_core::backend::Driver) over the shards as one [`Scan`](flash_sampling_core::Scan).
+//! [`Driver`](flash_sampling_core::backend::Driver) over the shards as one [`Scan`](flash_sampling_core::backend::Scan).
 //!
 //! | module | content |
 //! | --- | --- |

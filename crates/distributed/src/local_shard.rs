@@ -2,9 +2,7 @@
 
 use crate::merge::ShardMerge;
 use core::fmt;
-use flash_sampling_core::backend::driver::kept_list;
-use flash_sampling_core::backend::{Batch, Request, RowSummary, SampledRows};
-use flash_sampling_core::sampler::reuse_vec;
+use flash_sampling_core::backend::{Batch, Request, RowSummary, SampledRows, kept_list, reuse_vec};
 use flash_sampling_core::{PerturbedArgmax, SampleError};
 
 /// A shard and its last summaries. Its memory is reused between calls.

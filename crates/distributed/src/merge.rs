@@ -1,15 +1,14 @@
 //! The two merges of shard summaries.
 
 use core::fmt;
-use flash_sampling_core::backend::{Request, RowSummary};
-use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, Domain, LogprobsMode, RowParams};
+use flash_sampling_core::backend::{Candidate, Request, Row, RowSummary};
+use flash_sampling_core::{Domain, LogprobsMode, RowParams};
 
 /// The merge of the shards' draws into one draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ShardMerge {
     /// The best score wins, then the smaller token: pathwise exact (paper Lemma D.5). Token, score and log Z (from
-    /// merged [`MassHistogram`](flash_sampling_core::MassHistogram)s) have the bits of a sampler without shards. The
+    /// merged [`MassHistogram`](flash_sampling_core::backend::MassHistogram)s) have the bits of a sampler without shards. The
     /// shards must be pathwise.
     Winners,
     /// A shard is drawn by its log-mass with fresh noise, and its local draw is kept: exact in distribution (paper

@@ -32,7 +32,7 @@ pub(crate) struct ShardInfo {
     without_replacement: bool,
     /// Whether it supports all of [`Knobs::ADJUSTMENTS`].
     adjusts: bool,
-    /// Whether it has a [`Scan`](flash_sampling_core::Scan), for rows with filters or raw log-probabilities.
+    /// Whether it has a [`Scan`](flash_sampling_core::backend::Scan), for rows with filters or raw log-probabilities.
     scans: bool,
     canonical: bool,
 }
@@ -180,16 +180,16 @@ impl ShardedVocab {
     }
 
     /// Restricts the plan to one within the shards' own.
-    pub(crate) fn restrict(&mut self, asked: Plan) -> Result<(), ShardError> {
+    pub(crate) fn restrict(&mut self, requested: Plan) -> Result<(), ShardError> {
         let planned = self.shards_plan;
-        let fits = asked.max_rows <= planned.max_rows
-            && asked.max_draws <= planned.max_draws
-            && asked.max_logprobs <= planned.max_logprobs
-            && asked.canonical == planned.canonical;
+        let fits = requested.max_rows <= planned.max_rows
+            && requested.max_draws <= planned.max_draws
+            && requested.max_logprobs <= planned.max_logprobs
+            && requested.canonical == planned.canonical;
         if !fits {
-            return Err(ShardError::BeyondShards { asked, planned });
+            return Err(ShardError::BeyondShards { requested, planned });
         }
-        self.plan = asked;
+        self.plan = requested;
         Ok(())
     }
 }

@@ -13,8 +13,7 @@ use crate::shard_layout::{ShardInfo, ShardedVocab};
 use crate::transport::Transport;
 use crate::{check, mismatch};
 use core::ops::Range;
-use flash_sampling_core::backend::{Batch, CheckedRow, Driver, Request, RowSummary, Scan};
-use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::backend::{Batch, CheckedRow, Driver, Request, RowSummary, Scan, check_call};
 use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 
 /// One rank of a group: a local shard, one exchange of summaries per pass, and a merge on every rank.
@@ -133,7 +132,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// Counts a call that is exchanged outside the transport. Every rank does so at the begin of such a call.
     ///
     /// The count distinguishes a late rank, which makes the next call, from a rank with other parameters.
-    pub fn begin_elsewhere(&mut self) {
+    pub fn count_call(&mut self) {
         self.calls += 1;
     }
 

@@ -5,8 +5,7 @@ use crate::local_shard::LocalShard;
 use crate::merge::{RowMerger, ShardMerge};
 use crate::options::ShardOptions;
 use crate::shard_layout::{ShardInfo, ShardedVocab};
-use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan};
-use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_call};
 use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 
 /// All shards of a vocabulary in one process, scanned one after the other.

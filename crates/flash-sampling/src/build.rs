@@ -53,7 +53,7 @@ pub enum BuildError {
     /// A number of shards that cannot be made.
     #[error("{shards} shards cannot be made: it must be 1 to {MAX_SHARDS}")]
     Shards {
-        /// The number asked for.
+        /// The requested number.
         shards: usize,
     },
     /// The CPU backend refuses.

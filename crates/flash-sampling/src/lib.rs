@@ -72,8 +72,8 @@
 //! * What a user writes stays a literal: [`RowParams`], [`Plan`], [`BackendConfig`] and the backends' options. End it with
 //!   `..Default::default()`; a new field's default changes nothing.
 //! * What a user reads is `non_exhaustive`: [`RowSample`], [`Draw`] and [`Kept`], errors, knobs, variants and backends.
-//! * [`backend`] and the methods "for implementers" of [`Samples`] may change in any release, and [`Capabilities`] may get
-//!   a field.
+//! * [`backend`], methods "for implementers" and methods with types of [`backend`] may change in any release.
+//!   [`Capabilities`] may get a field.
 #![forbid(unsafe_code)]
 // The table of samplers links to those of features that may be off.
 #![cfg_attr(
@@ -97,12 +97,12 @@ pub use owned::{HeadOwner, OwnedWeight, build_owned};
 // Samplers and their results.
 #[doc(inline)]
 pub use flash_sampling_core::{
-    Candidate, Capabilities, Draw, Exactness, GroupDraw, Input, Kept, PerturbedArgmax, Plan, RowSample, SampleError,
-    Samples, Shape, Variant, log_prob, reference, speculation,
+    Capabilities, Draw, Exactness, GroupDraw, Input, Kept, PerturbedArgmax, Plan, RowSample, SampleError, Samples,
+    Shape, Variant, log_prob, reference, speculation,
 };
 // Heads and inputs.
 #[doc(inline)]
-pub use flash_sampling_core::{DType, Head, HeadError, Matrix, StreamError, StreamHead};
+pub use flash_sampling_core::{DType, Element, Head, HeadError, Matrix, StreamError, StreamHead};
 #[doc(no_inline)]
 pub use flash_sampling_core::{bf16, f16};
 // The parameters of a row, and of a request.
@@ -114,12 +114,9 @@ pub use flash_sampling_core::{
 // The noise of a token.
 #[doc(inline)]
 pub use flash_sampling_core::{Domain, Noise, NoiseRng, noise};
-
-/// Everything of [`flash_sampling_core`], for those who implement a backend: summaries, filters, the [`Scan`](backend::Scan)
-/// of a shard, bounds of rounding. Exempt from semantic versioning.
-pub mod backend {
-    pub use flash_sampling_core::*;
-}
+// For implementers of samplers.
+#[doc(inline)]
+pub use flash_sampling_core::backend;
 
 #[cfg(feature = "cpu")]
 pub use flash_sampling_cpu as cpu;

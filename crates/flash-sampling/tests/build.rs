@@ -3,8 +3,8 @@
 
 use flash_sampling::{
     Backend, BackendConfig, BuildError, CpuOptions, DType, Exactness, GroupDraw, Head, HeadError, HeadOwner, Isa,
-    Knobs, Matrix, OwnedWeight, PerturbedArgmax, Plan, RowParams, Samples, ShardError, ShardMerge, VariantConfig,
-    build, build_from_logits, build_owned, capabilities_of,
+    Matrix, OwnedWeight, PerturbedArgmax, Plan, RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
+    build_from_logits, build_owned, capabilities_of,
 };
 
 const VOCAB: usize = 700;
@@ -217,6 +217,7 @@ fn capabilities_are_known_without_a_head() {
 #[cfg(feature = "cuda")]
 #[test]
 fn capabilities_of_gpus_are_those_of_the_cpu() {
+    use flash_sampling::Knobs;
     for variant in [
         VariantConfig::Tiled,
         VariantConfig::Grouped { size: 64, draw: GroupDraw::Reuse },

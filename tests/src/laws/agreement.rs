@@ -5,11 +5,11 @@ use crate::logits::LogitShape;
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::{DTYPES, RowBits, Trial};
+use flash_sampling_core::backend::Winner;
 use flash_sampling_core::backend::canonical::{dot_error_bound, largest_norm, norm};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
-    DType, Domain, Draw, Exactness, History, Knob, Knobs, Noise, PerturbedArgmax, Plan, RowParams, SampleError,
-    Samples, Winner,
+    DType, Domain, Draw, Exactness, History, Knob, Knobs, Noise, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
 };
 
 fn rows(count: usize, draws: u32, logprobs: Option<u32>) -> Vec<RowParams<'static>> {

@@ -6,8 +6,8 @@ use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::statistics::Bins;
 use crate::trial::{RowBits, Trial};
+use flash_sampling_core::backend::is_allowed;
 use flash_sampling_core::noise::granule::{self, TOKENS};
-use flash_sampling_core::params::transform::allowed;
 use flash_sampling_core::{DType, Domain, Head, Noise, PerturbedArgmax, Plan, RowParams, Samples};
 
 /// Five whole granules and three more tokens.
@@ -66,7 +66,7 @@ pub(super) fn granules_may_be_cut(trial: &Trial<'_>, report: &mut LawReport) -> 
     for head in heads(trial, &problem).into_iter().filter(|head| head.tokens().len() > 4) {
         let (tokens, mask) = (head.tokens(), &masks[3]);
         let kept = |token| {
-            if tokens.contains(&token) && allowed(mask, token) { logits[token as usize] } else { f32::NEG_INFINITY }
+            if tokens.contains(&token) && is_allowed(mask, token) { logits[token as usize] } else { f32::NEG_INFINITY }
         };
         let law = softmax(&(0..VOCAB).map(kept).collect::<Vec<_>>());
         let mut sampler = trial.sampler(head, plan)?;

@@ -5,10 +5,10 @@ use crate::logits::LogitShape;
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::{RowBits, Trial};
+use flash_sampling_core::backend::MassHistogram;
 use flash_sampling_core::reference::log_mass;
 use flash_sampling_core::{
-    DType, History, Knob, Knobs, LogprobsMode, MassHistogram, Order, PerturbedArgmax, Plan, RowError, RowParams,
-    Samples,
+    DType, History, Knob, Knobs, LogprobsMode, Order, PerturbedArgmax, Plan, RowError, RowParams, Samples,
 };
 
 pub(super) fn log_z_and_top_logprobs_are_right(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
@@ -31,10 +31,10 @@ pub(super) fn log_z_and_top_logprobs_are_right(trial: &Trial<'_>, report: &mut L
                     .collect();
                 let out = trial.sample(&problem, plan, &rows)?;
                 let where_ = || format!("{shape:?}, {vocab} tokens, temperature {temperature}");
-                for (row, requested) in out.iter().zip(requested) {
-                    let row = row?;
+                for (r, requested) in requested.into_iter().enumerate() {
+                    let row = out.row(r)?;
                     let Some(requested) = requested else {
-                        let nothing = row.log_z.is_none() && row.top.is_empty() && row.mass.is_none();
+                        let nothing = row.log_z.is_none() && row.top.is_empty() && out.mass(r).is_none();
                         ensure!(nothing, "{}: log-probabilities without a request", where_());
                         continue;
                     };
@@ -46,13 +46,12 @@ pub(super) fn log_z_and_top_logprobs_are_right(trial: &Trial<'_>, report: &mut L
                         where_(),
                         mass.log_z()
                     );
-                    let masses = trial.factory.has_masses().then_some(&mass);
-                    ensure!(row.mass == masses, "{}: the masses differ", where_());
+                    ensure!(out.mass(r).is_none_or(|found| *found == mass), "{}: the masses differ", where_());
                     let want = &order[..(requested as usize).min(vocab)];
-                    let top: Vec<u32> = row.top.iter().map(|c| c.winner.token).collect();
+                    let top: Vec<u32> = row.top.iter().map(|&(token, _)| token).collect();
                     ensure!(top == want, "{}: the top {requested} are {top:?}, not {want:?}", where_());
-                    for c in row.top {
-                        ensure!(c.logit == logits[c.winner.token as usize], "{}: a top logit is off", where_());
+                    for &(token, logit) in row.top {
+                        ensure!(logit == logits[token as usize], "{}: a top logit is off", where_());
                     }
                     for d in row.draws {
                         let exact = f64::from(logits[d.token as usize]) - log_mass(&logits);
@@ -114,13 +113,14 @@ pub(super) fn raw_logprobs_are_the_models_own(trial: &Trial<'_>, report: &mut La
         let mut mass = MassHistogram::default();
         mass.extend_from_slice(&logits);
         let log_z = row.log_z.map(f64::to_bits);
-        ensure!(row.mass == Some(&mass) && log_z == Some(mass.log_z().to_bits()), "row {r}: log Z is {:?}", row.log_z);
+        ensure!(log_z == Some(mass.log_z().to_bits()), "row {r}: log Z is {:?}", row.log_z);
+        ensure!(out.mass(r).is_none_or(|found| *found == mass), "row {r}: the masses differ");
         let mut order: Vec<u32> = (0..size.vocab as u32).collect();
         order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
         order.truncate(params.logprobs.unwrap_or(0) as usize);
-        let top: Vec<u32> = row.top.iter().map(|c| c.winner.token).collect();
+        let top: Vec<u32> = row.top.iter().map(|&(token, _)| token).collect();
         ensure!(top == order, "row {r}: the largest raw logits are of {top:?}, not {order:?}");
-        ensure!(row.top.iter().all(|c| c.logit == logits[c.winner.token as usize]), "row {r}: a top logit is off");
+        ensure!(row.top.iter().all(|&(token, logit)| logit == logits[token as usize]), "row {r}: a top logit is off");
         ensure!(row.raw_logits.len() == row.draws.len(), "row {r}: {} raw logits", row.raw_logits.len());
         for (i, d) in row.draws.iter().enumerate() {
             ensure!(row.raw_logits[i] == logits[d.token as usize], "row {r}, draw {i}: the raw logit is off");
@@ -200,9 +200,9 @@ pub(super) fn ranks_and_given_tokens_are_right(trial: &Trial<'_>, report: &mut L
             let tokens: Vec<u32> = row.token_log_probs().map(|(token, _)| token).collect();
             ensure!(tokens == given, "row {r}: log-probabilities of {tokens:?}, not of {given:?}");
             ensure!(row.ranks.len() == row.draws.len(), "row {r}: {} ranks", row.ranks.len());
-            for (i, (c, rank)) in row.top.iter().zip(1..).enumerate() {
-                let drawn = row.draws.iter().zip(row.ranks).filter(|(d, _)| d.token == c.winner.token);
-                ensure!(drawn.clone().all(|(_, found)| *found == rank), "row {r}: rank of token {} of the list", i);
+            for (&(token, _), rank) in row.top.iter().zip(1..) {
+                let drawn = row.draws.iter().zip(row.ranks).filter(|(d, _)| d.token == token);
+                ensure!(drawn.clone().all(|(_, found)| *found == rank), "row {r}: rank of listed token {token}");
             }
             beyond += row.ranks.iter().filter(|rank| **rank as usize > row.top.len()).count();
             if mode == LogprobsMode::Raw {

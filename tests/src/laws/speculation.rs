@@ -4,7 +4,7 @@ use crate::data::hash;
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::Trial;
-use flash_sampling_core::sampler::speculation::verify;
+use flash_sampling_core::speculation::verify;
 use flash_sampling_core::{DType, History, PerturbedArgmax, Plan, RowParams, Samples};
 
 const BLOCK: usize = 4;

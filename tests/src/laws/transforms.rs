@@ -5,7 +5,7 @@ use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::tensor::Tensor;
 use crate::trial::{RowBits, Trial};
-use flash_sampling_core::params::transform::allowed;
+use flash_sampling_core::backend::is_allowed;
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
 
 const SIZE: Size = Size::new(6, 1003, 40);
@@ -61,7 +61,7 @@ pub(super) fn masks_forbid_and_allow(trial: &Trial<'_>, report: &mut LawReport) 
         let out = trial.sample(&problem, PLAN, &rows)?;
         for row in out.iter() {
             for d in row?.draws {
-                ensure!(allowed(mask, d.token), "mask of {name}: token {} came", d.token);
+                ensure!(is_allowed(mask, d.token), "mask of {name}: token {} came", d.token);
             }
         }
         same_as_reference(trial, name, &problem, &rows)?;
@@ -184,7 +184,7 @@ pub(super) fn padding_is_never_drawn(trial: &Trial<'_>, report: &mut LawReport) 
             let out = trial.sample(&problem, PLAN, &rows(|row| row))?;
             for row in out.iter() {
                 let row = row?;
-                let top = row.top.iter().map(|c| c.winner.token);
+                let top = row.top.iter().map(|&(token, _)| token);
                 ensure!(
                     row.draws.iter().map(|d| d.token).chain(top).all(|t| (t as usize) < vocab),
                     "a token beyond {vocab} came"

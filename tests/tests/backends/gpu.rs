@@ -112,10 +112,6 @@ impl SamplerFactory for Gpu {
     }
 
     // A stream begins at the vocabulary's first token.
-    fn has_masses(&self) -> bool {
-        *self != Gpu::Shared
-    }
-
     fn takes_shards(&self) -> bool {
         !matches!(self, Gpu::StreamedTiled | Gpu::StreamedOnline)
     }

@@ -4,9 +4,10 @@ use super::shard_starts;
 use flash_sampling::distributed::{Loopback, TIME_LIMIT, Transport};
 use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
+use flash_sampling_core::backend::{Candidate, Winner};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Candidate, Capabilities, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Winner,
+    Capabilities, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DeviceNccl, NcclId};
 use std::sync::{Mutex, PoisonError};

@@ -13,10 +13,11 @@ use flash_sampling_conformance::problem::Problem;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
-use flash_sampling_cpu::{
-    CpuOptions, GroupDraw, Grouped, Isa, Online, OnlineStream, Standalone, StreamError, StreamHead, Tiled,
+use flash_sampling_core::{
+    Capabilities, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, StreamError,
+    StreamHead,
 };
+use flash_sampling_cpu::{CpuOptions, Grouped, Isa, Online, OnlineStream, Standalone, Tiled};
 use flash_sampling_distributed::{ShardMerge, Sharded};
 use std::io::Read;
 

@@ -6,7 +6,7 @@ use super::runs_here;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_alone;
 use flash_sampling_conformance::tensor::Tensor;
-use flash_sampling_core::params::transform::RowTransform;
+use flash_sampling_core::backend::RowTransform;
 use flash_sampling_core::{DType, HeadError};
 use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};

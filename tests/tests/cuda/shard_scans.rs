@@ -4,12 +4,9 @@ use super::runs_here;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::backend::selection::PrefixMass;
-use flash_sampling_core::backend::{Batch, Request, RowSummary, check_rows};
+use flash_sampling_core::backend::{Batch, LogitRank, Request, RowSummary, Stage, StagedError, check_rows};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{
-    DType, Domain, Head, LogitRank, LogprobsMode, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams, Stage,
-    StagedError,
-};
+use flash_sampling_core::{DType, Domain, Head, LogprobsMode, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams};
 use flash_sampling_cuda::{CudaTiled, Device};
 
 const PLAN: Plan = Plan { max_rows: 64, max_draws: 12, max_logprobs: Some(6), canonical: false };

@@ -7,16 +7,15 @@ pub(crate) use fault::Fault;
 use flash_sampling_conformance::laws::scheme_name;
 use flash_sampling_conformance::noise_map::NoiseMap;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
+use flash_sampling_core::backend::{
+    Adjustments, Candidate, MassHistogram, Row, TopList, Winner, check_call, first_invalid,
+};
 use flash_sampling_core::noise::granule;
 use flash_sampling_core::noise::log::ln;
-use flash_sampling_core::params::Row;
-use flash_sampling_core::params::transform::first_invalid;
 use flash_sampling_core::reference::{self, Reference, ReferenceVariant, groups, log_mass};
-use flash_sampling_core::sampler::check_call;
-use flash_sampling_core::summary::winner::{Candidate, TopList, Winner};
 use flash_sampling_core::{
-    Adjustments, Capabilities, Domain, Exactness, Head, Knob, Knobs, MassHistogram, Matrix, Noise, Order,
-    PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples, Shape,
+    Capabilities, Domain, Exactness, Head, Knob, Knobs, Matrix, Noise, Order, PerturbedArgmax, Plan, RowError,
+    RowParams, SampleError, Samples, Shape,
 };
 use half::bf16;
 

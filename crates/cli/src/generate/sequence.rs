@@ -1,7 +1,7 @@
 //! One sequence of a batch.
 
 use super::text_stream::TextStream;
-use flash_sampling::{History, RowError, RowSample, log_prob};
+use flash_sampling::{History, RowError, RowSample};
 use flash_sampling_models::Cache;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -47,10 +47,8 @@ impl Sequence<'_> {
     /// Adds a draw and its log-probabilities.
     pub(super) fn push(&mut self, row: &RowSample<'_>) {
         self.history.push(row.token());
-        if let Some(log_z) = row.log_z {
-            let top = row.top.iter().map(|c| (c.winner.token, log_prob(c.logit, log_z))).collect();
-            let drawn = row.draw_log_prob(0).unwrap_or(f64::NAN);
-            self.logprobs.push(Logprobs { drawn, top });
+        if let Some(drawn) = row.draw_log_prob(0) {
+            self.logprobs.push(Logprobs { drawn, top: row.top_log_probs().collect() });
         }
     }
 }

@@ -93,6 +93,10 @@ impl<'o> Writer<'o> {
         if let Some(End::Failed(error)) = &sequence.end {
             writeln!(self.out, "error: {error}")?;
         }
+        if let Some(first) = sequence.logprobs.first() {
+            let top = if first.top.is_empty() { "" } else { ", then logprob and token of the most probable" };
+            writeln!(self.out, "    logprob drawn token{top}")?;
+        }
         let (tokens, prompt) = (sequence.history.tokens(), sequence.history.prompt().len());
         for (place, logprobs) in (prompt..tokens.len()).zip(&sequence.logprobs) {
             let piece = |token| self.tokenizer.piece(&tokens[..place], token).map_err(io::Error::other);

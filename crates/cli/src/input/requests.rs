@@ -74,6 +74,7 @@ impl RequestKind {
     fn wrong_field(self, field: &str, error: &serde_json::Error) -> String {
         match (self, field) {
             (RequestKind::Sequence, "max_tokens") => "max_tokens is set by --max-tokens".into(),
+            (RequestKind::Row, "max_tokens") => "max_tokens does not affect a draw; n is the number of draws".into(),
             (RequestKind::Sequence, "stop") => "stop is set by --stop".into(),
             _ => {
                 let error = error.to_string();
@@ -257,7 +258,7 @@ mod tests {
             (r#"[{}, {"n": 1, "n": 2}]"#, "row 1: duplicate field `n` (line 1 column 20)"),
             (r#"{"logit_bias": {"1": 1, "1": 2}}"#, "logit_bias: duplicate field `1` (line 1 column 16)"),
             (r#"{"prompt_token_ids": [1], "prompt_token_ids": [1]}"#, "duplicate field `prompt_token_ids`"),
-            (r#"{"max_tokens": 7}"#, "max_tokens is no matter of the draw: only null is taken here"),
+            (r#"{"max_tokens": 7}"#, "max_tokens does not affect a draw; n is the number of draws"),
             (r#"[{}, {"seed": "one"}]"#, "row 1: seed: invalid type: string \"one\""),
             (r#"{"prompt_token_ids": ["a"]}"#, "prompt_token_ids: invalid type"),
             (r#"[{}, {"prompt_token_ids": 7}]"#, "row 1: prompt_token_ids: invalid type"),

@@ -48,7 +48,7 @@ pub(super) fn write_json(out: &mut dyn Write, row: usize, outcome: &RowOutcome) 
         Ok(drawn) => {
             let (tokens, scores, log_z, kept) = (&drawn.tokens, &drawn.scores, drawn.log_z, drawn.kept.as_ref());
             let with_logprob = |(token, logit)| Top { token, logprob: drawn.log_prob(logit) };
-            let top = drawn.top.iter().map(|c| with_logprob((c.winner.token, c.logit))).collect();
+            let top = drawn.top.iter().copied().map(with_logprob).collect();
             let (ranks, given) = (&drawn.ranks, drawn.given.iter().copied().map(with_logprob).collect());
             serde_json::to_writer(&mut *out, &Row { row, tokens, scores, drawn, log_z, top, ranks, given, kept })?;
         }

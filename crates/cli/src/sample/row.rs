@@ -1,6 +1,6 @@
 //! The draws of one row, or its error.
 
-use flash_sampling::{Candidate, Draw, Kept, Matrix, RowError, log_prob};
+use flash_sampling::{Draw, Kept, Matrix, RowError, log_prob};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Drawn {
@@ -13,7 +13,7 @@ pub(super) struct Drawn {
     /// `ln sum e^l` over these logits, in nats.
     pub(super) log_z: f64,
     /// The largest of these logits, largest first.
-    pub(super) top: Vec<Candidate>,
+    pub(super) top: Vec<(u32, f32)>,
     /// The ranks of the drawn tokens, with `ranks`.
     pub(super) ranks: Vec<u32>,
     /// The tokens of `logprob_token_ids` and their logits.

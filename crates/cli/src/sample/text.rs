@@ -37,7 +37,7 @@ pub(super) fn write_text(out: &mut dyn Write, row: usize, outcome: &RowOutcome, 
         let (rounded, probability) = (rounded(logprob), logprob.exp());
         writeln!(out, "  {name:<5}  token {token:>7}  logprob {rounded:>9.4}  probability {probability:.6}")
     };
-    drawn.top.iter().try_for_each(|c| line("top", c.winner.token, c.logit))?;
+    drawn.top.iter().try_for_each(|&(token, logit)| line("top", token, logit))?;
     drawn.given.iter().try_for_each(|&(token, logit)| line("given", token, logit))
 }
 

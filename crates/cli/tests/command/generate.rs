@@ -155,6 +155,8 @@ fn a_report_of_one_token_is_singular() {
 fn log_probabilities_stand_beside_pieces_of_the_text() {
     let listing = text("--prompt Long~ago --max-tokens 12 --logprobs 1");
     let (text, listed) = listing.stdout.split_once('\n').unwrap();
+    let (heading, listed) = listed.split_once('\n').unwrap();
+    assert_eq!(heading, "    logprob drawn token, then logprob and token of the most probable");
     let piece = |line: &str, quote: usize| -> String {
         serde_json::from_str(&format!("\"{}\"", line.split('"').nth(quote).unwrap())).unwrap()
     };

@@ -93,7 +93,7 @@ fn bad_parameters_are_one_clear_line() {
         {"temprature": 5} => unknown field `temprature`; did you mean `temperature`? (line 1 column 16)
         {"prompt_tokens_ids": []} => did you mean `prompt_token_ids`?
         {"a_field_that_none_is_like": 5} => unknown field `a_field_that_none_is_like`, expected one of `
-        {"max_tokens": 5} => max_tokens is no matter of the draw
+        {"max_tokens": 5} => max_tokens does not affect a draw; n is the number of draws
         {"temperature": 1e-400} => temperature: 1e-400 rounds to 0 as a float32 (line 1 column 17)
         {"temperature": 1e-50} => temperature: 1e-50 rounds to 0 as a float32
         [{}, {}, {"temperature": "hot"}] => row 2: temperature: invalid type: string "hot"

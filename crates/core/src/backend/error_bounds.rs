@@ -20,7 +20,7 @@ use crate::params::adjustments::Adjustment;
 const UNIT: f64 = 1.0 / 4_194_304.0;
 /// Above any Gumbel's size.
 const NOISE: f64 = 46.0;
-/// A bound on the relative error of [`tanh`](crate::math::tanh).
+/// A bound on the relative error of [`tanh`](crate::backend::math::tanh).
 const TANH: f64 = 4e-7;
 
 /// The parts of a head that the bounds need, computed once.

@@ -1,34 +1,55 @@
-//! What backends implement and share: one pass over a shard of the vocabulary, the row summaries that merge, and the
-//! driver that makes draws from them.
+//! For implementers of samplers: the pass over a shard of the vocabulary, the summaries that merge, and the driver that
+//! makes draws from them.
+//!
+//! **Exempt from semantic versioning**: any release may change any item here.
 //!
 //! A backend implements [`Scan`]. A [`Driver`] over it is a sampler: it checks the rows of a call once, requests
 //! summaries, decides rows with filters, requests further passes for rows that one pass does not decide, and writes the
 //! results. Shards are one more scan, which merges the summaries of others.
 //!
-//! | module | what it holds |
+//! | to | use |
 //! | --- | --- |
-//! | [`scan`], [`batch`] | one pass over a shard of the vocabulary, and its rows, each checked once |
-//! | [`row_summary`], [`sampled_rows`] | the summary of a row; summaries from samplers without scans |
-//! | [`selection`] | which tokens the filters of a row keep |
-//! | [`driver`] | draws from scans |
-//! | [`canonical`], [`error_bounds`] | one dot product for all machines, and when it decides |
-//! | [`digest`] | what ranks compare of a call |
-//!
-//! Exempt from semantic versioning.
+//! | check a call and its rows | [`check_call`], [`check_scan`], [`check_rows`], [`Batch`], [`Row`] |
+//! | make one pass over a shard | [`Scan`], [`Request`], [`RowSummary`], [`Progress`]; without a scan [`SampledRows`] |
+//! | transform the logits of a row | [`RowTransform`], [`Adjustments`], [`is_allowed`], [`Filters`] |
+//! | refuse a bad logit | [`any_invalid`], [`first_invalid`], [`StagedError`] |
+//! | keep and merge maxima | [`Winner`], [`Candidate`], [`TopList`], [`Frontier`] |
+//! | sum and merge masses | [`MassHistogram`], [`LogMass`], [`Moments`], [`GroupSummary`] |
+//! | decide which tokens the filters keep | [`selection`] |
+//! | make draws from scans | [`Driver`] |
+//! | agree with other machines on near ties | [`canonical`], [`ScoreBound`] |
+//! | compute `exp` and `tanh` with the same bits everywhere | [`math`] |
+//! | compare the calls of ranks | [`digest`] |
 
-pub mod batch;
+mod batch;
 pub mod canonical;
 pub mod digest;
-pub mod driver;
-pub mod error_bounds;
+mod driver;
+mod error_bounds;
+pub mod math;
 mod plain_summary;
-pub mod row_summary;
-pub mod sampled_rows;
-pub mod scan;
+mod row_summary;
+mod sampled_rows;
+mod scan;
 pub mod selection;
 
+pub use crate::error::{Stage, StagedError};
+pub use crate::matrix::widen;
+pub use crate::params::Row;
+pub use crate::params::adjustments::{Adjustment, Adjustments, IndexedAdjustments};
+pub use crate::params::filters::{Filter, Filters};
+pub use crate::params::history::Occurrence;
+pub use crate::params::transform::{RowTransform, any_invalid, first_invalid, is_allowed};
+pub use crate::sampler::{check_call, reuse_vec};
+pub use crate::summary::frontier::Frontier;
+pub use crate::summary::group_summary::{GroupSummary, group_size};
+pub use crate::summary::log_mass::LogMass;
+pub use crate::summary::mass_histogram::MassHistogram;
+pub use crate::summary::moments::Moments;
+pub use crate::summary::winner::{Candidate, LogitRank, TopList, Winner};
 pub use batch::{Batch, CheckedRow, check_rows};
-pub use driver::Driver;
+pub use driver::{Driver, kept_list};
+pub use error_bounds::{RowScoreBound, ScoreBound};
 pub use row_summary::{Progress, RowSummary, by_logit_rank};
 pub use sampled_rows::SampledRows;
 pub use scan::{Request, Scan, check_scan};

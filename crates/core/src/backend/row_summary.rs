@@ -6,7 +6,7 @@ use crate::backend::selection::{
 };
 use crate::error::{RowError, StagedError};
 use crate::params::Row;
-use crate::sampler::samples::RowSample;
+use crate::sampler::samples::Samples;
 use crate::summary::frontier::Frontier;
 use crate::summary::mass_histogram::MassHistogram;
 use crate::summary::moments::Moments;
@@ -54,7 +54,7 @@ pub struct RowSummary {
     /// `ln sum e^l` in nats, for a row that was [sampled](RowSummary::set_sample) with log-probabilities. For
     /// [`Request::Decide`] a scan may set it in place of `mass`, to the bits of [`MassHistogram::log_z`].
     pub log_mass: Option<f64>,
-    /// The moments, if the filters [need](crate::Filters::need_moments) them.
+    /// The moments, if the filters [need](crate::backend::Filters::need_moments) them.
     pub moments: Moments,
     /// The first `used` are the row's.
     frontiers: Vec<Frontier>,
@@ -290,15 +290,21 @@ impl RowSummary {
     }
 
     /// Copies the result of a row without filters.
-    pub fn set_sample(&mut self, sample: &RowSample<'_>) {
+    ///
+    /// # Errors
+    /// The reason why the row has no draw.
+    pub fn set_sample(&mut self, samples: &Samples, row: usize) -> Result<(), RowError> {
         self.clear_sample();
+        let sample = samples.row(row)?;
         let candidate = |d: &crate::Draw| Candidate { winner: Winner::new(d.score, d.token), logit: d.logit };
         self.draws.extend(sample.draws.iter().map(candidate));
-        self.list.extend_from_slice(sample.top);
+        let listed = |&(token, logit): &(u32, f32)| Candidate { winner: Winner::new(logit, token), logit };
+        self.list.extend(sample.top.iter().map(listed));
         self.log_mass = sample.log_z;
-        if let Some(mass) = sample.mass {
+        if let Some(mass) = samples.mass(row) {
             self.mass.clone_from(mass);
         }
+        Ok(())
     }
 
     /// Refuses a request that is only for rows with filters.

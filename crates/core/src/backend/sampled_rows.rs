@@ -48,13 +48,12 @@ impl SampledRows {
         for (at, &r) in self.members.iter().enumerate() {
             let summary = &mut out[r];
             summary.error = None;
-            match self.samples.row(at) {
-                Ok(sample) => summary.set_sample(&sample),
+            match summary.set_sample(&self.samples, at) {
+                Ok(()) => {}
                 Err(RowError::SupportTooSmall { available: draws @ 1.., .. }) => {
                     short.extend(drawn(r).map(|row| (r, RowParams { draws, ..row })));
                 }
                 Err(error) => {
-                    summary.clear_sample();
                     let stage = Stage::Transformed;
                     summary.error = (error != RowError::NoFiniteLogit).then_some(StagedError { stage, error });
                     if error.is_bad_logit() {
@@ -66,10 +65,8 @@ impl SampledRows {
         if !short.is_empty() {
             self.sample(sampler, input, short.into_iter())?;
             for (at, &r) in self.members.iter().enumerate() {
-                match self.samples.row(at) {
-                    Ok(sample) => out[r].set_sample(&sample),
-                    Err(error) => out[r].error = Some(StagedError { stage: Stage::Transformed, error }),
-                }
+                let found = out[r].set_sample(&self.samples, at);
+                out[r].error = found.err().map(|error| StagedError { stage: Stage::Transformed, error });
             }
         }
         if !bad.is_empty() {

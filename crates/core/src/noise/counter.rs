@@ -74,13 +74,13 @@ impl Domain {
 /// Packs a counter. Injective in (block, draw, position, code) for positions up to [`POSITION_MAX`];
 /// higher bits of the position are dropped.
 #[inline(always)]
-pub const fn counter(block: u32, draw: u32, position: u64, code: u8) -> [u32; 4] {
+pub(super) const fn counter(block: u32, draw: u32, position: u64, code: u8) -> [u32; 4] {
     [block, draw, position as u32, (code as u32) << 24 | (position >> 32) as u32 & 0x00ff_ffff]
 }
 
 /// The Philox key of a seed.
 #[inline(always)]
-pub const fn key(seed: u64) -> [u32; 2] {
+pub(super) const fn key(seed: u64) -> [u32; 2] {
     [seed as u32, (seed >> 32) as u32]
 }
 

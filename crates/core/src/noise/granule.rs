@@ -141,7 +141,7 @@ mod tests {
     fn the_ends_are_open() {
         let smallest = Granule::of_word(3, || 0);
         assert_eq!((smallest.leader, smallest.minimum), (3, 2f32.powi(-65)));
-        assert!((smallest.largest_gumbel() - crate::noise::GUMBEL_MAX).abs() < 1e-5);
+        assert!((smallest.largest_gumbel() - crate::noise::uniform::GUMBEL_MAX).abs() < 1e-5);
         let largest = Granule::of_word(!0, unused);
         assert!(largest.minimum < 1.257 && -ln(largest.exponential(0, || !0)) > -3.2);
         // The map is continuous from the refined tail to the body, and from the lower to the upper half.

@@ -1,6 +1,6 @@
 //! Noise, version 2: a pure function of (seed, position, draw, token), with the same bits on every backend.
 //!
-//! Words are `philox4x32-10` (Salmon et al. 2011) of a [`counter`](counter::counter), keyed by the row's seed.
+//! Words are `philox4x32-10` (Salmon et al. 2011) of a [counter](Noise::counter), keyed by the row's seed.
 //! * [`granule`] draws the smallest exponential of sixteen tokens first.
 //! * [`uniform`] maps a word to an exponential and a Gumbel.
 //! * [`log`] has the logarithms.
@@ -8,16 +8,15 @@
 //! `docs/noise.md` shows the bit layouts, proves the law and derives the error bounds. Any change to this module is
 //! value-breaking.
 
-pub mod counter;
+mod counter;
 pub mod granule;
 pub mod log;
 mod rng;
 pub mod uniform;
 
 pub use counter::{Domain, POSITION_MAX};
-pub use granule::Granule;
+use granule::Granule;
 pub use rng::NoiseRng;
-pub use uniform::GUMBEL_MAX;
 
 /// The noise of one row, from a seed and a position in the sequence.
 ///

@@ -7,7 +7,7 @@ use crate::backend::digest::{of_list, of_words};
 const COUNT: usize = 11;
 
 impl RowParams<'_> {
-    /// The groups of [`RowParams::digests`], as an error names them. Those of several fields:
+    /// For implementers: the groups of [`RowParams::digests`], as an error names them. Those of several fields:
     ///
     /// * `draws`: `draws`, `first_draw`, `without_replacement`
     /// * `log-probabilities and kept tokens`: `logprobs`, `logprobs_mode`,
@@ -30,14 +30,14 @@ impl RowParams<'_> {
         "bans and stops",
     ];
 
-    /// A digest of every parameter, with what is in the lists: rows with the same digest draw the same tokens from the same
+    /// For implementers: a digest of every parameter, with what is in the lists. Rows with the same digest draw the same tokens from the same
     /// logits, but for one pair of rows in 2^64. A [`History`](crate::History) keeps its own; a mask costs about a
     /// microsecond for 10^5 tokens.
     pub fn digest(&self) -> u64 {
         of_words(self.digests())
     }
 
-    /// The same in groups, [`RowParams::GROUPS`]: what differs between two rows is in those whose digests differ.
+    /// For implementers: the same in groups, [`RowParams::GROUPS`]. What differs between two rows is in those whose digests differ.
     pub fn digests(&self) -> [u64; COUNT] {
         // By name, so that no field is forgotten.
         let RowParams {

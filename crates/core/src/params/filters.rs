@@ -93,13 +93,6 @@ impl Filters {
         }
     }
 
-    /// Whether any filter needs the row's masses.
-    pub fn need_mass(&self) -> bool {
-        self.steps()
-            .iter()
-            .any(|f| matches!(f, Filter::TopP(_) | Filter::Epsilon(_) | Filter::TypicalP(_) | Filter::Xtc(_)))
-    }
-
     /// Whether any filter needs the row's masses when the row's first `listed` tokens are known: not those that look at
     /// the tokens of a top-k which ends among them.
     pub fn need_mass_beyond(&self, listed: usize) -> bool {

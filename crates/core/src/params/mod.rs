@@ -14,16 +14,16 @@ use crate::params::history::History;
 pub use row::Row;
 pub use row_buffer::RowBuffer;
 
-pub mod adjustments;
+pub(crate) mod adjustments;
 mod digest;
-pub mod filters;
-pub mod history;
-pub mod knob;
-pub mod repetitions;
+pub(crate) mod filters;
+pub(crate) mod history;
+pub(crate) mod knob;
+mod repetitions;
 mod row;
 mod row_buffer;
-pub mod sampling_params;
-pub mod transform;
+pub(crate) mod sampling_params;
+pub(crate) mod transform;
 
 /// The law of log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@
 /// A token continues a repetition of length `n` when the last `n` tokens of the sequence stood in it before, right before
 /// that token. No repetition contains a *breaker*, and a breaker continues none.
 #[derive(Clone, Debug, Default)]
-pub struct Repetitions {
+pub(crate) struct Repetitions {
     /// At `k`: how many tokens before the last `k` ones equal the last tokens of the sequence, backwards (the Z-array of
     /// the reversed sequence).
     matches: Vec<usize>,
@@ -15,7 +15,7 @@ pub struct Repetitions {
 impl Repetitions {
     /// Each token that continues a repetition of at least `least` tokens, ascending, with the longest such length.
     /// `breakers` are ascending. Time in proportion to the sequence, and to sort what is found.
-    pub fn find(&mut self, tokens: &[u32], breakers: &[u32], least: usize) -> &[(u32, usize)] {
+    pub(crate) fn find(&mut self, tokens: &[u32], breakers: &[u32], least: usize) -> &[(u32, usize)] {
         let breaks = |token: &u32| breakers.binary_search(token).is_ok();
         let n = tokens.len();
         // Nothing longer than what follows the last breaker repeats.

@@ -28,22 +28,22 @@ pub struct Row<'a> {
     pub draws: u32,
     /// One list of different tokens rather than independent draws.
     pub without_replacement: bool,
-    /// Log-probabilities asked for, of the law that is drawn from.
+    /// The requested log-probabilities, of the law that is drawn from.
     pub logprobs: Option<u32>,
-    /// Log-probabilities asked for, of the model's own law.
+    /// The requested log-probabilities, of the model's own law.
     pub raw_logprobs: Option<u32>,
     /// The tokens whose log-probabilities are requested, of the law that either of the two names.
     pub logprob_token_ids: &'a [u32],
     /// Whether the ranks of the drawn tokens are requested, in that law.
     pub ranks: bool,
-    /// Whether the kept tokens are asked for.
+    /// Whether the kept tokens are requested.
     pub kept: bool,
     /// The filters, when there are any and the row is not greedy.
     pub filters: Option<Filters>,
 }
 
 impl<'a> Row<'a> {
-    /// The same row with what [`Adjustments`](crate::Adjustments) made of its parameters.
+    /// The same row with what [`Adjustments`](crate::backend::Adjustments) made of its parameters.
     pub fn with_adjustments<'b>(&self, adjustments: &'b [Adjustment]) -> Row<'b>
     where
         'a: 'b,
@@ -61,7 +61,7 @@ impl<'a> Row<'a> {
 
 impl<'a> RowParams<'a> {
     /// Checks the parameters against what a sampler can do, what was planned, and the size of the vocabulary.
-    /// `adjustments` is what [`Adjustments`](crate::Adjustments) made of these parameters; who does not transform logits
+    /// `adjustments` is what [`Adjustments`](crate::backend::Adjustments) made of these parameters; who does not transform logits
     /// has no use for it and passes none.
     ///
     /// # Errors
@@ -244,9 +244,9 @@ impl<'a> RowParams<'a> {
         if self.without_replacement && !can.without_replacement {
             return Err(RowError::Unsupported { knob: Knob::WithoutReplacement, alternative: can.alternative(plan) });
         }
-        let beyond = |knob, asked: u32, planned: u32| RowError::BeyondPlan {
+        let beyond = |knob, requested: u32, planned: u32| RowError::BeyondPlan {
             knob,
-            asked: u64::from(asked),
+            requested: u64::from(requested),
             planned: u64::from(planned),
         };
         if self.draws > plan.max_draws {

@@ -8,7 +8,7 @@ use crate::params::adjustments::Adjustment;
 pub struct RowTransform<'a> {
     /// See [`RowParams::mask`](crate::RowParams::mask).
     pub mask: Option<&'a [u32]>,
-    /// Biases, bans and penalties, tokens strictly ascending ([`Adjustments`](crate::Adjustments)).
+    /// Biases, bans and penalties, tokens strictly ascending ([`Adjustments`](crate::backend::Adjustments)).
     pub adjustments: &'a [Adjustment],
     /// One over the temperature, rounded once; 1 for a greedy row, and for one whose filters come first.
     pub inv_temperature: f32,
@@ -37,7 +37,7 @@ impl RowTransform<'_> {
 }
 
 /// Whether `token` is allowed: its bit is set and not beyond the end of the bitmap.
-pub fn allowed(mask: &[u32], token: u32) -> bool {
+pub fn is_allowed(mask: &[u32], token: u32) -> bool {
     mask.get((token >> 5) as usize).is_some_and(|word| word >> (token & 31) & 1 == 1)
 }
 
@@ -92,7 +92,7 @@ mod tests {
             let mut logits = vec![1.0f32; n];
             apply_mask(&mask, first, &mut logits);
             for (i, l) in logits.iter().enumerate() {
-                prop_assert_eq!(*l == 1.0, allowed(&mask, first + i as u32));
+                prop_assert_eq!(*l == 1.0, is_allowed(&mask, first + i as u32));
             }
         }
 

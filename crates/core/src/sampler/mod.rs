@@ -8,7 +8,7 @@ use crate::params::knob::{Knob, Knobs};
 use crate::sampler::samples::Samples;
 use core::ops::Range;
 
-pub mod samples;
+pub(crate) mod samples;
 pub mod speculation;
 
 /// The variants of the paper.
@@ -149,7 +149,7 @@ pub struct Shape {
 ///   [`RowError::NoFiniteLogit`](crate::RowError::NoFiniteLogit).
 /// * **Filters** keep the set that [`Selector`](crate::backend::selection::Selector) defines, a function of the row's
 ///   transformed logits alone; how many passes that took is in [`RowSample::passes`](crate::RowSample::passes).
-/// * **log Z** does not depend on the order of evaluation: it comes from a [`MassHistogram`](crate::MassHistogram).
+/// * **log Z** does not depend on the order of evaluation: it comes from a [`MassHistogram`](crate::backend::MassHistogram).
 /// * A call empties `out` first, also one that fails.
 /// * A call within the plan allocates nothing of its own, once `out` and the sampler have been through calls like it
 ///   (the [reference](crate::reference), which plans nothing, is the exception).

@@ -51,10 +51,10 @@ pub struct RowSample<'a> {
     /// `ln sum e^l` in nats, if the row requests log-probabilities. [`LogprobsMode`](crate::LogprobsMode) selects the
     /// transformed or the raw logits.
     pub log_z: Option<f64>,
-    /// The largest logits under `log_z` with their tokens, largest first, if the row requests log-probabilities.
-    /// [`RowSample::log_prob`] converts a logit to a log-probability. The list is shorter than requested if fewer
+    /// The tokens with the largest logits under `log_z` and these logits, largest first, if the row requests log-probabilities.
+    /// [`RowSample::top_log_probs`] converts the logits to log-probabilities. The list is shorter than requested if fewer
     /// logits are finite.
-    pub top: &'a [Candidate],
+    pub top: &'a [(u32, f32)],
     /// The raw logit of each draw, if the row requests raw log-probabilities; otherwise empty.
     pub raw_logits: &'a [f32],
     /// The rank of each draw in the law of `log_z`, if [requested](crate::RowParams::ranks); otherwise empty.
@@ -66,9 +66,6 @@ pub struct RowSample<'a> {
     /// The logits are raw or transformed as those of `log_z`; a token that cannot be drawn has -inf.
     /// [`RowSample::token_log_probs`] converts the logits to log-probabilities.
     pub token_logits: &'a [(u32, f32)],
-    /// The masses of `log_z`, which merge with the masses of other shards. `None` also for a sampler over device
-    /// memory, which is never a shard.
-    pub mass: Option<&'a MassHistogram>,
     /// The tokens that the filters keep, if [requested](crate::RowParams::kept).
     pub kept: Option<Kept<'a>>,
     /// The number of passes over the row's logits. More than 1 if the summary of the first pass does not decide the
@@ -96,7 +93,7 @@ impl RowSample<'_> {
     /// The tokens of `top` with their log-probabilities in nats, most probable first.
     pub fn top_log_probs(&self) -> impl ExactSizeIterator<Item = (u32, f64)> {
         let log_z = self.log_z.unwrap_or(f64::NAN);
-        self.top.iter().map(move |c| (c.winner.token, log_prob(c.logit, log_z)))
+        self.top.iter().map(move |&(token, logit)| (token, log_prob(logit, log_z)))
     }
 
     /// The requested tokens with their log-probabilities in nats, in order; -inf for a token that cannot be drawn.
@@ -139,7 +136,7 @@ struct Slot {
 pub struct Samples {
     slots: Vec<Slot>,
     draws: Vec<Draw>,
-    top: Vec<Candidate>,
+    top: Vec<(u32, f32)>,
     raw_logits: Vec<f32>,
     ranks: Vec<u32>,
     token_logits: Vec<(u32, f32)>,
@@ -186,7 +183,6 @@ impl Samples {
             raw_logits: &self.raw_logits[slot.raw_logits.0..slot.raw_logits.1],
             ranks: &self.ranks[slot.ranks.0..slot.ranks.1],
             token_logits: &self.token_logits[slot.token_logits.0..slot.token_logits.1],
-            mass: slot.mass.map(|i| &self.masses[i]),
             kept: slot.kept.map(|(count, log_mass, (from, to))| Kept { count, log_mass, tokens: &self.kept[from..to] }),
             passes: slot.passes,
         })
@@ -195,6 +191,15 @@ impl Samples {
     /// The results of all rows.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Result<RowSample<'_>, RowError>> {
         (0..self.len()).map(|row| self.row(row))
+    }
+
+    /// For implementers: the masses of a row's log Z, which merge with the masses of other shards. `None` if the row has no
+    /// log Z, or if its sampler is never a shard and returns log Z alone.
+    ///
+    /// # Panics
+    /// If `row` is out of range.
+    pub fn mass(&self, row: usize) -> Option<&MassHistogram> {
+        self.slots[row].mass.map(|at| &self.masses[at])
     }
 
     /// For implementers: removes all rows, and keeps the memory.
@@ -264,7 +269,7 @@ impl Samples {
         draws: impl IntoIterator<Item = f32>,
     ) {
         let (top_from, raw_from) = (self.top.len(), self.raw_logits.len());
-        self.top.extend_from_slice(top);
+        self.top.extend(top.iter().map(|c| (c.winner.token, c.logit)));
         self.raw_logits.extend(draws);
         let (top_to, raw_to, mass_at) = (self.top.len(), self.raw_logits.len(), self.keep(mass));
         let slot = &mut self.slots[row];
@@ -308,7 +313,7 @@ impl Samples {
     ) {
         let (draws_from, top_from) = (self.draws.len(), self.top.len());
         self.draws.extend(draws.into_iter().map(Draw::from));
-        self.top.extend_from_slice(top);
+        self.top.extend(top.iter().map(|c| (c.winner.token, c.logit)));
         let kept = mass.map(|mass| self.keep(mass));
         self.slots.push(Slot {
             outcome: Ok(()),
@@ -351,7 +356,7 @@ mod tests {
             let mut reference = Reference::new(head, plan, ReferenceVariant::Tiled);
             reference.sample(Matrix::new(&[1f32], 1, 1).unwrap(), &[row], &mut samples).unwrap();
             let row = samples.row(0).unwrap();
-            let log_probs = [row.draw_log_prob(0).unwrap(), row.log_prob(row.top[0].logit).unwrap()];
+            let log_probs = [row.draw_log_prob(0).unwrap(), row.log_prob(row.top[0].1).unwrap()];
             assert!(log_probs.iter().all(|log_prob| (-1e-8..=0.0).contains(log_prob)), "{i}: {log_probs:?}");
             positive += usize::from(f64::from(row.draws[0].logit) > row.log_z.unwrap());
         }

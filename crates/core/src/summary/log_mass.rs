@@ -4,7 +4,7 @@
 /// (Milakov & Gimelshein 2018).
 ///
 /// [`merge`](LogMass::merge) is commutative, and associative up to rounding; the identity is [`LogMass::EMPTY`].
-/// Where the result must not depend on the order at all, use [`MassHistogram`](crate::MassHistogram).
+/// Where the result must not depend on the order at all, use [`MassHistogram`](crate::backend::MassHistogram).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogMass {
     /// The reference logit, in nats: the largest of the set, or an eighth of a nat below it at most (the edge of its

@@ -8,9 +8,9 @@
 //! | [`frontier`] | [`Frontier`](frontier::Frontier): the winner above every threshold at once | |
 //! | [`moments`] | mean and deviation of a row, order-independent | |
 
-pub mod frontier;
-pub mod group_summary;
-pub mod log_mass;
-pub mod mass_histogram;
-pub mod moments;
-pub mod winner;
+pub(crate) mod frontier;
+pub(crate) mod group_summary;
+pub(crate) mod log_mass;
+pub(crate) mod mass_histogram;
+pub(crate) mod moments;
+pub(crate) mod winner;

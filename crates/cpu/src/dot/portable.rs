@@ -3,8 +3,7 @@
 use super::lanes::{self, Lanes};
 use super::pack::Packed;
 use core::marker::PhantomData;
-use flash_sampling_core::matrix::Element;
-use flash_sampling_core::{DType, Matrix};
+use flash_sampling_core::{DType, Element, Matrix};
 use half::{bf16, f16};
 
 /// Plain Rust for a weight of type `T`.
@@ -12,30 +11,7 @@ struct Portable<T>(PhantomData<T>);
 
 const WIDTH: usize = 16;
 
-/// Exact widening.
-trait Widen: Element {
-    fn widen(self) -> f32;
-}
-impl Widen for bf16 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
-    }
-}
-impl Widen for f16 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-}
-impl Widen for f32 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-}
-
-impl<T: Widen> Lanes for Portable<T> {
+impl<T: Element> Lanes for Portable<T> {
     type Sums = [f32; WIDTH];
     type Weights = [f32; WIDTH];
     type PackedInput = [f32; WIDTH];

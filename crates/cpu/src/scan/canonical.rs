@@ -1,13 +1,12 @@
 //! The canonical option: decides near ties by dot products with the same bits on every machine.
 //!
 //! A pass collects the best candidate and all candidates within a slack of it
-//! ([`error_bounds`](flash_sampling_core::backend::error_bounds)). Each is then re-evaluated as in the
+//! ([`ScoreBound`](flash_sampling_core::backend::ScoreBound)). Each is then re-evaluated as in the
 //! [reference](flash_sampling_core::reference).
 
 use flash_sampling_core::backend::canonical::{canonical_logit, norm};
-use flash_sampling_core::backend::error_bounds::ScoreBound;
-use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, Domain, Head, Matrix, TopList, Winner};
+use flash_sampling_core::backend::{Candidate, Row, ScoreBound, TopList, Winner};
+use flash_sampling_core::{Domain, Head, Matrix};
 
 /// The error bounds of a head, computed once, and buffers.
 #[derive(Debug)]

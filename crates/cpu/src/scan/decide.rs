@@ -10,8 +10,8 @@ use crate::scan::logit_cache::{CachedRow, LogitCache};
 use crate::scan::row_state::RowState;
 use crate::scan::tile::{Planned, Worker};
 use flash_sampling_core::RowError;
+use flash_sampling_core::backend::LogitRank;
 use flash_sampling_core::backend::selection::{FilterResolver, FilteredRow, FollowUp, PrefixMass, RowView};
-use flash_sampling_core::summary::winner::LogitRank;
 use rayon::prelude::*;
 
 /// The most points in doubt of a row that are decided from cached logits. Each point is a scan of the row's cached

@@ -12,8 +12,8 @@ use crate::scan::row_state::RowState;
 use crate::scan::tile::{Planned, Simd, Source, Worker};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
+use flash_sampling_core::backend::reuse_vec;
 use flash_sampling_core::backend::selection::FilterResolver;
-use flash_sampling_core::sampler::reuse_vec;
 use flash_sampling_core::{
     Capabilities, DType, Exactness, Input, Knob, Knobs, Plan, RowError, RowParams, SampleError, Variant,
 };
@@ -79,8 +79,8 @@ fn check_size(plan: &Plan) -> Result<(), CpuError> {
         (Knob::Draws, u64::from(plan.max_draws), MAX_DRAWS / plan.max_rows as u64),
         (Knob::Logprobs, u64::from(plan.max_logprobs.unwrap_or(0)), MAX_LOGPROBS / plan.max_rows as u64),
     ];
-    match limits.into_iter().find(|(_, asked, limit)| asked > limit) {
-        Some((knob, asked, limit)) => Err(CpuError::PlanSize { knob, asked, limit }),
+    match limits.into_iter().find(|(_, requested, limit)| requested > limit) {
+        Some((knob, requested, limit)) => Err(CpuError::PlanSize { knob, requested, limit }),
         None => Ok(()),
     }
 }

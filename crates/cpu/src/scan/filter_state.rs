@@ -12,8 +12,7 @@ use crate::scan::prefetch::prefetch;
 use crate::scan::top_k_buffer::TopKBuffer;
 use crate::simd::SPAN;
 use flash_sampling_core::backend::selection::{FollowUp, PrefixMass, RowResult, SummarySpec};
-use flash_sampling_core::params::Row;
-use flash_sampling_core::{Filters, Frontier, Moments};
+use flash_sampling_core::backend::{Filters, Frontier, Moments, Row};
 
 /// The purpose of a pass for one row.
 #[derive(Clone, Copy, Debug, PartialEq)]

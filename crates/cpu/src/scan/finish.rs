@@ -1,9 +1,8 @@
 //! The results of rows without filters at the end of a pass.
 
 use crate::scan::row_state::{Best, RowState};
-use flash_sampling_core::backend::RowSummary;
-use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, MassHistogram, RowError, Samples, StagedError};
+use flash_sampling_core::backend::{Candidate, MassHistogram, Row, RowSummary, StagedError};
+use flash_sampling_core::{RowError, Samples};
 
 /// A row without filters at the end of a pass.
 #[derive(Clone, Copy, Debug)]

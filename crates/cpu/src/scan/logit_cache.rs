@@ -7,9 +7,8 @@
 //! earlier tile.
 
 use crate::simd::SPAN;
-use flash_sampling_core::MassHistogram;
 use flash_sampling_core::backend::selection::PrefixMass;
-use flash_sampling_core::summary::winner::LogitRank;
+use flash_sampling_core::backend::{LogitRank, MassHistogram};
 
 /// The room for logits of a call, as the fraction `KEPT / OF`: rows of language models need 26%. Each worker has room
 /// for `MORE` logits of a row beyond its share: before the cutoff is well known, and if it takes more tiles than other

@@ -14,7 +14,7 @@
 use crate::scan::prefetch::prefetch;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use flash_sampling_core::backend::selection::TailMass;
-use flash_sampling_core::{Candidate, MassHistogram};
+use flash_sampling_core::backend::{Candidate, MassHistogram};
 
 /// Tokens of a worker before the first guess of a row's floor, and the binary logarithm of the growth of this number
 /// until the next guess.
@@ -275,7 +275,7 @@ impl MassCutoff {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::Winner;
+    use flash_sampling_core::backend::Winner;
 
     #[test]
     fn integers_rise_with_floats_and_both_zeros_are_one() {

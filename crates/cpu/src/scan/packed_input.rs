@@ -6,8 +6,7 @@ use crate::isa::Isa;
 use crate::scan::canonical::Canonical;
 use crate::scan::finish::Summary;
 use crate::scan::tile::Source;
-use flash_sampling_core::backend::RowSummary;
-use flash_sampling_core::params::Row;
+use flash_sampling_core::backend::{Row, RowSummary};
 use flash_sampling_core::{DType, Head, Matrix, Plan};
 
 /// The packed hidden states of a call, and the canonical option. Independent of the weight.

@@ -4,7 +4,8 @@
 //! time of the rest of the call on 16 threads.
 
 use crate::options::Threads;
-use flash_sampling_core::{Adjustment, Adjustments, IndexedAdjustments, RowParams};
+use flash_sampling_core::RowParams;
+use flash_sampling_core::backend::{Adjustment, Adjustments, IndexedAdjustments};
 use rayon::prelude::*;
 
 /// The number of history tokens from which all threads share the work.

@@ -17,9 +17,10 @@
 use crate::scan::granules::{BLOCKS, RoundKeys, Threshold, slack};
 use crate::simd::{SPAN, Vector};
 use core::ops::Range;
+use flash_sampling_core::backend::{Candidate, TopList, Winner};
 use flash_sampling_core::noise::granule;
 use flash_sampling_core::noise::log::ln;
-use flash_sampling_core::{Candidate, Domain, Noise, TopList, Winner};
+use flash_sampling_core::{Domain, Noise};
 
 /// A collector of the candidates of a draw.
 pub(crate) trait Keep {

@@ -4,8 +4,8 @@
 //! recomputed by the same kernel, and so has the same bits. A second logit with every candidate would cost all rows. A
 //! stream of groups recomputes it right after the group's sample is taken, while the group's weights are available.
 
-use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, MassHistogram, Samples, TopList, Winner};
+use flash_sampling_core::Samples;
+use flash_sampling_core::backend::{Candidate, MassHistogram, Row, TopList, Winner};
 
 /// The state of a row with raw log-probabilities.
 #[derive(Clone, Debug, Default)]

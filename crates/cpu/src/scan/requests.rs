@@ -11,9 +11,10 @@ use crate::scan::row_state::RowState;
 use crate::scan::tile::{Planned, Source};
 use core::ops::Range;
 use flash_sampling_core::backend::selection::{LIST_BYTES, PrefixMass};
-use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, by_logit_rank};
-use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, Head, IndexedAdjustments, Matrix, RowError, Stage};
+use flash_sampling_core::backend::{
+    Batch, Candidate, IndexedAdjustments, Progress, Request, Row, RowSummary, Stage, by_logit_rank,
+};
+use flash_sampling_core::{Head, Matrix, RowError};
 
 /// The source of a call's logits: a head and hidden states, or existing logits.
 pub(crate) trait Logits {
@@ -309,9 +310,9 @@ mod tests {
     use super::*;
     use crate::options::CpuOptions;
     use crate::variants::Tiled;
-    use flash_sampling_core::backend::check_rows;
+    use flash_sampling_core::backend::{MassHistogram, check_rows};
     use flash_sampling_core::reference::{Reference, ReferenceVariant};
-    use flash_sampling_core::{LogprobsMode, MassHistogram, Order, PerturbedArgmax, Plan, RowParams};
+    use flash_sampling_core::{LogprobsMode, Order, PerturbedArgmax, Plan, RowParams};
 
     const VOCAB: usize = 3000;
     const WIDTH: usize = 16;
@@ -390,7 +391,7 @@ mod tests {
                     (None, 0, if shard.tokens().is_empty() { 0 } else { 2 })
                 );
                 assert!(overview[6].list.is_empty());
-                let place = flash_sampling_core::LogitRank { logit: 1.0, token: 1600 };
+                let place = flash_sampling_core::backend::LogitRank { logit: 1.0, token: 1600 };
                 let (before, ranks) = ([PrefixMass::new(place)], [place; 2]);
                 let mut requests = [Request::Skip; 11];
                 requests[0] = Request::PrefixMass { points: &before, below: 0.5 };

@@ -3,8 +3,8 @@
 use super::finish::Summary;
 use super::raw_logprobs::RawState;
 use super::row_state::{Best, RowState};
-use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, Domain, GroupSummary, LogMass, MassHistogram, Plan, StagedError, TopList};
+use flash_sampling_core::backend::{Candidate, GroupSummary, LogMass, MassHistogram, Row, StagedError, TopList};
+use flash_sampling_core::{Domain, Plan};
 
 /// The state of a draw among the groups so far.
 pub(crate) trait GroupMerge: Copy {

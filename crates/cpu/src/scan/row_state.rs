@@ -3,8 +3,8 @@
 use crate::scan::filter_state::{FilterState, ListBudget};
 use crate::scan::prefetch::prefetch;
 use crate::scan::raw_logprobs::RawState;
-use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, LogitRank, MassHistogram, Plan, StagedError, TopList};
+use flash_sampling_core::Plan;
+use flash_sampling_core::backend::{Candidate, LogitRank, MassHistogram, Row, StagedError, TopList};
 
 /// The best candidates of a row's draws, over some set of tokens.
 #[derive(Clone, Debug, Default)]

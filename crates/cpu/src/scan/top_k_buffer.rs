@@ -4,7 +4,7 @@
 //! twice as many as needed. So a token costs one store, and one comparison of its span. Tokens are integers, which are
 //! selected without branches: with 16 workers, branches took a fifth of the time of top-p.
 
-use flash_sampling_core::{Candidate, Winner};
+use flash_sampling_core::backend::{Candidate, Winner};
 
 /// The first `limit` tokens of a row, and more during the collection.
 #[derive(Clone, Debug, Default)]

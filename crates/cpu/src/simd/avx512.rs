@@ -3,7 +3,7 @@
 use super::{EXP2, LOWEST, SPAN, Vector};
 use crate::scan::granules::{BLOCKS, Granules, PHILOX_M4X32, RoundKeys, Threshold};
 use core::arch::x86_64::*;
-use flash_sampling_core::{MassHistogram, Moments};
+use flash_sampling_core::backend::{MassHistogram, Moments};
 
 /// The AVX-512 version.
 pub(crate) struct Avx512;

@@ -9,7 +9,7 @@ pub(crate) mod avx512;
 use crate::scan::granules::{BLOCKS, Granules, RoundKeys, Threshold, granules};
 use crate::scan::logit_cache::{CachedRow, GATHERED, LogitCache, VECTOR};
 use core::mem::MaybeUninit;
-use flash_sampling_core::{MassHistogram, Moments};
+use flash_sampling_core::backend::{MassHistogram, Moments};
 
 /// Tokens per span: the four granules of one Philox block.
 pub(crate) const SPAN: usize = 64;

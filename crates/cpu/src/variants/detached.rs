@@ -10,7 +10,7 @@ use flash_sampling_core::{DType, Head};
 
 /// What a [`Tiled`] sampler has planned, without the borrow of its weight.
 ///
-/// For an owner whose weight can be borrowed for one call at a time, as when it lies behind a lock: resume, sample, park.
+/// For an owner whose weight can be borrowed for one call at a time, as when it lies behind a lock: attach, sample, detach.
 /// Nothing is allocated and nothing planned anew.
 #[derive(Debug)]
 pub struct DetachedTiled {
@@ -26,22 +26,22 @@ fn size(head: &Head<'_>) -> (usize, usize, DType) {
 }
 
 impl Tiled<'_> {
-    /// Gives the weight back and keeps the plan.
-    pub fn park(self) -> DetachedTiled {
+    /// Ends the borrow of the weight and keeps the plan.
+    pub fn detach(self) -> DetachedTiled {
         let Tiled { scan: HeadScan { engine, logits: HeadLogits { head, hidden }, .. }, driver } = self;
         DetachedTiled { weight: size(&head), engine, hidden, driver }
     }
 }
 
 impl DetachedTiled {
-    /// The sampler again, over a head with a weight of the same size and type. With [`Plan::canonical`] its values must be
+    /// Makes a sampler over a head with a weight of the same size and type. With [`Plan::canonical`] its values must be
     /// the same too: the bound on rounding was found from them.
     ///
     /// # Errors
     /// [`CpuError::OtherWeight`], and the plan is lost.
     ///
     /// [`Plan::canonical`]: flash_sampling_core::Plan
-    pub fn resume(self, head: Head<'_>) -> Result<Tiled<'_>, CpuError> {
+    pub fn attach(self, head: Head<'_>) -> Result<Tiled<'_>, CpuError> {
         if size(&head) != self.weight {
             return Err(CpuError::OtherWeight { planned: self.weight, found: size(&head) });
         }
@@ -70,10 +70,10 @@ mod tests {
         };
         let before: Vec<_> = (0..50).map(|position| draw(&mut sampler, position)).collect();
         for (position, expected) in (0..50).zip(before) {
-            sampler = sampler.park().resume(head).unwrap();
+            sampler = sampler.detach().attach(head).unwrap();
             assert_eq!(draw(&mut sampler, position), expected);
         }
         let shorter = Head::new(Matrix::new(&weight[..400 * 8], 400, 8).unwrap()).unwrap();
-        assert!(matches!(sampler.park().resume(shorter), Err(CpuError::OtherWeight { .. })));
+        assert!(matches!(sampler.detach().attach(shorter), Err(CpuError::OtherWeight { .. })));
     }
 }

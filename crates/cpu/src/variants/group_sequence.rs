@@ -7,9 +7,9 @@ use crate::scan::packed_input::PackedInput;
 use crate::scan::row_groups::RowGroups;
 use crate::variants::grouped::check_group;
 use core::ops::Range;
+use flash_sampling_core::backend::{Candidate, GroupSummary};
 use flash_sampling_core::{
-    Candidate, Capabilities, Exactness, GroupSummary, Head, Knob, Matrix, Plan, RowParams, SampleError, Samples,
-    Variant,
+    Capabilities, Exactness, Head, Knob, Matrix, Plan, RowParams, SampleError, Samples, Variant,
 };
 
 /// The state of one row between groups.

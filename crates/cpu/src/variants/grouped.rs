@@ -6,8 +6,7 @@ use crate::scan::row_groups::RowGroups;
 use crate::scan::tile::{Planned, Worker};
 use crate::simd::SPAN;
 use crate::variants::tiled::HeadScan;
-use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan};
-use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_call};
 use flash_sampling_core::{
     Capabilities, Exactness, GroupDraw, Head, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
     Shape, Variant,

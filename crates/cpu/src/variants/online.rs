@@ -3,8 +3,8 @@
 use crate::error::CpuError;
 use crate::options::CpuOptions;
 use crate::variants::group_sequence::GroupSequence;
+use flash_sampling_core::backend::check_call;
 use flash_sampling_core::reference::groups;
-use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 
 /// Groups of tokens one after another, merged by a coin (paper Alg. I.3). Exact in distribution. Groups lie on the

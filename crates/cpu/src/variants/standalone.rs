@@ -5,8 +5,7 @@ use crate::options::CpuOptions;
 use crate::scan::engine::Engine;
 use crate::scan::requests::ExistingLogits;
 use crate::scan::tile::LOGITS_TILE;
-use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan};
-use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_call};
 use flash_sampling_core::{
     Capabilities, DType, Exactness, HeadError, Input, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError,
     Samples, Shape, Variant,

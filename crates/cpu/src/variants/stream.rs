@@ -3,7 +3,7 @@
 use crate::error::CpuError;
 use crate::options::CpuOptions;
 use crate::variants::group_sequence::GroupSequence;
-use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::backend::check_call;
 use flash_sampling_core::{
     Capabilities, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
 };

@@ -5,8 +5,7 @@ use crate::options::CpuOptions;
 use crate::scan::engine::{CHUNK, Engine};
 use crate::scan::packed_input::PackedInput;
 use crate::scan::requests::HeadLogits;
-use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_scan};
-use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_call, check_scan};
 use flash_sampling_core::{
     Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Variant,
 };

@@ -4,7 +4,7 @@ use crate::abi::address::DeviceAddress;
 use crate::abi::layout::layout;
 use crate::abi::{Draw, Row};
 use bytemuck::{Pod, Zeroable};
-use flash_sampling_core::{Filter, Filters};
+use flash_sampling_core::backend::{Filter, Filters};
 
 /// The largest top-k of [`RowFilters`].
 pub const TOP_K_MAX: u32 = 1024;

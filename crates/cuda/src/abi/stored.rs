@@ -5,7 +5,7 @@ use crate::abi::fused::HeadTransform;
 use crate::abi::layout::layout;
 use crate::abi::{Draw, Row};
 use bytemuck::{Pod, Zeroable};
-use flash_sampling_core::MassHistogram;
+use flash_sampling_core::backend::MassHistogram;
 
 /// The logits that the standalone kernel draws from.
 #[repr(C)]

@@ -5,7 +5,7 @@ use crate::abi::address::DeviceAddress;
 use crate::abi::layout::layout;
 use crate::abi::stored::{Item, KeptTokens, StoredLogits};
 use bytemuck::{Pod, Zeroable};
-use flash_sampling_core::LogitRank;
+use flash_sampling_core::backend::LogitRank;
 
 /// The argument of the kernels that keep tokens.
 #[repr(C)]

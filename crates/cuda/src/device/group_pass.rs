@@ -152,7 +152,7 @@ impl GroupPass {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::group_size;
+    use flash_sampling_core::backend::group_size;
 
     #[test]
     fn groups_of_the_default_size_take_less_than_a_mebibyte_for_a_hundred_rows() {

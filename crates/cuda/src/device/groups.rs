@@ -24,7 +24,7 @@ use std::sync::Arc;
 ///
 /// A row takes 24 bytes of scratch for each group and for each block of the first launch: groups of 512 tokens of a
 /// vocabulary of 151936 on 132 multiprocessors make less than 1 MiB per 100 rows, and larger vocabularies need larger groups:
-/// [`group_size`](flash_sampling_core::group_size) has them. Smaller groups take more; see [`DeviceGroups::scratch_bytes`].
+/// [`group_size`](flash_sampling_core::backend::group_size) has them. Smaller groups take more; see [`DeviceGroups::scratch_bytes`].
 ///
 /// Planned are the kernels for hidden states of the weight's type. Other types load one at their first launch, and compile
 /// it when it is in no cache. Make one before a capture.

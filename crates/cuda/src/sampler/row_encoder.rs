@@ -5,7 +5,8 @@ use crate::device::row_features::RowFeatures;
 use crate::sampler::staging::Staging;
 use crate::sampler::tiled::CudaTiled;
 use core::ops::Range;
-use flash_sampling_core::{Adjustments, Capabilities, Knob, Knobs, Plan, RowError, RowParams};
+use flash_sampling_core::backend::Adjustments;
+use flash_sampling_core::{Capabilities, Knob, Knobs, Plan, RowError, RowParams};
 
 /// Encodes [`RowParams`] as one block of bytes: one [`abi::Row`](crate::abi::Row) for each row, and behind the rows their
 /// masks, biases and penalties. Reuses its memory.

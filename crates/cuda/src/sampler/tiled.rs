@@ -9,8 +9,9 @@ use crate::sampler::impl_sampler::impl_sampler;
 use crate::sampler::pinned_items::ROOM;
 use crate::sampler::staging::most_listed;
 use crate::sampler::uploaded_head::UploadedHead;
+use flash_sampling_core::backend::Scan;
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Scan, Variant,
+    Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Variant,
 };
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 use crate::abi::{DeviceAddress, Item, Row};
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
-use flash_sampling_core::Candidate;
+use flash_sampling_core::backend::Candidate;
 
 /// A query of a stored row.
 #[derive(Clone, Copy, Debug)]

@@ -2,8 +2,7 @@
 
 use crate::codec::wire::{Reader, Wire, WireError, put_all, put_items};
 use core::ops::Range;
-use flash_sampling_core::backend::by_logit_rank;
-use flash_sampling_core::{Candidate, MassHistogram, Winner};
+use flash_sampling_core::backend::{Candidate, MassHistogram, Winner, by_logit_rank};
 
 /// The bytes of a draw, and of a listed token.
 pub(super) const DRAW: usize = 12;

@@ -25,10 +25,9 @@ use crate::codec::parts::{
 };
 use crate::codec::wire::{Reader, Wire, WireError, put_items, put_text};
 use core::ops::Range;
+use flash_sampling_core::RowError;
 use flash_sampling_core::backend::selection::{PrefixMass, SummarySpec};
-use flash_sampling_core::backend::{Request, RowSummary};
-use flash_sampling_core::params::Row;
-use flash_sampling_core::{Filters, Moments, RowError, Stage, StagedError};
+use flash_sampling_core::backend::{Filters, Moments, Request, Row, RowSummary, Stage, StagedError};
 
 const SUMMARY: u8 = 0;
 const NO_MASS: u8 = 1;
@@ -287,9 +286,9 @@ fn take_prefix_counts(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::backend::by_logit_rank;
+    use flash_sampling_core::backend::{Candidate, LogitRank, by_logit_rank};
     use flash_sampling_core::reference::{Reference, ReferenceVariant};
-    use flash_sampling_core::{Candidate, Head, LogitRank, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams};
+    use flash_sampling_core::{Head, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams};
     use proptest::prelude::*;
 
     const TOKENS: Range<u32> = 100..400;

@@ -1,7 +1,8 @@
 //! The bytes of values: little-endian, unaligned, checked.
 
 use core::ops::Range;
-use flash_sampling_core::{DType, Plan, Stage};
+use flash_sampling_core::backend::Stage;
+use flash_sampling_core::{DType, Plan};
 
 /// Why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,9 +1,8 @@
 //! A head with exact dot products, its shards, and a comparison of every bit.
 
+use flash_sampling_core::backend::MassHistogram;
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{
-    Candidate, Draw, Head, MassHistogram, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples,
-};
+use flash_sampling_core::{Draw, Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples};
 
 pub(crate) const VOCAB: usize = 1000;
 pub(crate) const HIDDEN: usize = 24;
@@ -83,13 +82,14 @@ pub(crate) fn sample(sampler: &mut dyn PerturbedArgmax, hidden: &[f32], rows: &[
 }
 
 /// All results of a row.
-pub(crate) type Row = Result<(Vec<Draw>, Option<u64>, Vec<Candidate>, Option<MassHistogram>), RowError>;
+pub(crate) type Row = Result<(Vec<Draw>, Option<u64>, Vec<(u32, f32)>, Option<MassHistogram>), RowError>;
 
 pub(crate) fn all(samples: &Samples) -> Vec<Row> {
-    let row = |r: flash_sampling_core::RowSample<'_>| {
-        (r.draws.to_vec(), r.log_z.map(f64::to_bits), r.top.to_vec(), r.mass.cloned())
+    let row = |at: usize| {
+        let row = samples.row(at)?;
+        Ok((row.draws.to_vec(), row.log_z.map(f64::to_bits), row.top.to_vec(), samples.mass(at).cloned()))
     };
-    samples.iter().map(|r| r.map(row)).collect()
+    (0..samples.len()).map(row).collect()
 }
 
 pub(crate) fn tokens(samples: &Samples) -> Vec<Result<Vec<u32>, RowError>> {

@@ -2,9 +2,10 @@
 
 use crate::common::*;
 use core::error::Error;
+use flash_sampling_core::backend::Candidate;
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Candidate, Capabilities, LogprobsMode, Matrix, PerturbedArgmax, RowError, RowParams, SampleError, Samples, Shape,
+    Capabilities, LogprobsMode, Matrix, PerturbedArgmax, RowError, RowParams, SampleError, Samples, Shape,
 };
 use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded};
 use std::thread;
@@ -206,8 +207,10 @@ impl PerturbedArgmax for Broken<'_> {
 
     fn sample(&mut self, _: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        let candidate =
-            Candidate { winner: flash_sampling_core::Winner::new(1.0, self.0.shape().tokens.start), logit: 0.0 };
+        let candidate = Candidate {
+            winner: flash_sampling_core::backend::Winner::new(1.0, self.0.shape().tokens.start),
+            logit: 0.0,
+        };
         rows.iter().for_each(|_| out.push_row([candidate], None, &[]));
         Ok(())
     }

@@ -1,11 +1,11 @@
 //! Filters over shards: every bit of a sampler without shards in any world, and the cutoff of the whole row.
 
 use crate::common::*;
-use flash_sampling_core::backend::{Batch, Request, RowSummary};
+use flash_sampling_core::backend::{Batch, Request, RowSummary, Scan};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
     Capabilities, Draw, History, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, RowError, RowParams,
-    SampleError, Samples, Scan, Shape,
+    SampleError, Samples, Shape,
 };
 use flash_sampling_distributed::{Loopback, ShardMerge, ShardOptions, ShardSampler, Sharded};
 use std::thread;

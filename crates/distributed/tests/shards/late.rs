@@ -30,7 +30,7 @@ fn next(sampler: &mut ShardSampler<'_, Loopback>, next: Next) -> ShardError {
     let row = [RowParams { position: 3, ..RowParams::default() }];
     let other = [RowParams { position: 4, ..row[0] }];
     if !matches!(next, Next::SamplesInstead) {
-        sampler.begin_elsewhere();
+        sampler.count_call();
     }
     let sampled = match next {
         Next::GaveUp(ranks) => {

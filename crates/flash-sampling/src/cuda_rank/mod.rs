@@ -5,11 +5,10 @@ mod failure;
 use crate::build::{BuildError, shard_starts};
 use core::mem::take;
 use core::time::Duration;
-use flash_sampling_core::backend::{Batch, Request, RowSummary};
-use flash_sampling_core::sampler::reuse_vec;
+use flash_sampling_core::backend::{Batch, Candidate, Request, RowSummary, Scan, Winner, reuse_vec};
 use flash_sampling_core::{
-    Candidate, Capabilities, Draw, Head, Knob, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError,
-    Samples, Scan, Shape, Winner,
+    Capabilities, Draw, Head, Knob, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples,
+    Shape,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerEndpoint};
 use flash_sampling_distributed::{CallStatus, ShardError, ShardMerge, ShardOptions, ShardSampler, Transport};
@@ -363,7 +362,7 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
             return self.by_host.sample(input, rows, out);
         }
         out.clear();
-        self.by_host.begin_elsewhere();
+        self.by_host.count_call();
         self.prepare(input, rows, route)?;
         let begun = Instant::now();
         let drawn = match route {

@@ -2,9 +2,9 @@
 //!
 //! Filters rank the tokens of a row by falling logits ([`LogitRank`](crate::summary::winner::LogitRank)), and keep one run of
 //! this order. A pass lists the first tokens, and summarizes the whole row as a
-//! [`MassHistogram`](crate::MassHistogram); [`Selector::select`] walks the filters over these two. Where the run ends
+//! [`MassHistogram`](crate::backend::MassHistogram); [`Selector::select`] walks the filters over these two. Where the run ends
 //! inside the list the kept set is known. Where it ends below the list at a known logit, or where the histogram alone
-//! decides on which side of the end a [`Frontier`](crate::Frontier) point lies, the winner is known. Other rows take a
+//! decides on which side of the end a [`Frontier`](crate::backend::Frontier) point lies, the winner is known. Other rows take a
 //! second pass: one that sums the mass before the few points in doubt ([`PrefixMass`]), or one that lists the row down
 //! to a logit, and with that list the same walk ends inside it.
 //!

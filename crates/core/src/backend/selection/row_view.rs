@@ -12,11 +12,11 @@ pub struct RowView<'a> {
     pub list: &'a [Candidate],
     /// Every token with a logit of at least this is in the list; -inf when the list holds the whole row.
     pub floor: f32,
-    /// The masses of the whole row, if the filters [need them](crate::Filters::need_mass).
+    /// The masses of the whole row, if the filters [need them](crate::backend::Filters::need_mass_beyond).
     pub mass: &'a MassHistogram,
     /// The mass that is in no bin, if the pass has a mass cutoff.
     pub tail: TailMass,
-    /// The moments of the whole row, if the filters [need them](crate::Filters::need_moments).
+    /// The moments of the whole row, if the filters [need them](crate::backend::Filters::need_moments).
     pub moments: &'a Moments,
 }
 

@@ -1,4 +1,4 @@
-//! How single fields of a request are read: null, -1, and what is no matter of the draw.
+//! How single fields of a request are read: null, -1, and fields that do not affect a draw.
 
 use super::precise::{PRECISE, precise};
 use crate::params::filters::Order;
@@ -126,7 +126,7 @@ fn or_minus_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64
     deserializer.deserialize_any(OrMinusOne)
 }
 
-/// A value of a field that is no matter of the draw, as far as it must be known.
+/// A value of a field that does not affect a draw, as far as it must be known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Plain {
     Null,
@@ -203,8 +203,8 @@ impl<'de> Deserialize<'de> for Plain {
     }
 }
 
-/// The fields of vLLM's `SamplingParams`, of this year and of the years before, that are no matter of the draw: each with
-/// the value, beside null, that asks for nothing.
+/// The fields of vLLM's `SamplingParams`, of this year and of the years before, that do not affect a draw, each with
+/// its neutral value beside null.
 const BESIDE_THE_DRAW: &[(&str, Plain)] = &[
     ("bad_words", Plain::Empty),
     ("best_of", Plain::Number(1.0)),
@@ -238,10 +238,10 @@ const BESIDE_THE_DRAW: &[(&str, Plain)] = &[
     ("use_beam_search", Plain::Bool(false)),
 ];
 
-/// Takes a field that is no matter of the draw when its value asks for nothing.
+/// Accepts a field that does not affect a draw if its value is neutral.
 ///
 /// # Errors
-/// The field by its name, when it is none of these, or asks for something.
+/// Names the field if it is unknown or has another value.
 pub(super) fn beside_the_draw<'de, A: MapAccess<'de>>(
     field: &str,
     map: &mut A,
@@ -264,7 +264,7 @@ pub(super) fn beside_the_draw<'de, A: MapAccess<'de>>(
         Plain::Empty => " or empty".into(),
         Plain::Null | Plain::Other => String::new(),
     };
-    Err(A::Error::custom(format_args!("{field} is no matter of the draw: only null{or} is taken here")))
+    Err(A::Error::custom(format_args!("{field} does not affect a draw: it must be null{or}")))
 }
 
 /// The value of a field.

@@ -1,7 +1,7 @@
 //! What a request becomes, and what is refused.
 
 use super::*;
-use crate::params::transform::allowed;
+use crate::params::transform::is_allowed;
 #[cfg(feature = "serde")]
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ fn fields_reach_the_row() {
     assert_eq!(row.logit_bias, [(2, -1.0), (9, 1.5)]);
     assert_eq!(row.dry_sequence_breakers, [3, 7]);
     let mask = row.mask.unwrap();
-    assert!((0..70).all(|token| allowed(mask, token) == [40, 2].contains(&token)));
+    assert!((0..70).all(|token| is_allowed(mask, token) == [40, 2].contains(&token)));
     let seeded = SamplingParams::builder().seed(Some(8)).build(300).unwrap();
     assert_eq!(seeded.row(11, 5, None).seed, 8);
 }
@@ -219,7 +219,7 @@ fn numbers_of_arbitrary_precision_are_read() {
         ("temperature", "much", "temperature: invalid type: string \"much\", expected a number"),
         ("seed", "-2", "seed: invalid value: integer `-2`, expected an integer of at least -1"),
         ("seed", "0.5", "seed: invalid type: floating point"),
-        ("best_of", "2", "best_of is no matter of the draw: only null or 1 is taken here"),
+        ("best_of", "2", "best_of does not affect a draw: it must be null or 1"),
     ] {
         let error = read(&[(field, text)]).unwrap_err();
         assert!(error.starts_with(says), "{error}");
@@ -260,7 +260,7 @@ fn null_is_the_default_and_minus_one_is_none_or_all() {
 
 #[cfg(feature = "serde")]
 #[test]
-fn fields_that_are_no_matter_of_the_draw_are_taken_where_they_ask_for_nothing() {
+fn fields_that_do_not_affect_a_draw_must_be_neutral() {
     let read = |json: &str| serde_json::from_str::<SamplingParamsBuilder>(json);
     let neutral = r#"{"stop": [], "ignore_eos": false, "max_tokens": null, "prompt_logprobs": null, "detokenize": true,
         "flat_logprobs": false, "skip_special_tokens": true, "spaces_between_special_tokens": true, "top_k": 7,
@@ -268,7 +268,7 @@ fn fields_that_are_no_matter_of_the_draw_are_taken_where_they_ask_for_nothing() 
         "structured_outputs": null, "guided_decoding": null, "extra_args": {}, "bad_words": [], "best_of": 1,
         "truncate_prompt_tokens": null, "skip_reading_prefix_cache": null, "thinking_token_budget": null}"#;
     assert_eq!(read(neutral).unwrap(), SamplingParamsBuilder::default().top_k(7));
-    let takes = "is no matter of the draw: only null";
+    let takes = "does not affect a draw: it must be null";
     for (field, value, or) in [
         ("stop", r#"["."]"#, " or empty"),
         ("stop", r#"".""#, " or empty"),
@@ -281,7 +281,7 @@ fn fields_that_are_no_matter_of_the_draw_are_taken_where_they_ask_for_nothing() 
         ("prompt_logprobs", "0", ""),
     ] {
         let error = read(&format!(r#"{{"top_k": 7, "{field}": {value}}}"#)).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("{field} {takes}{or} is taken here at line 1")), "{error}");
+        assert!(error.starts_with(&format!("{field} {takes}{or} at line 1")), "{error}");
     }
     assert!(read(r#"{"stop": null, "stop": null}"#).unwrap_err().to_string().contains("duplicate field `stop`"));
 }

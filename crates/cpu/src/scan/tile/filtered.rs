@@ -9,9 +9,7 @@ use crate::scan::perturb::{Keep, Perturbed};
 use crate::scan::row_state::RowState;
 use crate::simd::{SPAN, Vector};
 use core::ops::Range;
-use flash_sampling_core::params::Row;
-use flash_sampling_core::summary::winner::LogitRank;
-use flash_sampling_core::{Candidate, Filters, Frontier, MassHistogram};
+use flash_sampling_core::backend::{Candidate, Filters, Frontier, LogitRank, MassHistogram, Row};
 
 /// Adds a tile to the filter state of a row.
 ///

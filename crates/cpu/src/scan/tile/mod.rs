@@ -13,9 +13,10 @@ use crate::scan::row_state::RowState;
 use crate::simd::{SPAN, Vector};
 use core::ops::Range;
 pub(crate) use dispatch::Simd;
-use flash_sampling_core::params::Row;
-use flash_sampling_core::params::transform::{RowTransform, any_invalid, first_invalid};
-use flash_sampling_core::{Candidate, IndexedAdjustments, RowError, Stage, StagedError};
+use flash_sampling_core::RowError;
+use flash_sampling_core::backend::{
+    Candidate, IndexedAdjustments, Row, RowTransform, Stage, StagedError, any_invalid, first_invalid,
+};
 pub(crate) use source::Source;
 use std::sync::Arc;
 use threshold_scan::{draw_tile, rank};

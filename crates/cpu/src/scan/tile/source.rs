@@ -5,7 +5,7 @@ use crate::dot::pack::Packed;
 use crate::dot::{Dot, DotScratch, TILE};
 use crate::simd::SPAN;
 use core::ops::Range;
-use flash_sampling_core::matrix::widen;
+use flash_sampling_core::backend::widen;
 use flash_sampling_core::{Head, Matrix};
 
 /// Where logits come from.

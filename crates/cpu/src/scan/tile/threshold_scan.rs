@@ -3,8 +3,7 @@
 use crate::scan::granules::RoundKeys;
 use crate::scan::perturb::{Keep, Perturbed};
 use crate::simd::{SPAN, Vector};
-use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, Winner};
+use flash_sampling_core::backend::{Candidate, Row, Winner};
 
 /// Offers the tokens of a tile that can reach a draw's cut, perturbed or greedy.
 ///

@@ -13,7 +13,7 @@ use crate::device::row_features::RowFeatures;
 use crate::device::scratch::Scratch;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
-use flash_sampling_core::group_size;
+use flash_sampling_core::backend::group_size;
 use std::sync::Arc;
 
 /// Bytes of a block's mass of a row.

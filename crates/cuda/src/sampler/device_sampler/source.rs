@@ -16,7 +16,7 @@ use crate::selection::stored_rows::{StoredRows, SummaryInput};
 use core::mem::take;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::Adjustments;
+use flash_sampling_core::backend::Adjustments;
 use std::sync::Arc;
 
 /// The kernels over a head in device memory, and memory for the rows and draws of a call.

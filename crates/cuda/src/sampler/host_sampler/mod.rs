@@ -14,12 +14,10 @@ use crate::sampler::staging::Staging;
 use crate::sampler::uploaded_head::UploadedHead;
 use core::mem::take;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::backend::error_bounds::ScoreBound;
-use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, check_scan};
-use flash_sampling_core::sampler::check_call;
-use flash_sampling_core::{
-    Adjustments, Capabilities, Head, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Scan, Shape,
+use flash_sampling_core::backend::{
+    Adjustments, Batch, Driver, Request, RowSummary, Scan, ScoreBound, check_call, check_scan,
 };
+use flash_sampling_core::{Capabilities, Head, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape};
 use source::UploadedInputs;
 use std::sync::Arc;
 

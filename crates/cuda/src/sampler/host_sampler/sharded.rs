@@ -9,11 +9,8 @@ use crate::exchange::sharded::FilterSupport;
 use crate::sampler::row_scan::{CallRows, DrawItem, DrawItems, FilterSource, decide, quick_filters, write_draws};
 use crate::sampler::uploaded_head::UploadedHead;
 use core::mem::take;
-use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary};
-use flash_sampling_core::sampler::check_call;
-use flash_sampling_core::{
-    Capabilities, Exactness, Knobs, Matrix, RowError, RowParams, SampleError, Samples, Scan, Stage, StagedError, params,
-};
+use flash_sampling_core::backend::{Batch, Progress, Request, Row, RowSummary, Scan, Stage, StagedError, check_call};
+use flash_sampling_core::{Capabilities, Exactness, Knobs, Matrix, RowError, RowParams, SampleError, Samples};
 
 const NOT_DECIDED: CudaError = CudaError::NotTogether { reason: "ranks cannot decide the filters of a row" };
 const NOT_DRAWN: CudaError = CudaError::NotTogether { reason: "a row requests more than draws" };
@@ -86,7 +83,7 @@ impl HostSampler<'_> {
 }
 
 /// The filters of a row, and the logits that decide them; `None` if ranks cannot decide the row.
-fn filters_of(can: FilterSupport, row: &params::Row<'_>) -> Option<(RowFilters, FilterSource)> {
+fn filters_of(can: FilterSupport, row: &Row<'_>) -> Option<(RowFilters, FilterSource)> {
     let draws_only = !row.without_replacement && !row.kept && row.logprobs.is_none() && row.raw_logprobs.is_none();
     let filters = match row.filters {
         None => RowFilters::OFF,

@@ -8,9 +8,9 @@ use crate::sampler::uploaded_head::UploadedHead;
 use crate::selection::queries::CanonicalInputs;
 use crate::selection::stored_rows::StoredRows;
 use cudarc::driver::CudaStream;
+use flash_sampling_core::Head;
 use flash_sampling_core::backend::canonical::norm;
-use flash_sampling_core::backend::error_bounds::{RowScoreBound, ScoreBound};
-use flash_sampling_core::{Adjustments, Head};
+use flash_sampling_core::backend::{Adjustments, RowScoreBound, ScoreBound};
 use std::sync::Arc;
 
 /// A head on the GPU, and what uploads hidden states and rows. Every draw has a hidden state of its own in a launch.

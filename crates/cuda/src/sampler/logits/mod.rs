@@ -9,8 +9,7 @@ use crate::sampler::check_plan;
 use crate::sampler::row_scan::{PassPlace, RowScan, SourcePass};
 use crate::sampler::tiled::FILTERS_TOO;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::backend::Driver;
-use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::backend::{Driver, check_call};
 use flash_sampling_core::{
     Capabilities, Exactness, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Variant,
 };

@@ -15,7 +15,8 @@ use crate::sampler::staging::Staging;
 use crate::selection::queries::CanonicalInputs;
 use crate::selection::stored_rows::{MAX_ROWS, StoredRows, SummaryInput};
 use cudarc::driver::{CudaSlice, CudaStream};
-use flash_sampling_core::{Adjustments, DType, Matrix};
+use flash_sampling_core::backend::Adjustments;
+use flash_sampling_core::{DType, Matrix};
 use std::sync::Arc;
 
 /// The kernels over existing logits, and memory for the inputs and draws of a launch.

@@ -17,11 +17,11 @@ use crate::selection::stored_rows::StoredRows;
 use core::mem::take;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::backend::error_bounds::RowScoreBound;
-use flash_sampling_core::backend::{Batch, CheckedRow, Progress, Request, RowSummary};
-use flash_sampling_core::sampler::reuse_vec;
-use flash_sampling_core::{Adjustments, Candidate, Capabilities, Exactness, Plan, RowError, RowParams, Winner, params};
-use flash_sampling_core::{SampleError, Scan, Stage, StagedError};
+use flash_sampling_core::backend::{
+    Adjustments, Batch, Candidate, CheckedRow, Progress, Request, Row, RowScoreBound, RowSummary, Scan, Stage,
+    StagedError, Winner, reuse_vec,
+};
+use flash_sampling_core::{Capabilities, Exactness, Plan, RowError, RowParams, SampleError};
 use std::sync::Arc;
 pub(crate) use stored_scan::{ScanRow, StoredQueries, StoredScan};
 
@@ -50,7 +50,7 @@ impl<'c, 'a> CallRows<'c, 'a> {
         r: usize,
         adjustments: &'r mut Adjustments,
         tokens: Range<u32>,
-    ) -> Result<params::Row<'r>, CudaError>
+    ) -> Result<Row<'r>, CudaError>
     where
         'a: 'r,
     {
@@ -60,7 +60,7 @@ impl<'c, 'a> CallRows<'c, 'a> {
     }
 
     /// A row without transforms.
-    pub(crate) fn raw(&self) -> Result<params::Row<'static>, CudaError> {
+    pub(crate) fn raw(&self) -> Result<Row<'static>, CudaError> {
         self.raw.map_err(|_| UNCHECKED)
     }
 }
@@ -208,20 +208,20 @@ pub(crate) struct PassPlace<'s> {
 impl PassPlace<'_> {
     /// Whether a row without filters is drawn from stored logits. A sampler that is not pathwise draws with its own
     /// kernels.
-    fn draws_from_stored(&self, row: &params::Row<'_>) -> bool {
+    fn draws_from_stored(&self, row: &Row<'_>) -> bool {
         let needs = self.plan.canonical || row.without_replacement || row.logprobs.is_some();
         needs && self.can.exactness == Exactness::Pathwise
     }
 }
 
 /// The filters of a row, if the selection kernels support them and the row requests only draws.
-pub(crate) fn quick_filters(row: &params::Row<'_>) -> Option<RowFilters> {
+pub(crate) fn quick_filters(row: &Row<'_>) -> Option<RowFilters> {
     let draws_only = !row.kept && !row.without_replacement && row.logprobs.is_none();
     row.filters.as_ref().filter(|_| draws_only).and_then(RowFilters::of)
 }
 
 impl RowScan {
-    /// Runs one pass; see [`Scan`](flash_sampling_core::Scan).
+    /// Runs one pass; see [`Scan`](flash_sampling_core::backend::Scan).
     pub(crate) fn scan(
         &mut self,
         source: &mut impl LogitSource,

@@ -20,10 +20,9 @@ use crate::sampler::row_scan::candidate;
 use crate::selection::queries::{CanonicalInputs, Kind, Query, QueryResults};
 use crate::selection::stored_rows::{LONGEST_LIST, StoredRows};
 use cudarc::driver::CudaStream;
-use flash_sampling_core::backend::error_bounds::RowScoreBound;
 use flash_sampling_core::backend::selection::{PrefixMass, SummarySpec};
-use flash_sampling_core::backend::{Request, RowSummary};
-use flash_sampling_core::{Candidate, Filters, MassHistogram, Moments, RowParams, params};
+use flash_sampling_core::backend::{Candidate, Filters, MassHistogram, Moments, Request, RowScoreBound, RowSummary};
+use flash_sampling_core::{RowParams, backend};
 use std::sync::Arc;
 
 /// The maximum number of draws in a batch of queries.
@@ -37,7 +36,7 @@ pub(crate) struct ScanRow<'a> {
     /// The row's index among the stored rows.
     pub(crate) slot: usize,
     pub(crate) params: &'a RowParams<'a>,
-    pub(crate) row: params::Row<'a>,
+    pub(crate) row: backend::Row<'a>,
     pub(crate) request: Request<'a>,
     /// Whether a row without filters is drawn from stored logits.
     pub(crate) draws: bool,

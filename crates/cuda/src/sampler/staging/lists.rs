@@ -3,7 +3,8 @@
 use crate::abi::{LogitBias, PENALISED, Penalty};
 use crate::error::CudaError;
 use crate::sampler::pinned_items::PinnedItems;
-use flash_sampling_core::{Adjustment, RowParams};
+use flash_sampling_core::RowParams;
+use flash_sampling_core::backend::Adjustment;
 
 /// The list of a row's biases and penalties.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +83,8 @@ pub(super) fn push(adjustments: &[Adjustment], lists: &mut PinnedItems) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::{Adjustments, History};
+    use flash_sampling_core::History;
+    use flash_sampling_core::backend::Adjustments;
 
     #[test]
     fn what_is_a_bias_and_no_more_is_one() {

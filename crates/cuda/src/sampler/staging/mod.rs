@@ -9,7 +9,7 @@ use crate::error::CudaError;
 use crate::sampler::pinned_items::{ITEM, PinnedItems};
 use core::ops::Range;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::{Matrix, RowParams, params};
+use flash_sampling_core::{Matrix, RowParams, backend};
 use lists::may_penalise;
 use std::sync::Arc;
 
@@ -136,7 +136,7 @@ impl Staging {
         &mut self,
         r: usize,
         params: &RowParams<'_>,
-        row: &params::Row<'_>,
+        row: &backend::Row<'_>,
         draws: impl IntoIterator<Item = u32>,
     ) -> Result<(), CudaError> {
         self.push(params, row, draws)?;
@@ -150,7 +150,7 @@ impl Staging {
     pub(crate) fn push(
         &mut self,
         params: &RowParams<'_>,
-        row: &params::Row<'_>,
+        row: &backend::Row<'_>,
         draws: impl IntoIterator<Item = u32>,
     ) -> Result<(), CudaError> {
         // Offsets are kept as addresses plus one, 0 being the null address.
@@ -273,7 +273,8 @@ impl Staging {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::{Adjustments, Capabilities, Exactness, History, Input, Plan, Variant};
+    use flash_sampling_core::backend::Adjustments;
+    use flash_sampling_core::{Capabilities, Exactness, History, Input, Plan, Variant};
 
     #[test]
     fn a_mask_forbids_most_where_it_allows_less_than_an_eighth() {

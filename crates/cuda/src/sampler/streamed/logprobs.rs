@@ -15,9 +15,8 @@ use crate::sampler::staging::Staging;
 use crate::selection::stored_rows::{StoredRows, SummaryInput};
 use core::mem::take;
 use cudarc::driver::{CudaSlice, CudaStream};
-use flash_sampling_core::backend::{Request, RowSummary};
-use flash_sampling_core::sampler::reuse_vec;
-use flash_sampling_core::{Matrix, Stage, params};
+use flash_sampling_core::Matrix;
+use flash_sampling_core::backend::{Request, Row, RowSummary, Stage, reuse_vec};
 use std::sync::Arc;
 
 /// A row with log-probabilities.
@@ -93,7 +92,7 @@ impl StreamedLogprobs {
         &mut self,
         rows: &CallRows<'_, '_>,
         at: usize,
-        row: &params::Row<'_>,
+        row: &Row<'_>,
         first_draw: usize,
         stride: usize,
     ) -> Result<(), CudaError> {

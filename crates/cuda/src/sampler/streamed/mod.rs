@@ -26,12 +26,12 @@ use blocks::Blocks;
 use core::mem::take;
 use cudarc::driver::{CudaSlice, CudaStream};
 use deal::Deal;
-use flash_sampling_core::backend::{Batch, CheckedRow, RowSummary, check_rows};
-use flash_sampling_core::params::Row;
-use flash_sampling_core::sampler::{check_call, reuse_vec};
+use flash_sampling_core::backend::{
+    Adjustments, Batch, CheckedRow, Row, RowSummary, check_call, check_rows, reuse_vec,
+};
 use flash_sampling_core::{
-    Adjustments, Capabilities, Knob, Knobs, Matrix, Plan, RowError, RowParams, SampleError, Samples, Shape,
-    StreamError, StreamHead, Variant,
+    Capabilities, Knob, Knobs, Matrix, Plan, RowError, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
+    Variant,
 };
 use logprobs::StreamedLogprobs;
 use std::io::Read;

@@ -7,7 +7,7 @@ use crate::error::CudaError;
 use crate::selection::queries::{CanonicalInputs, Kind, Query, QueryResults};
 use core::cmp::Reverse;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::{Candidate, Winner};
+use flash_sampling_core::backend::{Candidate, Winner};
 use std::sync::Arc;
 
 impl StoredRows {

@@ -9,7 +9,8 @@ use crate::device::matrix::DeviceMatrix;
 use crate::device::pinned::Pinned;
 use crate::error::CudaError;
 use cudarc::driver::{CudaSlice, CudaStream};
-use flash_sampling_core::{Candidate, DType, LogMass, MassHistogram, Winner};
+use flash_sampling_core::DType;
+use flash_sampling_core::backend::{Candidate, LogMass, MassHistogram, Winner};
 use std::sync::Arc;
 
 /// The longest list of a summary. Each block of a row lists a few more tokens.

@@ -5,7 +5,7 @@ use crate::abi::{DeviceAddress, ScanSums, SumQuery};
 use crate::error::CudaError;
 use crate::selection::stored_scan::{MOMENTS, StoredScanKernels};
 use cudarc::driver::CudaStream;
-use flash_sampling_core::Moments;
+use flash_sampling_core::backend::Moments;
 use std::sync::Arc;
 
 /// The maximum number of tokens in a row, so that 64 bits hold the sums of its moments.
