@@ -42,7 +42,17 @@ fn rows(count: usize, logprobs: Option<u32>) -> Vec<RowParams<'static>> {
 
 #[test]
 fn logits_of_every_type_and_width_have_the_bits_of_the_cpu() {
-    same_as_the_cpu(&[(17, 3), (9, 61), (8, 255), (8, 256), (8, 257), (16, 1000), (8, 50_257), (8, 151_936), (300, 640)]);
+    same_as_the_cpu(&[
+        (17, 3),
+        (9, 61),
+        (8, 255),
+        (8, 256),
+        (8, 257),
+        (16, 1000),
+        (8, 50_257),
+        (8, 151_936),
+        (300, 640),
+    ]);
 }
 
 /// A row has three blocks of masses. Small enough for the sanitizers.

@@ -160,7 +160,7 @@ impl Steps {
             unsafe {
                 if transport == Some(GpuTransport::Peers) {
                     return shard
-                        .launch_together(stream, &hidden, params, draws, RowFeatures::Bare, peers)
+                        .launch_sharded(stream, &hidden, params, draws, RowFeatures::Bare, peers)
                         .map_err(failed);
                 }
                 shard.launch(stream, &hidden, params, draws, RowFeatures::Bare).map_err(failed)?;

@@ -144,7 +144,7 @@ pub enum CudaError {
     /// The exchange between GPUs does not support a call: log-probabilities, lists without replacement, canonical
     /// draws, or filters that its ranks do not support.
     #[error("the exchange between GPUs does not carry the call: {reason}")]
-    NotTogether {
+    NotSharded {
         /// The unsupported request, or the missing condition.
         reason: &'static str,
     },

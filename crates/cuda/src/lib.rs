@@ -116,6 +116,7 @@ pub use crate::{
         peers::{DevicePeers, PeerEndpoint},
     },
     sampler::{
+        device_hidden::DeviceHidden,
         device_sampler::DeviceSampler,
         grouped::CudaGrouped,
         logits::CudaStandalone,

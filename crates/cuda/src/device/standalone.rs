@@ -148,10 +148,10 @@ impl DeviceStandalone {
         &self.device
     }
 
-    /// Every launch has run: see [`Scratch::settle`].
-    pub(crate) fn settle(&mut self) {
-        self.scratch.settle();
-        self.with_log_z.iter_mut().for_each(|(_, parts)| parts.settle());
+    /// Every launch has run: see [`Scratch::mark_idle`].
+    pub(crate) fn mark_idle(&mut self) {
+        self.scratch.mark_idle();
+        self.with_log_z.iter_mut().for_each(|(_, parts)| parts.mark_idle());
     }
 
     /// The kernel with log Z, loaded at the first call, and room for its masses.
@@ -163,7 +163,7 @@ impl DeviceStandalone {
             self.with_log_z = Some((kernel, Scratch::new(most * PART_BYTES, &[], &self.device)?));
         }
         let (kernel, parts) = self.with_log_z.as_mut().expect("it was just made");
-        Ok((kernel, parts.lend()))
+        Ok((kernel, parts.begin_use()))
     }
 
     /// Draws from `logits [rows, tokens]`: enqueues one launch on `stream` and returns.
@@ -223,7 +223,7 @@ impl DeviceStandalone {
             return Ok(());
         }
         let (blocks, parts_of_block) = split(&self.tokens, draws.count, self.device.multiprocessors());
-        let best = self.scratch.lend::<u64>();
+        let best = self.scratch.begin_use::<u64>();
         let call = Call {
             rows: draws.rows,
             bias: DeviceAddress::NULL,

@@ -1,6 +1,6 @@
-//! The samplers that are a [`HostSampler`](crate::sampler::host_sampler::HostSampler).
+//! The samplers that are a [`HeadSampler`](crate::sampler::head_sampler::HeadSampler).
 
-/// Makes a public sampler of a [`HostSampler`](crate::sampler::host_sampler::HostSampler) in a tuple struct.
+/// Makes a public sampler of a [`HeadSampler`](crate::sampler::head_sampler::HeadSampler) in a tuple struct.
 macro_rules! impl_sampler {
     ($sampler:ident $(, $($more:item)*)?) => {
         impl flash_sampling_core::PerturbedArgmax for $sampler<'_> {

@@ -4,11 +4,10 @@ use crate::device::gpu::Device;
 use crate::device::row_features::KernelChoice;
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
-use crate::sampler::host_sampler::{HostSampler, planned};
+use crate::sampler::device_hidden::DeviceHidden;
+use crate::sampler::head_sampler::{HeadSampler, max_exchange_rows, planned};
 use crate::sampler::impl_sampler::impl_sampler;
 use crate::sampler::pinned_items::ROOM;
-use crate::sampler::staging::most_listed;
-use crate::sampler::uploaded_head::UploadedHead;
 use flash_sampling_core::{
     Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Scan, Variant,
 };
@@ -38,7 +37,7 @@ use std::sync::Arc;
 /// As a [shard](Scan), this sampler summarizes rows with filters or log-probabilities on the GPU. It copies a few
 /// kilobytes per row to the host, and lists if filters need them.
 #[derive(Debug)]
-pub struct CudaTiled<'w>(HostSampler<'w>);
+pub struct CudaTiled<'w>(pub(super) HeadSampler<'w>);
 
 /// The knobs of pathwise samplers that can store logits.
 pub(crate) const FILTERS_TOO: Knobs = RAW_TOO.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept]));
@@ -81,20 +80,20 @@ impl<'w> CudaTiled<'w> {
         device: &Arc<Device>,
         choice: KernelChoice,
     ) -> Result<Self, CudaError> {
-        Ok(CudaTiled(HostSampler::new(head, plan, CudaTiled::CAPABILITIES, device, choice, None)?))
+        Ok(CudaTiled(HeadSampler::new(head, plan, CudaTiled::CAPABILITIES, device, choice, None)?))
     }
 
     /// The rows of an exchange for samplers of this plan. All ranks of a group have the same plan.
     pub fn max_exchange_rows(plan: &Plan) -> usize {
-        UploadedHead::most_of(plan)
+        max_exchange_rows(plan)
     }
 
     /// The initial room of every sampler for the lists and masks of a call, in bytes.
-    pub const ROOM_TOGETHER: usize = ROOM;
+    pub const LIST_ROOM: usize = ROOM;
 
     /// The maximum bytes of lists and masks in a call with these rows, on any rank.
-    pub fn lists_together(&self, rows: &[RowParams<'_>]) -> usize {
-        most_listed(rows, self.0.shape().vocab_size)
+    pub fn list_bytes(&self, rows: &[RowParams<'_>]) -> usize {
+        self.0.list_bytes(rows)
     }
 
     /// Allocates room for this many bytes of lists and masks, so [`CudaTiled::sample_sharded`] allocates nothing for
@@ -104,7 +103,7 @@ impl<'w> CudaTiled<'w> {
     ///
     /// # Errors
     /// [`CudaError::Driver`].
-    pub fn reserve_together(&mut self, bytes: usize) -> Result<(), CudaError> {
+    pub fn reserve_lists(&mut self, bytes: usize) -> Result<(), CudaError> {
         self.0.reserve_lists(bytes)
     }
 
@@ -116,7 +115,7 @@ impl<'w> CudaTiled<'w> {
     /// # Errors
     /// * The errors of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample).
     /// * [`SampleError::Backend`] with [`CudaError::LateRanks`] or [`CudaError::OtherCall`]: the exchange failed.
-    /// * [`SampleError::Backend`] with [`CudaError::NotTogether`]: a row requests more than draws.
+    /// * [`SampleError::Backend`] with [`CudaError::NotSharded`]: a row requests more than draws.
     ///
     /// A rank that fails before the exchange takes no part in it, and is late for the other ranks. Its next call
     /// receives their data for the failed call, and fails with [`CudaError::OtherCall`].
@@ -127,12 +126,7 @@ impl<'w> CudaTiled<'w> {
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), SampleError> {
-        exchange.begin(input.dtype());
-        let drawn = self.0.sample_with(input, rows, exchange, None, out);
-        if drawn.is_err() {
-            out.clear();
-        }
-        drawn
+        self.0.sample_sharded(exchange, input, rows, None, out)
     }
 }
 
@@ -152,6 +146,19 @@ impl CudaTiled<'_> {
     /// [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn prepare_sharded(&mut self) -> Result<(), CudaError> {
         self.0.prepare_sharded()
+    }
+
+    /// Replaces the input of later calls by hidden states on the device, until a call with `None`.
+    ///
+    /// Later calls still take an `input`, of the same shape and type, and read nothing of it. They draw the same tokens
+    /// as from hidden states on the host. All ranks of a group have their hidden states in the same kind of memory. If
+    /// rows have filters, the address and the stride of hidden states are multiples of 16 bytes.
+    ///
+    /// # Errors
+    /// * [`CudaError::Unsupported`]: a canonical plan, which needs the hidden states on the host.
+    /// * [`CudaError::Driver`].
+    pub fn set_hidden(&mut self, hidden: Option<DeviceHidden>) -> Result<(), CudaError> {
+        self.0.set_hidden(hidden)
     }
 
     /// Whether the exchange decides all valid rows of a call. Every rank has the same result.
@@ -178,12 +185,7 @@ impl CudaTiled<'_> {
         open: &mut Vec<usize>,
         out: &mut Samples,
     ) -> Result<(), SampleError> {
-        exchange.begin(input.dtype());
-        let drawn = self.0.sample_with(input, rows, exchange, Some(open), out);
-        if drawn.is_err() {
-            out.clear();
-        }
-        drawn
+        self.0.sample_sharded(exchange, input, rows, Some(open), out)
     }
 }
 

@@ -211,7 +211,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
             by_host,
             check_tokens: options.check_tokens,
             is_prepared: false,
-            room: CudaTiled::ROOM_TOGETHER,
+            room: CudaTiled::LIST_ROOM,
             open: Vec::new(),
             gathered: Vec::new(),
             open_params: Vec::new(),
@@ -279,13 +279,13 @@ where
     /// call.
     fn prepare(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], route: CallRoute) -> Result<(), SampleError> {
         let mut local = lock(&self.local);
-        let (loads, needed) = (route == CallRoute::Filters && !self.is_prepared, local.lists_together(rows));
+        let (loads, needed) = (route == CallRoute::Filters && !self.is_prepared, local.list_bytes(rows));
         if !loads && needed <= self.room {
             return Ok(());
         }
         let room = self.room.max(needed.next_power_of_two());
         let loaded = if loads { local.prepare_sharded() } else { Ok(()) };
-        let prepared = loaded.and_then(|()| local.reserve_together(room));
+        let prepared = loaded.and_then(|()| local.reserve_lists(room));
         drop(local);
         let failure = prepared.as_ref().err().map(CudaError::to_string);
         let status = failure.as_deref().map_or(CallStatus::Ready, CallStatus::Failed);

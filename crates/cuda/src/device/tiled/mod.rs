@@ -166,10 +166,10 @@ impl DeviceTiled {
         self.scratch.len() + self.log_z.scratch_bytes()
     }
 
-    /// Every launch has run: see [`Scratch::settle`].
-    pub(crate) fn settle(&mut self) {
-        self.scratch.settle();
-        self.log_z.settle();
+    /// Every launch has run: see [`Scratch::mark_idle`].
+    pub(crate) fn mark_idle(&mut self) {
+        self.scratch.mark_idle();
+        self.log_z.mark_idle();
     }
 
     /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns. Tokens that cannot win are left out
@@ -258,7 +258,7 @@ impl DeviceTiled {
 
     /// Loads the kernels that contain the exchange, for every number of rows of the plan.
     ///
-    /// The first [`DeviceTiled::launch_together`] then loads no kernel, and can be captured. Ranks that share a GPU
+    /// The first [`DeviceTiled::launch_sharded`] then loads no kernel, and can be captured. Ranks that share a GPU
     /// call this before any of them launches.
     ///
     /// # Errors
@@ -278,7 +278,7 @@ impl DeviceTiled {
     ///
     /// # Safety
     /// As [`DeviceTiled::launch`] and [`DevicePeers::launch`], on the same device.
-    pub unsafe fn launch_together(
+    pub unsafe fn launch_sharded(
         &mut self,
         stream: &CudaStream,
         hidden: &DeviceMatrix,
@@ -353,7 +353,7 @@ impl DeviceTiled {
     }
 
     fn call(&mut self, hidden: &DeviceMatrix, rows: DeviceAddress<Row>, draws: DeviceAddress<Draw>) -> Call {
-        let scratch = self.scratch.lend::<u8>();
+        let scratch = self.scratch.begin_use::<u8>();
         Call {
             rows,
             bias: self.head.bias.unwrap_or_default(),

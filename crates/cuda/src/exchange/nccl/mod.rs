@@ -227,7 +227,7 @@ impl DeviceNccl {
         if row_count == 0 {
             return Ok(());
         }
-        let (words, max_rows) = (self.words.lend(), self.max_rows as u32);
+        let (words, max_rows) = (self.words.begin_use(), self.max_rows as u32);
         let call = Reduction { words, rows, draws, mark: self.mark, row_count: row_count as u32, max_rows };
         let blocks = call.row_count.div_ceil(THREADS);
         queue.launch(&self.to_words, Grid::of(1, THREADS), (call,))?;
@@ -239,7 +239,7 @@ impl DeviceNccl {
     fn reduce(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         let comm = self.comm.raw()?;
         stream.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
-        let words = self.words.lend::<u64>().get() as *mut c_void;
+        let words = self.words.begin_use::<u64>().get() as *mut c_void;
         let (kind, maximum) = (sys::ncclDataType_t::ncclUint64, sys::ncclRedOp_t::ncclMax);
         let (count, stream) = (self.max_rows + REDUCED, stream.cu_stream().cast());
         // SAFETY: that many words of this value's, reduced in place; the communicator is alive.
@@ -256,7 +256,7 @@ impl DeviceNccl {
     /// [`CudaError::Driver`].
     pub fn wait(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         self.comm.wait(stream)?;
-        self.words.settle();
+        self.words.mark_idle();
         Ok(())
     }
 

@@ -315,7 +315,7 @@ impl DevicePeers {
     }
 
     /// Records that every launch has run. The caller has waited for the stream, without an error.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn mark_idle(&mut self) {
         self.is_pending = false;
     }
 

@@ -10,7 +10,7 @@ use crate::device::noise_math::NoiseMath;
 use crate::device::results;
 use crate::device::standalone::{DeviceDraws, DeviceStandalone};
 use crate::error::CudaError;
-use crate::sampler::row_scan::{CallRows, DrawItem, LogitSource, idle};
+use crate::sampler::row_scan::{CallRows, DrawItem, LogitSource};
 use crate::sampler::staging::Staging;
 use crate::selection::queries::CanonicalInputs;
 use crate::selection::stored_rows::{MAX_ROWS, StoredRows, SummaryInput};
@@ -153,7 +153,7 @@ impl LogitSource for CopiedLogits<'_> {
             let failed = CudaError::driver("copy the draws");
             stream.memcpy_dtoh(&kernels.draws.slice(..part.len()), &mut draws[from..]).map_err(&failed)?;
             stream.synchronize().map_err(&failed)?;
-            sampler.settle();
+            sampler.mark_idle();
             results::written(&draws[from..])?;
         }
         Ok(())
@@ -174,13 +174,7 @@ impl LogitSource for CopiedLogits<'_> {
         let CopiedLogits { kernels, logits, stream, .. } = self;
         kernels.staging.clear();
         for &r in which {
-            match is_raw {
-                true => kernels.staging.push(&idle(), &rows.raw()?, [0])?,
-                false => {
-                    let row = rows.adjusted(r, &mut kernels.adjustments, 0..kernels.vocab_size)?;
-                    kernels.staging.push(&rows.batch.params[r], &row, [row.first_draw])?;
-                }
-            }
+            rows.stage_first(r, is_raw, &mut kernels.adjustments, &mut kernels.staging)?;
         }
         let (there, sources) = kernels.copy_rows(which.iter().copied(), stream)?;
         stored.summarize(&SummaryInput { raw: Some(*logits), sources, rows: there }, stream)?;

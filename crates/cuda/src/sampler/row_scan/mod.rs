@@ -12,6 +12,7 @@ mod stored_scan;
 
 use crate::abi::{Draw, RowFilters, status};
 use crate::error::CudaError;
+use crate::sampler::staging::Staging;
 use crate::selection::queries::CanonicalInputs;
 use crate::selection::stored_rows::StoredRows;
 use core::mem::take;
@@ -59,6 +60,21 @@ impl<'c, 'a> CallRows<'c, 'a> {
         Ok(row.with_adjustments(adjustments.row(0)))
     }
 
+    /// Stages the first draw of a row, or with `is_raw` a greedy draw without the row's transforms.
+    pub(crate) fn stage_first(
+        &self,
+        r: usize,
+        is_raw: bool,
+        adjustments: &mut Adjustments,
+        staging: &mut Staging,
+    ) -> Result<(), CudaError> {
+        if is_raw {
+            return staging.push_of(r, &idle(), &self.raw()?, [0]);
+        }
+        let row = self.adjusted(r, adjustments, staging.tokens())?;
+        staging.push_of(r, &self.batch.params[r], &row, [row.first_draw])
+    }
+
     /// A row without transforms.
     pub(crate) fn raw(&self) -> Result<params::Row<'static>, CudaError> {
         self.raw.map_err(|_| UNCHECKED)
@@ -76,6 +92,13 @@ pub(crate) struct DrawItem {
     pub(crate) row: usize,
     pub(crate) draw: u32,
     pub(crate) filters: RowFilters,
+}
+
+impl DrawItem {
+    /// The draws of a row.
+    pub(crate) fn of_row(r: usize, row: &params::Row<'_>, filters: RowFilters) -> impl Iterator<Item = DrawItem> {
+        (row.first_draw..row.first_draw + row.draws).map(move |draw| DrawItem { row: r, draw, filters })
+    }
 }
 
 /// The logits that a launch filters.
@@ -98,7 +121,7 @@ pub(crate) trait LogitSource {
     }
 
     /// Whether the source can filter by lists of the largest logits.
-    fn has_lists(&self, _rows: &CallRows<'_, '_>) -> bool {
+    fn has_lists(&self) -> bool {
         false
     }
 
@@ -265,13 +288,12 @@ impl RowScan {
             let (Ok(row), true) = (row, request.is_overview()) else { continue };
             let quick = quick_filters(row).filter(|_| most > 0 && *request == Request::Decide);
             let (items, filters) = match quick {
-                Some(filters) if filters.is_listed() && source.has_lists(rows) => (&mut *listed, filters),
+                Some(filters) if filters.is_listed() && source.has_lists() => (&mut *listed, filters),
                 Some(filters) => (&mut *by_logits, filters),
                 None if row.filters.is_some() || place.draws_from_stored(row) => continue,
                 None => (&mut *plain, RowFilters::OFF),
             };
-            let draws = row.first_draw..row.first_draw + row.draws;
-            items.extend(draws.map(|draw| DrawItem { row: r, draw, filters }));
+            items.extend(DrawItem::of_row(r, row, filters));
         }
         // Every launch reads the weight, so all draws share one launch if they fit.
         let filtered = listed.len() + by_logits.len();

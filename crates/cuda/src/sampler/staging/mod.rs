@@ -120,6 +120,11 @@ impl Staging {
         self.hidden.resize(end, 0);
     }
 
+    /// The tokens that are drawn from.
+    pub(crate) fn tokens(&self) -> Range<u32> {
+        self.tokens.clone()
+    }
+
     /// Number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows.len()
@@ -229,11 +234,11 @@ impl Staging {
     }
 
     /// The block before the lists, for the device address `base`, into `out` of [`Staging::lists_at`] bytes, with the hidden
-    /// states of the input's rows.
-    pub(crate) fn finish_rows(&mut self, input: &Matrix<'_>, base: DeviceAddress<u8>, out: &mut [u8]) {
+    /// states of the input's rows, if [`Staging::take_hidden_in`] left room for them.
+    pub(crate) fn finish_rows(&mut self, input: Option<&Matrix<'_>>, base: DeviceAddress<u8>, out: &mut [u8]) {
         let (hidden, zeros) = out[..self.rows_at()].split_at_mut(self.sources.len() * self.stride);
-        for (&row, out) in self.sources.iter().zip(hidden.chunks_exact_mut(self.stride.max(1))) {
-            let states = input.row_bytes(row);
+        let copies = self.sources.iter().zip(hidden.chunks_exact_mut(self.stride.max(1)));
+        for (states, out) in copies.filter_map(|(&row, out)| Some((input?.row_bytes(row), out))) {
             out[..states.len()].copy_from_slice(states);
             out[states.len()..].fill(0);
         }
@@ -306,7 +311,7 @@ mod tests {
         }
         named.take_hidden_in(20);
         let mut bytes = vec![1; named.lists_at()];
-        named.finish_rows(&input, DeviceAddress::new(64), &mut bytes);
+        named.finish_rows(Some(&input), DeviceAddress::new(64), &mut bytes);
         assert_eq!((bytes.len(), bytes.as_slice()), (80 + 4 * 56, copied.finish(DeviceAddress::new(64))));
         // What was there goes.
         named.clear();

@@ -128,7 +128,7 @@ impl CudaStreamed<'_> {
         let there = self.draws.slice(..self.made.len());
         self.stream.memcpy_dtoh(&there, &mut self.made).map_err(CudaError::driver("copy the draws"))?;
         self.stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
-        self.pass.settle();
+        self.pass.mark_idle();
         results::written(&self.made)?;
         self.results.resize(self.made.len(), Draw::default());
         for (&number, draw) in self.deal.order.iter().zip(&self.made) {

@@ -201,7 +201,7 @@ impl StreamedLogprobs {
             StoredScan::new(&mut members, queries, stored, None, stream).find_raw()?;
         }
         self.members = reuse_vec(members);
-        self.fused.settle();
+        self.fused.mark_idle();
         Ok(())
     }
 

@@ -278,7 +278,7 @@ impl Drop for CudaStreamed<'_> {
     fn drop(&mut self) {
         let copied = self.blocks.wait();
         if wait(self.stream.context(), || self.stream.synchronize()) && copied {
-            self.pass.settle();
+            self.pass.mark_idle();
         }
     }
 }

@@ -132,11 +132,11 @@ impl DeviceFilters {
         self.max_rows
     }
 
-    /// Marks the scratch as idle after all launches have run; see [`Scratch::settle`].
-    pub(crate) fn settle(&mut self) {
-        self.logits.iter_mut().for_each(Scratch::settle);
-        self.lists.settle();
-        self.open.settle();
+    /// Marks the scratch as idle after all launches have run; see [`Scratch::mark_idle`].
+    pub(crate) fn mark_idle(&mut self) {
+        self.logits.iter_mut().for_each(Scratch::mark_idle);
+        self.lists.mark_idle();
+        self.open.mark_idle();
     }
 
     /// Allocates the room for logits, and loads the kernels of `sampler`, for every number of rows in its plan. Later
@@ -241,7 +241,7 @@ impl DeviceFilters {
         queue: Queue<'_>,
         filters: DeviceAddress<RowFilters>,
     ) -> Result<(RowLists, bool), CudaError> {
-        let keys = self.lists.lend::<u64>();
+        let keys = self.lists.begin_use::<u64>();
         let counters = keys.add(LIST_ROOM * self.max_rows).cast();
         let posted = counters.add(self.max_rows).cast::<u32>();
         let size = (LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * self.max_rows;
@@ -251,7 +251,7 @@ impl DeviceFilters {
 
     /// Returns the memory for undecided rows, as [`DeviceFilters::begin_lists`] does for lists.
     fn begin_open(&mut self, queue: Queue<'_>) -> Result<(UndecidedRows, bool), CudaError> {
-        let (base, size) = (self.open.lend(), self.open.len());
+        let (base, size) = (self.open.begin_use(), self.open.len());
         let are_zeros = std::mem::replace(&mut self.are_open_zeros, false) || clear(queue, base, size)?;
         Ok((UndecidedRows::at(base, self.max_rows), are_zeros))
     }
@@ -337,7 +337,7 @@ impl DeviceFilters {
     /// The memory for the logits of a call, with or without block maxima, and the kernel's output for this memory.
     fn logit_store(&mut self, has_maxima: bool) -> Result<(LogitStore, FusedOutput), CudaError> {
         let (bytes, stride) = (self.logits_bytes(), self.stride as u64);
-        let base = self.room()?.lend::<u8>();
+        let base = self.room()?.begin_use::<u8>();
         let block_maxima = if has_maxima { base.add(bytes).cast() } else { DeviceAddress::NULL };
         let stored = LogitStore { logits: base.cast(), stride, block_maxima };
         let output = if has_maxima { FusedOutput::StoreLogits(stored) } else { FusedOutput::MasksPenalties(stored) };

@@ -81,7 +81,7 @@ impl StoredRows {
         self.draws_here.resize(count, Draw::default());
         stream.memcpy_dtoh(&self.draws.slice(..count), &mut self.draws_here).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
-        self.draw.settle();
+        self.draw.mark_idle();
         results::written(&self.draws_here)?;
         for draw in &self.draws_here {
             let winner = Winner::new(draw.score, draw.token);
@@ -98,7 +98,7 @@ impl StoredRows {
         self.results.copy_down(DeviceAddress::of(&self.count, stream), 0, size_of::<u64>(), queue)?;
         self.results.copy_down(kept, KEPT_AT, expected * KEPT, queue)?;
         stream.synchronize().map_err(&failed)?;
-        self.draw.settle();
+        self.draw.mark_idle();
         let count = bytemuck::pod_read_unaligned::<u64>(&self.results.bytes()?[..size_of::<u64>()]) as usize;
         if (expected + 1..=self.capacity).contains(&count) {
             let (from, size) = (expected * KEPT, (count - expected) * KEPT);

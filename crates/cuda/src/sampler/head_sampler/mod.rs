@@ -1,0 +1,332 @@
+//! The sampler of a head on a GPU, whatever the variant, and wherever weight and hidden states come from.
+//!
+//! `kernels` has the kernels with the memory of a launch, `launch_plan` selects the draws of each launch, `source` makes
+//! the launches of a pass, and `sharded` makes those of ranks. `uploaded_weight` copies a weight from the host.
+
+mod kernels;
+mod launch_plan;
+mod sharded;
+mod source;
+mod uploaded_weight;
+
+use crate::device::gpu::Device;
+use crate::device::head::DeviceHead;
+use crate::device::launch::Queue;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::row_features::KernelChoice;
+use crate::device::scratch::wait;
+use crate::device::select::GroupRule;
+use crate::error::CudaError;
+use crate::sampler::check_plan;
+use crate::sampler::device_hidden::DeviceHidden;
+use crate::sampler::row_scan::{PassPlace, RowScan, SourcePass};
+use crate::sampler::staging::{Staging, most_listed};
+use core::mem::take;
+use cudarc::driver::CudaStream;
+use flash_sampling_core::backend::error_bounds::ScoreBound;
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, check_scan};
+use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::{
+    Capabilities, DType, Head, HeadError, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Scan, Shape,
+};
+use kernels::{HeadKernels, HiddenStates};
+use source::{CanonicalBounds, HeadSource, LaunchRows};
+use std::sync::Arc;
+use uploaded_weight::UploadedWeight;
+
+/// The capabilities of a sampler under its plan.
+pub(crate) fn planned(can: Capabilities, plan: &Plan) -> Capabilities {
+    // Canonical logits are known of near ties alone.
+    if plan.canonical { Capabilities { knobs: Knobs::ADJUSTMENTS, ..can } } else { can }
+}
+
+/// The rows of an exchange for samplers of a plan.
+pub(crate) fn max_exchange_rows(plan: &Plan) -> usize {
+    HeadKernels::most_of(plan)
+}
+
+/// Draws by a head on a GPU. The public samplers wrap this value.
+#[derive(Debug)]
+pub(crate) struct HeadSampler<'w> {
+    shape: Shape,
+    /// The type of the weight.
+    dtype: DType,
+    plan: Plan,
+    can: Capabilities,
+    device: Arc<Device>,
+    stream: Arc<CudaStream>,
+    /// `None` for a head without tokens.
+    kernels: Option<HeadKernels>,
+    rows: LaunchRows,
+    driver: Driver,
+    scan: RowScan,
+    canonical: Option<CanonicalBounds<'w>>,
+    /// Hidden states that replace the input of calls.
+    hidden: Option<DeviceHidden>,
+}
+
+/// Hidden states on the device, for a call that draws on `queue`; and whether they are complete for other streams.
+#[derive(Debug)]
+pub(super) struct DeviceCall<'s> {
+    pub(super) hidden: DeviceMatrix,
+    pub(super) queue: Queue<'s>,
+    pub(super) is_ready: bool,
+}
+
+impl<'w> HeadSampler<'w> {
+    /// Checks the plan, copies the weight, compiles and loads the kernels. Without `groups`, tokens of a group and how they
+    /// draw, the draws are the tiled kernel's.
+    pub(crate) fn new(
+        head: Head<'w>,
+        plan: Plan,
+        can: Capabilities,
+        device: &Arc<Device>,
+        choice: KernelChoice,
+        groups: Option<(u32, GroupRule)>,
+    ) -> Result<Self, CudaError> {
+        check_plan(&plan, can.canonical)?;
+        let stream = device.stream()?;
+        let kernels = match head.tokens().is_empty() {
+            true => None,
+            false => {
+                let (uploaded, on_device) = UploadedWeight::new(&head, &stream)?;
+                Some(HeadKernels::new(on_device, Some(uploaded), &plan, (choice, groups), device, &stream)?)
+            }
+        };
+        let shape = Shape { tokens: head.tokens(), vocab_size: head.vocab_size(), input: head.hidden() };
+        let bounds = || CanonicalBounds { head, bounds: ScoreBound::new(&head), hidden: Vec::new() };
+        let canonical = plan.canonical.then(bounds);
+        HeadSampler::of((shape, head.weight().dtype()), plan, planned(can, &plan), device, stream, kernels, canonical)
+    }
+
+    /// Checks the plan, compiles and loads the kernels for a weight in device memory, which stays there.
+    pub(crate) fn in_place(
+        head: DeviceHead,
+        vocab_size: u32,
+        plan: Plan,
+        can: Capabilities,
+        device: &Arc<Device>,
+    ) -> Result<Self, CudaError> {
+        check_plan(&plan, false)?;
+        head.weight.check("weight")?;
+        let stream = device.stream()?;
+        let choice = (KernelChoice::default(), None);
+        let kernels = match head.weight.rows {
+            0 => None,
+            _ => Some(HeadKernels::new(head, None, &plan, choice, device, &stream)?),
+        };
+        let tokens = kernels.as_ref().map_or(head.first_token..head.first_token, HeadKernels::tokens);
+        if vocab_size < tokens.end {
+            let (vocab_start, vocab_end) = (tokens.start as usize, tokens.end as usize);
+            return Err(HeadError::Vocab { vocab_size: vocab_size as usize, vocab_start, vocab_end }.into());
+        }
+        let shape = Shape { tokens, vocab_size, input: head.weight.cols };
+        HeadSampler::of((shape, head.weight.dtype), plan, can, device, stream, kernels, None)
+    }
+
+    fn of(
+        (shape, dtype): (Shape, DType),
+        plan: Plan,
+        can: Capabilities,
+        device: &Arc<Device>,
+        stream: Arc<CudaStream>,
+        kernels: Option<HeadKernels>,
+        canonical: Option<CanonicalBounds<'w>>,
+    ) -> Result<Self, CudaError> {
+        let rows = LaunchRows::new(Staging::locked(shape.tokens.clone(), shape.vocab_size, &stream)?);
+        let (device, driver, scan) = (device.clone(), Driver::default(), RowScan::default());
+        Ok(HeadSampler {
+            shape,
+            dtype,
+            plan,
+            can,
+            device,
+            stream,
+            kernels,
+            rows,
+            driver,
+            scan,
+            canonical,
+            hidden: None,
+        })
+    }
+
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        self.can
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape.clone()
+    }
+
+    pub(crate) fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The maximum bytes of lists and masks in a call with these rows, for any tokens.
+    pub(crate) fn list_bytes(&self, rows: &[RowParams<'_>]) -> usize {
+        most_listed(rows, self.shape.vocab_size)
+    }
+
+    /// Allocates room for lists and masks of as many bytes.
+    pub(crate) fn reserve_lists(&mut self, bytes: usize) -> Result<(), CudaError> {
+        self.rows.staging.reserve(bytes)?;
+        self.kernels.as_mut().map_or(Ok(()), |kernels| kernels.reserve_lists(bytes, &self.stream))
+    }
+
+    pub(crate) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        let plan = Plan { max_rows, ..self.plan };
+        check_plan(&plan, true)?;
+        if let Some(kernels) = &mut self.kernels {
+            kernels.replan(&plan, &self.stream)?;
+        }
+        (self.scan, self.plan) = (RowScan::default(), plan);
+        Ok(())
+    }
+
+    /// Replaces the input of later calls by hidden states on the device. `None` ends this, and waits for launches that
+    /// may read them.
+    pub(crate) fn set_hidden(&mut self, hidden: Option<DeviceHidden>) -> Result<(), CudaError> {
+        if hidden.is_some() && self.plan.canonical {
+            return Err(CudaError::Unsupported { knob: Knob::Canonical });
+        }
+        if self.hidden.take().is_some() {
+            self.wait();
+        }
+        if let Some(hidden) = &hidden {
+            hidden.order_before(&self.stream)?;
+        }
+        self.hidden = hidden;
+        Ok(())
+    }
+
+    /// Waits for launches that may be in progress after an error.
+    pub(super) fn wait(&self) {
+        wait(self.stream.context(), || self.stream.synchronize());
+    }
+
+    /// Checks that hidden states on the device have the shape and type of the input that they replace.
+    fn check_hidden(&self, input: &Matrix<'_>) -> Result<(), CudaError> {
+        let is_same = |hidden: &DeviceHidden| {
+            let DeviceMatrix { rows, cols, dtype, .. } = hidden.matrix();
+            (rows, cols, dtype) == (input.rows(), input.cols(), input.dtype())
+        };
+        match self.hidden.as_ref().is_none_or(is_same) {
+            true => Ok(()),
+            false => Err(CudaError::Layout { what: "hidden states", reason: "the input has another shape or type" }),
+        }
+    }
+
+    pub(crate) fn sample(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        out.clear();
+        check_call(&input, rows, &self.shape, &self.plan)?;
+        let (can, plan, vocab_size) = (self.can, self.plan, self.shape.vocab_size);
+        let mut driver = take(&mut self.driver);
+        let sampled = driver.sample(self, (&can, &plan, vocab_size), input, rows, out);
+        self.driver = driver;
+        sampled
+    }
+
+    /// Draws for hidden states on the device, on the stream of the call. Launches may be in progress after an error.
+    pub(super) fn sample_on(
+        &mut self,
+        call: DeviceCall<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        out.clear();
+        let hidden = call.hidden;
+        if hidden.cols != self.shape.input {
+            return Err(SampleError::Hidden { found: hidden.cols, expected: self.shape.input });
+        }
+        if hidden.rows != rows.len() {
+            return Err(SampleError::RowCount { rows: hidden.rows, params: rows.len() });
+        }
+        if rows.len() > self.plan.max_rows {
+            return Err(SampleError::TooManyRows { rows: rows.len(), max_rows: self.plan.max_rows });
+        }
+        // The hidden states are not on the host.
+        let input = Matrix::from_bytes(&[], DType::F32, 0, hidden.cols, hidden.cols).map_err(CudaError::from)?;
+        let (can, plan, vocab_size) = (self.can, self.plan, self.shape.vocab_size);
+        let mut driver = take(&mut self.driver);
+        let mut pass = DevicePass { sampler: self, call };
+        let sampled = driver.sample(&mut pass, (&can, &plan, vocab_size), input, rows, out);
+        self.driver = driver;
+        sampled
+    }
+
+    /// Runs one pass. Hidden states on the device replace the input.
+    fn pass(
+        &mut self,
+        on_device: Option<&mut DeviceCall<'_>>,
+        finishes_log_z: bool,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        let HeadSampler { shape, plan, can, device, stream, kernels, rows, scan, canonical, .. } = self;
+        let (tokens, vocab_size) = (shape.tokens.clone(), shape.vocab_size);
+        let Some(kernels) = kernels else {
+            for ((row, request), out) in batch.rows.iter().zip(requests).zip(out) {
+                if let (Ok(row), false) = (row, *request == Request::Skip) {
+                    out.of(row, *request, tokens.start, &[]);
+                    out.of_raw(row, *request, tokens.start, &[]);
+                }
+            }
+            return Ok(());
+        };
+        let mut is_complete = true;
+        let (hidden, queue, is_ready) = match on_device {
+            None => (HiddenStates::Host(&batch.input), HeadKernels::queue(stream), &mut is_complete),
+            Some(DeviceCall { hidden, queue, is_ready }) => (HiddenStates::Device(*hidden), *queue, is_ready),
+        };
+        let canonical = canonical.as_mut();
+        let source = HeadSource { kernels, rows, hidden, queue, stream, is_ready, canonical };
+        let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z };
+        SourcePass { source, place, scan }.scan(batch, requests, out)
+    }
+}
+
+impl Scan for HeadSampler<'_> {
+    fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        check_scan(batch, requests, out, &self.shape, &self.plan)?;
+        self.check_hidden(&batch.input)?;
+        let (hidden, stream) = (self.hidden.as_ref().map(DeviceHidden::matrix), self.stream.clone());
+        let call = |hidden| DeviceCall { hidden, queue: HeadKernels::queue(&stream), is_ready: true };
+        let mut call = hidden.map(call);
+        // The results may be those of a shard, whose masses are merged.
+        self.pass(call.as_mut(), false, batch, requests, out)
+    }
+}
+
+/// The passes of a call on the caller's stream.
+#[derive(Debug)]
+struct DevicePass<'s, 'c, 'w> {
+    sampler: &'s mut HeadSampler<'w>,
+    call: DeviceCall<'c>,
+}
+
+impl Scan for DevicePass<'_, '_, '_> {
+    fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        self.sampler.pass(Some(&mut self.call), true, batch, requests, out)
+    }
+}
