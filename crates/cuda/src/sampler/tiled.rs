@@ -106,38 +106,16 @@ impl<'w> CudaTiled<'w> {
     pub fn reserve_lists(&mut self, bytes: usize) -> Result<(), CudaError> {
         self.0.reserve_lists(bytes)
     }
-
-    /// Draws from the whole vocabulary, with this sampler's head as one shard.
-    ///
-    /// The GPUs of all ranks exchange their draws, and every rank has the same result. All ranks make the same calls,
-    /// with the same rows. Token, score and logit have the bits of a sampler over the whole head.
-    ///
-    /// # Errors
-    /// * The errors of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample).
-    /// * [`SampleError::Backend`] with [`CudaError::LateRanks`] or [`CudaError::OtherCall`]: the exchange failed.
-    /// * [`SampleError::Backend`] with [`CudaError::NotSharded`]: a row requests more than draws.
-    ///
-    /// A rank that fails before the exchange takes no part in it, and is late for the other ranks. Its next call
-    /// receives their data for the failed call, and fails with [`CudaError::OtherCall`].
-    pub fn sample_sharded(
-        &mut self,
-        exchange: &mut CudaExchange,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
-        out: &mut Samples,
-    ) -> Result<(), SampleError> {
-        self.0.sample_sharded(exchange, input, rows, None, out)
-    }
 }
 
-/// Calls with filters over the shards of all ranks.
+/// Calls over the shards of all ranks.
 impl CudaTiled<'_> {
     /// Encodes the filters that this sampler supports in an exchange, for [`CudaExchange::agree`].
     pub fn encode_support(&self) -> Vec<u8> {
         self.0.encode_support()
     }
 
-    /// Loads kernels and allocates memory for [`CudaTiled::sample_sharded_filters`].
+    /// Loads kernels and allocates memory for calls of [`CudaTiled::sample_sharded`] with filters.
     ///
     /// All ranks call this before any rank's first call with filters. A load during a call may block behind a rank that
     /// waits on the same GPU.
@@ -169,23 +147,32 @@ impl CudaTiled<'_> {
         self.0.can_filter_sharded(exchange.filters(), rows)
     }
 
-    /// Draws as [`CudaTiled::sample_sharded`] does, for rows with filters that the exchange
-    /// [decides](CudaTiled::can_filter_sharded).
+    /// Draws from the whole vocabulary, with this sampler's head as one shard.
     ///
-    /// A few rows may stay undecided, the same rows on every rank. `open` receives their indices, and `out` has an
-    /// error for each. All rows are undecided if the hidden states of all ranks have another type than the weight.
+    /// The GPUs of all ranks exchange their draws, and every rank has the same result. All ranks make the same calls,
+    /// with the same rows. Token, score and logit have the bits of a sampler over the whole head.
+    ///
+    /// With `open`, rows may have filters that the exchange [decides](CudaTiled::can_filter_sharded). A few rows may
+    /// stay undecided, the same rows on every rank. `open` receives their indices, and `out` has an error for each. All
+    /// rows are undecided if the hidden states of all ranks have another type than the weight.
     ///
     /// # Errors
-    /// The errors of [`CudaTiled::sample_sharded`].
-    pub fn sample_sharded_filters(
+    /// * The errors of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample).
+    /// * [`SampleError::Backend`] with [`CudaError::LateRanks`] or [`CudaError::OtherCall`]: the exchange failed.
+    /// * [`SampleError::Backend`] with [`CudaError::NotSharded`]: a row requests more than draws, or the exchange is of
+    ///   another GPU.
+    ///
+    /// A rank that fails before the exchange takes no part in it, and is late for the other ranks. Its next call
+    /// receives their data for the failed call, and fails with [`CudaError::OtherCall`].
+    pub fn sample_sharded(
         &mut self,
         exchange: &mut CudaExchange,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
-        open: &mut Vec<usize>,
+        open: Option<&mut Vec<usize>>,
         out: &mut Samples,
     ) -> Result<(), SampleError> {
-        self.0.sample_sharded(exchange, input, rows, Some(open), out)
+        self.0.sample_sharded(exchange, input, rows, open, out)
     }
 }
 
