@@ -119,7 +119,7 @@ impl Bench {
                     let of_rows = (rows, filters);
                     if !calls.is_listed {
                         let kinds = calls.filter_kinds;
-                        return self.filters.launch_kinds(stream, tiled, hidden, of_rows, draws, kinds).map_err(failed);
+                        return self.filters.launch(stream, tiled, hidden, of_rows, draws, kinds).map_err(failed);
                     }
                     // Other GPUs than Hopper have no lists.
                     match self.filters.launch_listed(stream, tiled, hidden, of_rows, draws) {

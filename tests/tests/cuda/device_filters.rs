@@ -100,7 +100,7 @@ impl DeviceCalls {
         let DeviceCalls { filters: selection, sampler, filters_at: filters, kinds, at, .. } = self;
         let OnDevice { stream, hidden, rows_at: rows, draws_at: draws, .. } = at;
         // SAFETY: as above; no row has a mask or biases, and the filters were set last.
-        unsafe { selection.launch_kinds(stream, sampler, hidden, (*rows, *filters), *draws, *kinds) }
+        unsafe { selection.launch(stream, sampler, hidden, (*rows, *filters), *draws, *kinds) }
     }
 
     /// Waits for all enqueued work, and returns the draws.

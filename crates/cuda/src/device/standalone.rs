@@ -131,11 +131,7 @@ impl DeviceStandalone {
         if max_draws == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::Draws });
         }
-        for (what, found, limit) in [("tokens", tokens.end as usize, MAX_TOKEN), ("draws", max_draws, MAX_DRAWS)] {
-            if found > limit {
-                return Err(CudaError::TooLarge { what, found, limit });
-            }
-        }
+        CudaError::check_limits(&[("tokens", tokens.end as usize, MAX_TOKEN), ("draws", max_draws, MAX_DRAWS)])?;
         let kernel = device.function(&SOURCE, &instance(dtype, math, false), &entries::STANDALONE)?;
         let keys = 8 * max_draws..16 * max_draws;
         let scratch = Scratch::new(20 * max_draws, &[0..keys.start, keys.end..20 * max_draws], device)?;
@@ -213,9 +209,7 @@ impl DeviceStandalone {
         if !reason.is_empty() {
             return Err(CudaError::Layout { what: "logits", reason });
         }
-        if draws.count > self.max_draws {
-            return Err(CudaError::TooLarge { what: "draws", found: draws.count, limit: self.max_draws });
-        }
+        CudaError::check_limits(&[("draws", draws.count, self.max_draws)])?;
         check_rows(draws.rows, draws.draws)?;
         check_aligned("sources", draws.sources.unwrap_or_default())?;
         check_aligned("log Z", draws.log_z.unwrap_or_default())?;

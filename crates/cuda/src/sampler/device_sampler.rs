@@ -53,17 +53,17 @@ impl DeviceSampler {
 
     /// What it can do.
     pub fn capabilities(&self) -> Capabilities {
-        self.sampler.capabilities()
+        self.sampler.can
     }
 
     /// The size of its head.
     pub fn shape(&self) -> Shape {
-        self.sampler.shape()
+        self.sampler.shape.clone()
     }
 
     /// What it was planned for.
     pub fn plan(&self) -> Plan {
-        self.sampler.plan()
+        self.sampler.plan
     }
 
     /// Its head.
@@ -73,7 +73,7 @@ impl DeviceSampler {
 
     /// Its GPU.
     pub fn device(&self) -> &Arc<Device> {
-        self.sampler.device()
+        &self.sampler.device
     }
 
     /// Draws for `hidden [rows, hidden]` with one [`RowParams`] a row, after all that was enqueued on `stream`, and waits.

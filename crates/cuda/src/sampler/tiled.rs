@@ -5,9 +5,10 @@ use crate::device::row_features::KernelChoice;
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
 use crate::sampler::device_hidden::DeviceHidden;
-use crate::sampler::head_sampler::{HeadSampler, max_exchange_rows, planned};
+use crate::sampler::head_sampler::{HeadSampler, most_draws, planned};
 use crate::sampler::impl_sampler::impl_sampler;
 use crate::sampler::pinned_items::ROOM;
+use crate::sampler::staging::most_listed;
 use flash_sampling_core::{
     Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Scan, Variant,
 };
@@ -85,7 +86,7 @@ impl<'w> CudaTiled<'w> {
 
     /// The rows of an exchange for samplers of this plan. All ranks of a group have the same plan.
     pub fn max_exchange_rows(plan: &Plan) -> usize {
-        max_exchange_rows(plan)
+        most_draws(plan)
     }
 
     /// The initial room of every sampler for the lists and masks of a call, in bytes.
@@ -93,7 +94,7 @@ impl<'w> CudaTiled<'w> {
 
     /// The maximum bytes of lists and masks in a call with these rows, on any rank.
     pub fn list_bytes(&self, rows: &[RowParams<'_>]) -> usize {
-        self.0.list_bytes(rows)
+        most_listed(rows, self.0.shape.vocab_size)
     }
 
     /// Allocates room for this many bytes of lists and masks, so [`CudaTiled::sample_sharded`] allocates nothing for
@@ -180,6 +181,6 @@ impl_sampler!(
     CudaTiled,
     fn scan(&mut self) -> Option<&mut dyn Scan> {
         // A canonical plan computes canonical logits of near ties only, so it has no scan.
-        (!self.0.plan().canonical).then_some(&mut self.0)
+        (!self.0.plan.canonical).then_some(&mut self.0)
     }
 );

@@ -289,11 +289,11 @@ impl DeviceTiled {
     ) -> Result<(), CudaError> {
         // SAFETY: the bullets of this function and of `new`; the exchange follows the draws on one stream.
         let queue = unsafe { Queue::new(stream) };
+        // A step fails before any of its launches.
+        let call = peers.call(rows, draws, hidden.rows)?;
         if kinds != RowFeatures::Any && self.is_hoppers(hidden) && self.head.weight.rows > 0 {
-            let call = peers.call_within(rows, draws, hidden.rows)?;
             return self.launch_any(queue, hidden, (rows, draws), FusedOutput::FanOut(call)).map(drop);
         }
-        peers.check_call(rows, draws, hidden.rows)?;
         self.enqueue(queue, hidden, (rows, draws), kinds)?;
         peers.enqueue(queue, (rows, draws), hidden.rows)
     }

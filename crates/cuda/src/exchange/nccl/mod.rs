@@ -106,14 +106,11 @@ impl NcclEndpoint {
             return Err(CudaError::unavailable("the library libnccl cannot be loaded"));
         }
         let most = c_int::MAX as usize;
-        let limits = [
+        CudaError::check_limits(&[
             ("ranks", world, most),
             ("ranks, this one counted,", rank.saturating_add(1), world),
             ("rows", max_rows, MAX_ROWS),
-        ];
-        if let Some(&(what, found, limit)) = limits.iter().find(|(_, found, limit)| found > limit) {
-            return Err(CudaError::TooLarge { what, found, limit });
-        }
+        ])?;
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
@@ -219,10 +216,7 @@ impl DeviceNccl {
         (rows, draws): RowsAndDraws,
         row_count: usize,
     ) -> Result<(), CudaError> {
-        let limit = self.max_rows;
-        if row_count > limit {
-            return Err(CudaError::TooLarge { what: "rows", found: row_count, limit });
-        }
+        CudaError::check_limits(&[("rows", row_count, self.max_rows)])?;
         check_rows(rows, draws)?;
         if row_count == 0 {
             return Ok(());

@@ -1,6 +1,8 @@
 //! The kernels of a head in device memory, and the memory of their launches.
 #![allow(unsafe_code)]
 
+use super::launch_plan::PlannedLaunch;
+use super::source::LaunchRows;
 use super::uploaded_weight::{UploadedWeight, row_stride};
 use crate::abi::{DeviceAddress, Draw, Row, RowFilters};
 use crate::device::fused_hopper::MAX_ROWS;
@@ -17,10 +19,11 @@ use crate::device::select::GroupRule;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
+use crate::sampler::device_hidden::DeviceHidden;
 use crate::sampler::pinned_items::ROOM;
 use crate::sampler::row_scan::FilterSource;
 use crate::sampler::staging::Staging;
-use crate::selection::filtered::{DeviceFilters, FilterKinds, FilteredRows, NOT_PREPARED, rows_within};
+use crate::selection::filtered::{DeviceFilters, FilterKinds, FilteredRows, rows_within};
 use crate::selection::queries::CanonicalInputs;
 use crate::selection::stored_rows::{StoredRows, SummaryInput};
 use core::ops::Range;
@@ -41,11 +44,24 @@ pub(super) enum HiddenStates<'c> {
     Device(DeviceMatrix),
 }
 
-/// The filters of a launch, and the logits that decide them.
-pub(super) type LaunchFilters<'c> = (&'c [RowFilters], FilterSource);
+impl<'c> HiddenStates<'c> {
+    /// Those of an input, or those that replace it, which have the same shape and type.
+    pub(super) fn of(input: &'c Matrix<'c>, hidden: Option<&DeviceHidden>) -> Result<Self, CudaError> {
+        let Some(hidden) = hidden.map(DeviceHidden::matrix) else { return Ok(HiddenStates::Host(input)) };
+        match (hidden.rows, hidden.cols, hidden.dtype) == (input.rows(), input.cols(), input.dtype()) {
+            true => Ok(HiddenStates::Device(hidden)),
+            false => Err(CudaError::Layout { what: "hidden states", reason: "the input has another shape or type" }),
+        }
+    }
 
-/// The exchange of a launch, in a call with these parameters.
-pub(super) type LaunchExchange<'c> = (&'c mut CudaExchange, &'c [RowParams<'c>]);
+    /// Those of neighbouring rows. On the host, a launch copies the rows that it needs.
+    fn rows(self, rows: Range<usize>) -> Self {
+        match self {
+            HiddenStates::Device(hidden) => HiddenStates::Device(hidden.rows(rows)),
+            host => host,
+        }
+    }
+}
 
 /// The kernels of a head in device memory, and the memory of their launches.
 #[derive(Debug)]
@@ -101,6 +117,11 @@ fn room(
     Ok((Scratch::new(size + ROOM, &[], device)?, Pinned::new(size, stream)?, Scratch::new(draws, &[], device)?))
 }
 
+/// The maximum number of draws in a launch of a plan.
+pub(crate) fn most_draws(plan: &Plan) -> usize {
+    plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS)
+}
+
 impl HeadKernels {
     /// Loads the kernels and allocates their memory. Hidden states on the host have room if the weight was uploaded;
     /// else their first call allocates it.
@@ -112,7 +133,7 @@ impl HeadKernels {
         device: &Arc<Device>,
         stream: &CudaStream,
     ) -> Result<Self, CudaError> {
-        let most = HeadKernels::most_of(plan);
+        let most = most_draws(plan);
         let (fused, groups) = load(head, most, choice, device)?;
         let hidden_bytes = if uploaded.is_some() { row_stride(head.weight.cols) * size_of::<f32>() } else { 0 };
         let (inputs, staged, draws) = room(most, hidden_bytes, plan, device, stream)?;
@@ -135,7 +156,7 @@ impl HeadKernels {
 
     /// Changes the number of rows. No launch may be in progress.
     pub(super) fn replan(&mut self, plan: &Plan, stream: &CudaStream) -> Result<(), CudaError> {
-        let most = HeadKernels::most_of(plan);
+        let most = most_draws(plan);
         if most == self.most {
             return Ok(());
         }
@@ -144,11 +165,6 @@ impl HeadKernels {
         (self.fused, self.groups, self.filters, self.most) = (fused, groups, None, most);
         // Other ranks rely on what this rank has prepared.
         if self.is_prepared_for_ranks { self.prepare_sharded() } else { Ok(()) }
-    }
-
-    /// The maximum number of draws in a launch of a plan.
-    pub(super) fn most_of(plan: &Plan) -> usize {
-        plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS)
     }
 
     /// Draws of a launch.
@@ -185,26 +201,25 @@ impl HeadKernels {
         DeviceMatrix { address, dtype, rows, cols, row_stride: row_stride(cols) }
     }
 
-    /// Enqueues the draws that are staged, at most [`HeadKernels::most`], with results from number `at` on. Hidden
-    /// states on the device are those of the launched rows.
+    /// Enqueues the draws of a launch whose rows are staged, with results from number `at` on.
     ///
-    /// There is one entry of `filters` per draw, and then at most [`HeadKernels::most_filtered`] draws. Lists need
-    /// [`HeadKernels::lists`]. With an exchange, the draws are of the whole vocabulary. Filters then need
-    /// [`HeadKernels::prepare_sharded`] and [`HeadKernels::sharded_sources`], and with logits, all rows have top-p
-    /// alone or no filters.
+    /// Without filters, a launch has at most [`HeadKernels::most`] draws, else [`HeadKernels::most_filtered`]. Lists need
+    /// [`HeadKernels::lists`]. With an exchange, the draws are of the whole vocabulary, in a call with the given
+    /// parameters. Filters then need [`HeadKernels::prepare_sharded`] and [`HeadKernels::sharded_sources`], and with
+    /// logits, all rows have top-p alone or no filters.
     pub(super) fn launch(
         &mut self,
         queue: Queue<'_>,
-        staging: &mut Staging,
+        LaunchRows { staging, filters, .. }: &mut LaunchRows,
         hidden: HiddenStates<'_>,
-        at: usize,
-        filters: Option<LaunchFilters<'_>>,
-        exchange: Option<LaunchExchange<'_>>,
+        (launch, at): (&PlannedLaunch, usize),
+        from: Option<FilterSource>,
+        exchange: Option<(&mut CudaExchange, &[RowParams<'_>])>,
     ) -> Result<(), CudaError> {
-        let (hidden, rows) = self.copy(queue, staging, hidden)?;
+        let (hidden, rows) = self.copy(queue, staging, hidden.rows(launch.first..launch.first + launch.slots.len()))?;
         let (hidden, draws, kinds) = (&hidden, self.draws.begin_use::<Draw>().add(at), staging.kinds());
         results::poison(draws, hidden.rows, queue)?;
-        let Some((filters, from)) = filters else {
+        let Some(from) = from else {
             match &mut self.groups {
                 Some(groups) => groups.enqueue(queue, hidden, (rows, draws), DeviceAddress::NULL),
                 None => self.fused.enqueue(queue, hidden, (rows, draws), kinds),
@@ -212,17 +227,15 @@ impl HeadKernels {
             let Some((exchange, params)) = exchange else { return Ok(()) };
             return exchange.launch(queue, (rows, draws), hidden.rows, params);
         };
-        self.load_filters()?;
-        let (Some((selection, room)), fused) = (&mut self.filters, &mut self.fused) else { return Err(NOT_PREPARED) };
-        let room = room.begin_use();
-        queue.copy_up(filters, room)?;
-        let rows = FilteredRows { rows, filters: room, draws };
+        let ((selection, room), fused) = self.filters()?;
+        let there = room.begin_use();
+        queue.copy_up(filters, there)?;
+        let rows = FilteredRows { rows, filters: there, draws };
         let Some((exchange, params)) = exchange else {
             if from == FilterSource::Lists && selection.enqueue_listed(queue, fused, hidden, rows)? {
                 return Ok(());
             }
-            let kinds = FilterKinds::of(filters).with_rows(kinds);
-            return selection.enqueue_kinds(queue, fused, hidden, rows, kinds);
+            return selection.enqueue(queue, fused, hidden, rows, FilterKinds::of(filters).with_rows(kinds));
         };
         let Some((peers, mark)) = exchange.peers() else {
             return Err(CudaError::NotSharded { reason: "filters need the exchange by peers" });
@@ -234,8 +247,10 @@ impl HeadKernels {
         }
     }
 
-    /// Waits for the stream, and copies the first results of launches.
-    pub(super) fn finish(&mut self, queue: Queue<'_>, draws: &mut [Draw]) -> Result<(), CudaError> {
+    /// Waits for the stream, and copies the first `count` results of launches.
+    pub(super) fn finish(&mut self, queue: Queue<'_>, count: usize, draws: &mut Vec<Draw>) -> Result<(), CudaError> {
+        draws.clear();
+        draws.resize(count, Draw::default());
         queue.copy_down(self.draws.begin_use(), draws)?;
         results::written(draws)?;
         self.fused.mark_idle();
@@ -248,14 +263,17 @@ impl HeadKernels {
         Ok(())
     }
 
-    /// The kernels for filters and their memory, made at first use.
-    fn load_filters(&mut self) -> Result<(), CudaError> {
-        if self.filters.is_none() {
-            let (tokens, most) = (self.tokens(), self.most_filtered());
-            let room = Scratch::new(most * size_of::<RowFilters>(), &[], &self.device)?;
-            self.filters = Some((DeviceFilters::new(tokens, most, &self.device)?, room));
-        }
-        Ok(())
+    /// The kernels for filters and their memory, made at first use; and the fused kernel.
+    fn filters(&mut self) -> Result<(&mut (DeviceFilters, Scratch), &mut DeviceTiled), CudaError> {
+        let (tokens, most) = (self.tokens(), self.most_filtered());
+        let filters = match &mut self.filters {
+            Some(filters) => filters,
+            none => {
+                let room = Scratch::new(most * size_of::<RowFilters>(), &[], &self.device)?;
+                none.insert((DeviceFilters::new(tokens, most, &self.device)?, room))
+            }
+        };
+        Ok((filters, &mut self.fused))
     }
 
     /// The maximum number of draws with filters in a launch of ranks.
@@ -276,9 +294,8 @@ impl HeadKernels {
 
     /// Loads kernels and allocates memory for launches with filters and an exchange.
     pub(super) fn prepare_sharded(&mut self) -> Result<(), CudaError> {
-        self.load_filters()?;
-        let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
-        selection.prepare_sharded(&mut self.fused)?;
+        let ((selection, _), fused) = self.filters()?;
+        selection.prepare_sharded(fused)?;
         self.is_prepared_for_ranks = true;
         Ok(())
     }

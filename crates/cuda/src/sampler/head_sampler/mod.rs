@@ -20,7 +20,7 @@ use crate::error::CudaError;
 use crate::sampler::check_plan;
 use crate::sampler::device_hidden::DeviceHidden;
 use crate::sampler::row_scan::{PassPlace, RowScan, SourcePass};
-use crate::sampler::staging::{Staging, most_listed};
+use crate::sampler::staging::Staging;
 use core::mem::take;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::backend::error_bounds::ScoreBound;
@@ -29,10 +29,12 @@ use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Capabilities, DType, Head, HeadError, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Scan, Shape,
 };
+pub(super) use kernels::most_draws;
 use kernels::{HeadKernels, HiddenStates};
 use source::{CanonicalBounds, HeadSource, LaunchRows};
 use std::sync::Arc;
 use uploaded_weight::UploadedWeight;
+pub(crate) use uploaded_weight::row_stride;
 
 /// The capabilities of a sampler under its plan.
 pub(crate) fn planned(can: Capabilities, plan: &Plan) -> Capabilities {
@@ -40,20 +42,15 @@ pub(crate) fn planned(can: Capabilities, plan: &Plan) -> Capabilities {
     if plan.canonical { Capabilities { knobs: Knobs::ADJUSTMENTS, ..can } } else { can }
 }
 
-/// The rows of an exchange for samplers of a plan.
-pub(crate) fn max_exchange_rows(plan: &Plan) -> usize {
-    HeadKernels::most_of(plan)
-}
-
 /// Draws by a head on a GPU. The public samplers wrap this value.
 #[derive(Debug)]
 pub(crate) struct HeadSampler<'w> {
-    shape: Shape,
+    pub(super) shape: Shape,
     /// The type of the weight.
     dtype: DType,
-    plan: Plan,
-    can: Capabilities,
-    device: Arc<Device>,
+    pub(super) plan: Plan,
+    pub(super) can: Capabilities,
+    pub(super) device: Arc<Device>,
     stream: Arc<CudaStream>,
     /// `None` for a head without tokens.
     kernels: Option<HeadKernels>,
@@ -151,27 +148,6 @@ impl<'w> HeadSampler<'w> {
         })
     }
 
-    pub(crate) fn capabilities(&self) -> Capabilities {
-        self.can
-    }
-
-    pub(crate) fn shape(&self) -> Shape {
-        self.shape.clone()
-    }
-
-    pub(crate) fn plan(&self) -> Plan {
-        self.plan
-    }
-
-    pub(crate) fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-
-    /// The maximum bytes of lists and masks in a call with these rows, for any tokens.
-    pub(crate) fn list_bytes(&self, rows: &[RowParams<'_>]) -> usize {
-        most_listed(rows, self.shape.vocab_size)
-    }
-
     /// Allocates room for lists and masks of as many bytes.
     pub(crate) fn reserve_lists(&mut self, bytes: usize) -> Result<(), CudaError> {
         self.rows.staging.reserve(bytes)?;
@@ -209,18 +185,6 @@ impl<'w> HeadSampler<'w> {
         wait(self.stream.context(), || self.stream.synchronize());
     }
 
-    /// Checks that hidden states on the device have the shape and type of the input that they replace.
-    fn check_hidden(&self, input: &Matrix<'_>) -> Result<(), CudaError> {
-        let is_same = |hidden: &DeviceHidden| {
-            let DeviceMatrix { rows, cols, dtype, .. } = hidden.matrix();
-            (rows, cols, dtype) == (input.rows(), input.cols(), input.dtype())
-        };
-        match self.hidden.as_ref().is_none_or(is_same) {
-            true => Ok(()),
-            false => Err(CudaError::Layout { what: "hidden states", reason: "the input has another shape or type" }),
-        }
-    }
-
     pub(crate) fn sample(
         &mut self,
         input: Matrix<'_>,
@@ -229,14 +193,10 @@ impl<'w> HeadSampler<'w> {
     ) -> Result<(), SampleError> {
         out.clear();
         check_call(&input, rows, &self.shape, &self.plan)?;
-        let (can, plan, vocab_size) = (self.can, self.plan, self.shape.vocab_size);
-        let mut driver = take(&mut self.driver);
-        let sampled = driver.sample(self, (&can, &plan, vocab_size), input, rows, out);
-        self.driver = driver;
-        sampled
+        self.draw(None, input, rows, out)
     }
 
-    /// Draws for hidden states on the device, on the stream of the call. Launches may be in progress after an error.
+    /// Draws for hidden states on the device. Launches may be in progress after an error.
     pub(super) fn sample_on(
         &mut self,
         call: DeviceCall<'_>,
@@ -244,55 +204,32 @@ impl<'w> HeadSampler<'w> {
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         out.clear();
-        let hidden = call.hidden;
-        if hidden.cols != self.shape.input {
-            return Err(SampleError::Hidden { found: hidden.cols, expected: self.shape.input });
-        }
-        if hidden.rows != rows.len() {
-            return Err(SampleError::RowCount { rows: hidden.rows, params: rows.len() });
-        }
-        if rows.len() > self.plan.max_rows {
-            return Err(SampleError::TooManyRows { rows: rows.len(), max_rows: self.plan.max_rows });
-        }
+        let (count, cols) = (call.hidden.rows, call.hidden.cols);
         // The hidden states are not on the host.
-        let input = Matrix::from_bytes(&[], DType::F32, 0, hidden.cols, hidden.cols).map_err(CudaError::from)?;
+        let input = Matrix::from_bytes(&[], DType::F32, 0, cols, cols).map_err(CudaError::from)?;
+        check_call(&input, &[], &self.shape, &self.plan)?;
+        if count != rows.len() {
+            return Err(SampleError::RowCount { rows: count, params: rows.len() });
+        }
+        if count > self.plan.max_rows {
+            return Err(SampleError::TooManyRows { rows: count, max_rows: self.plan.max_rows });
+        }
+        self.draw(Some(call), input, rows, out)
+    }
+
+    fn draw(
+        &mut self,
+        call: Option<DeviceCall<'_>>,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
         let (can, plan, vocab_size) = (self.can, self.plan, self.shape.vocab_size);
         let mut driver = take(&mut self.driver);
-        let mut pass = DevicePass { sampler: self, call };
+        let mut pass = HeadPass { sampler: self, finishes_log_z: call.is_some(), call };
         let sampled = driver.sample(&mut pass, (&can, &plan, vocab_size), input, rows, out);
         self.driver = driver;
         sampled
-    }
-
-    /// Runs one pass. Hidden states on the device replace the input.
-    fn pass(
-        &mut self,
-        on_device: Option<&mut DeviceCall<'_>>,
-        finishes_log_z: bool,
-        batch: &Batch<'_, '_>,
-        requests: &[Request<'_>],
-        out: &mut [RowSummary],
-    ) -> Result<(), SampleError> {
-        let HeadSampler { shape, plan, can, device, stream, kernels, rows, scan, canonical, .. } = self;
-        let (tokens, vocab_size) = (shape.tokens.clone(), shape.vocab_size);
-        let Some(kernels) = kernels else {
-            for ((row, request), out) in batch.rows.iter().zip(requests).zip(out) {
-                if let (Ok(row), false) = (row, *request == Request::Skip) {
-                    out.of(row, *request, tokens.start, &[]);
-                    out.of_raw(row, *request, tokens.start, &[]);
-                }
-            }
-            return Ok(());
-        };
-        let mut is_complete = true;
-        let (hidden, queue, is_ready) = match on_device {
-            None => (HiddenStates::Host(&batch.input), HeadKernels::queue(stream), &mut is_complete),
-            Some(DeviceCall { hidden, queue, is_ready }) => (HiddenStates::Device(*hidden), *queue, is_ready),
-        };
-        let canonical = canonical.as_mut();
-        let source = HeadSource { kernels, rows, hidden, queue, stream, is_ready, canonical };
-        let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z };
-        SourcePass { source, place, scan }.scan(batch, requests, out)
     }
 }
 
@@ -304,29 +241,46 @@ impl Scan for HeadSampler<'_> {
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
         check_scan(batch, requests, out, &self.shape, &self.plan)?;
-        self.check_hidden(&batch.input)?;
-        let (hidden, stream) = (self.hidden.as_ref().map(DeviceHidden::matrix), self.stream.clone());
-        let call = |hidden| DeviceCall { hidden, queue: HeadKernels::queue(&stream), is_ready: true };
-        let mut call = hidden.map(call);
         // The results may be those of a shard, whose masses are merged.
-        self.pass(call.as_mut(), false, batch, requests, out)
+        HeadPass { sampler: self, call: None, finishes_log_z: false }.scan(batch, requests, out)
     }
 }
 
-/// The passes of a call on the caller's stream.
+/// The passes of a call. Without a [`DeviceCall`], the input may be replaced by hidden states on the device.
 #[derive(Debug)]
-struct DevicePass<'s, 'c, 'w> {
+struct HeadPass<'s, 'c, 'w> {
     sampler: &'s mut HeadSampler<'w>,
-    call: DeviceCall<'c>,
+    call: Option<DeviceCall<'c>>,
+    finishes_log_z: bool,
 }
 
-impl Scan for DevicePass<'_, '_, '_> {
+impl Scan for HeadPass<'_, '_, '_> {
     fn scan(
         &mut self,
         batch: &Batch<'_, '_>,
         requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        self.sampler.pass(Some(&mut self.call), true, batch, requests, out)
+        let HeadSampler { shape, plan, can, device, stream, kernels, rows, scan, canonical, hidden, .. } =
+            &mut *self.sampler;
+        let (tokens, vocab_size, finishes_log_z) = (shape.tokens.clone(), shape.vocab_size, self.finishes_log_z);
+        let Some(kernels) = kernels else {
+            for ((row, request), out) in batch.rows.iter().zip(requests).zip(out) {
+                if let (Ok(row), false) = (row, *request == Request::Skip) {
+                    out.of(row, *request, tokens.start, &[]);
+                    out.of_raw(row, *request, tokens.start, &[]);
+                }
+            }
+            return Ok(());
+        };
+        let mut is_complete = true;
+        let (hidden, queue, is_ready) = match &mut self.call {
+            Some(DeviceCall { hidden, queue, is_ready }) => (HiddenStates::Device(*hidden), *queue, is_ready),
+            None => (HiddenStates::of(&batch.input, hidden.as_ref())?, HeadKernels::queue(stream), &mut is_complete),
+        };
+        let canonical = canonical.as_mut();
+        let source = HeadSource { kernels, rows, hidden, queue, stream, is_ready, canonical };
+        let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z };
+        SourcePass { source, place, scan }.scan(batch, requests, out)
     }
 }

@@ -1,13 +1,11 @@
 //! Calls of ranks whose GPUs exchange draws and decide filters.
 
 use super::HeadSampler;
-use super::kernels::{HeadKernels, HiddenStates};
-use super::source::begin_draws;
+use super::kernels::{HeadKernels, HiddenStates, most_draws};
 use crate::abi::{Draw, RowFilters};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
 use crate::exchange::sharded::FilterSupport;
-use crate::sampler::device_hidden::DeviceHidden;
 use crate::sampler::row_scan::{CallRows, DrawItem, DrawItems, FilterSource, decide, quick_filters, write_draws};
 use core::mem::take;
 use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary};
@@ -67,7 +65,6 @@ impl HeadSampler<'_> {
         out.clear();
         open.iter_mut().for_each(|open| open.clear());
         check_call(&input, rows, &self.shape, &self.plan)?;
-        self.check_hidden(&input)?;
         if exchange.device().context().ordinal() != self.stream.context().ordinal() {
             return Err(CudaError::NotSharded { reason: "the exchange is of another GPU" }.into());
         }
@@ -107,7 +104,7 @@ impl Scan for ExchangePass<'_, '_> {
     fn scan(&mut self, batch: &Batch<'_, '_>, _: &[Request<'_>], out: &mut [RowSummary]) -> Result<(), SampleError> {
         let valid = batch.rows.iter().enumerate().filter_map(|(r, row)| Some((r, row.as_ref().ok()?)));
         valid.clone().for_each(|(r, row)| out[r].begin(row));
-        if self.open.is_some() { self.draw_filtered(batch, out) } else { self.draw(batch, out) }?;
+        self.draw(batch, out)?;
         let Some(open) = &mut self.open else { return Ok(()) };
         for (r, row) in valid {
             if row.filters.is_some() {
@@ -124,33 +121,18 @@ impl Scan for ExchangePass<'_, '_> {
 }
 
 impl ExchangePass<'_, '_> {
-    /// Makes draws without filters.
+    /// Makes all draws of a call: those without filters, or those from lists and then those from stored logits.
     fn draw(&mut self, batch: &Batch<'_, '_>, out: &mut [RowSummary]) -> Result<(), CudaError> {
-        let plan = &self.sampler.plan;
-        self.items.clear();
-        for (r, row) in batch.rows.iter().enumerate() {
-            let Ok(row) = row else { continue };
-            if plan.canonical || row.without_replacement || row.logprobs.is_some() {
-                return Err(NOT_DRAWN);
-            }
-            self.items.plain.extend(DrawItem::of_row(r, row, RowFilters::OFF));
-        }
-        // Draws of one launch: as many on every rank, with tokens or without.
-        let most = HeadKernels::most_of(plan).min(self.exchange.max_rows());
-        let DrawItems { plain, draws, .. } = &mut *self.items;
-        launch(self.sampler, self.exchange, batch, (plain, None), most, draws)?;
-        write_draws(plain, draws, out);
-        Ok(())
-    }
-
-    /// Makes all draws of a call with filters: those from lists, then those from stored logits.
-    fn draw_filtered(&mut self, batch: &Batch<'_, '_>, out: &mut [RowSummary]) -> Result<(), CudaError> {
-        let support = self.exchange.filters();
+        let (plan, support, has_filters) = (self.sampler.plan, self.exchange.filters(), self.open.is_some());
         self.items.clear();
         let DrawItems { plain, listed, by_logits, draws } = &mut *self.items;
         for (r, row) in batch.rows.iter().enumerate() {
             let Ok(row) = row else { continue };
-            let (filters, from) = filters_of(support, row).ok_or(NOT_DECIDED)?;
+            let (filters, from) = match has_filters {
+                true => filters_of(support, row).ok_or(NOT_DECIDED)?,
+                false if plan.canonical || row.without_replacement || row.logprobs.is_some() => return Err(NOT_DRAWN),
+                false => (RowFilters::OFF, FilterSource::Lists),
+            };
             let items = match from {
                 _ if filters == RowFilters::OFF => &mut *plain,
                 FilterSource::Lists => &mut *listed,
@@ -158,13 +140,17 @@ impl ExchangePass<'_, '_> {
             };
             items.extend(DrawItem::of_row(r, row, filters));
         }
-        // Rows without filters go with rows of either kind.
-        let with_plain = if listed.is_empty() && !by_logits.is_empty() { &mut *by_logits } else { &mut *listed };
-        with_plain.append(plain);
-        let is_other = batch.input.dtype() != self.sampler.dtype;
-        for (from, items) in [(FilterSource::Lists, listed), (FilterSource::Logits, by_logits)] {
+        if has_filters {
+            // Rows without filters go with rows of either kind.
+            let with_plain = if listed.is_empty() && !by_logits.is_empty() { &mut *by_logits } else { &mut *listed };
+            with_plain.append(plain);
+        }
+        let is_other = has_filters && batch.input.dtype() != self.sampler.dtype;
+        for (from, items) in
+            [(None, plain), (Some(FilterSource::Lists), listed), (Some(FilterSource::Logits), by_logits)]
+        {
             items.sort_unstable_by_key(|item| (item.row, item.draw));
-            launch(self.sampler, self.exchange, batch, (items, Some(from)), support.most, draws)?;
+            launch(self.sampler, self.exchange, batch, (items, from), draws)?;
             if !is_other {
                 write_draws(items, draws, out);
             }
@@ -178,25 +164,25 @@ impl ExchangePass<'_, '_> {
     }
 }
 
-/// Makes the draws of items over the shards of all ranks, in launches of up to `most` draws.
+/// Makes the draws of items over the shards of all ranks.
 fn launch(
     sampler: &mut HeadSampler<'_>,
     exchange: &mut CudaExchange,
     batch: &Batch<'_, '_>,
     (items, from): (&[DrawItem], Option<FilterSource>),
-    most: usize,
     draws: &mut Vec<Draw>,
 ) -> Result<(), CudaError> {
     let HeadSampler { shape, plan, can, dtype, stream, kernels, rows, hidden, .. } = sampler;
     let (call, queue) = (&CallRows::new(batch, can, plan, shape.vocab_size), HeadKernels::queue(stream));
-    let hidden = match hidden.as_ref().map(DeviceHidden::matrix) {
-        None => HiddenStates::Host(&batch.input),
-        Some(hidden) => HiddenStates::Device(hidden),
-    };
+    let hidden = HiddenStates::of(&batch.input, hidden.as_ref())?;
     // A rank without tokens takes part, and so does one whose filters need hidden states of the weight's type.
     let mut kernels = kernels.as_mut().filter(|_| from.is_none() || batch.input.dtype() == *dtype);
-    begin_draws(draws, items.len());
-    rows.plan(items, most, hidden);
+    // Draws of one launch: as many on every rank, with tokens or without.
+    let most = match from {
+        None => most_draws(plan).min(exchange.max_rows()),
+        Some(_) => exchange.filters().most,
+    };
+    rows.plan(items, most, hidden, draws);
     for at in 0..rows.plan.launches.len() {
         let launch = rows.plan.launches[at].clone();
         rows.stage(call, items, &launch)?;
@@ -206,11 +192,9 @@ fn launch(
         let count = launch.slots.len();
         let exchanged = match &mut kernels {
             Some(kernels) => {
-                let exchange_of = Some((&mut *exchange, batch.params));
-                let launched = kernels.launch_staged(queue, rows, hidden, (&launch, 0), from, exchange_of);
-                launched
-                    .and_then(|()| kernels.finish_launches(queue, rows, count))
-                    .and_then(|()| exchange.check(&rows.results))
+                let launched = kernels.launch(queue, rows, hidden, (&launch, 0), from, Some((exchange, batch.params)));
+                let finished = launched.and_then(|()| kernels.finish(queue, count, &mut rows.results));
+                finished.and_then(|()| exchange.check(&rows.results))
             }
             None => exchange.draw_nothing((rows.staging.staged(), batch.params), &mut rows.results, queue),
         };

@@ -1,6 +1,6 @@
 //! The launches of a call over a head in device memory.
 
-use super::kernels::{HeadKernels, HiddenStates, LaunchExchange};
+use super::kernels::{HeadKernels, HiddenStates};
 use super::launch_plan::{LaunchPlan, PlannedLaunch};
 use crate::abi::{Draw, RowFilters};
 use crate::device::launch::Queue;
@@ -33,12 +33,14 @@ impl LaunchRows {
         LaunchRows { staging, adjustments, filters: Vec::new(), plan, results: Vec::new() }
     }
 
-    /// Plans launches of up to `most` draws for items with ascending rows.
-    pub(super) fn plan(&mut self, items: &[DrawItem], most: usize, hidden: HiddenStates<'_>) {
+    /// Plans launches of up to `most` draws for items with ascending rows, and makes room for the items' draws.
+    pub(super) fn plan(&mut self, items: &[DrawItem], most: usize, hidden: HiddenStates<'_>, draws: &mut Vec<Draw>) {
         match hidden {
             HiddenStates::Host(_) => self.plan.plan_copies(items, most),
             HiddenStates::Device(_) => self.plan.plan_neighbours(items, most),
         }
+        draws.clear();
+        draws.resize(items.len(), Draw::default());
     }
 
     /// Stages the rows of a launch. A row without an item is greedy and has no transforms.
@@ -71,45 +73,6 @@ impl LaunchRows {
     pub(super) fn write(&self, slots: Range<usize>, draws: &mut [Draw]) {
         let made = self.plan.slots[slots].iter().zip(&self.results);
         made.for_each(|(slot, draw)| slot.iter().for_each(|&i| draws[i] = *draw));
-    }
-}
-
-/// Room for the results of items.
-pub(super) fn begin_draws(draws: &mut Vec<Draw>, items: usize) {
-    draws.clear();
-    draws.resize(items, Draw::default());
-}
-
-impl HeadKernels {
-    /// Enqueues a launch of staged rows, with results from number `at` on.
-    pub(super) fn launch_staged(
-        &mut self,
-        queue: Queue<'_>,
-        rows: &mut LaunchRows,
-        hidden: HiddenStates<'_>,
-        (launch, at): (&PlannedLaunch, usize),
-        from: Option<FilterSource>,
-        exchange: Option<LaunchExchange<'_>>,
-    ) -> Result<(), CudaError> {
-        let hidden = match hidden {
-            HiddenStates::Device(all) => {
-                HiddenStates::Device(all.rows(launch.first..launch.first + launch.slots.len()))
-            }
-            host => host,
-        };
-        let filters = from.map(|from| (rows.filters.as_slice(), from));
-        self.launch(queue, &mut rows.staging, hidden, at, filters, exchange)
-    }
-
-    /// Waits for launches, and copies their results.
-    pub(super) fn finish_launches(
-        &mut self,
-        queue: Queue<'_>,
-        rows: &mut LaunchRows,
-        count: usize,
-    ) -> Result<(), CudaError> {
-        begin_draws(&mut rows.results, count);
-        self.finish(queue, &mut rows.results)
     }
 }
 
@@ -147,24 +110,22 @@ impl HeadSource<'_, '_> {
         let HeadSource { kernels, rows, hidden, queue, .. } = self;
         let (hidden, queue) = (*hidden, *queue);
         let most = if from.is_some() { kernels.most_filtered() } else { kernels.most() };
-        begin_draws(draws, items.len());
-        rows.plan(items, most, hidden);
+        rows.plan(items, most, hidden, draws);
         // The launched slots whose results are not copied.
         let mut pending = 0..0;
-        for at in 0..rows.plan.launches.len() {
-            let launch = rows.plan.launches[at].clone();
-            if launch.slots.end - pending.start > kernels.most_results() {
-                kernels.finish_launches(queue, rows, pending.len())?;
+        for at in 0..=rows.plan.launches.len() {
+            let launch = rows.plan.launches.get(at).cloned();
+            if launch.as_ref().is_none_or(|launch| launch.slots.end - pending.start > kernels.most_results()) {
+                kernels.finish(queue, pending.len(), &mut rows.results)?;
                 rows.write(pending.clone(), draws);
-                pending.start = launch.slots.start;
+                pending.start = pending.end;
             }
+            let Some(launch) = launch else { break };
             rows.stage(call, items, &launch)?;
             let at = launch.slots.start - pending.start;
-            kernels.launch_staged(queue, rows, hidden, (&launch, at), from, None)?;
+            kernels.launch(queue, rows, hidden, (&launch, at), from, None)?;
             pending.end = launch.slots.end;
         }
-        kernels.finish_launches(queue, rows, pending.len())?;
-        rows.write(pending, draws);
         *self.is_ready = true;
         Ok(())
     }
@@ -216,8 +177,7 @@ impl LogitSource for HeadSource<'_, '_> {
         }
         let (is_canonical, stream) = (self.canonical.is_some(), self.stream);
         let inputs = self.kernels.store(staging, self.hidden, which, is_canonical, stored, stream)?;
-        begin_draws(draws, which.len());
-        self.kernels.finish(HeadKernels::queue(stream), draws)?;
+        self.kernels.finish(HeadKernels::queue(stream), which.len(), draws)?;
         Ok(Some(inputs))
     }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// The maximum bytes of the weight in one copy.
 const PART: usize = 64 << 20;
 
-/// The elements from one hidden state, or one weight row, to the next in memory of a sampler.
-pub(super) fn row_stride(hidden: usize) -> usize {
+/// The stride from one hidden state, or one row of an uploaded weight, to the next in memory of a sampler, in elements.
+pub(crate) fn row_stride(hidden: usize) -> usize {
     hidden.next_multiple_of(8)
 }
 

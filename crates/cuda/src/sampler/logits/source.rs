@@ -98,13 +98,8 @@ impl LogitDraws {
         sources: impl Iterator<Item = usize>,
         stream: &Arc<CudaStream>,
     ) -> Result<(DeviceAddress<Row>, DeviceAddress<u32>), CudaError> {
+        let rows = self.staging.copy_to(&mut self.inputs, None, stream)?.cast();
         let failed = CudaError::driver("copy the rows of a call");
-        if self.staging.len() > self.inputs.len() {
-            self.inputs = stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
-        }
-        let base = DeviceAddress::of(&self.inputs, stream);
-        let rows = base.add(self.staging.rows_at()).cast();
-        stream.memcpy_htod(self.staging.finish(base), &mut self.inputs).map_err(&failed)?;
         self.sources_here.clear();
         self.sources_here.extend(sources.map(|row| row as u32));
         let mut there = self.sources.slice_mut(..self.sources_here.len());

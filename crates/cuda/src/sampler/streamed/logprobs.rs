@@ -10,6 +10,7 @@ use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::KernelChoice;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
+use crate::sampler::head_sampler::row_stride;
 use crate::sampler::row_scan::{CallRows, ScanRow, StoredQueries, StoredScan, idle};
 use crate::sampler::staging::Staging;
 use crate::selection::stored_rows::{StoredRows, SummaryInput};
@@ -97,21 +98,20 @@ impl StreamedLogprobs {
         first_draw: usize,
         stride: usize,
     ) -> Result<(), CudaError> {
+        self.staging.take_hidden_in(stride);
         match row.raw_logprobs {
-            Some(_) => self.staging.push(&idle(), &rows.raw()?, [0])?,
+            Some(_) => self.staging.push_of(at, &idle(), &rows.raw()?, [0])?,
             None if row.logprobs.is_none() => return Ok(()),
-            None => self.staging.push(&rows.batch.params[at], row, [row.first_draw])?,
+            None => self.staging.push_of(at, &rows.batch.params[at], row, [row.first_draw])?,
         }
-        self.staging.push_hidden(rows.batch.input.row_bytes(at), stride);
         self.rows.push(StoredRow { at, first_draw });
         Ok(())
     }
 
-    /// Copies the rows up, of which the hidden states are `row_stride` elements apart, and makes room for their logits.
+    /// Copies the rows up, and makes room for their logits.
     pub(super) fn begin(
         &mut self,
         input: &Matrix<'_>,
-        row_stride: usize,
         vocab_size: u32,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
@@ -119,16 +119,12 @@ impl StreamedLogprobs {
         if rows == 0 {
             return Ok(());
         }
-        let failed = CudaError::driver("copy the rows with log-probabilities");
         while self.stored.iter().map(StoredRows::rows).sum::<usize>() < rows {
             self.stored.push(StoredRows::new(0..vocab_size, self.max_rows, &self.device, stream)?);
         }
-        if self.staging.len() > self.inputs.len() {
-            self.inputs = stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
-        }
-        let address = DeviceAddress::of(&self.inputs, stream);
-        stream.memcpy_htod(self.staging.finish(address), &mut self.inputs).map_err(&failed)?;
-        self.hidden = Some(DeviceMatrix { address, dtype: input.dtype(), rows, cols: input.cols(), row_stride });
+        let address = self.staging.copy_to(&mut self.inputs, Some(input), stream)?;
+        let (dtype, cols, row_stride) = (input.dtype(), input.cols(), row_stride(input.cols()));
+        self.hidden = Some(DeviceMatrix { address, dtype, rows, cols, row_stride });
         Ok(())
     }
 

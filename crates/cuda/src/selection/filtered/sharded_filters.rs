@@ -16,7 +16,7 @@ use crate::exchange::peers::DevicePeers;
 use crate::selection::top_p::{self, TopP};
 
 /// The error of a call before [`DeviceFilters::prepare_sharded`].
-pub(crate) const NOT_PREPARED: CudaError = CudaError::NotSharded { reason: "filters are not prepared" };
+const NOT_PREPARED: CudaError = CudaError::NotSharded { reason: "filters are not prepared" };
 
 /// The kernels that filter over ranks.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl DeviceFilters {
         Ok(())
     }
 
-    /// Draws as [`DeviceFilters::launch_kinds`] does, over the shards of all ranks, for rows with top-p alone or no
+    /// Draws as [`DeviceFilters::launch`] does, over the shards of all ranks, for rows with top-p alone or no
     /// filters.
     ///
     /// The sampler's shard begins at a multiple of 4. The host computes the call's fingerprint while the sampler runs.

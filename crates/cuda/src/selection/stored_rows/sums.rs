@@ -3,21 +3,13 @@
 use super::{MAX_ITEMS, StoredRows};
 use crate::abi::{DeviceAddress, ScanSums, SumQuery};
 use crate::error::CudaError;
-use crate::selection::stored_scan::{MOMENTS, StoredScanKernels};
+use crate::selection::stored_scan::{MOMENTS, StoredScanKernels, Sum};
 use cudarc::driver::CudaStream;
 use flash_sampling_core::Moments;
 use std::sync::Arc;
 
 /// The maximum number of tokens in a row, so that 64 bits hold the sums of its moments.
 const MOST_SUMMED: usize = 1 << 23;
-
-/// A kind of sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sum {
-    PrefixMasses,
-    PrefixCounts,
-    Moments,
-}
 
 impl StoredRows {
     /// The kernels of scans, loaded at first use.
@@ -80,11 +72,7 @@ impl StoredRows {
             let call = ScanSums { stored: self.logits(stream), queries: queries.cast(), sums };
             let kernels = self.scans.as_ref().ok_or(CudaError::Corrupt { what: "kernels of scans" })?;
             let queue = StoredRows::queue(stream);
-            match what {
-                Sum::PrefixMasses => kernels.prefix_masses(queue, call, part.len() as u32),
-                Sum::PrefixCounts => kernels.prefix_counts(queue, call, part.len() as u32),
-                Sum::Moments => kernels.moments(queue, call, part.len() as u32),
-            }?;
+            kernels.sum(what, queue, call, part.len() as u32)?;
             let from = self.words_here.len();
             self.words_here.resize(from + count, 0);
             stream.memcpy_dtoh(&self.words.slice(..count), &mut self.words_here[from..]).map_err(&failed)?;
