@@ -322,7 +322,7 @@ impl HeadKernels {
         let (mut at, mut is_transformed) = (0, false);
         for run in which.chunk_by(|a, b| is_copied || a + 1 == *b) {
             let first = if is_copied { 0 } else { run[0] };
-            let (part, to) = (hidden.rows(first..first + run.len()), stored.place(at, stream));
+            let (part, to) = (hidden.rows(first..first + run.len()), stored.place(at));
             let rows = (rows.add(at), draws.add(at));
             is_transformed = if is_canonical {
                 self.fused.enqueue_storing(queue, &part, rows, to.logits, to.stride as usize)?;

@@ -239,7 +239,7 @@ impl<S: LogitSource> SourcePass<'_, S> {
                     }
                 }
             }
-            let mut scan = StoredScan::new(part, queries, stored, inputs.as_ref(), place.stream);
+            let mut scan = StoredScan::new(part, queries, stored, inputs.as_ref());
             if is_raw { scan.find_raw() } else { scan.find() }?;
         }
         Ok(())

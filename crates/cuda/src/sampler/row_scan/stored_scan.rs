@@ -19,11 +19,9 @@ use crate::abi::{Item, Row, SumQuery};
 use crate::error::CudaError;
 use crate::selection::queries::{CanonicalInputs, Kind, Query, QueryResults};
 use crate::selection::stored_rows::StoredRows;
-use cudarc::driver::CudaStream;
 use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::backend::{Request, RowSummary};
 use flash_sampling_core::{Candidate, MassHistogram, Moments};
-use std::sync::Arc;
 
 /// The maximum number of draws in a batch of queries.
 const DRAWS: usize = 4096;
@@ -64,7 +62,6 @@ pub(crate) struct StoredScan<'s, 'a> {
     memory: &'s mut StoredQueries,
     stored: &'s mut StoredRows,
     canonical: Option<&'s CanonicalInputs>,
-    stream: &'s Arc<CudaStream>,
 }
 
 impl<'s, 'a> StoredScan<'s, 'a> {
@@ -74,9 +71,8 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         memory: &'s mut StoredQueries,
         stored: &'s mut StoredRows,
         canonical: Option<&'s CanonicalInputs>,
-        stream: &'s Arc<CudaStream>,
     ) -> Self {
-        StoredScan { part, memory, stored, canonical, stream }
+        StoredScan { part, memory, stored, canonical }
     }
 
     /// Summarizes rows from their transformed logits.
@@ -84,7 +80,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         let first = self.stored.tokens().start;
         for member in self.part.iter_mut().filter(|member| member.out.error.is_none()) {
             if member.row.filters.is_some_and(|filters| !filters.rescale.is_finite()) {
-                let logits = self.stored.read(member.slot, self.stream)?;
+                let logits = self.stored.read(member.slot)?;
                 member.out.of(&member.row, member.request, first, logits);
             }
         }
@@ -155,7 +151,8 @@ impl<'s, 'a> StoredScan<'s, 'a> {
             }
         }
         if !self.memory.queries.is_empty() {
-            self.stored.store_rest(self.stream)?;
+            let stream = self.stored.stream.clone();
+            self.stored.store_rest(&stream)?;
         }
         self.run_queries(Kind::Lists, |member, best| best.iter().for_each(|&c| push(member.out, c)))
     }
@@ -187,7 +184,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
             return Ok(());
         }
         let tokens = self.stored.tokens().len() as u64;
-        for (&m, words) in members.iter().zip(self.stored.moments(sums, self.stream)?) {
+        for (&m, words) in members.iter().zip(self.stored.moments(sums)?) {
             let member = &mut self.part[m];
             let temperature = member.row.filters.map_or(1.0, |filters| filters.temperature);
             let moments = Moments::from_words(words, temperature, tokens);
@@ -227,7 +224,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         if sums.is_empty() {
             return Ok(());
         }
-        let mut masses = self.stored.prefix_masses(sums, self.stream)?.iter();
+        let mut masses = self.stored.prefix_masses(sums)?.iter();
         for &m in &*members {
             let member = &mut self.part[m];
             let Request::PrefixMass { points, .. } = member.request else { continue };
@@ -253,7 +250,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
             let Request::Logits { tokens: requested, .. } = member.request else { continue };
             tokens.clear();
             tokens.extend(requested.iter().filter(|token| own.contains(token)));
-            let logits = self.stored.read_some(member.slot, tokens.iter().copied(), self.stream)?;
+            let logits = self.stored.read_some(member.slot, tokens.iter().copied())?;
             member.out.logits.extend(tokens.iter().copied().zip(logits.iter().copied()));
         }
         let sums = &mut self.memory.sums;
@@ -265,7 +262,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         if sums.is_empty() {
             return Ok(());
         }
-        let mut counts = self.stored.prefix_counts(sums, self.stream)?.iter();
+        let mut counts = self.stored.prefix_counts(sums)?.iter();
         for member in self.part.iter_mut() {
             let Request::PrefixCount { ranks, .. } = member.request else { continue };
             member.out.prefix_counts.extend(counts.by_ref().take(ranks.len()).map(|&count| count as u32));
@@ -291,7 +288,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
     ) -> Result<(), CudaError> {
         let StoredQueries { queries, members, results, repeated, .. } = &mut *self.memory;
         results.clear();
-        self.stored.run_queries(kind, queries, self.canonical, results, self.stream)?;
+        self.stored.run_queries(kind, queries, self.canonical, results)?;
         for (i, (&m, query)) in members.iter().zip(&*queries).enumerate() {
             let (member, mut best) = (&mut self.part[m], results.get(i));
             let last = best.last().map_or(0.0, |c| c.winner.score);
@@ -299,7 +296,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
                 // The bounds excluded tokens that may be better, so the query is repeated over all tokens.
                 let every = Query { item: Item { slack: f32::INFINITY, ..query.item }, ..*query };
                 repeated.clear();
-                self.stored.run_queries(kind, &[every], self.canonical, repeated, self.stream)?;
+                self.stored.run_queries(kind, &[every], self.canonical, repeated)?;
                 best = repeated.get(0);
             }
             write(member, best);

@@ -142,7 +142,7 @@ impl StreamedLogprobs {
                 break;
             }
             let part = hidden.rows(first..first + rows);
-            let place = stored.place(0, stream);
+            let place = stored.place(0);
             let (logits, stride) = (place.logits.add(head.first_token as usize), place.stride as usize);
             self.fused.enqueue_storing(queue, &part, (rows_at.add(first), draws), logits, stride)?;
             first += rows;
@@ -186,7 +186,7 @@ impl StreamedLogprobs {
             }
             stored.summarize(&SummaryInput::default(), stream)?;
             stored.wait_for_summaries()?;
-            let mut scan = StoredScan::new(&mut members, queries, stored, None, stream);
+            let mut scan = StoredScan::new(&mut members, queries, stored, None);
             scan.find()?;
             scan.find_raw()?;
             for member in members.iter_mut().filter(|member| member.is_raw()) {
@@ -194,7 +194,7 @@ impl StreamedLogprobs {
                 let tokens = &tokens[first..first + member.row.draws as usize];
                 member.request = Request::Logits { tokens, stage: Stage::Raw };
             }
-            StoredScan::new(&mut members, queries, stored, None, stream).find_raw()?;
+            StoredScan::new(&mut members, queries, stored, None).find_raw()?;
         }
         self.members = reuse_vec(members);
         self.fused.mark_idle();

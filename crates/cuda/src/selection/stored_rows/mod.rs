@@ -47,6 +47,8 @@ const KEPT_AT: usize = 16;
 #[derive(Debug)]
 pub(crate) struct StoredRows {
     device: Arc<Device>,
+    /// The stream of all launches.
+    pub(crate) stream: Arc<CudaStream>,
     tokens: Range<u32>,
     rows: usize,
     stride: usize,
@@ -103,6 +105,7 @@ impl StoredRows {
         let each = size_of::<Row>() + size_of::<Item>() + size_of::<u32>();
         Ok(StoredRows {
             device: device.clone(),
+            stream: stream.clone(),
             rows,
             stride,
             kernels,
@@ -157,9 +160,10 @@ impl StoredRows {
     }
 
     /// The memory for logits from row `first` on.
-    pub(crate) fn place(&self, first: usize, stream: &CudaStream) -> LogitStore {
-        let logits = DeviceAddress::of(&self.logits, stream).add(first * self.stride);
-        LogitStore { logits, stride: self.stride as u64, block_maxima: DeviceAddress::of(&self.block_maxima, stream) }
+    pub(crate) fn place(&self, first: usize) -> LogitStore {
+        let logits = DeviceAddress::of(&self.logits, &self.stream).add(first * self.stride);
+        let block_maxima = DeviceAddress::of(&self.block_maxima, &self.stream);
+        LogitStore { logits, stride: self.stride as u64, block_maxima }
     }
 
     /// A queue for the kernels over this value's memory.
