@@ -15,7 +15,7 @@ use flash_sampling_cli::error::CommandError;
 #[cfg(feature = "nccl")]
 use {
     crate::rivals::Gather,
-    flash_sampling::cuda::{DeviceNccl, NcclId},
+    flash_sampling::cuda::{DeviceNccl, NcclEndpoint, NcclId},
 };
 
 /// A group of NCCL that rank 0 names for all.
@@ -77,7 +77,9 @@ impl Steps {
         let (nccl, gather) = {
             let (number, limit) = (rank.number(), super::GPU_LIMIT);
             if group.transports.contains(&GpuTransport::Nccl) {
-                let ours = DeviceNccl::new(&named(&mut rank)?, number, world, most, &device, limit).map_err(failed)?;
+                let id = named(&mut rank)?;
+                let offer = NcclEndpoint::new(number, world, most, &device);
+                let ours = offer.and_then(|offer| offer.connect(&id, limit)).map_err(failed)?;
                 let gather = Gather::new(&named(&mut rank)?, number, world, &stream)?;
                 (Some(ours), Some(gather))
             } else {

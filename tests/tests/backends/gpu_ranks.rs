@@ -10,7 +10,7 @@ use flash_sampling_core::{
     Candidate, Capabilities, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Winner,
 };
 use flash_sampling_cuda::cudarc::driver::CudaStream;
-use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DeviceNccl, NcclId};
+use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, NcclEndpoint, NcclId};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -189,7 +189,9 @@ impl GpuRanks {
         let id = NcclId::new().expect("NCCL names a group");
         let meet = |rank| {
             let device = Device::new(self.gpus.device(rank)).expect("the GPU is there");
-            DeviceNccl::new(&id, rank, world, 256, &device, TIME_LIMIT).expect("ranks meet")
+            NcclEndpoint::new(rank, world, 256, &device)
+                .and_then(|rank| rank.connect(&id, TIME_LIMIT))
+                .expect("ranks meet")
         };
         thread::scope(|scope| {
             let threads: Vec<_> = (0..world).map(|rank| scope.spawn(move || meet(rank))).collect();

@@ -141,21 +141,6 @@ impl NcclEndpoint {
 }
 
 impl DeviceNccl {
-    /// Makes an [`NcclEndpoint`] and connects it: for ranks of which no other can fail alone.
-    ///
-    /// # Errors
-    /// Those of [`NcclEndpoint::new`] and [`NcclEndpoint::connect`].
-    pub fn new(
-        id: &NcclId,
-        rank: usize,
-        world: usize,
-        max_rows: usize,
-        device: &Arc<Device>,
-        limit: Duration,
-    ) -> Result<DeviceNccl, CudaError> {
-        NcclEndpoint::new(rank, world, max_rows, device)?.connect(id, limit)
-    }
-
     /// This rank's number.
     pub fn rank(&self) -> usize {
         self.rank

@@ -26,6 +26,7 @@ use crate::sampler::staging::Staging;
 use crate::selection::filtered::{DeviceFilters, FilterKinds, FilteredRows, rows_within};
 use crate::selection::queries::CanonicalInputs;
 use crate::selection::stored_rows::{StoredRows, SummaryInput};
+use core::mem::replace;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::{DType, Matrix, Plan, RowParams};
@@ -70,10 +71,9 @@ pub(super) struct HeadKernels {
     /// The kernels that draw instead of `fused`, for variants with groups.
     groups: Option<DeviceGroups>,
     choice: Choice,
-    /// Draws of a launch.
+    /// The maximum number of draws in a launch, and with filters unless stored logits need more memory.
     most: usize,
-    /// The bytes of a hidden state that is copied.
-    hidden_bytes: usize,
+    most_filtered: usize,
     device: Arc<Device>,
     head: DeviceHead,
     inputs: Scratch,
@@ -83,9 +83,9 @@ pub(super) struct HeadKernels {
     /// The kernels for filters, and the memory for a launch's filters. Made for the first row with filters.
     filters: Option<(DeviceFilters, Scratch)>,
     /// Whether the kernels for filters over ranks are loaded.
-    is_prepared_for_ranks: bool,
+    is_prepared: bool,
     /// The kernels hold its address, so this field is dropped last.
-    _uploaded: Option<UploadedWeight>,
+    pub(super) uploaded: Option<UploadedWeight>,
 }
 
 /// Loads the kernels for launches of `most` draws. With groups, the fused kernel only stores logits.
@@ -103,68 +103,62 @@ fn load(
     Ok((fused, groups))
 }
 
-/// Allocates memory for the inputs and draws of launches of `most` draws: on the GPU, page-locked on the host, and for
-/// the draws of several launches.
-fn room(
-    most: usize,
-    hidden_bytes: usize,
-    plan: &Plan,
-    device: &Arc<Device>,
-    stream: &CudaStream,
-) -> Result<(Scratch, Pinned, Scratch), CudaError> {
-    let draws = plan.max_rows.saturating_mul(plan.max_draws as usize).min(MOST_DRAWS);
-    let (size, draws) = (most * (hidden_bytes + size_of::<Row>()) + 16, draws * size_of::<Draw>());
-    Ok((Scratch::new(size + ROOM, &[], device)?, Pinned::new(size, stream)?, Scratch::new(draws, &[], device)?))
-}
-
 /// The maximum number of draws in a launch of a plan.
 pub(crate) fn most_draws(plan: &Plan) -> usize {
     plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS)
 }
 
 impl HeadKernels {
-    /// Loads the kernels and allocates their memory. Hidden states on the host have room if the weight was uploaded;
-    /// else their first call allocates it.
+    /// Loads the kernels and allocates their memory: for inputs on the GPU and on the host, and for the draws of several
+    /// launches. Without an uploaded weight, the first hidden states on the host allocate more.
     pub(super) fn new(
         head: DeviceHead,
-        uploaded: Option<UploadedWeight>,
+        is_uploaded: bool,
         plan: &Plan,
         choice: Choice,
         device: &Arc<Device>,
         stream: &CudaStream,
     ) -> Result<Self, CudaError> {
-        let most = most_draws(plan);
+        let (most, results) = (most_draws(plan), plan.max_rows.saturating_mul(plan.max_draws as usize).min(MOST_DRAWS));
         let (fused, groups) = load(head, most, choice, device)?;
-        let hidden_bytes = if uploaded.is_some() { row_stride(head.weight.cols) * size_of::<f32>() } else { 0 };
-        let (inputs, staged, draws) = room(most, hidden_bytes, plan, device, stream)?;
+        // Over device memory, a launch makes one draw of each row.
+        let (hidden, filtered) = match is_uploaded {
+            true => (row_stride(head.weight.cols) * size_of::<f32>(), most),
+            false => (0, plan.max_rows.min(most)),
+        };
+        let (size, most_filtered) =
+            (most * (hidden + size_of::<Row>()) + 16, filtered.min(rows_within(head.weight.rows)));
+        let (inputs, staged) = (Scratch::new(size + ROOM, &[], device)?, Pinned::new(size, stream)?);
+        let draws = Scratch::new(results * size_of::<Draw>(), &[], device)?;
+        let (device, filters, is_prepared, uploaded) = (device.clone(), None, false, None);
         Ok(HeadKernels {
             fused,
             groups,
             choice,
             most,
-            hidden_bytes,
-            device: device.clone(),
+            most_filtered,
+            device,
             head,
             inputs,
             staged,
             draws,
-            filters: None,
-            is_prepared_for_ranks: false,
-            _uploaded: uploaded,
+            filters,
+            is_prepared,
+            uploaded,
         })
     }
 
     /// Changes the number of rows. No launch may be in progress.
     pub(super) fn replan(&mut self, plan: &Plan, stream: &CudaStream) -> Result<(), CudaError> {
-        let most = most_draws(plan);
-        if most == self.most {
+        if most_draws(plan) == self.most {
             return Ok(());
         }
-        let (fused, groups) = load(self.head, most, self.choice, &self.device)?;
-        (self.inputs, self.staged, self.draws) = room(most, self.hidden_bytes, plan, &self.device, stream)?;
-        (self.fused, self.groups, self.filters, self.most) = (fused, groups, None, most);
+        let is_uploaded = self.uploaded.is_some();
+        let planned = HeadKernels::new(self.head, is_uploaded, plan, self.choice, &self.device, stream)?;
+        let before = replace(self, planned);
+        self.uploaded = before.uploaded;
         // Other ranks rely on what this rank has prepared.
-        if self.is_prepared_for_ranks { self.prepare_sharded() } else { Ok(()) }
+        if before.is_prepared { self.prepare_sharded() } else { Ok(()) }
     }
 
     /// Draws of a launch.
@@ -174,7 +168,7 @@ impl HeadKernels {
 
     /// The maximum number of draws with filters in a launch.
     pub(super) fn most_filtered(&self) -> usize {
-        self.most.min(rows_within(self.head.weight.rows))
+        self.most_filtered
     }
 
     /// The maximum number of draws in launches whose results are copied at once.
@@ -296,7 +290,7 @@ impl HeadKernels {
     pub(super) fn prepare_sharded(&mut self) -> Result<(), CudaError> {
         let ((selection, _), fused) = self.filters()?;
         selection.prepare_sharded(fused)?;
-        self.is_prepared_for_ranks = true;
+        self.is_prepared = true;
         Ok(())
     }
 

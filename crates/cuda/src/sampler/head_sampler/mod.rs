@@ -87,7 +87,9 @@ impl<'w> HeadSampler<'w> {
             true => None,
             false => {
                 let (uploaded, on_device) = UploadedWeight::new(&head, &stream)?;
-                Some(HeadKernels::new(on_device, Some(uploaded), &plan, (choice, groups), device, &stream)?)
+                let mut kernels = HeadKernels::new(on_device, true, &plan, (choice, groups), device, &stream)?;
+                kernels.uploaded = Some(uploaded);
+                Some(kernels)
             }
         };
         let shape = Shape { tokens: head.tokens(), vocab_size: head.vocab_size(), input: head.hidden() };
@@ -110,7 +112,7 @@ impl<'w> HeadSampler<'w> {
         let choice = (KernelChoice::default(), None);
         let kernels = match head.weight.rows {
             0 => None,
-            _ => Some(HeadKernels::new(head, None, &plan, choice, device, &stream)?),
+            _ => Some(HeadKernels::new(head, false, &plan, choice, device, &stream)?),
         };
         let tokens = kernels.as_ref().map_or(head.first_token..head.first_token, HeadKernels::tokens);
         if vocab_size < tokens.end {
@@ -131,21 +133,8 @@ impl<'w> HeadSampler<'w> {
         canonical: Option<CanonicalBounds<'w>>,
     ) -> Result<Self, CudaError> {
         let rows = LaunchRows::new(Staging::locked(shape.tokens.clone(), shape.vocab_size, &stream)?);
-        let (device, driver, scan) = (device.clone(), Driver::default(), RowScan::default());
-        Ok(HeadSampler {
-            shape,
-            dtype,
-            plan,
-            can,
-            device,
-            stream,
-            kernels,
-            rows,
-            driver,
-            scan,
-            canonical,
-            hidden: None,
-        })
+        let (device, driver, scan, hidden) = (device.clone(), Driver::default(), RowScan::default(), None);
+        Ok(HeadSampler { shape, dtype, plan, can, device, stream, kernels, rows, driver, scan, canonical, hidden })
     }
 
     /// Allocates room for lists and masks of as many bytes.
