@@ -214,9 +214,7 @@ impl CudaExchange {
         draws.resize(rows.len(), nothing);
         self.make_room()?;
         let Some((device_rows, device_draws)) = &self.empty else { return Ok(()) };
-        if rows.len() > device_rows.len() {
-            return Err(CudaError::TooLarge { what: "rows", found: rows.len(), limit: device_rows.len() });
-        }
+        CudaError::check_limits(&[("rows", rows.len(), device_rows.len())])?;
         let stream = queue.stream();
         let addresses = (DeviceAddress::of(device_rows, stream), DeviceAddress::of(device_draws, stream));
         queue.copy_up(rows, addresses.0)?;

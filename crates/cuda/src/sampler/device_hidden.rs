@@ -19,6 +19,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct DeviceHidden {
     matrix: DeviceMatrix,
+    /// The GPU's number.
+    device: usize,
     /// The work before the first read.
     ready: Arc<CudaEvent>,
 }
@@ -33,10 +35,9 @@ impl DeviceHidden {
     /// * `hidden` is device memory of the stream's device, of the stated size, while this value or a clone exists, and
     ///   until all work on it has run. Calls keep no clone, and wait for their work.
     /// * In this time, only the work that was enqueued on `stream` before this call writes to the memory.
-    /// * The sampler that reads `hidden` is on the same device.
     pub unsafe fn new(stream: &CudaStream, hidden: DeviceMatrix) -> Result<Self, CudaError> {
         let ready = stream.record_event(None).map_err(CudaError::driver("record the hidden states"))?;
-        Ok(DeviceHidden { matrix: hidden, ready: Arc::new(ready) })
+        Ok(DeviceHidden { matrix: hidden, device: stream.context().ordinal(), ready: Arc::new(ready) })
     }
 
     /// The hidden states.
@@ -46,6 +47,9 @@ impl DeviceHidden {
 
     /// Orders the hidden states before later work on a stream.
     pub(crate) fn order_before(&self, stream: &CudaStream) -> Result<(), CudaError> {
+        if stream.context().ordinal() != self.device {
+            return Err(CudaError::Layout { what: "hidden states", reason: "they are on another GPU" });
+        }
         stream.wait(&self.ready).map_err(CudaError::driver("wait for the hidden states"))
     }
 }

@@ -10,7 +10,7 @@ pub use connect::{CudaRankOptions, GpuExchange};
 use core::mem::take;
 use flash_sampling_core::sampler::reuse_vec;
 use flash_sampling_core::{
-    Candidate, Capabilities, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError,
+    Candidate, Capabilities, DType, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError,
     Samples, Shape, Winner,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DeviceHidden, DeviceMatrix, DeviceSampler};
@@ -105,7 +105,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         let device = Device::new(options.device)?;
         let local = CudaTiled::new(shard, plan, &device)?;
         let exchange = meet(&mut transport, CudaTiled::max_exchange_rows(&plan), &device, options)?;
-        CudaRank::join(local, of_head(&shard), transport, exchange, options)
+        CudaRank::join(local, (shard.weight().dtype(), Transforms::of(&shard)), transport, exchange, options)
     }
 
     /// Makes this rank's sampler from a shard whose weight is in the caller's device memory. A collective call.
@@ -122,9 +122,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         }
         let exchange = meet(&mut transport, CudaTiled::max_exchange_rows(&plan), &device, options)?;
         let transforms = Transforms { bias: head.bias.is_some(), soft_cap: head.soft_cap, scale: head.scale };
-        let of_shards = ShardOptions::new(ShardMerge::Winners);
-        let of_shards = ShardOptions { weight: Some(head.weight.dtype), transforms: Some(transforms), ..of_shards };
-        CudaRank::join(shard.into(), of_shards, transport, exchange, options)
+        CudaRank::join(shard.into(), (head.weight.dtype, transforms), transport, exchange, options)
     }
 
     /// Makes this rank's sampler from the whole head, with near-equal shards that begin at multiples of 64 tokens.
@@ -156,7 +154,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
             return Err(CudaError::TooLarge { what: "rows", found, limit }.into());
         }
         let local = CudaTiled::new(shard, plan, exchange.device())?;
-        CudaRank::join(local, of_head(&shard), transport, exchange, options)
+        CudaRank::join(local, (shard.weight().dtype(), Transforms::of(&shard)), transport, exchange, options)
     }
 
     /// Returns the exchange, for a sampler with another head or plan. All ranks of a group must call this after the
@@ -167,7 +165,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
 
     fn join(
         local: CudaTiled<'w>,
-        of_shards: ShardOptions,
+        (weight, transforms): (DType, Transforms),
         mut transport: T,
         mut exchange: CudaExchange,
         options: &CudaRankOptions,
@@ -176,14 +174,15 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         transport.all_gather(&local.encode_support(), &mut support).map_err(ShardError::from)?;
         exchange.agree(&support)?;
         let local = Shared::new(local);
-        let of_shards = ShardOptions { check_tokens: options.check_tokens, ..of_shards };
+        let (check_tokens, weight, transforms) = (options.check_tokens, Some(weight), Some(transforms));
+        let of_shards = ShardOptions { check_tokens, weight, transforms, ..ShardOptions::new(ShardMerge::Winners) };
         // The handshake. No rank draws before every rank has connected.
         let by_host = ShardSampler::new(Box::new(local.clone()), transport, of_shards)?;
         Ok(CudaRank {
             local,
             exchange,
             by_host,
-            check_tokens: options.check_tokens,
+            check_tokens,
             is_prepared: false,
             room: CudaTiled::LIST_ROOM,
             open: Vec::new(),
@@ -193,11 +192,6 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
             zeros: Vec::new(),
         })
     }
-}
-
-/// The options of ranks with shards of a head.
-fn of_head(shard: &Head<'_>) -> ShardOptions {
-    ShardOptions::new(ShardMerge::Winners).of_head(shard)
 }
 
 impl<T: Transport> CudaRank<'_, T> {

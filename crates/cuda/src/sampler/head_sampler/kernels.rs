@@ -19,6 +19,7 @@ use crate::device::select::GroupRule;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
+use crate::exchange::sharded::FilterSupport;
 use crate::sampler::device_hidden::DeviceHidden;
 use crate::sampler::pinned_items::ROOM;
 use crate::sampler::row_scan::FilterSource;
@@ -199,7 +200,7 @@ impl HeadKernels {
     ///
     /// Without filters, a launch has at most [`HeadKernels::most`] draws, else [`HeadKernels::most_filtered`]. Lists need
     /// [`HeadKernels::lists`]. With an exchange, the draws are of the whole vocabulary, in a call with the given
-    /// parameters. Filters then need [`HeadKernels::prepare_sharded`] and [`HeadKernels::sharded_sources`], and with
+    /// parameters. Filters then need [`HeadKernels::prepare_sharded`] and [`HeadKernels::filter_support`], and with
     /// logits, all rows have top-p alone or no filters.
     pub(super) fn launch(
         &mut self,
@@ -270,20 +271,16 @@ impl HeadKernels {
         Ok((filters, &mut self.fused))
     }
 
-    /// The maximum number of draws with filters in a launch of ranks.
+    /// The filters that this rank supports in an exchange by peers, for aligned hidden states of the weight's type. Top-p
+    /// alone needs a shard that begins at a multiple of 4.
     ///
     /// One block per draw waits for other ranks, and the GPU must hold all waiting blocks: two per multiprocessor. This
     /// limit assumes one rank per GPU. If ranks share a GPU, waiting blocks can displace the blocks that they wait for,
     /// until the time limit.
-    pub(super) fn max_sharded_draws(&self) -> usize {
-        self.most_filtered().min(2 * self.device.multiprocessors() as usize)
-    }
-
-    /// Whether ranks can filter from lists, and top-p alone from stored logits, for aligned hidden states of the
-    /// weight's type. Top-p alone needs a shard that begins at a multiple of 4.
-    pub(super) fn sharded_sources(&self) -> (bool, bool) {
+    pub(super) fn filter_support(&self) -> FilterSupport {
         let lists = self.fused.lists(&self.copied(DeviceAddress::NULL, self.head.weight.dtype, 1));
-        (lists, lists && self.head.first_token.is_multiple_of(4))
+        let most = self.most_filtered().min(2 * self.device.multiprocessors() as usize);
+        FilterSupport { lists, masses: lists && self.head.first_token.is_multiple_of(4), most }
     }
 
     /// Loads kernels and allocates memory for launches with filters and an exchange.

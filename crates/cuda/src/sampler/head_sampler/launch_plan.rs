@@ -85,17 +85,11 @@ mod tests {
         assert_eq!(plan.slots, [Some(0), None, Some(2), Some(1), None, None, Some(3)]);
         let launches = plan.launches.iter().map(|launch| (launch.slots.clone(), launch.first));
         assert_eq!(launches.collect::<Vec<_>>(), [(0..3, 3), (3..6, 3), (6..7, 9)]);
-        plan.plan_neighbours(&[], 4);
-        assert!(plan.launches.is_empty() && plan.slots.is_empty());
-    }
-
-    #[test]
-    fn copies_fill_launches() {
-        let mut plan = LaunchPlan::default();
         plan.plan_copies(&items(&[3, 3, 5]), 2);
         assert_eq!(plan.slots, [Some(0), Some(1), Some(2)]);
-        let launches = plan.launches.iter().map(|launch| (launch.slots.clone(), launch.first));
-        assert_eq!(launches.collect::<Vec<_>>(), [(0..2, 3), (2..3, 5)]);
+        assert_eq!(plan.launches.iter().map(|launch| launch.slots.clone()).collect::<Vec<_>>(), [0..2, 2..3]);
+        plan.plan_neighbours(&[], 4);
+        assert!(plan.launches.is_empty() && plan.slots.is_empty());
     }
 
     #[test]

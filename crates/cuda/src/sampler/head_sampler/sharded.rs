@@ -18,19 +18,11 @@ const NOT_DECIDED: CudaError = CudaError::NotSharded { reason: "ranks cannot dec
 const NOT_DRAWN: CudaError = CudaError::NotSharded { reason: "a row requests more than draws" };
 
 impl HeadSampler<'_> {
-    /// The filters that this rank supports in an exchange by peers.
-    fn filter_support(&self) -> FilterSupport {
-        let pathwise = self.can.exactness == Exactness::Pathwise;
-        let Some(kernels) = self.kernels.as_ref().filter(|_| !self.plan.canonical && pathwise) else {
-            return FilterSupport::default();
-        };
-        let (lists, masses) = kernels.sharded_sources();
-        FilterSupport { lists, masses, most: kernels.max_sharded_draws() }
-    }
-
     /// Encodes the filters that this rank supports, for the other ranks.
     pub(crate) fn encode_support(&self) -> Vec<u8> {
-        self.filter_support().encode(self.dtype)
+        let decides = !self.plan.canonical && self.can.exactness == Exactness::Pathwise;
+        let kernels = self.kernels.as_ref().filter(|_| decides);
+        kernels.map_or_else(FilterSupport::default, HeadKernels::filter_support).encode(self.dtype)
     }
 
     /// Loads kernels and allocates memory for calls with filters.

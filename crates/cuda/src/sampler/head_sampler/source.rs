@@ -98,9 +98,9 @@ pub(super) struct HeadSource<'s, 'w> {
     pub(super) canonical: Option<&'s mut CanonicalBounds<'w>>,
 }
 
-impl HeadSource<'_, '_> {
-    /// Makes draws, and waits as few times as the room for results allows.
-    fn launch_all(
+impl LogitSource for HeadSource<'_, '_> {
+    /// Waits as few times as the room for results allows.
+    fn draw(
         &mut self,
         call: &CallRows<'_, '_>,
         items: &[DrawItem],
@@ -129,12 +129,6 @@ impl HeadSource<'_, '_> {
         *self.is_ready = true;
         Ok(())
     }
-}
-
-impl LogitSource for HeadSource<'_, '_> {
-    fn draw(&mut self, rows: &CallRows<'_, '_>, items: &[DrawItem], draws: &mut Vec<Draw>) -> Result<(), CudaError> {
-        self.launch_all(rows, items, None, draws)
-    }
 
     fn most_filtered(&self) -> usize {
         self.kernels.most_filtered()
@@ -142,16 +136,6 @@ impl LogitSource for HeadSource<'_, '_> {
 
     fn has_lists(&self) -> bool {
         self.kernels.lists(self.hidden)
-    }
-
-    fn draw_filtered(
-        &mut self,
-        rows: &CallRows<'_, '_>,
-        items: &[DrawItem],
-        from: FilterSource,
-        draws: &mut Vec<Draw>,
-    ) -> Result<(), CudaError> {
-        self.launch_all(rows, items, Some(from), draws)
     }
 
     fn most_stored(&self) -> usize {
@@ -171,10 +155,7 @@ impl LogitSource for HeadSource<'_, '_> {
             *self.is_ready = true;
         }
         let LaunchRows { staging, adjustments, .. } = &mut *self.rows;
-        staging.clear();
-        for &r in which {
-            rows.stage_first(r, is_raw, adjustments, staging)?;
-        }
+        rows.stage_first(which, is_raw, adjustments, staging)?;
         let (is_canonical, stream) = (self.canonical.is_some(), self.stream);
         let inputs = self.kernels.store(staging, self.hidden, which, is_canonical, stored, stream)?;
         self.kernels.finish(HeadKernels::queue(stream), which.len(), draws)?;

@@ -10,7 +10,7 @@ use crate::device::noise_math::NoiseMath;
 use crate::device::results;
 use crate::device::standalone::{DeviceDraws, DeviceStandalone};
 use crate::error::CudaError;
-use crate::sampler::row_scan::{CallRows, DrawItem, LogitSource};
+use crate::sampler::row_scan::{CallRows, DrawItem, FilterSource, LogitSource};
 use crate::sampler::staging::Staging;
 use crate::selection::queries::CanonicalInputs;
 use crate::selection::stored_rows::{MAX_ROWS, StoredRows, SummaryInput};
@@ -118,7 +118,13 @@ pub(super) struct CopiedLogits<'s> {
 }
 
 impl LogitSource for CopiedLogits<'_> {
-    fn draw(&mut self, rows: &CallRows<'_, '_>, items: &[DrawItem], draws: &mut Vec<Draw>) -> Result<(), CudaError> {
+    fn draw(
+        &mut self,
+        rows: &CallRows<'_, '_>,
+        items: &[DrawItem],
+        _from: Option<FilterSource>,
+        draws: &mut Vec<Draw>,
+    ) -> Result<(), CudaError> {
         let CopiedLogits { kernels, logits, stream, device } = self;
         draws.clear();
         for part in items.chunks(MOST) {
@@ -167,10 +173,7 @@ impl LogitSource for CopiedLogits<'_> {
         draws: &mut Vec<Draw>,
     ) -> Result<Option<CanonicalInputs>, CudaError> {
         let CopiedLogits { kernels, logits, stream, .. } = self;
-        kernels.staging.clear();
-        for &r in which {
-            rows.stage_first(r, is_raw, &mut kernels.adjustments, &mut kernels.staging)?;
-        }
+        rows.stage_first(which, is_raw, &mut kernels.adjustments, &mut kernels.staging)?;
         let (there, sources) = kernels.copy_rows(which.iter().copied(), stream)?;
         stored.summarize(&SummaryInput { raw: Some(*logits), sources, rows: there }, stream)?;
         stream.synchronize().map_err(CudaError::driver("transform logits"))?;

@@ -138,7 +138,7 @@ impl<S: LogitSource> SourcePass<'_, S> {
             }
         }
         if !plain.is_empty() {
-            source.draw(rows, plain, draws)?;
+            source.draw(rows, plain, None, draws)?;
             write_draws(plain, draws, out);
         }
         for from in [FilterSource::Lists, FilterSource::Logits] {
@@ -153,7 +153,7 @@ impl<S: LogitSource> SourcePass<'_, S> {
                 }
             }
             if !items.is_empty() {
-                source.draw_filtered(rows, items, from, draws)?;
+                source.draw(rows, items, Some(from), draws)?;
                 write_draws(items, draws, out);
             }
             if from == FilterSource::Lists {
@@ -239,7 +239,7 @@ impl<S: LogitSource> SourcePass<'_, S> {
                     }
                 }
             }
-            let mut scan = StoredScan::new(part, queries, stored, inputs.as_ref());
+            let mut scan = StoredScan { part, memory: queries, stored, canonical: inputs.as_ref() };
             if is_raw { scan.find_raw() } else { scan.find() }?;
         }
         Ok(())

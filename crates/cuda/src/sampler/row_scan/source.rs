@@ -44,19 +44,22 @@ impl<'c, 'a> CallRows<'c, 'a> {
         Ok(row.with_adjustments(adjustments.row(0)))
     }
 
-    /// Stages the first draw of a row, or with `is_raw` a greedy draw without the row's transforms.
+    /// Stages the first draw of each of some rows, or with `is_raw` a greedy draw without the row's transforms.
     pub(crate) fn stage_first(
         &self,
-        r: usize,
+        which: &[usize],
         is_raw: bool,
         adjustments: &mut Adjustments,
         staging: &mut Staging,
     ) -> Result<(), CudaError> {
-        if is_raw {
-            return staging.push_of(r, &idle(), &self.raw()?, [0]);
-        }
-        let row = self.adjusted(r, adjustments, staging.tokens())?;
-        staging.push_of(r, &self.batch.params[r], &row, [row.first_draw])
+        staging.clear();
+        which.iter().try_for_each(|&r| match is_raw {
+            true => staging.push_of(r, &idle(), &self.raw()?, [0]),
+            false => {
+                let row = self.adjusted(r, adjustments, staging.tokens())?;
+                staging.push_of(r, &self.batch.params[r], &row, [row.first_draw])
+            }
+        })
     }
 
     /// A row without transforms.
@@ -93,8 +96,15 @@ pub(crate) enum FilterSource {
 
 /// The kernels that compute the logits of a call and draw from them.
 pub(crate) trait LogitSource {
-    /// Draws without filters. The items have ascending rows, and each item has one result.
-    fn draw(&mut self, rows: &CallRows<'_, '_>, items: &[DrawItem], draws: &mut Vec<Draw>) -> Result<(), CudaError>;
+    /// Makes draws, without filters or with filters from lists or stored logits. The items have ascending rows, and each
+    /// item has one result. With [`FilterSource::Lists`], all filters are [listed](RowFilters::is_listed) or off.
+    fn draw(
+        &mut self,
+        rows: &CallRows<'_, '_>,
+        items: &[DrawItem],
+        from: Option<FilterSource>,
+        draws: &mut Vec<Draw>,
+    ) -> Result<(), CudaError>;
 
     /// The maximum number of draws in a launch with filters. If it is 0, filters use stored logits.
     fn most_filtered(&self) -> usize {
@@ -104,19 +114,6 @@ pub(crate) trait LogitSource {
     /// Whether the source can filter by lists of the largest logits.
     fn has_lists(&self) -> bool {
         false
-    }
-
-    /// Draws with filters. The items have ascending rows, and each item has one result. With [`FilterSource::Lists`],
-    /// all filters are [listed](RowFilters::is_listed) or off.
-    fn draw_filtered(
-        &mut self,
-        _rows: &CallRows<'_, '_>,
-        _items: &[DrawItem],
-        _from: FilterSource,
-        draws: &mut Vec<Draw>,
-    ) -> Result<(), CudaError> {
-        draws.clear();
-        Ok(())
     }
 
     /// The maximum number of rows in a call of [`LogitSource::store`].

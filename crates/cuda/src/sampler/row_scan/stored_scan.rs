@@ -58,23 +58,14 @@ impl StoredQueries {
 /// Summarizes rows from their stored logits.
 #[derive(Debug)]
 pub(crate) struct StoredScan<'s, 'a> {
-    part: &'s mut [ScanRow<'a>],
-    memory: &'s mut StoredQueries,
-    stored: &'s mut StoredRows,
-    canonical: Option<&'s CanonicalInputs>,
+    pub(crate) part: &'s mut [ScanRow<'a>],
+    pub(crate) memory: &'s mut StoredQueries,
+    pub(crate) stored: &'s mut StoredRows,
+    /// The inputs of the logits, in a canonical plan.
+    pub(crate) canonical: Option<&'s CanonicalInputs>,
 }
 
-impl<'s, 'a> StoredScan<'s, 'a> {
-    /// A scan of the stored rows of `part`. A canonical plan needs `canonical`, the inputs of the logits.
-    pub(crate) fn new(
-        part: &'s mut [ScanRow<'a>],
-        memory: &'s mut StoredQueries,
-        stored: &'s mut StoredRows,
-        canonical: Option<&'s CanonicalInputs>,
-    ) -> Self {
-        StoredScan { part, memory, stored, canonical }
-    }
-
+impl StoredScan<'_, '_> {
     /// Summarizes rows from their transformed logits.
     pub(crate) fn find(&mut self) -> Result<(), CudaError> {
         let first = self.stored.tokens().start;

@@ -186,7 +186,7 @@ impl StreamedLogprobs {
             }
             stored.summarize(&SummaryInput::default(), stream)?;
             stored.wait_for_summaries()?;
-            let mut scan = StoredScan::new(&mut members, queries, stored, None);
+            let mut scan = StoredScan { part: &mut members, memory: queries, stored, canonical: None };
             scan.find()?;
             scan.find_raw()?;
             for member in members.iter_mut().filter(|member| member.is_raw()) {
@@ -194,7 +194,7 @@ impl StreamedLogprobs {
                 let tokens = &tokens[first..first + member.row.draws as usize];
                 member.request = Request::Logits { tokens, stage: Stage::Raw };
             }
-            StoredScan::new(&mut members, queries, stored, None).find_raw()?;
+            StoredScan { part: &mut members, memory: queries, stored, canonical: None }.find_raw()?;
         }
         self.members = reuse_vec(members);
         self.fused.mark_idle();

@@ -136,9 +136,7 @@ impl<'a> CudaStreamed<'a> {
         check_plan(&plan, false)?;
         let can = Capabilities { knobs: Knobs::ADJUSTMENTS.with(Knob::LogprobsMode), ..can };
         let most = plan.max_rows.saturating_mul(plan.max_draws as usize);
-        if most > MAX_DRAWS {
-            return Err(CudaError::TooLarge { what: "draws", found: most, limit: MAX_DRAWS });
-        }
+        CudaError::check_limits(&[("draws", most, MAX_DRAWS)])?;
         let stream = device.stream()?;
         let row_bytes = head.hidden * head.dtype.size();
         // Of a head without tokens a block of one, which no call fills.

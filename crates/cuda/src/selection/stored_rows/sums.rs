@@ -33,10 +33,7 @@ impl StoredRows {
         &mut self,
         queries: &[SumQuery],
     ) -> Result<impl Iterator<Item = [u64; Moments::WORDS]>, CudaError> {
-        let (found, limit) = (self.tokens.len(), MOST_SUMMED);
-        if found > limit {
-            return Err(CudaError::TooLarge { what: "tokens whose moments are summed", found, limit });
-        }
+        CudaError::check_limits(&[("tokens whose moments are summed", self.tokens.len(), MOST_SUMMED)])?;
         let sums = self.sum(Sum::Moments, queries, MOMENTS)?;
         Ok(sums.as_chunks::<MOMENTS>().0.iter().map(|&sums| words_of(sums)))
     }
