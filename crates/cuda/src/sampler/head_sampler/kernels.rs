@@ -352,7 +352,7 @@ impl HeadKernels {
         hidden: HiddenStates<'_>,
     ) -> Result<(DeviceMatrix, DeviceAddress<Row>), CudaError> {
         let input = if let HiddenStates::Host(input) = hidden { Some(input) } else { None };
-        staging.take_hidden_in(input.map_or(0, |input| row_stride(input.cols()) * input.dtype().size()));
+        staging.take_hidden(input);
         let size = staging.lists_at();
         self.reserve(size, staging.len(), queue)?;
         let base = self.inputs.begin_use();

@@ -6,6 +6,7 @@ mod lists;
 use crate::abi::{DeviceAddress, PENALISED, Row};
 use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
+use crate::sampler::head_sampler::row_stride;
 use crate::sampler::pinned_items::{ITEM, PinnedItems};
 use core::ops::Range;
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -187,9 +188,9 @@ impl Staging {
         Ok(())
     }
 
-    /// Sets the bytes of a row's hidden states, with the zeros behind them. 0: the block has no hidden states.
-    pub(crate) fn take_hidden_in(&mut self, stride: usize) {
-        self.stride = stride;
+    /// Makes room for the hidden states of an input, with zeros behind each. Without an input, the block has none.
+    pub(crate) fn take_hidden(&mut self, input: Option<&Matrix<'_>>) {
+        self.stride = input.map_or(0, |input| row_stride(input.cols()) * input.dtype().size());
     }
 
     /// Puts the rows into the order in which `order` names them.
@@ -233,6 +234,7 @@ impl Staging {
         stream: &Arc<CudaStream>,
     ) -> Result<DeviceAddress<u8>, CudaError> {
         let failed = CudaError::driver("copy the inputs of a call");
+        self.take_hidden(input);
         if self.len() > memory.len() {
             *memory = stream.alloc_zeros(self.len().next_power_of_two()).map_err(&failed)?;
         }
@@ -313,12 +315,12 @@ mod tests {
         let mut staging = Staging::of(0..64, 64);
         staging.push_of(4, &params, &row, [0]).unwrap();
         staging.push_of(0, &params, &row, [0, 1]).unwrap();
-        staging.take_hidden_in(20);
+        staging.take_hidden(Some(&input));
         let bytes = staging.finish(Some(&input), DeviceAddress::new(64)).to_vec();
-        let of = |r: usize| [input.row_bytes(r), &[0; 8]].concat();
-        assert_eq!((bytes.len(), &bytes[..64]), (64 + 3 * 56, [of(4), of(0), of(0), vec![0; 4]].concat().as_slice()));
-        staging.take_hidden_in(0);
-        assert_eq!(staging.finish(None, DeviceAddress::new(64)), &bytes[64..]);
+        let of = |r: usize| [input.row_bytes(r), &[0; 20]].concat();
+        assert_eq!((bytes.len(), &bytes[..96]), (96 + 3 * 56, [of(4), of(0), of(0)].concat().as_slice()));
+        staging.take_hidden(None);
+        assert_eq!(staging.finish(None, DeviceAddress::new(64)), &bytes[96..]);
         // What was there goes.
         staging.clear();
         assert_eq!(staging.len(), 0);

@@ -26,11 +26,9 @@ fn queue(stream: &CudaStream) -> Queue<'_> {
 impl CudaStreamed<'_> {
     /// Gathers the rows of a call: hidden states as they are dealt out, draws in the order in which they are made.
     pub(super) fn stage(&mut self, rows: &CallRows<'_, '_>) -> Result<(), CudaError> {
-        let (input, tokens) = (&rows.batch.input, 0..self.head.vocab_size as u32);
-        let stride = row_stride(self.head.hidden) * input.dtype().size();
+        let tokens = 0..self.head.vocab_size as u32;
         self.work.clear();
         self.staging.clear();
-        self.staging.take_hidden_in(stride);
         self.logprobs.iter_mut().for_each(StreamedLogprobs::clear);
         for (r, row) in rows.batch.rows.iter().enumerate() {
             if row.is_err() {
@@ -38,7 +36,7 @@ impl CudaStreamed<'_> {
             }
             let row = rows.adjusted(r, &mut self.adjustments, tokens.clone())?;
             if let Some(logprobs) = &mut self.logprobs {
-                logprobs.push(rows, r, &row, self.staging.rows(), stride)?;
+                logprobs.push(rows, r, &row, self.staging.rows())?;
             }
             self.work.push((r, row.draws));
             let draws = row.first_draw..row.first_draw + row.draws;

@@ -88,17 +88,15 @@ impl StreamedLogprobs {
         self.hidden = None;
     }
 
-    /// Adds row `at` of the call if it requests log-probabilities; its hidden states take `stride` bytes. `first_draw`: the
-    /// number of its first draw among those of the call.
+    /// Adds row `at` of the call if it requests log-probabilities. `first_draw`: the number of its first draw among those of
+    /// the call.
     pub(super) fn push(
         &mut self,
         rows: &CallRows<'_, '_>,
         at: usize,
         row: &params::Row<'_>,
         first_draw: usize,
-        stride: usize,
     ) -> Result<(), CudaError> {
-        self.staging.take_hidden_in(stride);
         match row.raw_logprobs {
             Some(_) => self.staging.push_of(at, &idle(), &rows.raw()?, [0])?,
             None if row.logprobs.is_none() => return Ok(()),
