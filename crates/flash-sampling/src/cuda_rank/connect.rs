@@ -2,7 +2,7 @@
 
 use crate::build::BuildError;
 use core::time::Duration;
-use flash_sampling_cuda::{CudaError, CudaExchange, Device, PeerEndpoint};
+use flash_sampling_cuda::{CudaExchange, Device, PeerEndpoint};
 use flash_sampling_distributed::{ShardError, Transport};
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub struct CudaRankOptions {
     /// The exchange of draws.
     pub exchange: GpuExchange,
     /// Compares the results of every call on all ranks, over the transport, for debugging; see
-    /// [`ShardOptions::check_tokens`].
+    /// [`ShardOptions::check_tokens`](flash_sampling_distributed::ShardOptions::check_tokens).
     pub check_tokens: bool,
 }
 
@@ -70,7 +70,7 @@ fn by_nccl(
     device: &Arc<Device>,
     limit: Duration,
 ) -> Result<CudaExchange, BuildError> {
-    use flash_sampling_cuda::{NcclEndpoint, NcclId};
+    use flash_sampling_cuda::{CudaError, NcclEndpoint, NcclId};
     let (rank, world) = (transport.rank(), transport.world());
     // A rank that cannot take part fails here, before the other ranks wait for it in NCCL.
     let offer = NcclEndpoint::new(rank, world, rows, device)?;

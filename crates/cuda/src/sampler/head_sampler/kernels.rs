@@ -47,7 +47,7 @@ pub(super) enum HiddenStates<'c> {
 }
 
 impl<'c> HiddenStates<'c> {
-    /// Those of an input, or those that replace it, which have the same shape and type.
+    /// The hidden states of a call: the input, or hidden states on the device of the same shape and type.
     pub(super) fn of(input: &'c Matrix<'c>, hidden: Option<&DeviceHidden>) -> Result<Self, CudaError> {
         let Some(hidden) = hidden.map(DeviceHidden::matrix) else { return Ok(HiddenStates::Host(input)) };
         match (hidden.rows, hidden.cols, hidden.dtype) == (input.rows(), input.cols(), input.dtype()) {
@@ -56,7 +56,7 @@ impl<'c> HiddenStates<'c> {
         }
     }
 
-    /// Those of neighbouring rows. On the host, a launch copies the rows that it needs.
+    /// The hidden states of neighbouring rows. On the host, a launch copies the rows that it needs.
     fn rows(self, rows: Range<usize>) -> Self {
         match self {
             HiddenStates::Device(hidden) => HiddenStates::Device(hidden.rows(rows)),
