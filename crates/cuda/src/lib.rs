@@ -112,8 +112,7 @@ pub use crate::{
         peers::{DevicePeers, PeerEndpoint},
     },
     sampler::{
-        device_hidden::DeviceHidden,
-        device_sampler::DeviceSampler,
+        device_sampler::{DeviceHidden, DeviceSampler},
         grouped::CudaGrouped,
         logits::CudaStandalone,
         online::CudaOnline,

@@ -2,10 +2,9 @@
 //!
 //! A sampler is core's driver over the passes of a `row_scan`, which launches kernels through a source of logits: a head
 //! on the GPU (`head_sampler`), or existing logits (`logits`). The head was uploaded (`tiled`, `grouped`, `online`) or is
-//! in the caller's memory (`device_sampler`), and so are the hidden states (`device_hidden`). Rows are packed by
-//! `staging`, lists and masks as `pinned_items`. `streamed` takes a weight that comes in blocks.
+//! in the caller's memory (`device_sampler`), and so may be the hidden states. Rows are packed by `staging`, lists and masks
+//! as `pinned_items`. `streamed` takes a weight that comes in blocks.
 
-pub(crate) mod device_hidden;
 pub(crate) mod device_sampler;
 pub(crate) mod grouped;
 pub(crate) mod head_sampler;

@@ -4,7 +4,7 @@ use crate::device::gpu::Device;
 use crate::device::row_features::KernelChoice;
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
-use crate::sampler::device_hidden::DeviceHidden;
+use crate::sampler::device_sampler::DeviceHidden;
 use crate::sampler::head_sampler::{HeadSampler, most_draws, planned};
 use crate::sampler::impl_sampler::impl_sampler;
 use crate::sampler::pinned_items::ROOM;

@@ -20,7 +20,7 @@ use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
 use crate::exchange::sharded::FilterSupport;
-use crate::sampler::device_hidden::DeviceHidden;
+use crate::sampler::device_sampler::DeviceHidden;
 use crate::sampler::pinned_items::ROOM;
 use crate::sampler::row_scan::FilterSource;
 use crate::sampler::staging::Staging;

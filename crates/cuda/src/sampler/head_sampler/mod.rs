@@ -18,7 +18,7 @@ use crate::device::scratch::wait;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
 use crate::sampler::check_plan;
-use crate::sampler::device_hidden::DeviceHidden;
+use crate::sampler::device_sampler::DeviceHidden;
 use crate::sampler::row_scan::{PassPlace, RowScan, SourcePass};
 use crate::sampler::staging::Staging;
 use core::mem::take;
