@@ -26,16 +26,24 @@ mod missing_rank;
 mod rank_calls;
 #[path = "cuda/rank_filters.rs"]
 mod rank_filters;
+#[path = "cuda/rank_in_place.rs"]
+mod rank_in_place;
 #[path = "cuda/rank_processes.rs"]
 mod rank_processes;
 #[path = "cuda/same_draws.rs"]
 mod same_draws;
 
 const fn ranks(exchange: GpuExchange, gpus: Gpus, equal: Option<u32>) -> GpuRanks {
-    GpuRanks { exchange, gpus, equal }
+    GpuRanks { exchange, gpus, equal, in_place: false }
+}
+
+/// Ranks whose weight and hidden states are in device memory of the caller.
+const fn in_place(exchange: GpuExchange, gpus: Gpus, equal: Option<u32>) -> GpuRanks {
+    GpuRanks { in_place: true, ..ranks(exchange, gpus, equal) }
 }
 
 suite!(peers_2, ranks(GpuExchange::Peers, Gpus::Each, Some(2)));
+suite!(peers_in_place, in_place(GpuExchange::Peers, Gpus::Each, Some(2)));
 suite!(peers_4, ranks(GpuExchange::Peers, Gpus::Each, Some(4)));
 suite!(nccl_2, ranks(GpuExchange::Nccl, Gpus::Each, Some(2)));
 suite!(nccl_4, ranks(GpuExchange::Nccl, Gpus::Each, Some(4)));
@@ -58,6 +66,47 @@ fn runs_here() -> Option<MutexGuard<'static, ()>> {
 fn draws_are_those_of_one_gpu_to_the_last_bit() {
     if let Some(_alone) = runs_here() {
         [1, 2, 3].into_iter().for_each(|world| as_one_gpu(ranks(GpuExchange::Peers, Gpus::One, Some(world))));
+    }
+}
+
+/// The same for ranks that read weight and hidden states in device memory.
+#[test]
+fn draws_from_device_memory_are_those_of_one_gpu() {
+    if let Some(_alone) = runs_here() {
+        [1, 2, 3].into_iter().for_each(|world| as_one_gpu(in_place(GpuExchange::Peers, Gpus::One, Some(world))));
+    }
+    for (exchange, equal) in [(GpuExchange::Peers, None), (GpuExchange::Nccl, Some(2)), (GpuExchange::Nccl, None)] {
+        let each = in_place(exchange, Gpus::Each, equal);
+        if runs(&each.name(), each.unavailable(), 1) {
+            as_one_gpu(each);
+        }
+    }
+}
+
+/// Plain rows, rows with filters, rows that need the transport, and rows that are not valid.
+#[test]
+fn results_from_device_memory_have_the_reference_bits() {
+    let Some(_alone) = runs_here() else { return };
+    for world in [1, 2] {
+        rank_in_place::results_have_the_reference_bits(Gpus::One, world);
+    }
+    let each = in_place(GpuExchange::Peers, Gpus::Each, Some(2));
+    if runs(&each.name(), each.unavailable(), 1) {
+        rank_in_place::results_have_the_reference_bits(Gpus::Each, 2);
+    }
+}
+
+#[test]
+fn ranks_with_hidden_states_in_other_memory_are_named() {
+    if let Some(_alone) = runs_here() {
+        rank_in_place::other_memory_is_named();
+    }
+}
+
+#[test]
+fn a_rank_refuses_hidden_states_that_it_cannot_read_in_place() {
+    if let Some(_alone) = runs_here() {
+        rank_in_place::calls_that_do_not_fit_are_refused();
     }
 }
 

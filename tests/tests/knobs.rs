@@ -186,7 +186,7 @@ fn the_page_says_what_samplers_on_a_gpu_take() {
         return;
     }
     // A rank alone needs no queue beside its own.
-    let rank = GpuRanks { exchange: GpuExchange::Peers, gpus: Gpus::One, equal: Some(1) };
+    let rank = GpuRanks { exchange: GpuExchange::Peers, gpus: Gpus::One, equal: Some(1), in_place: false };
     let all = [
         ("CUDA: `CudaTiled`", of(&Gpu::TILED)),
         ("CUDA: `DeviceSampler`", of(&Gpu::Shared)),

@@ -115,14 +115,13 @@ impl Bench {
         let launched = unsafe {
             match calls.filters {
                 Some(filters) => {
-                    let of_rows = (rows, filters);
+                    let (of_rows, kinds) = ((rows, filters), calls.filter_kinds);
                     if !calls.is_listed {
-                        let kinds = calls.filter_kinds;
-                        return self.filters.launch_kinds(stream, tiled, hidden, of_rows, draws, kinds).map_err(failed);
+                        return self.filters.launch(stream, tiled, hidden, of_rows, draws, kinds).map_err(failed);
                     }
                     // Lists exist only on Hopper.
                     match self.filters.launch_listed(stream, tiled, hidden, of_rows, draws) {
-                        Ok(false) => self.filters.launch(stream, tiled, hidden, of_rows, draws),
+                        Ok(false) => self.filters.launch(stream, tiled, hidden, of_rows, draws, kinds),
                         listed => listed.map(drop),
                     }
                 }

@@ -15,7 +15,7 @@ use flash_sampling_cli::error::CommandError;
 #[cfg(feature = "nccl")]
 use {
     crate::rivals::Gather,
-    flash_sampling::cuda::{DeviceNccl, NcclId},
+    flash_sampling::cuda::{DeviceNccl, NcclEndpoint, NcclId},
 };
 
 /// The id of a group of NCCL, which rank 0 makes.
@@ -78,7 +78,9 @@ impl Steps {
         let (nccl, gather) = {
             let (number, limit) = (rank.number(), super::GPU_LIMIT);
             if group.transports.contains(&GpuTransport::Nccl) {
-                let ours = DeviceNccl::new(&named(&mut rank)?, number, world, most, &device, limit).map_err(failed)?;
+                let id = named(&mut rank)?;
+                let offer = NcclEndpoint::new(number, world, most, &device);
+                let ours = offer.and_then(|offer| offer.connect(&id, limit)).map_err(failed)?;
                 let gather = Gather::new(&named(&mut rank)?, number, world, &stream)?;
                 (Some(ours), Some(gather))
             } else {
@@ -161,7 +163,7 @@ impl Steps {
             unsafe {
                 if transport == Some(GpuTransport::Peers) {
                     return shard
-                        .launch_together(stream, &hidden, params, draws, RowFeatures::Bare, peers)
+                        .launch_sharded(stream, &hidden, params, draws, RowFeatures::Bare, peers)
                         .map_err(failed);
                 }
                 shard.launch(stream, &hidden, params, draws, RowFeatures::Bare).map_err(failed)?;

@@ -144,7 +144,7 @@ pub enum CudaError {
     /// The exchange between GPUs does not support a call: log-probabilities, lists without replacement, canonical
     /// draws, or filters that its ranks do not support.
     #[error("the exchange between GPUs does not carry the call: {reason}")]
-    NotTogether {
+    NotSharded {
         /// The unsupported request, or the missing condition.
         reason: &'static str,
     },
@@ -178,6 +178,14 @@ impl From<CudaError> for SampleError {
 }
 
 impl CudaError {
+    /// Finds the first number beyond its limit: names, numbers found, and limits.
+    pub(crate) fn check_limits(limits: &[(&'static str, usize, usize)]) -> Result<(), CudaError> {
+        match limits.iter().find(|(_, found, limit)| found > limit) {
+            Some(&(what, found, limit)) => Err(CudaError::TooLarge { what, found, limit }),
+            None => Ok(()),
+        }
+    }
+
     /// For `map_err`: the driver's error during an action.
     pub(crate) fn driver(action: &'static str) -> impl Fn(DriverError) -> CudaError {
         move |DriverError(code)| CudaError::Driver { action, code: code as u32, name: format!("{code:?}") }

@@ -11,6 +11,7 @@
 //! | [`DeviceSampler`] | weight and hidden states in device memory | copies row parameters up, launches on the caller's stream, copies the draws down, waits |
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
 //! | [`RowEncoder`] | row parameters | none: encodes the rows of a launch, which a captured graph finds at a fixed address |
+//! | [`CudaTiled`] with a [`CudaExchange`] | one shard; hidden states on the host, or [`DeviceHidden`] | as above, for the vocabulary of all ranks |
 //! | [`DevicePeers`] | draws of one shard in device memory | one launch: the draws of all ranks' shards, over NVLink |
 //! | `DeviceNccl` (feature `nccl`) | the same | three launches: the same, by NCCL |
 //! | [`DeviceFilters`] after [`DeviceTiled`] | device memory, on the caller's stream | two or three launches; allocates nothing, but for the first that stores logits, waits for nothing |
@@ -20,31 +21,26 @@
 //! | [`CudaStandalone`] | existing logits in host memory | copies them up, launches, copies the draws down, waits |
 //! | [`DeviceStandalone`] | existing logits in device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
 //!
-//! One fused kernel is for Hopper, one for every GPU of compute capability 8.0 and up; both multiply bf16 or f16 on tensor
-//! cores and, on one GPU, give the same bits (measured on an H200). Across generations only a canonical plan promises the
-//! same bits: how a tensor core rounds within a product is its own. Float32 and pairs of different types are multiplied
-//! without tensor cores. The layout of device memory decides how fast inputs are read, not whether.
+//! One fused kernel is for Hopper, one for every GPU of compute capability 8.0 and up. Both multiply bf16 or f16 on tensor
+//! cores, and on one GPU they give the same bits (measured on an H200). A tensor core of another generation rounds within
+//! a product in another way, so only a canonical plan promises the same bits there. Tensor cores do not multiply float32,
+//! and pairs of different types. The layout of device memory decides how fast inputs are read, not whether.
 //!
-//! The variants with groups (paper Alg. I.2 and I.3) are made by the portable kernel: it leaves log-masses and samples of
-//! groups in place of winners, and a second kernel draws from those by a [`GroupRule`].
+//! The variants with groups (paper Alg. I.2 and I.3) use the portable kernel, which writes log-masses and samples of
+//! groups. A second kernel draws from them by a [`GroupRule`].
 //!
-//! Min-p, top-k and top-p, in the orders that engines use, are decided on the GPU: on Hopper the draw lists the largest logits
-//! of rows where min-p or top-k comes first, elsewhere it stores all logits, and a second kernel keeps and draws, a block a row.
-//! Where top-p comes first, up to eight blocks a row sum whether it keeps the plain draw, and then all blocks together draw for
-//! the rows where it does not. The other filters, and the few rows that this leaves undecided, are decided on the
-//! host by core's selector.
+//! The GPU decides min-p, top-k and top-p in the orders that engines use. On Hopper, the draw lists the largest logits of
+//! rows where min-p or top-k comes first; elsewhere it stores all logits. A second kernel filters and draws. The host
+//! decides other filters, and the few rows that the kernels leave undecided, by core's selector.
 //!
-//! Over device memory every draw tells log Z on request (paper App. L), and with it the log-probability of its token:
-//! [`DeviceTiled::launch_with_log_z`], [`DeviceGroups::launch`], [`DeviceDraws::log_z`].
-//!
-//! Log-probabilities, lists without replacement and canonical plans are served over host memory: there log Z is a sum
-//! of integers with the same bits on every backend and for every sharding, which takes 4 KiB a row. The transformed logits
-//! of the rows that ask are stored on the GPU, some rows at a time, and kernels over those sum masses, find the best
-//! tokens, and evaluate near ties again in the canonical float64 order.
+//! Over device memory, log Z on request (paper App. L) gives the log-probability of a draw:
+//! [`DeviceTiled::launch_with_log_z`], [`DeviceGroups::launch`], [`DeviceDraws::log_z`]. The samplers serve
+//! log-probabilities, lists without replacement and canonical plans from stored logits; their log Z is a sum of integers
+//! with the same bits on every backend and for every sharding.
 //!
 //! # Features
-//! `driver` is all of the above. Without it there is the [`Probe`] alone, which looks at the file system. `nccl` adds the
-//! exchange between GPUs by NCCL.
+//! `driver` is all of the above; without it, the crate has the [`Probe`] alone, which looks at the file system. `nccl` adds
+//! the exchange between GPUs by NCCL.
 //!
 //! ```
 //! # #[cfg(feature = "driver")] {
@@ -116,7 +112,7 @@ pub use crate::{
         peers::{DevicePeers, PeerEndpoint},
     },
     sampler::{
-        device_sampler::DeviceSampler,
+        device_sampler::{DeviceHidden, DeviceSampler},
         grouped::CudaGrouped,
         logits::CudaStandalone,
         online::CudaOnline,

@@ -47,7 +47,7 @@
 //! | [`cuda::DeviceSampler`], [`cuda::DeviceTiled`] | GPU, device memory | hidden states |
 //! | [`distributed::Sharded`] | shards in one process | that of the shards |
 //! | [`distributed::ShardSampler`] | one rank of a [`distributed::Transport`] | that of its shard |
-//! | [`CudaRank`] | one rank on a GPU | hidden states |
+//! | [`CudaRank`] | one rank on a GPU | hidden states, in host or device memory |
 //! | [`reference::Reference`] | anywhere, slow | hidden states |
 //!
 //! `CudaTiled` copies a weight from host memory once, and hidden states in every call. `DeviceSampler` reads both in place

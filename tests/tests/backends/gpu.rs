@@ -66,8 +66,6 @@ impl Gpu {
 
     fn sampler<'w>(self, head: Head<'w>, plan: Plan, device: &std::sync::Arc<Device>) -> Result<Built<'w>, CudaError> {
         Ok(match self {
-            // There is no memory to point to.
-            Gpu::Shared if head.tokens().is_empty() => Box::new(CudaTiled::new(head, plan, device)?),
             Gpu::Shared => Box::new(Copied::new(head, plan)?),
             Gpu::Tiled(choice) => Box::new(CudaTiled::with_kernels(head, plan, device, choice)?),
             Gpu::Grouped(group) => Box::new(CudaGrouped::new(head, plan, group, GroupDraw::Fresh, device)?),

@@ -5,7 +5,9 @@ use flash_sampling_conformance::suite::alone;
 use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
-use flash_sampling_cuda::{CudaError, Device, DeviceAddress, DeviceHead, DeviceMatrix, DeviceSampler, abi};
+use flash_sampling_cuda::{
+    CudaError, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler, abi,
+};
 use std::sync::Arc;
 
 /// A draw that no launch has written.
@@ -94,11 +96,36 @@ impl OnDevice {
     }
 }
 
-/// A head copied to the first GPU, and a sampler that reads it there.
+/// A weight and a bias in device memory.
+pub(crate) type HeldHead = (CudaSlice<u8>, Option<CudaSlice<f32>>);
+
+/// A head copied to a GPU, and a sampler that reads it there.
 pub(crate) struct Copied {
     pub(crate) sampler: DeviceSampler,
     pub(crate) stream: Arc<CudaStream>,
-    _head: (CudaSlice<u8>, Option<CudaSlice<f32>>),
+    pub(crate) held: HeldHead,
+}
+
+/// Hidden states in device memory, with 16 bytes between their rows, and the memory.
+pub(crate) struct CopiedHidden {
+    pub(crate) hidden: DeviceHidden,
+    _held: CudaSlice<u8>,
+}
+
+impl CopiedHidden {
+    /// Copies hidden states, and waits.
+    pub(crate) fn new(input: Matrix<'_>, stream: &Arc<CudaStream>) -> Self {
+        let (rows, cols, dtype) = (input.rows(), input.cols(), input.dtype());
+        let row = |row| input.row_bytes(row).iter().copied().chain([0xff; 16]);
+        let bytes: Vec<u8> = (0..rows).flat_map(row).chain([0; 16]).collect();
+        let held = stream.clone_htod(&bytes).unwrap();
+        stream.synchronize().unwrap();
+        let (address, row_stride) = (DeviceAddress::of(&held, stream), cols + 16 / dtype.size());
+        let matrix = DeviceMatrix { address, dtype, rows, cols, row_stride };
+        // SAFETY: the memory has this size and is not written again, and the calls of this value are over when it is dropped.
+        let hidden = unsafe { DeviceHidden::new(stream, matrix) }.unwrap();
+        CopiedHidden { hidden, _held: held }
+    }
 }
 
 /// A matrix row after row in device memory, and the memory.
@@ -113,13 +140,20 @@ pub(crate) fn copied(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> (CudaSlice
 
 impl Copied {
     pub(crate) fn new(head: Head<'_>, plan: Plan) -> Result<Self, CudaError> {
-        let device = Device::new(0)?;
         // As an engine has them, in a context of its own over the same GPU.
-        let stream = CudaContext::new(0).unwrap().per_thread_stream();
+        Copied::on(&Device::new(0)?, CudaContext::new(0).unwrap().per_thread_stream(), head, plan)
+    }
+
+    pub(crate) fn on(
+        device: &Arc<Device>,
+        stream: Arc<CudaStream>,
+        head: Head<'_>,
+        plan: Plan,
+    ) -> Result<Self, CudaError> {
         let tokens = head.tokens();
         let rows = head.weight_row(tokens.start)..head.weight_row(tokens.start) + tokens.len();
         let (memory, weight) = copied(head.weight().row_range(rows.clone()), &stream);
-        let bias = head.bias().map(|bias| stream.clone_htod(&bias[rows]).unwrap());
+        let bias = head.bias().filter(|_| !tokens.is_empty()).map(|bias| stream.clone_htod(&bias[rows]).unwrap());
         stream.synchronize().unwrap();
         let on_device = DeviceHead {
             weight,
@@ -129,8 +163,8 @@ impl Copied {
             scale: head.scale(),
         };
         // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are dropped after the sampler.
-        let sampler = unsafe { DeviceSampler::new(on_device, head.vocab_size(), plan, &device) }?;
-        Ok(Copied { sampler, stream, _head: (memory, bias) })
+        let sampler = unsafe { DeviceSampler::new(on_device, head.vocab_size(), plan, device) }?;
+        Ok(Copied { sampler, stream, held: (memory, bias) })
     }
 }
 

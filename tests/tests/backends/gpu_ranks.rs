@@ -1,5 +1,6 @@
 //! Ranks on GPUs that draw together, as one sampler: a thread for each rank and call.
 
+use super::gpu_memory::{Copied, CopiedHidden, HeldHead};
 use super::shard_starts;
 use flash_sampling::distributed::{Loopback, TIME_LIMIT, Transport};
 use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
@@ -9,8 +10,9 @@ use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
     Capabilities, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
 };
-use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DeviceNccl, NcclId};
-use std::sync::{Mutex, PoisonError};
+use flash_sampling_cuda::cudarc::driver::CudaStream;
+use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, NcclEndpoint, NcclId};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -39,16 +41,17 @@ pub(crate) struct GpuRanks {
     pub(crate) gpus: Gpus,
     /// Unequal shards, one of them empty; or this many equal ones.
     pub(crate) equal: Option<u32>,
+    /// Whether weight and hidden states are in device memory of the caller.
+    pub(crate) in_place: bool,
 }
 
 impl SamplerFactory for GpuRanks {
     fn name(&self) -> String {
         let exchange = format!("{:?}", self.exchange).to_lowercase();
         let world = self.equal.map_or("uneven".into(), |n| n.to_string());
-        match self.gpus {
-            Gpus::One => format!("one-gpu/{exchange}/{world}"),
-            Gpus::Each => format!("gpus/{exchange}/{world}"),
-        }
+        let gpus = if self.gpus == Gpus::One { "one-gpu" } else { "gpus" };
+        let memory = if self.in_place { "/in-place" } else { "" };
+        format!("{gpus}/{exchange}/{world}{memory}")
     }
 
     fn unavailable(&self) -> Option<String> {
@@ -87,8 +90,9 @@ impl SamplerFactory for GpuRanks {
                     check_tokens: true,
                 };
                 let join = move || match met {
-                    Some(met) => CudaRank::with_exchange(shard, plan, transport, met, &options),
-                    None => CudaRank::new(shard, plan, transport, &options),
+                    _ if self.in_place => in_place(shard, plan, transport, &options),
+                    Some(met) => Ok(CudaRank::with_exchange(shard, plan, transport, met, &options)?.into()),
+                    None => Ok(CudaRank::new(shard, plan, transport, &options)?.into()),
                 };
                 scope.spawn(move || join().map_err(|e| e.to_string()))
             };
@@ -100,6 +104,51 @@ impl SamplerFactory for GpuRanks {
             _ => None,
         };
         ranks.map(|ranks| Box::new(Together { ranks, alone }) as Box<dyn PerturbedArgmax + 'w>).map_err(BuildError)
+    }
+}
+
+/// A rank, and where weight and hidden states are in device memory, its stream and the weight.
+struct Rank<'w> {
+    sampler: CudaRank<'w, Loopback>,
+    on_device: Option<(Arc<CudaStream>, HeldHead)>,
+}
+
+impl<'w> From<CudaRank<'w, Loopback>> for Rank<'w> {
+    fn from(sampler: CudaRank<'w, Loopback>) -> Self {
+        Rank { sampler, on_device: None }
+    }
+}
+
+/// A rank that reads a copy of its shard in place.
+fn in_place<'w>(
+    shard: Head<'w>,
+    plan: Plan,
+    transport: Loopback,
+    options: &CudaRankOptions,
+) -> Result<Rank<'w>, flash_sampling::BuildError> {
+    let device = Device::new(options.device)?;
+    let stream = device.context().new_stream().expect("the GPU has streams");
+    let Copied { sampler, stream, held } = Copied::on(&device, stream, shard, plan)?;
+    Ok(Rank { sampler: CudaRank::in_place(sampler, transport, options)?, on_device: Some((stream, held)) })
+}
+
+impl Rank<'_> {
+    /// Copies hidden states to the memory of a rank that reads them there.
+    fn copy(&self, input: Matrix<'_>) -> Option<CopiedHidden> {
+        self.on_device.as_ref().map(|(stream, _)| CopiedHidden::new(input, stream))
+    }
+
+    fn sample(
+        &mut self,
+        input: Matrix<'_>,
+        copied: &Option<CopiedHidden>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        match copied {
+            Some(copied) => self.sampler.sample_device(&copied.hidden, rows, out),
+            None => self.sampler.sample(input, rows, out),
+        }
     }
 }
 
@@ -130,7 +179,7 @@ static MET: Mutex<Vec<Vec<CudaExchange>>> = Mutex::new(Vec::new());
 impl GpuRanks {
     /// A group that met before, or one that meets now, where that is worth the while.
     fn met(&self, world: usize) -> Vec<Option<CudaExchange>> {
-        if self.exchange != GpuExchange::Nccl {
+        if self.exchange != GpuExchange::Nccl || self.in_place {
             return (0..world).map(|_| None).collect();
         }
         let mut idle = MET.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,7 +190,9 @@ impl GpuRanks {
         let id = NcclId::new().expect("NCCL names a group");
         let meet = |rank| {
             let device = Device::new(self.gpus.device(rank)).expect("the GPU is there");
-            DeviceNccl::new(&id, rank, world, 256, &device, TIME_LIMIT).expect("ranks meet")
+            NcclEndpoint::new(rank, world, 256, &device)
+                .and_then(|rank| rank.connect(&id, TIME_LIMIT))
+                .expect("ranks meet")
         };
         thread::scope(|scope| {
             let threads: Vec<_> = (0..world).map(|rank| scope.spawn(move || meet(rank))).collect();
@@ -157,7 +208,7 @@ fn whole<'w>(head: Head<'w>, plan: Plan) -> Result<CudaTiled<'w>, CudaError> {
 
 /// All ranks of a group, of which every one must come to the same results.
 struct Together<'w> {
-    ranks: Vec<CudaRank<'w, Loopback>>,
+    ranks: Vec<Rank<'w>>,
     /// For an exchange in which logits do not travel: one GPU, of which they are taken.
     alone: Option<CudaTiled<'w>>,
 }
@@ -165,8 +216,10 @@ struct Together<'w> {
 impl Drop for Together<'_> {
     fn drop(&mut self) {
         // A law that panics may leave ranks after different calls.
-        if self.alone.is_some() && !thread::panicking() {
-            let group = std::mem::take(&mut self.ranks).into_iter().map(CudaRank::into_exchange).collect();
+        let is_in_place = self.ranks.iter().any(|rank| rank.on_device.is_some());
+        if self.alone.is_some() && !is_in_place && !thread::panicking() {
+            let ranks = std::mem::take(&mut self.ranks).into_iter();
+            let group = ranks.map(|rank| rank.sampler.into_exchange()).collect();
             MET.lock().unwrap_or_else(PoisonError::into_inner).push(group);
         }
     }
@@ -207,27 +260,30 @@ fn with_logits_of(want: &Samples, found: &mut Samples) {
 
 impl PerturbedArgmax for Together<'_> {
     fn capabilities(&self) -> Capabilities {
-        self.ranks[0].capabilities()
+        self.ranks[0].sampler.capabilities()
     }
 
     fn shape(&self) -> Shape {
-        self.ranks[0].shape()
+        self.ranks[0].sampler.shape()
     }
 
     fn plan(&self) -> Plan {
-        self.ranks[0].plan()
+        self.ranks[0].sampler.plan()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
+        // Before any rank launches: a copy could stand behind a rank that waits on the same GPU.
+        let copied: Vec<_> = self.ranks.iter().map(|rank| rank.copy(input)).collect();
         let Some((first, others)) = self.ranks.split_first_mut() else { return Ok(()) };
         thread::scope(|scope| {
-            let sample = |rank: &mut CudaRank<'_, Loopback>| {
+            let sample = |(rank, copied): (&mut Rank<'_>, &Option<CopiedHidden>)| {
                 let mut theirs = Samples::new();
-                rank.sample(input, rows, &mut theirs).map(|()| theirs)
+                rank.sample(input, copied, rows, &mut theirs).map(|()| theirs)
             };
-            let threads: Vec<_> = others.iter_mut().map(|rank| scope.spawn(move || sample(rank))).collect();
-            let mine = first.sample(input, rows, out);
+            let others = others.iter_mut().zip(&copied[1..]);
+            let threads: Vec<_> = others.map(|rank| scope.spawn(move || sample(rank))).collect();
+            let mine = first.sample(input, &copied[0], rows, out);
             for thread in threads {
                 let theirs = thread.join().expect("a rank does not panic");
                 if let (Ok(()), Ok(theirs)) = (&mine, theirs) {

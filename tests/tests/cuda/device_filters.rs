@@ -90,7 +90,9 @@ impl DeviceCalls {
         unsafe {
             match by_lists {
                 true => selection.launch_listed(stream, sampler, hidden, (*rows, *filters), *draws),
-                false => selection.launch(stream, sampler, hidden, (*rows, *filters), *draws).map(|()| true),
+                false => selection
+                    .launch(stream, sampler, hidden, (*rows, *filters), *draws, FilterKinds::ALL)
+                    .map(|()| true),
             }
         }
     }
@@ -100,7 +102,7 @@ impl DeviceCalls {
         let DeviceCalls { filters: selection, sampler, filters_at: filters, kinds, at, .. } = self;
         let OnDevice { stream, hidden, rows_at: rows, draws_at: draws, .. } = at;
         // SAFETY: as above; no row has a mask or biases, and the filters were set last.
-        unsafe { selection.launch_kinds(stream, sampler, hidden, (*rows, *filters), *draws, *kinds) }
+        unsafe { selection.launch(stream, sampler, hidden, (*rows, *filters), *draws, *kinds) }
     }
 
     /// Waits for all enqueued work, and returns the draws.
@@ -338,6 +340,7 @@ fn addresses_within_an_element_are_layout_errors() {
     let mut standalone = DeviceStandalone::new(0..700, DType::F32, 3, &calls.at.device).unwrap();
     let existing = DeviceDraws { count: 3, rows, sources: None, draws, log_z: None };
     let (sampler, selection, hidden) = (&mut calls.sampler, &mut calls.filters, &calls.at.hidden);
+    let all = FilterKinds::ALL;
     // SAFETY: each call is refused, so nothing is launched.
     let refused = unsafe {
         [
@@ -350,8 +353,8 @@ fn addresses_within_an_element_are_layout_errors() {
                 "draws",
                 sampler.launch_with_log_z(&stream, hidden, rows, within(draws, 1), draws.cast(), RowFeatures::Any),
             ),
-            ("filters", selection.launch(&stream, sampler, hidden, (rows, within(filters, 4)), draws)),
-            ("rows", selection.launch(&stream, sampler, hidden, (within(rows, 4), filters), draws)),
+            ("filters", selection.launch(&stream, sampler, hidden, (rows, within(filters, 4)), draws, all)),
+            ("rows", selection.launch(&stream, sampler, hidden, (within(rows, 4), filters), draws, all)),
             ("filters", selection.launch_listed(&stream, sampler, hidden, (rows, within(filters, 4)), draws).map(drop)),
             ("rows", standalone.launch(&stream, &matrix, &DeviceDraws { rows: within(rows, 4), ..existing })),
             (

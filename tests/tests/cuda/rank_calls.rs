@@ -122,7 +122,7 @@ pub(crate) fn room_for_long_lists_is_allocated(world: u32) {
     let (long, longer) = (History::new(&(0..3000).collect::<Vec<_>>()), History::new(&(0..9000).collect::<Vec<_>>()));
     let mask: Vec<u32> = (0..626).map(|word| u32::MAX << (word % 31)).collect();
     let bytes = |history: &History| 16 * count * history.occurrences().len();
-    assert!(CudaTiled::ROOM_TOGETHER < bytes(&long) && 2 * bytes(&long) < bytes(&longer));
+    assert!(CudaTiled::LIST_ROOM < bytes(&long) && 2 * bytes(&long) < bytes(&longer));
     let mut alone = CudaTiled::new(problem.head(), plan, &Device::new(0).unwrap()).unwrap();
     let calls: Vec<Vec<_>> = [&long, &longer, &long]
         .into_iter()

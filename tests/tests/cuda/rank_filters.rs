@@ -54,7 +54,7 @@ impl<'w> Group<'w> {
             let sample = move |rank: usize, (sampler, exchange): &mut (CudaTiled<'w>, CudaExchange)| {
                 let (mut out, mut open) = (Samples::new(), Vec::new());
                 let (input, rows) = of(rank);
-                sampler.sample_sharded_filters(exchange, input, &rows, &mut open, &mut out)?;
+                sampler.sample_sharded(exchange, input, &rows, Some(&mut open), &mut out)?;
                 Ok((out, open))
             };
             let ranks = self.ranks.iter_mut().enumerate();

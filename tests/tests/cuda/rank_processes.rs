@@ -88,7 +88,7 @@ fn draw(rank: usize, folder: &Path) {
         }
         assert!(sampler.can_filter_sharded(&exchange, rows));
         let input = problem.input().row_range(0..*count);
-        sampler.sample_sharded_filters(&mut exchange, input, rows, &mut open, &mut found).unwrap();
+        sampler.sample_sharded(&mut exchange, input, rows, Some(&mut open), &mut found).unwrap();
         decided_rows_are_same(&found, want, &open, rows, &format!("rank {rank}, {count} rows"));
         left += open.len();
     }

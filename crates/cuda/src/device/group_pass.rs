@@ -90,9 +90,9 @@ impl GroupPass {
         self.partials.len()
     }
 
-    /// Every launch has run: see [`Scratch::settle`].
-    pub(crate) fn settle(&mut self) {
-        self.partials.settle();
+    /// Every launch has run: see [`Scratch::mark_idle`].
+    pub(crate) fn mark_idle(&mut self) {
+        self.partials.mark_idle();
     }
 
     /// Enqueues both launches over `head`, which has at most the tokens that were planned. Parts come in ascending order and
@@ -114,7 +114,7 @@ impl GroupPass {
         let kernel = LoadedPortable::of(&mut self.portable, instance, &self.device)?;
         let (tokens, first_token, row_count) = (head.weight.rows as u32, head.first_token, hidden.rows as u32);
         let groups = Groups { size: self.size, first_token, tokens, blocks: kernel.blocks(tokens).min(self.blocks) };
-        let partials = self.partials.lend();
+        let partials = self.partials.begin_use();
         let summaries = Summaries { partials, size: self.size, slots: groups.slots() };
         let call = Call {
             rows: results.rows,

@@ -79,10 +79,10 @@ impl DeviceGroups {
         self.pass.scratch_bytes() + self.invalid.len()
     }
 
-    /// Every launch has run: see [`Scratch::settle`].
-    pub(crate) fn settle(&mut self) {
-        self.pass.settle();
-        self.invalid.settle();
+    /// Every launch has run: see [`Scratch::mark_idle`].
+    pub(crate) fn mark_idle(&mut self) {
+        self.pass.mark_idle();
+        self.invalid.mark_idle();
     }
 
     /// Draws for `hidden [rows, hidden]`: enqueues two launches on `stream` and returns.
@@ -118,7 +118,7 @@ impl DeviceGroups {
         (rows, draws): RowsAndDraws,
         log_z: DeviceAddress<f64>,
     ) -> Result<(), CudaError> {
-        let (invalid, running) = (self.invalid.lend(), DeviceAddress::NULL);
+        let (invalid, running) = (self.invalid.begin_use(), DeviceAddress::NULL);
         let results = Results { rows, draws, log_z, invalid, running, begins: true, ends: true };
         self.pass.launch(queue, &self.head, hidden, &results)
     }

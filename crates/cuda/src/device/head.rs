@@ -40,15 +40,11 @@ impl DeviceHead {
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
-        let limits = [
+        CudaError::check_limits(&[
             ("rows", max_rows, MAX_ROWS),
             ("tokens", self.weight.rows, MAX_TOKENS),
             ("columns", self.weight.cols, i32::MAX as usize),
-        ];
-        match limits.iter().find(|(_, found, limit)| found > limit) {
-            Some(&(what, found, limit)) => Err(CudaError::TooLarge { what, found, limit }),
-            None => Ok(()),
-        }
+        ])
     }
 
     /// Factors, token ids, and the bias's address. The kernels rely on them: they prune by a bound that grows with the dot
@@ -77,9 +73,7 @@ impl DeviceHead {
         if hidden.cols != self.weight.cols {
             return Err(CudaError::Layout { what: "hidden states", reason: "their width is not the weight's" });
         }
-        if hidden.rows > max_rows {
-            return Err(CudaError::TooLarge { what: "rows", found: hidden.rows, limit: max_rows });
-        }
+        CudaError::check_limits(&[("rows", hidden.rows, max_rows)])?;
         Ok(hidden.rows > 0)
     }
 

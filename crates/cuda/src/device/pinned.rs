@@ -3,9 +3,11 @@
 
 use crate::abi::DeviceAddress;
 use crate::device::launch::Queue;
+use crate::device::scratch::wait;
 use crate::error::CudaError;
 use core::ptr::NonNull;
-use cudarc::driver::{CudaContext, CudaStream, HostSlice, PinnedHostSlice, result};
+use cudarc::driver::sys::{CUevent_flags, CUstream};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, PinnedHostSlice, result};
 use std::sync::Arc;
 
 /// Page-locked bytes, which the GPU reads and writes by itself; other memory the driver copies once more, on the caller's
@@ -13,8 +15,10 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Pinned {
     memory: PinnedHostSlice<u8>,
-    /// Where it is: asking the memory waits for its event, each time by a call of the driver.
+    /// Where it is: asking the memory calls the driver each time.
     address: NonNull<u8>,
+    /// Recorded behind the last copy. The memory's own event is not, on streams of contexts without event tracking.
+    copied: CudaEvent,
     /// Copies may be pending.
     is_pending: bool,
 }
@@ -41,7 +45,9 @@ impl Pinned {
         let mut memory = page_locked(size, stream.context())?;
         let address = memory.as_mut_ptr().map_err(CudaError::driver("allocate page-locked memory"))?;
         let address = NonNull::new(address).ok_or(CudaError::Corrupt { what: "an address of page-locked memory" })?;
-        Ok(Pinned { memory, address, is_pending: false })
+        let copied = stream.context().new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC));
+        let copied = copied.map_err(CudaError::driver("allocate page-locked memory"))?;
+        Ok(Pinned { memory, address, copied, is_pending: false })
     }
 
     /// Number of bytes.
@@ -52,7 +58,7 @@ impl Pinned {
     /// The bytes. Waits for copies that were enqueued.
     pub(crate) fn bytes(&mut self) -> Result<&mut [u8], CudaError> {
         if self.is_pending {
-            self.memory.as_mut_ptr().map_err(CudaError::driver("wait for a copy"))?;
+            self.copied.synchronize().map_err(CudaError::driver("wait for a copy"))?;
             self.is_pending = false;
         }
         // SAFETY: as many bytes as were allocated and written at first; no copy is pending, and this value is borrowed alone.
@@ -61,16 +67,12 @@ impl Pinned {
 
     /// Enqueues a copy of the first `size` bytes to device memory.
     pub(crate) fn copy_up(&mut self, to: DeviceAddress<u8>, size: usize, queue: Queue<'_>) -> Result<(), CudaError> {
-        let stream = queue.stream();
-        let failed = CudaError::driver("copy inputs to the GPU");
-        stream.context().bind_to_thread().map_err(&failed)?;
-        self.is_pending = true;
-        // SAFETY: *Memory* of the queue; `bytes` waits for the event that the guard records behind the copy, and so does freeing.
-        unsafe {
-            let (bytes, _until_copied) = self.memory.stream_synced_slice(stream);
-            result::memcpy_htod_async(to.get(), &bytes[..size], stream.cu_stream())
-        }
-        .map_err(failed)
+        assert!(size <= self.len(), "a copy of {size} bytes");
+        let from = self.address.as_ptr();
+        self.copy(queue, "copy inputs to the GPU", |stream| {
+            // SAFETY: *Memory* of the queue; `bytes` and dropping wait for the event behind the copy.
+            unsafe { result::memcpy_htod_async(to.get(), core::slice::from_raw_parts(from, size), stream) }
+        })
     }
 
     /// Enqueues a copy of `size` bytes of device memory to the bytes from `at` on.
@@ -81,15 +83,40 @@ impl Pinned {
         size: usize,
         queue: Queue<'_>,
     ) -> Result<(), CudaError> {
+        assert!(at + size <= self.len(), "a copy of {size} bytes to {at}");
+        let to = self.address.as_ptr();
+        self.copy(queue, "copy results from the GPU", |stream| {
+            // SAFETY: as in `copy_up`.
+            unsafe {
+                let to = core::slice::from_raw_parts_mut(to.add(at), size);
+                result::memcpy_dtoh_async(to, from.get(), stream)
+            }
+        })
+    }
+
+    /// Enqueues a copy behind earlier ones, and records the event.
+    fn copy(
+        &mut self,
+        queue: Queue<'_>,
+        action: &'static str,
+        copy: impl FnOnce(CUstream) -> Result<(), DriverError>,
+    ) -> Result<(), CudaError> {
         let stream = queue.stream();
-        let failed = CudaError::driver("copy results from the GPU");
+        let failed = CudaError::driver(action);
         stream.context().bind_to_thread().map_err(&failed)?;
-        self.is_pending = true;
-        // SAFETY: as in `copy_up`.
-        unsafe {
-            let (bytes, _until_copied) = self.memory.stream_synced_mut_slice(stream);
-            result::memcpy_dtoh_async(&mut bytes[at..at + size], from.get(), stream.cu_stream())
+        if self.is_pending {
+            stream.wait(&self.copied).map_err(&failed)?;
         }
-        .map_err(failed)
+        self.is_pending = true;
+        copy(stream.cu_stream()).map_err(&failed)?;
+        self.copied.record(stream).or_else(|_| stream.synchronize()).map_err(failed)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.is_pending {
+            wait(self.memory.context(), || self.copied.synchronize());
+        }
     }
 }

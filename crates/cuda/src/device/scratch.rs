@@ -42,13 +42,13 @@ impl Scratch {
     }
 
     /// The device address, for a launch that may be pending from now on.
-    pub(crate) fn lend<T>(&mut self) -> DeviceAddress<T> {
+    pub(crate) fn begin_use<T>(&mut self) -> DeviceAddress<T> {
         self.is_pending = true;
         self.address.cast()
     }
 
     /// Every launch that used the memory has run: its stream was waited for, without an error.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn mark_idle(&mut self) {
         self.is_pending = false;
     }
 }

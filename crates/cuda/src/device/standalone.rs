@@ -131,11 +131,7 @@ impl DeviceStandalone {
         if max_draws == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::Draws });
         }
-        for (what, found, limit) in [("tokens", tokens.end as usize, MAX_TOKEN), ("draws", max_draws, MAX_DRAWS)] {
-            if found > limit {
-                return Err(CudaError::TooLarge { what, found, limit });
-            }
-        }
+        CudaError::check_limits(&[("tokens", tokens.end as usize, MAX_TOKEN), ("draws", max_draws, MAX_DRAWS)])?;
         let kernel = device.function(&SOURCE, &instance(dtype, math, false), &entries::STANDALONE)?;
         let keys = 8 * max_draws..16 * max_draws;
         let scratch = Scratch::new(20 * max_draws, &[0..keys.start, keys.end..20 * max_draws], device)?;
@@ -148,10 +144,10 @@ impl DeviceStandalone {
         &self.device
     }
 
-    /// Every launch has run: see [`Scratch::settle`].
-    pub(crate) fn settle(&mut self) {
-        self.scratch.settle();
-        self.with_log_z.iter_mut().for_each(|(_, parts)| parts.settle());
+    /// Every launch has run: see [`Scratch::mark_idle`].
+    pub(crate) fn mark_idle(&mut self) {
+        self.scratch.mark_idle();
+        self.with_log_z.iter_mut().for_each(|(_, parts)| parts.mark_idle());
     }
 
     /// The kernel with log Z, loaded at the first call, and room for its masses.
@@ -163,7 +159,7 @@ impl DeviceStandalone {
             self.with_log_z = Some((kernel, Scratch::new(most * PART_BYTES, &[], &self.device)?));
         }
         let (kernel, parts) = self.with_log_z.as_mut().expect("it was just made");
-        Ok((kernel, parts.lend()))
+        Ok((kernel, parts.begin_use()))
     }
 
     /// Draws from `logits [rows, tokens]`: enqueues one launch on `stream` and returns.
@@ -213,9 +209,7 @@ impl DeviceStandalone {
         if !reason.is_empty() {
             return Err(CudaError::Layout { what: "logits", reason });
         }
-        if draws.count > self.max_draws {
-            return Err(CudaError::TooLarge { what: "draws", found: draws.count, limit: self.max_draws });
-        }
+        CudaError::check_limits(&[("draws", draws.count, self.max_draws)])?;
         check_rows(draws.rows, draws.draws)?;
         check_aligned("sources", draws.sources.unwrap_or_default())?;
         check_aligned("log Z", draws.log_z.unwrap_or_default())?;
@@ -223,7 +217,7 @@ impl DeviceStandalone {
             return Ok(());
         }
         let (blocks, parts_of_block) = split(&self.tokens, draws.count, self.device.multiprocessors());
-        let best = self.scratch.lend::<u64>();
+        let best = self.scratch.begin_use::<u64>();
         let call = Call {
             rows: draws.rows,
             bias: DeviceAddress::NULL,

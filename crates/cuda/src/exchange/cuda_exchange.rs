@@ -51,8 +51,8 @@ impl From<DeviceNccl> for CudaExchange {
 pub(crate) struct CallFingerprint {
     /// The number of calls, including calls that failed before their exchange.
     calls: u64,
-    /// The type of the hidden states.
-    dtype: u8,
+    /// The type of the hidden states, and whether they are on the device.
+    hidden: (u8, bool),
     /// The fingerprint, once computed.
     known: Option<u64>,
 }
@@ -62,8 +62,9 @@ impl CallFingerprint {
     ///
     /// Masks take the host a microsecond for 10^5 tokens, so callers launch the draws first.
     pub(crate) fn of(&mut self, rows: &[RowParams<'_>]) -> u64 {
-        let (calls, dtype) = (self.calls, u64::from(self.dtype));
-        *self.known.get_or_insert_with(|| of_words([calls, dtype].into_iter().chain(rows.iter().map(host_digest))))
+        let (calls, (dtype, is_on_device)) = (self.calls, self.hidden);
+        let hidden = u64::from(dtype) | u64::from(is_on_device) << 8;
+        *self.known.get_or_insert_with(|| of_words([calls, hidden].into_iter().chain(rows.iter().map(host_digest))))
     }
 }
 
@@ -152,9 +153,10 @@ impl CudaExchange {
     /// Begins a call with a new fingerprint, before any other step of the call can fail.
     ///
     /// The fingerprint separates this call from failed calls of this rank, and from calls of other ranks with other
-    /// parameters or another type of hidden states.
-    pub(crate) fn begin(&mut self, dtype: DType) {
-        self.mark = CallFingerprint { calls: self.mark.calls + 1, dtype: number_of(dtype), known: None };
+    /// parameters, or hidden states of another type or in other memory: on the device, launches have other rows.
+    pub(crate) fn begin(&mut self, dtype: DType, is_on_device: bool) {
+        let hidden = (number_of(dtype), is_on_device);
+        self.mark = CallFingerprint { calls: self.mark.calls + 1, hidden, known: None };
     }
 
     /// Enqueues the exchange of draws, after a launch on the same stream. No draw is
@@ -187,7 +189,7 @@ impl CudaExchange {
     pub(crate) fn check(&mut self, draws: &[Draw]) -> Result<(), CudaError> {
         match &mut self.kind {
             ExchangeKind::Peers(peers) => {
-                peers.settle();
+                peers.mark_idle();
                 peers.check(draws)
             }
             #[cfg(feature = "nccl")]
@@ -212,9 +214,7 @@ impl CudaExchange {
         draws.resize(rows.len(), nothing);
         self.make_room()?;
         let Some((device_rows, device_draws)) = &self.empty else { return Ok(()) };
-        if rows.len() > device_rows.len() {
-            return Err(CudaError::TooLarge { what: "rows", found: rows.len(), limit: device_rows.len() });
-        }
+        CudaError::check_limits(&[("rows", rows.len(), device_rows.len())])?;
         let stream = queue.stream();
         let addresses = (DeviceAddress::of(device_rows, stream), DeviceAddress::of(device_draws, stream));
         queue.copy_up(rows, addresses.0)?;

@@ -5,7 +5,7 @@ use crate::device::group_pass::check_group;
 use crate::device::row_features::KernelChoice;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
-use crate::sampler::host_sampler::{HostSampler, planned};
+use crate::sampler::head_sampler::{HeadSampler, planned};
 use crate::sampler::impl_sampler::impl_sampler;
 use crate::sampler::tiled::{CudaTiled, RAW_TOO};
 use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Plan, Variant};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 ///
 /// Memory and log-probabilities are as [`CudaTiled`] has them.
 #[derive(Debug)]
-pub struct CudaGrouped<'w>(HostSampler<'w>);
+pub struct CudaGrouped<'w>(HeadSampler<'w>);
 
 impl<'w> CudaGrouped<'w> {
     /// The capabilities of a sampler of this plan, without a head or a GPU; with [`GroupDraw::Fresh`] it takes no canonical
@@ -49,7 +49,7 @@ impl<'w> CudaGrouped<'w> {
         check_group(group)?;
         let can = CudaGrouped::capabilities_of(draw, &plan);
         let groups = (draw == GroupDraw::Fresh).then_some((group, GroupRule::Fresh));
-        Ok(CudaGrouped(HostSampler::new(head, plan, can, device, KernelChoice::default(), groups)?))
+        Ok(CudaGrouped(HeadSampler::new(head, plan, can, device, KernelChoice::default(), groups)?))
     }
 }
 

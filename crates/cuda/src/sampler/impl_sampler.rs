@@ -1,19 +1,19 @@
-//! The samplers that are a [`HostSampler`](crate::sampler::host_sampler::HostSampler).
+//! The samplers that are a [`HeadSampler`](crate::sampler::head_sampler::HeadSampler).
 
-/// Makes a public sampler of a [`HostSampler`](crate::sampler::host_sampler::HostSampler) in a tuple struct.
+/// Makes a public sampler of a [`HeadSampler`](crate::sampler::head_sampler::HeadSampler) in a tuple struct.
 macro_rules! impl_sampler {
     ($sampler:ident $(, $($more:item)*)?) => {
         impl flash_sampling_core::PerturbedArgmax for $sampler<'_> {
             fn capabilities(&self) -> flash_sampling_core::Capabilities {
-                self.0.capabilities()
+                self.0.can
             }
 
             fn shape(&self) -> flash_sampling_core::Shape {
-                self.0.shape()
+                self.0.shape.clone()
             }
 
             fn plan(&self) -> flash_sampling_core::Plan {
-                self.0.plan()
+                self.0.plan
             }
 
             fn sample(

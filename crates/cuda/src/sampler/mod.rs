@@ -1,13 +1,13 @@
 //! The samplers: core's trait on top of the entry points over device memory.
 //!
 //! A sampler is core's driver over the passes of a `row_scan`, which launches kernels through a source of logits: a head
-//! that was uploaded (`host_sampler`, for `tiled`, `grouped` and `online`), a head in the caller's device memory
-//! (`device_sampler`), or existing logits (`logits`). Rows are packed by `staging`, lists and masks as `pinned_items`.
-//! `streamed` takes a weight that comes in blocks.
+//! on the GPU (`head_sampler`), or existing logits (`logits`). The head was uploaded (`tiled`, `grouped`, `online`) or is
+//! in the caller's memory (`device_sampler`), and so may be the hidden states. Rows are packed by `staging`, lists and masks
+//! as `pinned_items`. `streamed` takes a weight that comes in blocks.
 
 pub(crate) mod device_sampler;
 pub(crate) mod grouped;
-pub(crate) mod host_sampler;
+pub(crate) mod head_sampler;
 pub(crate) mod impl_sampler;
 pub(crate) mod logits;
 pub(crate) mod online;
@@ -17,7 +17,6 @@ pub(crate) mod row_scan;
 pub(crate) mod staging;
 pub(crate) mod streamed;
 pub(crate) mod tiled;
-pub(crate) mod uploaded_head;
 
 use crate::error::CudaError;
 use flash_sampling_core::{Knob, Plan};

@@ -6,7 +6,7 @@ use crate::device::row_features::KernelChoice;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
 use crate::sampler::grouped::in_distribution;
-use crate::sampler::host_sampler::HostSampler;
+use crate::sampler::head_sampler::HeadSampler;
 use crate::sampler::impl_sampler::impl_sampler;
 use crate::sampler::tiled::CudaTiled;
 use flash_sampling_core::{Capabilities, Head, Plan, Variant};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// what was kept follows from a prefix sum. [`CudaStreamed`](crate::CudaStreamed) is the one that keeps nothing but the
 /// running state between blocks of a weight. Memory and log-probabilities are as [`CudaTiled`] has them.
 #[derive(Debug)]
-pub struct CudaOnline<'w>(HostSampler<'w>);
+pub struct CudaOnline<'w>(HeadSampler<'w>);
 
 impl<'w> CudaOnline<'w> {
     /// The capabilities of a sampler, without a head or a GPU; it takes no canonical plan.
@@ -37,7 +37,7 @@ impl<'w> CudaOnline<'w> {
         let can = CudaOnline::capabilities_of();
         let groups = Some((group, GroupRule::Online));
         check_group(group)?;
-        Ok(CudaOnline(HostSampler::new(head, plan, can, device, KernelChoice::default(), groups)?))
+        Ok(CudaOnline(HeadSampler::new(head, plan, can, device, KernelChoice::default(), groups)?))
     }
 }
 

@@ -92,7 +92,7 @@ impl RowEncoder {
     /// The block for the device address `base`, a multiple of 16, to which the caller copies it. The rows begin at `base`.
     /// Another call makes the block for another address.
     pub fn block(&mut self, base: DeviceAddress<u8>) -> &[u8] {
-        self.staging.finish(base)
+        self.staging.finish(None, base)
     }
 
     /// The rows of the last block, with the addresses of what they point to.

@@ -4,11 +4,11 @@ use crate::device::gpu::Device;
 use crate::device::row_features::KernelChoice;
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
-use crate::sampler::host_sampler::{HostSampler, planned};
+use crate::sampler::device_sampler::DeviceHidden;
+use crate::sampler::head_sampler::{HeadSampler, most_draws, planned};
 use crate::sampler::impl_sampler::impl_sampler;
 use crate::sampler::pinned_items::ROOM;
 use crate::sampler::staging::most_listed;
-use crate::sampler::uploaded_head::UploadedHead;
 use flash_sampling_core::backend::Scan;
 use flash_sampling_core::{
     Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Variant,
@@ -39,7 +39,7 @@ use std::sync::Arc;
 /// As a [shard](Scan), this sampler summarizes rows with filters or log-probabilities on the GPU. It copies a few
 /// kilobytes per row to the host, and lists if filters need them.
 #[derive(Debug)]
-pub struct CudaTiled<'w>(HostSampler<'w>);
+pub struct CudaTiled<'w>(pub(super) HeadSampler<'w>);
 
 /// The knobs of pathwise samplers that can store logits.
 pub(crate) const FILTERS_TOO: Knobs = RAW_TOO.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept]));
@@ -82,20 +82,20 @@ impl<'w> CudaTiled<'w> {
         device: &Arc<Device>,
         choice: KernelChoice,
     ) -> Result<Self, CudaError> {
-        Ok(CudaTiled(HostSampler::new(head, plan, CudaTiled::CAPABILITIES, device, choice, None)?))
+        Ok(CudaTiled(HeadSampler::new(head, plan, CudaTiled::CAPABILITIES, device, choice, None)?))
     }
 
     /// The rows of an exchange for samplers of this plan. All ranks of a group have the same plan.
     pub fn max_exchange_rows(plan: &Plan) -> usize {
-        UploadedHead::most_of(plan)
+        most_draws(plan)
     }
 
     /// The initial room of every sampler for the lists and masks of a call, in bytes.
-    pub const ROOM_TOGETHER: usize = ROOM;
+    pub const LIST_ROOM: usize = ROOM;
 
     /// The maximum bytes of lists and masks in a call with these rows, on any rank.
-    pub fn lists_together(&self, rows: &[RowParams<'_>]) -> usize {
-        most_listed(rows, self.0.shape().vocab_size)
+    pub fn list_bytes(&self, rows: &[RowParams<'_>]) -> usize {
+        most_listed(rows, self.0.shape.vocab_size)
     }
 
     /// Allocates room for this many bytes of lists and masks, so [`CudaTiled::sample_sharded`] allocates nothing for
@@ -105,46 +105,19 @@ impl<'w> CudaTiled<'w> {
     ///
     /// # Errors
     /// [`CudaError::Driver`].
-    pub fn reserve_together(&mut self, bytes: usize) -> Result<(), CudaError> {
+    pub fn reserve_lists(&mut self, bytes: usize) -> Result<(), CudaError> {
         self.0.reserve_lists(bytes)
-    }
-
-    /// Draws from the whole vocabulary, with this sampler's head as one shard.
-    ///
-    /// The GPUs of all ranks exchange their draws, and every rank has the same result. All ranks make the same calls,
-    /// with the same rows. Token, score and logit have the bits of a sampler over the whole head.
-    ///
-    /// # Errors
-    /// * The errors of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample).
-    /// * [`SampleError::Backend`] with [`CudaError::LateRanks`] or [`CudaError::OtherCall`]: the exchange failed.
-    /// * [`SampleError::Backend`] with [`CudaError::NotTogether`]: a row requests more than draws.
-    ///
-    /// A rank that fails before the exchange takes no part in it, and is late for the other ranks. Its next call
-    /// receives their data for the failed call, and fails with [`CudaError::OtherCall`].
-    pub fn sample_sharded(
-        &mut self,
-        exchange: &mut CudaExchange,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
-        out: &mut Samples,
-    ) -> Result<(), SampleError> {
-        exchange.begin(input.dtype());
-        let drawn = self.0.sample_with(input, rows, exchange, None, out);
-        if drawn.is_err() {
-            out.clear();
-        }
-        drawn
     }
 }
 
-/// Calls with filters over the shards of all ranks.
+/// Calls over the shards of all ranks.
 impl CudaTiled<'_> {
     /// Encodes the filters that this sampler supports in an exchange, for [`CudaExchange::agree`].
     pub fn encode_support(&self) -> Vec<u8> {
         self.0.encode_support()
     }
 
-    /// Loads kernels and allocates memory for [`CudaTiled::sample_sharded_filters`].
+    /// Loads kernels and allocates memory for calls of [`CudaTiled::sample_sharded`] with filters.
     ///
     /// All ranks call this before any rank's first call with filters. A load during a call may block behind a rank that
     /// waits on the same GPU.
@@ -155,6 +128,19 @@ impl CudaTiled<'_> {
         self.0.prepare_sharded()
     }
 
+    /// Replaces the input of later calls by hidden states on the device, until a call with `None`.
+    ///
+    /// Later calls still take an `input`, of the same shape and type, and read nothing of it. They draw the same tokens
+    /// as from hidden states on the host. All ranks of a group have their hidden states in the same kind of memory. If
+    /// rows have filters, the address and the stride of hidden states are multiples of 16 bytes.
+    ///
+    /// # Errors
+    /// * [`CudaError::Unsupported`]: a canonical plan, which needs the hidden states on the host.
+    /// * [`CudaError::Driver`].
+    pub fn set_hidden(&mut self, hidden: Option<DeviceHidden>) -> Result<(), CudaError> {
+        self.0.set_hidden(hidden)
+    }
+
     /// Whether the exchange decides all valid rows of a call. Every rank has the same result.
     ///
     /// The exchange decides draws without filters, draws with min-p first or a top-k of at most 128, and draws with
@@ -163,28 +149,32 @@ impl CudaTiled<'_> {
         self.0.can_filter_sharded(exchange.filters(), rows)
     }
 
-    /// Draws as [`CudaTiled::sample_sharded`] does, for rows with filters that the exchange
-    /// [decides](CudaTiled::can_filter_sharded).
+    /// Draws from the whole vocabulary, with this sampler's head as one shard.
     ///
-    /// A few rows may stay undecided, the same rows on every rank. `open` receives their indices, and `out` has an
-    /// error for each. All rows are undecided if the hidden states of all ranks have another type than the weight.
+    /// The GPUs of all ranks exchange their draws, and every rank has the same result. All ranks make the same calls,
+    /// with the same rows. Token, score and logit have the bits of a sampler over the whole head.
+    ///
+    /// With `open`, rows may have filters that the exchange [decides](CudaTiled::can_filter_sharded). A few rows may
+    /// stay undecided, the same rows on every rank. `open` receives their indices, and `out` has an error for each. All
+    /// rows are undecided if the hidden states of all ranks have another type than the weight.
     ///
     /// # Errors
-    /// The errors of [`CudaTiled::sample_sharded`].
-    pub fn sample_sharded_filters(
+    /// * The errors of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample).
+    /// * [`SampleError::Backend`] with [`CudaError::LateRanks`] or [`CudaError::OtherCall`]: the exchange failed.
+    /// * [`SampleError::Backend`] with [`CudaError::NotSharded`]: a row requests more than draws, or the exchange is of
+    ///   another GPU.
+    ///
+    /// A rank that fails before the exchange takes no part in it, and is late for the other ranks. Its next call
+    /// receives their data for the failed call, and fails with [`CudaError::OtherCall`].
+    pub fn sample_sharded(
         &mut self,
         exchange: &mut CudaExchange,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
-        open: &mut Vec<usize>,
+        open: Option<&mut Vec<usize>>,
         out: &mut Samples,
     ) -> Result<(), SampleError> {
-        exchange.begin(input.dtype());
-        let drawn = self.0.sample_with(input, rows, exchange, Some(open), out);
-        if drawn.is_err() {
-            out.clear();
-        }
-        drawn
+        self.0.sample_sharded(exchange, input, rows, open, out)
     }
 }
 
@@ -192,6 +182,6 @@ impl_sampler!(
     CudaTiled,
     fn scan(&mut self) -> Option<&mut dyn Scan> {
         // A canonical plan computes canonical logits of near ties only, so it has no scan.
-        (!self.0.plan().canonical).then_some(&mut self.0)
+        (!self.0.plan.canonical).then_some(&mut self.0)
     }
 );

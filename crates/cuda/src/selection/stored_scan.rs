@@ -17,6 +17,17 @@ const TOKENS: u32 = 4096;
 /// Words of an item's sums for its moments.
 pub(crate) const MOMENTS: usize = 9;
 
+/// A sum over the logits of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sum {
+    /// The mass before a logit rank, one word.
+    PrefixMasses,
+    /// The number of tokens before a logit rank, one word.
+    PrefixCounts,
+    /// [`MOMENTS`] words.
+    Moments,
+}
+
 /// The kernels in a device.
 #[derive(Debug)]
 pub(crate) struct StoredScanKernels {
@@ -62,21 +73,14 @@ impl StoredScanKernels {
         queue.launch(&self.tokens_above, grid, (call,))
     }
 
-    /// Sums the masses before `queries` logit ranks, a word each.
-    pub(crate) fn prefix_masses(&self, queue: Queue<'_>, call: ScanSums, queries: u32) -> Result<(), CudaError> {
+    /// Sums over `queries` rows.
+    pub(crate) fn sum(&self, what: Sum, queue: Queue<'_>, call: ScanSums, queries: u32) -> Result<(), CudaError> {
         let grid = Grid { blocks: (blocks_of(&call.stored), queries), ..Grid::of(0, THREADS) };
-        queue.launch(&self.prefix_masses, grid, (call,))
-    }
-
-    /// Counts the tokens before `queries` logit ranks, a word each.
-    pub(crate) fn prefix_counts(&self, queue: Queue<'_>, call: ScanSums, queries: u32) -> Result<(), CudaError> {
-        let grid = Grid { blocks: (blocks_of(&call.stored), queries), ..Grid::of(0, THREADS) };
-        queue.launch(&self.prefix_counts, grid, (call,))
-    }
-
-    /// Sums the moments of `queries` rows, [`MOMENTS`] words each.
-    pub(crate) fn moments(&self, queue: Queue<'_>, call: ScanSums, queries: u32) -> Result<(), CudaError> {
-        let grid = Grid { blocks: (blocks_of(&call.stored), queries), ..Grid::of(0, THREADS) };
-        queue.launch(&self.moments, grid, (call,))
+        let kernel = match what {
+            Sum::PrefixMasses => &self.prefix_masses,
+            Sum::PrefixCounts => &self.prefix_counts,
+            Sum::Moments => &self.moments,
+        };
+        queue.launch(kernel, grid, (call,))
     }
 }

@@ -1,49 +1,24 @@
 //! A rank of several GPUs, with one shard of the vocabulary per rank.
 
+mod connect;
 mod failure;
+mod shared;
 
 use crate::build::{BuildError, shard_starts};
+use connect::meet;
+pub use connect::{CudaRankOptions, GpuExchange};
 use core::mem::take;
-use core::time::Duration;
-use flash_sampling_core::backend::{Batch, Candidate, Request, RowSummary, Scan, Winner, reuse_vec};
+use flash_sampling_core::backend::{Candidate, Winner, reuse_vec};
 use flash_sampling_core::{
-    Capabilities, Draw, Head, Knob, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples,
+    Capabilities, DType, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples,
     Shape,
 };
-use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerEndpoint};
-use flash_sampling_distributed::{CallStatus, ShardError, ShardMerge, ShardOptions, ShardSampler, Transport};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DeviceHidden, DeviceMatrix, DeviceSampler};
+use flash_sampling_distributed::{
+    CallStatus, ShardError, ShardMerge, ShardOptions, ShardSampler, Transforms, Transport,
+};
+use shared::Shared;
 use std::time::Instant;
-
-/// The exchange of draws between GPUs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum GpuExchange {
-    /// Each GPU stores its draws to the memory of the other GPUs (NVLink or PCIe peers, paper Alg. 1). The ranks are in
-    /// one process, or in several processes on one machine.
-    #[default]
-    Peers,
-    /// One max all-reduce of NCCL, 8 bytes a row, with one GPU per rank. The logit of a draw is its score minus the
-    /// noise. Needs the feature `nccl` and the library `libnccl.so`.
-    Nccl,
-}
-
-/// The GPU of a rank, and its exchange with the other ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CudaRankOptions {
-    /// The GPU's number, from 0.
-    ///
-    /// Tests may put a few ranks on one GPU. Each rank's stream then needs its own hardware queue
-    /// (`CUDA_DEVICE_MAX_CONNECTIONS=32`). Otherwise a copy of one rank may delay the kernel that another rank waits
-    /// for, until the time limit. Blocks of rows with filters wait for other ranks: the ranks of one GPU should have at
-    /// most two such rows per multiprocessor in total.
-    pub device: usize,
-    /// The exchange of draws.
-    pub exchange: GpuExchange,
-    /// Compares the results of every call on all ranks, over the transport, for debugging; see
-    /// [`ShardOptions::check_tokens`].
-    pub check_tokens: bool,
-}
 
 /// A rank of several GPUs, with one shard of the vocabulary. It samples from the whole vocabulary, exact pathwise.
 ///
@@ -56,6 +31,11 @@ pub struct CudaRankOptions {
 /// largest logits or sums of masses. Undecided rows take the exchange over the transport, and so do all rows if the
 /// hidden states have another type than the weight. The first such call loads kernels. If one rank cannot load them,
 /// every rank has an error.
+///
+/// # Device memory
+/// [`CudaRank::in_place`] reads the caller's weight in place, and [`CudaRank::sample_device`] the caller's hidden states.
+/// Their results, routes and failures are those of host memory. In one call, the hidden states of all ranks are in host
+/// memory, or those of all ranks in device memory; else the exchange on the GPUs fails with [`CudaError::OtherCall`].
 ///
 /// # Exchange over the transport
 /// Some calls exchange summaries of rows over the transport: all calls of a canonical plan, and calls with a row that
@@ -80,7 +60,7 @@ pub struct CudaRankOptions {
 ///   receives their data for the failed call, and fails with [`CudaError::OtherCall`].
 #[derive(Debug)]
 pub struct CudaRank<'w, T> {
-    local: Arc<Mutex<CudaTiled<'w>>>,
+    local: Shared<'w>,
     exchange: CudaExchange,
     by_host: ShardSampler<'w, T>,
     check_tokens: bool,
@@ -88,20 +68,20 @@ pub struct CudaRank<'w, T> {
     is_prepared: bool,
     /// The bytes that all ranks have allocated for lists and masks.
     room: usize,
-    /// The rows that the GPUs leave undecided, with their hidden states, parameters and results.
+    /// The rows that the GPUs leave undecided, with the parameters and results of their exchange over the transport.
     open: Vec<usize>,
-    gathered: Vec<u8>,
     open_params: Vec<RowParams<'static>>,
     rest: Samples,
     /// The results of all rows from the GPUs.
     decided: Samples,
+    /// The input of calls whose hidden states are on the device.
+    zeros: Vec<u8>,
 }
 
-/// The divisor of the time limit for waits on the GPU.
-///
-/// After a mismatch, one rank may query over the transport at once while another rank still waits on its GPU. The other
-/// rank then still queries within the limit.
-const ON_GPUS: u32 = 2;
+/// An error of the CUDA backend, or of a matrix for it.
+fn failed(error: impl std::error::Error + Send + Sync + 'static) -> SampleError {
+    SampleError::Backend { backend: "cuda", source: Box::new(error) }
+}
 
 /// The route of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,9 +104,25 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
     pub fn new(shard: Head<'w>, plan: Plan, mut transport: T, options: &CudaRankOptions) -> Result<Self, BuildError> {
         let device = Device::new(options.device)?;
         let local = CudaTiled::new(shard, plan, &device)?;
-        let rows = CudaTiled::max_exchange_rows(&plan);
-        let exchange = CudaRank::meet(&mut transport, rows, &device, options)?;
-        CudaRank::join(shard, local, transport, exchange, options)
+        let exchange = meet(&mut transport, CudaTiled::max_exchange_rows(&plan), &device, options)?;
+        CudaRank::join(local, (shard.weight().dtype(), Transforms::of(&shard)), transport, exchange, options)
+    }
+
+    /// Makes this rank's sampler from a shard whose weight is in the caller's device memory. A collective call.
+    ///
+    /// The head of the shard has the shard's tokens, and its vocabulary is the whole vocabulary. Ranks with weights in
+    /// host memory may be in the same group.
+    ///
+    /// # Errors
+    /// As [`CudaRank::new`]; [`CudaError::NotSharded`] if the options name another GPU than the shard's.
+    pub fn in_place(shard: DeviceSampler, mut transport: T, options: &CudaRankOptions) -> Result<Self, BuildError> {
+        let (head, plan, device) = (*shard.head(), shard.plan(), shard.device().clone());
+        if device.context().ordinal() != options.device {
+            return Err(CudaError::NotSharded { reason: "the shard is on another GPU than that of the options" }.into());
+        }
+        let exchange = meet(&mut transport, CudaTiled::max_exchange_rows(&plan), &device, options)?;
+        let transforms = Transforms { bias: head.bias.is_some(), soft_cap: head.soft_cap, scale: head.scale };
+        CudaRank::join(shard.into(), (head.weight.dtype, transforms), transport, exchange, options)
     }
 
     /// Makes this rank's sampler from the whole head, with near-equal shards that begin at multiples of 64 tokens.
@@ -158,7 +154,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
             return Err(CudaError::TooLarge { what: "rows", found, limit }.into());
         }
         let local = CudaTiled::new(shard, plan, exchange.device())?;
-        CudaRank::join(shard, local, transport, exchange, options)
+        CudaRank::join(local, (shard.weight().dtype(), Transforms::of(&shard)), transport, exchange, options)
     }
 
     /// Returns the exchange, for a sampler with another head or plan. All ranks of a group must call this after the
@@ -167,29 +163,9 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         self.exchange
     }
 
-    /// Connects the exchange of `options`.
-    fn meet(
-        transport: &mut T,
-        rows: usize,
-        device: &Arc<Device>,
-        options: &CudaRankOptions,
-    ) -> Result<CudaExchange, BuildError> {
-        let (rank, world) = (transport.rank(), transport.world());
-        let limit = transport.time_limit() / ON_GPUS;
-        Ok(match options.exchange {
-            GpuExchange::Peers => {
-                let offer = PeerEndpoint::new(rank, world, rows, device)?;
-                let mut cards = Vec::new();
-                transport.all_gather(&offer.card(), &mut cards).map_err(ShardError::from)?;
-                CudaExchange::from(offer.connect(&cards, limit)?)
-            }
-            GpuExchange::Nccl => by_nccl(transport, rows, device, limit)?,
-        })
-    }
-
     fn join(
-        shard: Head<'w>,
         local: CudaTiled<'w>,
+        (weight, transforms): (DType, Transforms),
         mut transport: T,
         mut exchange: CudaExchange,
         options: &CudaRankOptions,
@@ -197,61 +173,52 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         let mut support = Vec::new();
         transport.all_gather(&local.encode_support(), &mut support).map_err(ShardError::from)?;
         exchange.agree(&support)?;
-        let local = Arc::new(Mutex::new(local));
-        let of_shards = ShardOptions {
-            check_tokens: options.check_tokens,
-            ..ShardOptions::new(ShardMerge::Winners).of_head(&shard)
-        };
+        let local = Shared::new(local);
+        let (check_tokens, weight, transforms) = (options.check_tokens, Some(weight), Some(transforms));
+        let of_shards = ShardOptions { check_tokens, weight, transforms, ..ShardOptions::new(ShardMerge::Winners) };
         // The handshake. No rank draws before every rank has connected.
-        let by_host = ShardSampler::new(Box::new(Shared(local.clone())), transport, of_shards)?;
+        let by_host = ShardSampler::new(Box::new(local.clone()), transport, of_shards)?;
         Ok(CudaRank {
             local,
             exchange,
             by_host,
-            check_tokens: options.check_tokens,
+            check_tokens,
             is_prepared: false,
-            room: CudaTiled::ROOM_TOGETHER,
+            room: CudaTiled::LIST_ROOM,
             open: Vec::new(),
-            gathered: Vec::new(),
             open_params: Vec::new(),
             rest: Samples::new(),
             decided: Samples::new(),
+            zeros: Vec::new(),
         })
     }
 }
 
-/// Connects to the NCCL group of rank 0's id.
-#[cfg(feature = "nccl")]
-fn by_nccl(
-    transport: &mut impl Transport,
-    rows: usize,
-    device: &Arc<Device>,
-    limit: Duration,
-) -> Result<CudaExchange, BuildError> {
-    use flash_sampling_cuda::{NcclEndpoint, NcclId};
-    let (rank, world) = (transport.rank(), transport.world());
-    // A rank that cannot take part fails here, before the other ranks wait for it in NCCL.
-    let offer = NcclEndpoint::new(rank, world, rows, device)?;
-    let id = if rank == 0 { Some(NcclId::new()) } else { None }.transpose();
-    // If there is no id, an empty message reports this to the waiting ranks.
-    let name = id.as_ref().ok().and_then(Option::as_ref).map_or([].as_slice(), NcclId::as_bytes);
-    let mut names = Vec::new();
-    transport.all_gather(name, &mut names).map_err(ShardError::from)?;
-    id?;
-    let id = names.first().and_then(|name| NcclId::from_bytes(name));
-    let id = id.ok_or_else(|| CudaError::Rank { rank: 0, what: "has no name for the group of NCCL".into() })?;
-    Ok(CudaExchange::from(offer.connect(&id, limit)?))
-}
+impl<T: Transport> CudaRank<'_, T> {
+    /// Draws as [`PerturbedArgmax::sample`] does, for hidden states in device memory, and waits.
+    ///
+    /// # Errors
+    /// As [`PerturbedArgmax::sample`]. [`SampleError::Backend`] with a [`CudaError`] also for a canonical plan, and for
+    /// hidden states whose layout cannot be read. If the GPUs decide filters, the address and the stride of hidden
+    /// states are multiples of 16 bytes. [`CudaRankOptions::check_tokens`] does not compare these hidden states.
+    pub fn sample_device(
+        &mut self,
+        hidden: &DeviceHidden,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        out.clear();
+        let DeviceMatrix { rows: count, cols, dtype, .. } = hidden.matrix();
+        let mut zeros = take(&mut self.zeros);
+        zeros.resize(zeros.len().max(count * cols * dtype.size()), 0);
+        let input = Matrix::from_bytes(&zeros, dtype, count, cols, cols).map_err(failed)?;
+        let in_use = self.local.read_hidden(hidden).map_err(failed)?;
+        let sampled = self.sample(input, rows, out);
+        drop(in_use);
+        self.zeros = zeros;
+        sampled
+    }
 
-#[cfg(not(feature = "nccl"))]
-fn by_nccl(_: &mut impl Transport, _: usize, _: &Arc<Device>, _: Duration) -> Result<CudaExchange, BuildError> {
-    Err(BuildError::NotBuilt { feature: "nccl" })
-}
-
-impl<T> CudaRank<'_, T>
-where
-    T: Transport,
-{
     /// Whether the GPUs' exchange supports all requests of these rows. Every rank has the same result.
     fn is_carried(&self, rows: &[RowParams<'_>]) -> bool {
         let plan = self.by_host.plan();
@@ -269,7 +236,7 @@ where
     fn route(&self, rows: &[RowParams<'_>]) -> CallRoute {
         match self.is_carried(rows) {
             true => CallRoute::Draws,
-            false if lock(&self.local).can_filter_sharded(&self.exchange, rows) => CallRoute::Filters,
+            false if self.local.lock().can_filter_sharded(&self.exchange, rows) => CallRoute::Filters,
             false => CallRoute::Host,
         }
     }
@@ -277,20 +244,20 @@ where
     /// Loads kernels and allocates memory for a call on the GPUs, if no earlier call did. All ranks do so in the same
     /// call.
     fn prepare(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], route: CallRoute) -> Result<(), SampleError> {
-        let mut local = lock(&self.local);
-        let (loads, needed) = (route == CallRoute::Filters && !self.is_prepared, local.lists_together(rows));
+        let mut local = self.local.lock();
+        let (loads, needed) = (route == CallRoute::Filters && !self.is_prepared, local.list_bytes(rows));
         if !loads && needed <= self.room {
             return Ok(());
         }
         let room = self.room.max(needed.next_power_of_two());
         let loaded = if loads { local.prepare_sharded() } else { Ok(()) };
-        let prepared = loaded.and_then(|()| local.reserve_together(room));
+        let prepared = loaded.and_then(|()| local.reserve_lists(room));
         drop(local);
         let failure = prepared.as_ref().err().map(CudaError::to_string);
         let status = failure.as_deref().map_or(CallStatus::Ready, CallStatus::Failed);
         // No rank launches before all ranks have loaded, so no GPU waits for a rank that loads or fails to load.
         self.by_host.can_call(input, rows, status)?;
-        prepared.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
+        prepared.map_err(failed)?;
         (self.is_prepared, self.room) = (self.is_prepared || loads, room);
         Ok(())
     }
@@ -302,29 +269,25 @@ where
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), SampleError> {
-        let failed = |error| SampleError::Backend { backend: "cuda", source: error };
         let CudaRank { local, exchange, open, .. } = self;
-        lock(local).sample_sharded_filters(exchange, input, rows, open, out)?;
+        local.lock().sample_sharded(exchange, input, rows, Some(open), out)?;
         if self.open.is_empty() {
             return Ok(());
         }
-        self.gathered.clear();
-        self.open.iter().for_each(|&r| self.gathered.extend_from_slice(input.row_bytes(r)));
         let mut params = reuse_vec(take(&mut self.open_params));
-        params.extend(self.open.iter().map(|&r| rows[r]));
-        let some = Matrix::from_bytes(&self.gathered, input.dtype(), params.len(), input.cols(), input.cols());
-        let some = some.map_err(|error| failed(error.into()))?;
-        let drawn = self.by_host.sample(some, &params, &mut self.rest);
+        // A decided row takes no part, because it is not valid.
+        params.resize(rows.len(), RowParams { temperature: f32::NAN, ..RowParams::default() });
+        self.open.iter().for_each(|&r| params[r] = rows[r]);
+        let drawn = self.by_host.sample(input, &params, &mut self.rest);
         self.open_params = reuse_vec(params);
         drawn?;
         core::mem::swap(out, &mut self.decided);
         out.clear();
-        let mut open = self.open.iter().zip(self.rest.iter()).peekable();
-        for (r, decided) in self.decided.iter().enumerate() {
-            let of_host = open.next_if(|(at, _)| **at == r).map(|(_, row)| row);
+        for (r, (decided, drawn)) in self.decided.iter().zip(self.rest.iter()).enumerate() {
+            let is_open = self.open.contains(&r);
             // The pass on the GPU counts too.
-            let gpu_passes = u32::from(of_host.is_some());
-            match of_host.unwrap_or(decided) {
+            let gpu_passes = u32::from(is_open);
+            match if is_open { drawn } else { decided } {
                 Err(error) => out.push_error(error),
                 Ok(row) => {
                     let candidate =
@@ -336,11 +299,6 @@ where
         }
         Ok(())
     }
-}
-
-/// Locks the sampler. No code panics while the sampler is in an inconsistent state, so a poisoned lock is harmless.
-fn lock<'l, 'w>(local: &'l Mutex<CudaTiled<'w>>) -> MutexGuard<'l, CudaTiled<'w>> {
-    local.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
@@ -367,7 +325,7 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
         let begun = Instant::now();
         let drawn = match route {
             CallRoute::Host => Ok(()),
-            CallRoute::Draws => lock(&self.local).sample_sharded(&mut self.exchange, input, rows, out),
+            CallRoute::Draws => self.local.lock().sample_sharded(&mut self.exchange, input, rows, None, out),
             CallRoute::Filters => self.sample_filtered(input, rows, out),
         };
         if drawn.is_err() {
@@ -384,51 +342,5 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
             Err(error) => Err(self.explain(error, begun.elapsed(), input, rows)),
             Ok(()) => Ok(()),
         }
-    }
-}
-
-/// The shard's sampler, shared by both exchanges.
-struct Shared<'w>(Arc<Mutex<CudaTiled<'w>>>);
-
-impl Shared<'_> {
-    fn with<R>(&self, f: impl FnOnce(&mut CudaTiled<'_>) -> R) -> R {
-        f(&mut lock(&self.0))
-    }
-}
-
-impl PerturbedArgmax for Shared<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.with(|sampler| sampler.capabilities())
-    }
-
-    fn shape(&self) -> Shape {
-        self.with(|sampler| sampler.shape())
-    }
-
-    fn plan(&self) -> Plan {
-        self.with(|sampler| sampler.plan())
-    }
-
-    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        self.with(|sampler| sampler.sample(input, rows, out))
-    }
-
-    fn scan(&mut self) -> Option<&mut dyn Scan> {
-        let can = self.with(|sampler| PerturbedArgmax::scan(sampler).is_some());
-        can.then_some(self as _)
-    }
-}
-
-impl Scan for Shared<'_> {
-    fn scan(
-        &mut self,
-        batch: &Batch<'_, '_>,
-        requests: &[Request<'_>],
-        out: &mut [RowSummary],
-    ) -> Result<(), SampleError> {
-        self.with(|sampler| match PerturbedArgmax::scan(sampler) {
-            Some(scan) => scan.scan(batch, requests, out),
-            None => Err(SampleError::Unsupported { knob: Knob::Canonical }),
-        })
     }
 }

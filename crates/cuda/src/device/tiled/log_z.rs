@@ -38,7 +38,7 @@ impl LogZ {
             let blocks = device.multiprocessors() as usize;
             self.parts = Some(Scratch::new(blocks * rows * PART_BYTES, &[], device)?);
         }
-        Ok(Masses { parts: self.parts.as_mut().expect("it was just made").lend(), log_z })
+        Ok(Masses { parts: self.parts.as_mut().expect("it was just made").begin_use(), log_z })
     }
 
     /// The groups that draw as the tiled kernel does.
@@ -60,10 +60,10 @@ impl LogZ {
         self.parts.as_ref().map_or(0, Scratch::len) + self.groups.as_ref().map_or(0, DeviceGroups::scratch_bytes)
     }
 
-    /// Every launch has run: see [`Scratch::settle`].
-    pub(super) fn settle(&mut self) {
-        self.parts.iter_mut().for_each(Scratch::settle);
-        self.groups.iter_mut().for_each(DeviceGroups::settle);
+    /// Every launch has run: see [`Scratch::mark_idle`].
+    pub(super) fn mark_idle(&mut self) {
+        self.parts.iter_mut().for_each(Scratch::mark_idle);
+        self.groups.iter_mut().for_each(DeviceGroups::mark_idle);
     }
 }
 

@@ -166,10 +166,10 @@ impl DeviceTiled {
         self.scratch.len() + self.log_z.scratch_bytes()
     }
 
-    /// Every launch has run: see [`Scratch::settle`].
-    pub(crate) fn settle(&mut self) {
-        self.scratch.settle();
-        self.log_z.settle();
+    /// Every launch has run: see [`Scratch::mark_idle`].
+    pub(crate) fn mark_idle(&mut self) {
+        self.scratch.mark_idle();
+        self.log_z.mark_idle();
     }
 
     /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns. Tokens that cannot win are left out
@@ -258,7 +258,7 @@ impl DeviceTiled {
 
     /// Loads the kernels that contain the exchange, for every number of rows of the plan.
     ///
-    /// The first [`DeviceTiled::launch_together`] then loads no kernel, and can be captured. Ranks that share a GPU
+    /// The first [`DeviceTiled::launch_sharded`] then loads no kernel, and can be captured. Ranks that share a GPU
     /// call this before any of them launches.
     ///
     /// # Errors
@@ -278,7 +278,7 @@ impl DeviceTiled {
     ///
     /// # Safety
     /// As [`DeviceTiled::launch`] and [`DevicePeers::launch`], on the same device.
-    pub unsafe fn launch_together(
+    pub unsafe fn launch_sharded(
         &mut self,
         stream: &CudaStream,
         hidden: &DeviceMatrix,
@@ -289,11 +289,11 @@ impl DeviceTiled {
     ) -> Result<(), CudaError> {
         // SAFETY: the bullets of this function and of `new`; the exchange follows the draws on one stream.
         let queue = unsafe { Queue::new(stream) };
+        // A step fails before any of its launches.
+        let call = peers.call(rows, draws, hidden.rows)?;
         if kinds != RowFeatures::Any && self.is_hoppers(hidden) && self.head.weight.rows > 0 {
-            let call = peers.call_within(rows, draws, hidden.rows)?;
             return self.launch_any(queue, hidden, (rows, draws), FusedOutput::FanOut(call)).map(drop);
         }
-        peers.check_call(rows, draws, hidden.rows)?;
         self.enqueue(queue, hidden, (rows, draws), kinds)?;
         peers.enqueue(queue, (rows, draws), hidden.rows)
     }
@@ -353,7 +353,7 @@ impl DeviceTiled {
     }
 
     fn call(&mut self, hidden: &DeviceMatrix, rows: DeviceAddress<Row>, draws: DeviceAddress<Draw>) -> Call {
-        let scratch = self.scratch.lend::<u8>();
+        let scratch = self.scratch.begin_use::<u8>();
         Call {
             rows,
             bias: self.head.bias.unwrap_or_default(),

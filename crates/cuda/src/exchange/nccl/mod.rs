@@ -106,14 +106,11 @@ impl NcclEndpoint {
             return Err(CudaError::unavailable("the library libnccl cannot be loaded"));
         }
         let most = c_int::MAX as usize;
-        let limits = [
+        CudaError::check_limits(&[
             ("ranks", world, most),
             ("ranks, this one counted,", rank.saturating_add(1), world),
             ("rows", max_rows, MAX_ROWS),
-        ];
-        if let Some(&(what, found, limit)) = limits.iter().find(|(_, found, limit)| found > limit) {
-            return Err(CudaError::TooLarge { what, found, limit });
-        }
+        ])?;
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
@@ -144,21 +141,6 @@ impl NcclEndpoint {
 }
 
 impl DeviceNccl {
-    /// Makes an [`NcclEndpoint`] and connects it: for ranks of which no other can fail alone.
-    ///
-    /// # Errors
-    /// Those of [`NcclEndpoint::new`] and [`NcclEndpoint::connect`].
-    pub fn new(
-        id: &NcclId,
-        rank: usize,
-        world: usize,
-        max_rows: usize,
-        device: &Arc<Device>,
-        limit: Duration,
-    ) -> Result<DeviceNccl, CudaError> {
-        NcclEndpoint::new(rank, world, max_rows, device)?.connect(id, limit)
-    }
-
     /// This rank's number.
     pub fn rank(&self) -> usize {
         self.rank
@@ -219,15 +201,12 @@ impl DeviceNccl {
         (rows, draws): RowsAndDraws,
         row_count: usize,
     ) -> Result<(), CudaError> {
-        let limit = self.max_rows;
-        if row_count > limit {
-            return Err(CudaError::TooLarge { what: "rows", found: row_count, limit });
-        }
+        CudaError::check_limits(&[("rows", row_count, self.max_rows)])?;
         check_rows(rows, draws)?;
         if row_count == 0 {
             return Ok(());
         }
-        let (words, max_rows) = (self.words.lend(), self.max_rows as u32);
+        let (words, max_rows) = (self.words.begin_use(), self.max_rows as u32);
         let call = Reduction { words, rows, draws, mark: self.mark, row_count: row_count as u32, max_rows };
         let blocks = call.row_count.div_ceil(THREADS);
         queue.launch(&self.to_words, Grid::of(1, THREADS), (call,))?;
@@ -239,7 +218,7 @@ impl DeviceNccl {
     fn reduce(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         let comm = self.comm.raw()?;
         stream.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
-        let words = self.words.lend::<u64>().get() as *mut c_void;
+        let words = self.words.begin_use::<u64>().get() as *mut c_void;
         let (kind, maximum) = (sys::ncclDataType_t::ncclUint64, sys::ncclRedOp_t::ncclMax);
         let (count, stream) = (self.max_rows + REDUCED, stream.cu_stream().cast());
         // SAFETY: that many words of this value's, reduced in place; the communicator is alive.
@@ -256,7 +235,7 @@ impl DeviceNccl {
     /// [`CudaError::Driver`].
     pub fn wait(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         self.comm.wait(stream)?;
-        self.words.settle();
+        self.words.mark_idle();
         Ok(())
     }
 

@@ -39,7 +39,7 @@ fn a_captured_launch_is_replayed() {
     let _alone = alone();
     let (id, world) = (NcclId::new().unwrap(), devices.len());
     let rank = |number: usize, device: &Arc<Device>| {
-        let mut nccl = DeviceNccl::new(&id, number, world, ROWS, device, LIMIT).unwrap();
+        let mut nccl = NcclEndpoint::new(number, world, ROWS, device).unwrap().connect(&id, LIMIT).unwrap();
         let stream = device.stream().unwrap();
         let rows: Vec<_> = (0..ROWS).map(|row| Row { seed: row as u64, ..Row::default() }).collect();
         let (rows, mut held) = (stream.clone_htod(&rows).unwrap(), stream.alloc_zeros(ROWS).unwrap());
@@ -106,7 +106,7 @@ fn steps(number: usize, world: usize, device: &Arc<Device>, replays: u64, id: Op
     let stream = device.stream().unwrap();
     let mut part = Part::new(number, world, device, &stream);
     let (hidden, count) = (part.hidden, rows(0).len());
-    let mut nccl = id.map(|id| DeviceNccl::new(id, number, world, count, device, LIMIT).unwrap());
+    let mut nccl = id.map(|id| NcclEndpoint::new(number, world, count, device).unwrap().connect(id, LIMIT).unwrap());
     let (mut held, draws) = (stream.clone_htod(&rows(0)).unwrap(), stream.alloc_zeros(count).unwrap());
     let (rows_at, draws_at) = (DeviceAddress::of(&held, &stream), DeviceAddress::of(&draws, &stream));
     stream.synchronize().unwrap();

@@ -53,14 +53,11 @@ impl PeerEndpoint {
     /// * [`CudaError::EmptyPlan`]: no rows.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn new(rank: usize, world: usize, max_rows: usize, device: &Arc<Device>) -> Result<PeerEndpoint, CudaError> {
-        let limits = [
+        CudaError::check_limits(&[
             ("ranks", world, MAX_PEERS),
             ("ranks, this one counted,", rank.saturating_add(1), world),
             ("rows", max_rows, MAX_ROWS),
-        ];
-        if let Some(&(what, found, limit)) = limits.iter().find(|(_, found, limit)| found > limit) {
-            return Err(CudaError::TooLarge { what, found, limit });
-        }
+        ])?;
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
@@ -245,55 +242,24 @@ impl DevicePeers {
         if row_count == 0 {
             return Ok(());
         }
-        self.is_pending = true;
         let blocks = (call.row_count * call.lanes).div_ceil(THREADS);
         queue.launch(&self.kernel, Grid::of(blocks, THREADS), (call,))
     }
 
-    /// Checks the arguments of a step, so that a step fails before any of its launches is enqueued.
-    ///
-    /// # Errors
-    /// As [`DevicePeers::call`].
-    pub(crate) fn check_call(
-        &self,
-        rows: DeviceAddress<Row>,
-        draws: DeviceAddress<Draw>,
-        row_count: usize,
-    ) -> Result<(), CudaError> {
-        self.call(rows, draws, row_count).map(drop)
-    }
-
-    /// Builds the arguments of a step of the exchange.
+    /// Builds the arguments of a step of the exchange, for a kernel that is launched next.
     ///
     /// # Errors
     /// [`CudaError::TooLarge`]: more rows than planned. [`CudaError::Layout`]: misaligned rows or draws.
-    fn call(
-        &self,
-        rows: DeviceAddress<Row>,
-        draws: DeviceAddress<Draw>,
-        row_count: usize,
-    ) -> Result<abi::Peers, CudaError> {
-        let limit = self.max_rows();
-        if row_count > limit {
-            return Err(CudaError::TooLarge { what: "rows", found: row_count, limit });
-        }
-        check_rows(rows, draws)?;
-        Ok(abi::Peers { rows, draws, row_count: row_count as u32, ..self.call })
-    }
-
-    /// Builds the arguments for a kernel that contains the exchange and is launched next.
-    ///
-    /// # Errors
-    /// As [`DevicePeers::call`].
-    pub(crate) fn call_within(
+    pub(crate) fn call(
         &mut self,
         rows: DeviceAddress<Row>,
         draws: DeviceAddress<Draw>,
         row_count: usize,
     ) -> Result<abi::Peers, CudaError> {
-        let call = self.call(rows, draws, row_count)?;
+        CudaError::check_limits(&[("rows", row_count, self.max_rows())])?;
+        check_rows(rows, draws)?;
         self.is_pending |= row_count > 0;
-        Ok(call)
+        Ok(abi::Peers { rows, draws, row_count: row_count as u32, ..self.call })
     }
 
     /// Returns the error of an exchange, if any, from the draws of a call that has run.
@@ -315,7 +281,7 @@ impl DevicePeers {
     }
 
     /// Records that every launch has run. The caller has waited for the stream, without an error.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn mark_idle(&mut self) {
         self.is_pending = false;
     }
 

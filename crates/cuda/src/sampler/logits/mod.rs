@@ -54,9 +54,7 @@ impl CudaStandalone {
     /// As [`CudaStandalone::new`].
     pub fn with_math(vocab_size: usize, plan: Plan, device: &Arc<Device>, math: NoiseMath) -> Result<Self, CudaError> {
         check_plan(&plan, false)?;
-        if vocab_size > 1 << 31 {
-            return Err(CudaError::TooLarge { what: "tokens", found: vocab_size, limit: 1 << 31 });
-        }
+        CudaError::check_limits(&[("tokens", vocab_size, 1 << 31)])?;
         let stream = device.stream()?;
         let kernels = LogitDraws::new(vocab_size as u32, math, device, &stream)?;
         let (device, driver, scan) = (device.clone(), Driver::default(), RowScan::default());

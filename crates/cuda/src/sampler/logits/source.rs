@@ -10,7 +10,7 @@ use crate::device::noise_math::NoiseMath;
 use crate::device::results;
 use crate::device::standalone::{DeviceDraws, DeviceStandalone};
 use crate::error::CudaError;
-use crate::sampler::row_scan::{CallRows, DrawItem, LogitSource, idle};
+use crate::sampler::row_scan::{CallRows, DrawItem, FilterSource, LogitSource};
 use crate::sampler::staging::Staging;
 use crate::selection::queries::CanonicalInputs;
 use crate::selection::stored_rows::{MAX_ROWS, StoredRows, SummaryInput};
@@ -99,13 +99,8 @@ impl LogitDraws {
         sources: impl Iterator<Item = usize>,
         stream: &Arc<CudaStream>,
     ) -> Result<(DeviceAddress<Row>, DeviceAddress<u32>), CudaError> {
+        let rows = self.staging.copy_to(&mut self.inputs, None, stream)?.cast();
         let failed = CudaError::driver("copy the rows of a call");
-        if self.staging.len() > self.inputs.len() {
-            self.inputs = stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
-        }
-        let base = DeviceAddress::of(&self.inputs, stream);
-        let rows = base.add(self.staging.rows_at()).cast();
-        stream.memcpy_htod(self.staging.finish(base), &mut self.inputs).map_err(&failed)?;
         self.sources_here.clear();
         self.sources_here.extend(sources.map(|row| row as u32));
         let mut there = self.sources.slice_mut(..self.sources_here.len());
@@ -124,7 +119,13 @@ pub(super) struct CopiedLogits<'s> {
 }
 
 impl LogitSource for CopiedLogits<'_> {
-    fn draw(&mut self, rows: &CallRows<'_, '_>, items: &[DrawItem], draws: &mut Vec<Draw>) -> Result<(), CudaError> {
+    fn draw(
+        &mut self,
+        rows: &CallRows<'_, '_>,
+        items: &[DrawItem],
+        _from: Option<FilterSource>,
+        draws: &mut Vec<Draw>,
+    ) -> Result<(), CudaError> {
         let CopiedLogits { kernels, logits, stream, device } = self;
         draws.clear();
         for part in items.chunks(MOST) {
@@ -154,7 +155,7 @@ impl LogitSource for CopiedLogits<'_> {
             let failed = CudaError::driver("copy the draws");
             stream.memcpy_dtoh(&kernels.draws.slice(..part.len()), &mut draws[from..]).map_err(&failed)?;
             stream.synchronize().map_err(&failed)?;
-            sampler.settle();
+            sampler.mark_idle();
             results::written(&draws[from..])?;
         }
         Ok(())
@@ -173,18 +174,9 @@ impl LogitSource for CopiedLogits<'_> {
         draws: &mut Vec<Draw>,
     ) -> Result<Option<CanonicalInputs>, CudaError> {
         let CopiedLogits { kernels, logits, stream, .. } = self;
-        kernels.staging.clear();
-        for &r in which {
-            match is_raw {
-                true => kernels.staging.push(&idle(), &rows.raw()?, [0])?,
-                false => {
-                    let row = rows.adjusted(r, &mut kernels.adjustments, 0..kernels.vocab_size)?;
-                    kernels.staging.push(&rows.batch.params[r], &row, [row.first_draw])?;
-                }
-            }
-        }
+        rows.stage_first(which, is_raw, &mut kernels.adjustments, &mut kernels.staging)?;
         let (there, sources) = kernels.copy_rows(which.iter().copied(), stream)?;
-        stored.summarize(&SummaryInput { raw: Some(*logits), sources, rows: there }, stream)?;
+        stored.summarize(&SummaryInput { raw: Some(*logits), sources, rows: there })?;
         stream.synchronize().map_err(CudaError::driver("transform logits"))?;
         draws.clear();
         for slot in 0..which.len() {

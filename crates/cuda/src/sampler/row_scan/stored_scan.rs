@@ -14,124 +14,16 @@
 //!
 //! If filters precede the temperature and its reciprocal exceeds float32, the host copies and summarizes the row.
 
-use crate::abi::{Draw, Item, Row, SumQuery, SummaryRequest};
+use super::ScanRow;
+use crate::abi::{Item, Row, SumQuery};
 use crate::error::CudaError;
-use crate::sampler::row_scan::candidate;
 use crate::selection::queries::{CanonicalInputs, Kind, Query, QueryResults};
-use crate::selection::stored_rows::{LONGEST_LIST, StoredRows};
-use cudarc::driver::CudaStream;
-use flash_sampling_core::backend::selection::{PrefixMass, SummarySpec};
-use flash_sampling_core::backend::{Candidate, Filters, MassHistogram, Moments, Request, RowScoreBound, RowSummary};
-use flash_sampling_core::{RowParams, backend};
-use std::sync::Arc;
+use crate::selection::stored_rows::StoredRows;
+use flash_sampling_core::backend::selection::PrefixMass;
+use flash_sampling_core::backend::{Candidate, MassHistogram, Moments, Request, RowSummary};
 
 /// The maximum number of draws in a batch of queries.
 const DRAWS: usize = 4096;
-
-/// A row of a pass.
-#[derive(Debug)]
-pub(crate) struct ScanRow<'a> {
-    /// The row's index in the call.
-    pub(crate) at: usize,
-    /// The row's index among the stored rows.
-    pub(crate) slot: usize,
-    pub(crate) params: &'a RowParams<'a>,
-    pub(crate) row: backend::Row<'a>,
-    pub(crate) request: Request<'a>,
-    /// Whether a row without filters is drawn from stored logits.
-    pub(crate) draws: bool,
-    /// Whether a row without filters gets log Z without masses.
-    pub(crate) finishes_log_z: bool,
-    /// The error bound of the row's scores, in a canonical plan.
-    pub(crate) bound: Option<RowScoreBound>,
-    pub(crate) out: &'a mut RowSummary,
-}
-
-impl ScanRow<'_> {
-    /// Whether the row has raw log-probabilities.
-    pub(crate) fn is_raw(&self) -> bool {
-        self.row.raw_logprobs.is_some()
-    }
-
-    fn is_overview(&self) -> bool {
-        self.out.error.is_none() && self.request.is_overview()
-    }
-
-    /// The filters of the row, if the GPU summarizes the row.
-    fn filters(&self) -> Option<&Filters> {
-        self.row.filters.as_ref().filter(|filters| self.out.error.is_none() && filters.rescale.is_finite())
-    }
-
-    /// The parts of the row's overview, if the row has filters.
-    fn overview(&self) -> Option<(SummarySpec, &Filters)> {
-        let filters = self.filters().filter(|_| self.request.is_overview())?;
-        Some((SummarySpec::of(&self.row, filters), filters))
-    }
-
-    fn needs_mass(&self) -> bool {
-        match self.row.filters {
-            Some(_) => self.overview().is_some_and(|(spec, _)| spec.mass),
-            None => !self.finishes_log_z && self.is_overview() && self.row.logprobs.is_some(),
-        }
-    }
-
-    fn needs_log_z(&self) -> bool {
-        self.finishes_log_z && self.row.filters.is_none() && self.is_overview() && self.row.logprobs.is_some()
-    }
-
-    /// The number of largest logits in an overview.
-    fn list_len(&self) -> Option<u32> {
-        match self.row.filters {
-            Some(_) => self.overview().map(|(spec, _)| spec.list as u32),
-            None => self.row.logprobs.filter(|&most| most > 0 && self.is_overview()),
-        }
-    }
-
-    /// Whether the row needs draws with replacement and has no filters.
-    fn needs_draws(&self) -> bool {
-        self.draws && self.row.filters.is_none() && !self.row.without_replacement && self.is_overview()
-    }
-
-    /// The number of draws to compute: one for a greedy row, which copies this draw.
-    fn made_draws(&self) -> u32 {
-        if self.row.greedy { 1 } else { self.row.draws }
-    }
-
-    /// The results that the storing pass computes for this row. With `has_draw`, that pass also makes the first draw.
-    pub(crate) fn summary_request(&self, is_raw: bool, has_draw: bool) -> SummaryRequest {
-        let most = if is_raw { self.row.raw_logprobs.filter(|_| self.is_overview()) } else { self.list_len() };
-        let limit = most.filter(|&most| most <= LONGEST_LIST).unwrap_or(0);
-        let is_done = has_draw && self.needs_draws() && self.made_draws() == 1;
-        let has_tokens = self.row.ranks || !self.row.logprob_token_ids.is_empty();
-        let draws = self.draws && !is_done;
-        let reads_logits = !self.is_overview() || self.row.filters.is_some() || draws || has_tokens;
-        let masses = if is_raw { self.is_raw() && self.is_overview() } else { self.needs_mass() };
-        SummaryRequest { limit, stores: (is_raw || reads_logits).into(), masses: masses.into(), padding: 0 }
-    }
-
-    /// Takes the draw of the storing pass, if the row needs no other draw.
-    pub(crate) fn take_draw(&mut self, draw: &Draw) {
-        if self.needs_draws() && self.made_draws() == 1 {
-            let copies = self.row.draws as usize;
-            self.out.draws.extend(candidate(draw).into_iter().flat_map(|best| core::iter::repeat_n(best, copies)));
-        }
-    }
-
-    /// The kernels' parameters of a row, without transforms: stored logits are already transformed.
-    fn noise(&self, draw: u32) -> Row {
-        let (seed, position, greedy) = (self.params.seed, self.params.position, self.row.greedy.into());
-        Row { seed, position, inv_temperature: 1.0, draw, greedy, ..Row::default() }
-    }
-
-    /// A query for the `limit` tokens with the best scores; with [`BY_LOGIT`], the tokens with the largest logits.
-    fn best(&self, limit: u32, noise: Row) -> Query {
-        let slack = match self.bound.map_or(0.0, |bound| bound.slack()) {
-            f32::MAX => f32::INFINITY,
-            slack => slack,
-        };
-        Query { item: Item { source: self.slot as u32, limit, slack, padding: 0 }, noise }
-    }
-}
 
 /// Row parameters without noise, for lists of the largest logits.
 const BY_LOGIT: fn() -> Row = || Row { inv_temperature: 1.0, greedy: 1, ..Row::default() };
@@ -165,31 +57,20 @@ impl StoredQueries {
 /// Summarizes rows from their stored logits.
 #[derive(Debug)]
 pub(crate) struct StoredScan<'s, 'a> {
-    part: &'s mut [ScanRow<'a>],
-    memory: &'s mut StoredQueries,
-    stored: &'s mut StoredRows,
-    canonical: Option<&'s CanonicalInputs>,
-    stream: &'s Arc<CudaStream>,
+    pub(crate) part: &'s mut [ScanRow<'a>],
+    pub(crate) memory: &'s mut StoredQueries,
+    pub(crate) stored: &'s mut StoredRows,
+    /// The inputs of the logits, in a canonical plan.
+    pub(crate) canonical: Option<&'s CanonicalInputs>,
 }
 
-impl<'s, 'a> StoredScan<'s, 'a> {
-    /// A scan of the stored rows of `part`. A canonical plan needs `canonical`, the inputs of the logits.
-    pub(crate) fn new(
-        part: &'s mut [ScanRow<'a>],
-        memory: &'s mut StoredQueries,
-        stored: &'s mut StoredRows,
-        canonical: Option<&'s CanonicalInputs>,
-        stream: &'s Arc<CudaStream>,
-    ) -> Self {
-        StoredScan { part, memory, stored, canonical, stream }
-    }
-
+impl StoredScan<'_, '_> {
     /// Summarizes rows from their transformed logits.
     pub(crate) fn find(&mut self) -> Result<(), CudaError> {
         let first = self.stored.tokens().start;
         for member in self.part.iter_mut().filter(|member| member.out.error.is_none()) {
             if member.row.filters.is_some_and(|filters| !filters.rescale.is_finite()) {
-                let logits = self.stored.read(member.slot, self.stream)?;
+                let logits = self.stored.read(member.slot)?;
                 member.out.of(&member.row, member.request, first, logits);
             }
         }
@@ -260,7 +141,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
             }
         }
         if !self.memory.queries.is_empty() {
-            self.stored.store_rest(self.stream)?;
+            self.stored.store_rest()?;
         }
         self.run_queries(Kind::Lists, |member, best| best.iter().for_each(|&c| push(member.out, c)))
     }
@@ -292,7 +173,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
             return Ok(());
         }
         let tokens = self.stored.tokens().len() as u64;
-        for (&m, words) in members.iter().zip(self.stored.moments(sums, self.stream)?) {
+        for (&m, words) in members.iter().zip(self.stored.moments(sums)?) {
             let member = &mut self.part[m];
             let temperature = member.row.filters.map_or(1.0, |filters| filters.temperature);
             let moments = Moments::from_words(words, temperature, tokens);
@@ -332,7 +213,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         if sums.is_empty() {
             return Ok(());
         }
-        let mut masses = self.stored.prefix_masses(sums, self.stream)?.iter();
+        let mut masses = self.stored.prefix_masses(sums)?.iter();
         for &m in &*members {
             let member = &mut self.part[m];
             let Request::PrefixMass { points, .. } = member.request else { continue };
@@ -358,7 +239,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
             let Request::Logits { tokens: requested, .. } = member.request else { continue };
             tokens.clear();
             tokens.extend(requested.iter().filter(|token| own.contains(token)));
-            let logits = self.stored.read_some(member.slot, tokens.iter().copied(), self.stream)?;
+            let logits = self.stored.read_some(member.slot, tokens.iter().copied())?;
             member.out.logits.extend(tokens.iter().copied().zip(logits.iter().copied()));
         }
         let sums = &mut self.memory.sums;
@@ -370,7 +251,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         if sums.is_empty() {
             return Ok(());
         }
-        let mut counts = self.stored.prefix_counts(sums, self.stream)?.iter();
+        let mut counts = self.stored.prefix_counts(sums)?.iter();
         for member in self.part.iter_mut() {
             let Request::PrefixCount { ranks, .. } = member.request else { continue };
             member.out.prefix_counts.extend(counts.by_ref().take(ranks.len()).map(|&count| count as u32));
@@ -396,7 +277,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
     ) -> Result<(), CudaError> {
         let StoredQueries { queries, members, results, repeated, .. } = &mut *self.memory;
         results.clear();
-        self.stored.run_queries(kind, queries, self.canonical, results, self.stream)?;
+        self.stored.run_queries(kind, queries, self.canonical, results)?;
         for (i, (&m, query)) in members.iter().zip(&*queries).enumerate() {
             let (member, mut best) = (&mut self.part[m], results.get(i));
             let last = best.last().map_or(0.0, |c| c.winner.score);
@@ -404,7 +285,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
                 // The bounds excluded tokens that may be better, so the query is repeated over all tokens.
                 let every = Query { item: Item { slack: f32::INFINITY, ..query.item }, ..*query };
                 repeated.clear();
-                self.stored.run_queries(kind, &[every], self.canonical, repeated, self.stream)?;
+                self.stored.run_queries(kind, &[every], self.canonical, repeated)?;
                 best = repeated.get(0);
             }
             write(member, best);

@@ -6,9 +6,10 @@ mod lists;
 use crate::abi::{DeviceAddress, PENALISED, Row};
 use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
+use crate::sampler::head_sampler::row_stride;
 use crate::sampler::pinned_items::{ITEM, PinnedItems};
 use core::ops::Range;
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::{Matrix, RowParams, backend};
 use lists::may_penalise;
 use std::sync::Arc;
@@ -16,8 +17,7 @@ use std::sync::Arc;
 /// The block, with offsets where the device will see addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
-    hidden: Vec<u8>,
-    /// Or the rows of the input that they are, and the bytes of each here.
+    /// The rows of the input whose hidden states the block begins with, and the bytes of each.
     sources: Vec<usize>,
     stride: usize,
     rows: Vec<Row>,
@@ -74,7 +74,6 @@ impl Staging {
     }
 
     pub(crate) fn clear(&mut self) {
-        self.hidden.clear();
         self.sources.clear();
         self.rows.clear();
         self.lists.clear();
@@ -113,11 +112,14 @@ impl Staging {
         self.lists.reserve(bytes.div_ceil(ITEM))
     }
 
-    /// Appends a row's hidden states, filled up with zeros to `stride` bytes.
-    pub(crate) fn push_hidden(&mut self, row: &[u8], stride: usize) {
-        let end = self.hidden.len() + stride;
-        self.hidden.extend_from_slice(row);
-        self.hidden.resize(end, 0);
+    /// Appends the hidden states of row `r` of the input.
+    pub(crate) fn push_hidden(&mut self, r: usize) {
+        self.sources.push(r);
+    }
+
+    /// The tokens that are drawn from.
+    pub(crate) fn tokens(&self) -> Range<u32> {
+        self.tokens.clone()
     }
 
     /// Number of rows.
@@ -130,8 +132,7 @@ impl Staging {
         &self.rows
     }
 
-    /// Appends draws of the row `r` of the input, each with the row's hidden states, which [`Staging::finish_rows`] copies. All
-    /// rows of a launch go this way, or none.
+    /// Appends draws of the row `r` of the input, each with the row's hidden states.
     pub(crate) fn push_of(
         &mut self,
         r: usize,
@@ -187,9 +188,9 @@ impl Staging {
         Ok(())
     }
 
-    /// The bytes of a row's hidden states, with the zeros that fill it up, for rows of [`Staging::push_of`].
-    pub(crate) fn take_hidden_in(&mut self, stride: usize) {
-        self.stride = stride;
+    /// Makes room for the hidden states of an input, with zeros behind each. Without an input, the block has none.
+    pub(crate) fn take_hidden(&mut self, input: Option<&Matrix<'_>>) {
+        self.stride = input.map_or(0, |input| row_stride(input.cols()) * input.dtype().size());
     }
 
     /// Puts the rows into the order in which `order` names them.
@@ -206,7 +207,7 @@ impl Staging {
 
     /// Where the rows begin.
     pub(crate) fn rows_at(&self) -> usize {
-        (self.hidden.len() + self.sources.len() * self.stride).next_multiple_of(16)
+        (self.sources.len() * self.stride).next_multiple_of(16)
     }
 
     /// Where lists and masks begin, behind the rows.
@@ -214,26 +215,39 @@ impl Staging {
         self.rows_at() + size_of_val(self.rows.as_slice())
     }
 
-    /// The block for the device address `base`, a multiple of 16.
-    pub(crate) fn finish(&mut self, base: DeviceAddress<u8>) -> &[u8] {
+    /// The block for the device address `base`, a multiple of 16, with hidden states of the input.
+    pub(crate) fn finish(&mut self, input: Option<&Matrix<'_>>, base: DeviceAddress<u8>) -> &[u8] {
         let mut bytes = core::mem::take(&mut self.bytes);
         bytes.resize(self.len(), 0);
-        let (hidden, zeros) = bytes[..self.rows_at()].split_at_mut(self.hidden.len());
-        hidden.copy_from_slice(&self.hidden);
-        zeros.fill(0);
         let lists_at = self.lists_at();
-        self.place_rows(base, &mut bytes[..lists_at]);
+        self.finish_rows(input, base, &mut bytes[..lists_at]);
         bytes[lists_at..].copy_from_slice(bytemuck::cast_slice(self.lists.own()));
         self.bytes = bytes;
         &self.bytes
     }
 
-    /// The block before the lists, for the device address `base`, into `out` of [`Staging::lists_at`] bytes, with the hidden
-    /// states of the input's rows.
-    pub(crate) fn finish_rows(&mut self, input: &Matrix<'_>, base: DeviceAddress<u8>, out: &mut [u8]) {
+    /// Copies the block to device memory, which grows to its size. Returns its address.
+    pub(crate) fn copy_to(
+        &mut self,
+        memory: &mut CudaSlice<u8>,
+        input: Option<&Matrix<'_>>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<DeviceAddress<u8>, CudaError> {
+        let failed = CudaError::driver("copy the inputs of a call");
+        self.take_hidden(input);
+        if self.len() > memory.len() {
+            *memory = stream.alloc_zeros(self.len().next_power_of_two()).map_err(&failed)?;
+        }
+        let base = DeviceAddress::of(memory, stream);
+        stream.memcpy_htod(self.finish(input, base), memory).map_err(failed)?;
+        Ok(base)
+    }
+
+    /// The block before the lists, as [`Staging::finish`] has it, into `out` of [`Staging::lists_at`] bytes.
+    pub(crate) fn finish_rows(&mut self, input: Option<&Matrix<'_>>, base: DeviceAddress<u8>, out: &mut [u8]) {
         let (hidden, zeros) = out[..self.rows_at()].split_at_mut(self.sources.len() * self.stride);
-        for (&row, out) in self.sources.iter().zip(hidden.chunks_exact_mut(self.stride.max(1))) {
-            let states = input.row_bytes(row);
+        let copies = self.sources.iter().zip(hidden.chunks_exact_mut(self.stride.max(1)));
+        for (states, out) in copies.filter_map(|(&row, out)| Some((input?.row_bytes(row), out))) {
             out[..states.len()].copy_from_slice(states);
             out[states.len()..].fill(0);
         }
@@ -294,24 +308,23 @@ mod tests {
     }
 
     #[test]
-    fn hidden_states_come_from_the_input_or_from_a_copy_alike() {
+    fn a_block_begins_with_the_hidden_states_of_its_rows() {
         let states: Vec<f32> = (0..18).map(|i| i as f32).collect();
         let input = Matrix::new(&states, 6, 3).unwrap();
         let (params, plan) = (RowParams::default(), Plan::default());
         let row = params.check(&[], &CAN, &plan, 64).unwrap();
-        let (mut copied, mut named) = (Staging::of(0..64, 64), Staging::of(0..64, 64));
-        for (r, draws) in [(4, 0..1), (0, 0..2), (4, 1..2)] {
-            draws.clone().for_each(|_| copied.push_hidden(input.row_bytes(r), 20));
-            copied.push(&params, &row, draws.clone()).unwrap();
-            named.push_of(r, &params, &row, draws).unwrap();
-        }
-        named.take_hidden_in(20);
-        let mut bytes = vec![1; named.lists_at()];
-        named.finish_rows(&input, DeviceAddress::new(64), &mut bytes);
-        assert_eq!((bytes.len(), bytes.as_slice()), (80 + 4 * 56, copied.finish(DeviceAddress::new(64))));
+        let mut staging = Staging::of(0..64, 64);
+        staging.push_of(4, &params, &row, [0]).unwrap();
+        staging.push_of(0, &params, &row, [0, 1]).unwrap();
+        staging.take_hidden(Some(&input));
+        let bytes = staging.finish(Some(&input), DeviceAddress::new(64)).to_vec();
+        let of = |r: usize| [input.row_bytes(r), &[0; 20]].concat();
+        assert_eq!((bytes.len(), &bytes[..96]), (96 + 3 * 56, [of(4), of(0), of(0)].concat().as_slice()));
+        staging.take_hidden(None);
+        assert_eq!(staging.finish(None, DeviceAddress::new(64)), &bytes[96..]);
         // What was there goes.
-        named.clear();
-        assert_eq!(named.len(), 0);
+        staging.clear();
+        assert_eq!(staging.len(), 0);
     }
 
     const CAN: Capabilities = Capabilities {
@@ -332,7 +345,7 @@ mod tests {
             let row = params.check(&[], &CAN, &Plan::default(), 320).unwrap();
             let mut staging = Staging::of(tokens.clone(), 320);
             staging.push(&params, &row, [0]).unwrap();
-            let bytes = staging.finish(DeviceAddress::new(4096)).to_vec();
+            let bytes = staging.finish(None, DeviceAddress::new(4096)).to_vec();
             let row: Row = bytemuck::pod_read_unaligned(&bytes[..56]);
             assert_eq!((row.mask.get(), row.mask_words), (4096 + 56 - 4 * 2, own.end), "{len} words, {tokens:?}");
             let mut words: Vec<u32> = own.collect();
@@ -349,7 +362,6 @@ mod tests {
         let history = History::new(&[5, 9]);
         let penalised = RowParams { history: Some(&history), repetition_penalty: 0.5, ..biased };
         let mut staging = Staging::of(0..64, 64);
-        staging.push_hidden(&[7; 18], 20);
         let all = [(masked, 0), (masked, 1), (biased, 0), (penalised, 0)];
         let mut adjustments = Adjustments::default();
         adjustments.collect(all.iter().map(|(params, _)| params));
@@ -359,10 +371,10 @@ mod tests {
         }
         let (size, most) = (staging.len(), most_listed(&all.map(|(params, _)| params), 64));
         assert!(most >= size - staging.lists_at(), "{most}");
-        let bytes = staging.finish(DeviceAddress::new(4096)).to_vec();
+        let bytes = staging.finish(None, DeviceAddress::new(4096)).to_vec();
         assert_eq!(bytes.len(), size);
-        let rows: Vec<Row> = bytes[32..32 + 4 * 56].chunks_exact(56).map(bytemuck::pod_read_unaligned).collect();
-        let words_at = 4096 + 32 + 4 * 56;
+        let rows: Vec<Row> = bytes[..4 * 56].chunks_exact(56).map(bytemuck::pod_read_unaligned).collect();
+        let words_at = 4096 + 4 * 56;
         let lists_at = words_at + 8;
         assert_eq!((rows[0].mask.get(), rows[0].mask_words, rows[0].bias.get()), (words_at, 2, 0));
         assert_eq!((rows[1].mask.get(), rows[1].draw), (words_at, 1));
@@ -375,6 +387,6 @@ mod tests {
         assert_eq!((tokens, [list[1], list[3], list[5]]), ([3, 5, 9], [-1.0, 0.0, 2.5]));
         assert_eq!(list[6..], [0.5, 0.0, 1.0, 0.0, 0.5, 0.0, 0.5, 0.0]);
         assert_eq!(bytes[(words_at - 4096) as usize..][..8], bytemuck::cast::<[u32; 2], [u8; 8]>([1, 2]));
-        assert_eq!(size, 32 + 4 * 56 + 8 * (1 + 2 + 3 + 4));
+        assert_eq!(size, 4 * 56 + 8 * (1 + 2 + 3 + 4));
     }
 }

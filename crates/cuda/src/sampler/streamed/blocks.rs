@@ -82,7 +82,7 @@ impl Blocks {
     }
 
     /// Waits for what a call that failed left behind.
-    pub(super) fn settle(&mut self) -> Result<(), CudaError> {
+    pub(super) fn finish(&mut self) -> Result<(), CudaError> {
         self.copies.synchronize().map_err(CudaError::driver("wait for the copies of blocks"))
     }
 }

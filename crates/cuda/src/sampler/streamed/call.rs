@@ -2,15 +2,15 @@
 #![allow(unsafe_code)]
 
 use super::logprobs::StreamedLogprobs;
-use super::{CudaStreamed, hidden_stride};
+use super::{CudaStreamed, head_of_block};
 use crate::abi::{DeviceAddress, Draw, RUNNING_BYTES};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::group_pass::Results;
-use crate::device::head::DeviceHead;
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::error::CudaError;
+use crate::sampler::head_sampler::row_stride;
 use crate::sampler::row_scan::CallRows;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::Matrix;
@@ -26,8 +26,7 @@ fn queue(stream: &CudaStream) -> Queue<'_> {
 impl CudaStreamed<'_> {
     /// Gathers the rows of a call: hidden states as they are dealt out, draws in the order in which they are made.
     pub(super) fn stage(&mut self, rows: &CallRows<'_, '_>) -> Result<(), CudaError> {
-        let (input, tokens) = (&rows.batch.input, 0..self.head.vocab_size as u32);
-        let stride = hidden_stride(self.head.hidden) * input.dtype().size();
+        let tokens = 0..self.head.vocab_size as u32;
         self.work.clear();
         self.staging.clear();
         self.logprobs.iter_mut().for_each(StreamedLogprobs::clear);
@@ -37,35 +36,30 @@ impl CudaStreamed<'_> {
             }
             let row = rows.adjusted(r, &mut self.adjustments, tokens.clone())?;
             if let Some(logprobs) = &mut self.logprobs {
-                logprobs.push(rows, r, &row, self.staging.rows(), stride)?;
+                logprobs.push(rows, r, &row, self.staging.rows())?;
             }
             self.work.push((r, row.draws));
             let draws = row.first_draw..row.first_draw + row.draws;
             self.staging.push(&rows.batch.params[r], &row, draws)?;
         }
         self.deal.deal(self.work.iter().copied(), self.room);
-        self.deal.copies.iter().for_each(|copy| self.staging.push_hidden(input.row_bytes(copy.row), stride));
+        self.deal.copies.iter().for_each(|copy| self.staging.push_hidden(copy.row));
         self.staging.arrange(&self.deal.order);
         Ok(())
     }
 
     /// Copies the rows of a call up. Returns their hidden states.
     pub(super) fn begin(&mut self, input: &Matrix<'_>) -> Result<DeviceMatrix, CudaError> {
-        let failed = CudaError::driver("copy the inputs of a call");
         // A call that failed may have left work behind.
-        self.blocks.settle()?;
-        self.stream.synchronize().map_err(&failed)?;
-        if self.staging.len() > self.inputs.len() {
-            self.inputs = self.stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
-        }
-        let address = DeviceAddress::of(&self.inputs, &self.stream);
-        self.stream.memcpy_htod(self.staging.finish(address), &mut self.inputs).map_err(&failed)?;
+        self.blocks.finish()?;
+        self.stream.synchronize().map_err(CudaError::driver("copy the inputs of a call"))?;
+        let address = self.staging.copy_to(&mut self.inputs, Some(input), &self.stream)?;
         let queue = queue(&self.stream);
         queue.fill(DeviceAddress::of(&self.invalid, &self.stream), 0xff, self.invalid.len())?;
         results::poison(DeviceAddress::of(&self.draws, &self.stream), self.deal.order.len(), queue)?;
-        let (cols, row_stride) = (input.cols(), hidden_stride(input.cols()));
+        let (cols, row_stride) = (input.cols(), row_stride(input.cols()));
         if let Some(logprobs) = &mut self.logprobs {
-            logprobs.begin(input, row_stride, self.head.vocab_size as u32, &self.stream)?;
+            logprobs.begin(input, self.head.vocab_size as u32, &self.stream)?;
         }
         Ok(DeviceMatrix { address, dtype: input.dtype(), rows: self.deal.copies.len(), cols, row_stride })
     }
@@ -80,19 +74,8 @@ impl CudaStreamed<'_> {
     ) -> Result<(), CudaError> {
         let bytes = count * self.head.hidden * self.head.dtype.size();
         self.blocks.copy(block, bytes, &self.stream)?;
-        let head = DeviceHead {
-            weight: DeviceMatrix {
-                address: self.blocks.address(block),
-                dtype: self.head.dtype,
-                rows: count,
-                cols: self.head.hidden,
-                row_stride: self.head.hidden,
-            },
-            first_token: start as u32,
-            bias: self.bias.as_ref().map(|bias| DeviceAddress::of(bias, &self.stream).add(start)),
-            soft_cap: self.head.soft_cap,
-            scale: self.head.scale,
-        };
+        let bias = self.bias.as_ref().map(|bias| DeviceAddress::of(bias, &self.stream).add(start));
+        let head = head_of_block(&self.head, self.blocks.address(block), start as u32, count, bias);
         let (queue, stream) = (queue(&self.stream), &self.stream);
         let (running, draws) = (DeviceAddress::of(&self.running, stream), DeviceAddress::of(&self.draws, stream));
         let invalid = DeviceAddress::of(&self.invalid, stream);
@@ -128,14 +111,14 @@ impl CudaStreamed<'_> {
         let there = self.draws.slice(..self.made.len());
         self.stream.memcpy_dtoh(&there, &mut self.made).map_err(CudaError::driver("copy the draws"))?;
         self.stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
-        self.pass.settle();
+        self.pass.mark_idle();
         results::written(&self.made)?;
         self.results.resize(self.made.len(), Draw::default());
         for (&number, draw) in self.deal.order.iter().zip(&self.made) {
             self.results[number as usize] = *draw;
         }
         match &mut self.logprobs {
-            Some(logprobs) => logprobs.summarize(rows, &self.results, &self.stream),
+            Some(logprobs) => logprobs.summarize(rows, &self.results),
             None => Ok(()),
         }
     }

@@ -10,6 +10,7 @@ use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::KernelChoice;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
+use crate::sampler::head_sampler::row_stride;
 use crate::sampler::row_scan::{CallRows, ScanRow, StoredQueries, StoredScan, idle};
 use crate::sampler::staging::Staging;
 use crate::selection::stored_rows::{StoredRows, SummaryInput};
@@ -86,31 +87,28 @@ impl StreamedLogprobs {
         self.hidden = None;
     }
 
-    /// Adds row `at` of the call if it requests log-probabilities; its hidden states take `stride` bytes. `first_draw`: the
-    /// number of its first draw among those of the call.
+    /// Adds row `at` of the call if it requests log-probabilities. `first_draw`: the number of its first draw among those of
+    /// the call.
     pub(super) fn push(
         &mut self,
         rows: &CallRows<'_, '_>,
         at: usize,
         row: &Row<'_>,
         first_draw: usize,
-        stride: usize,
     ) -> Result<(), CudaError> {
         match row.raw_logprobs {
-            Some(_) => self.staging.push(&idle(), &rows.raw()?, [0])?,
+            Some(_) => self.staging.push_of(at, &idle(), &rows.raw()?, [0])?,
             None if row.logprobs.is_none() => return Ok(()),
-            None => self.staging.push(&rows.batch.params[at], row, [row.first_draw])?,
+            None => self.staging.push_of(at, &rows.batch.params[at], row, [row.first_draw])?,
         }
-        self.staging.push_hidden(rows.batch.input.row_bytes(at), stride);
         self.rows.push(StoredRow { at, first_draw });
         Ok(())
     }
 
-    /// Copies the rows up, of which the hidden states are `row_stride` elements apart, and makes room for their logits.
+    /// Copies the rows up, and makes room for their logits.
     pub(super) fn begin(
         &mut self,
         input: &Matrix<'_>,
-        row_stride: usize,
         vocab_size: u32,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
@@ -118,16 +116,12 @@ impl StreamedLogprobs {
         if rows == 0 {
             return Ok(());
         }
-        let failed = CudaError::driver("copy the rows with log-probabilities");
         while self.stored.iter().map(StoredRows::rows).sum::<usize>() < rows {
             self.stored.push(StoredRows::new(0..vocab_size, self.max_rows, &self.device, stream)?);
         }
-        if self.staging.len() > self.inputs.len() {
-            self.inputs = stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
-        }
-        let address = DeviceAddress::of(&self.inputs, stream);
-        stream.memcpy_htod(self.staging.finish(address), &mut self.inputs).map_err(&failed)?;
-        self.hidden = Some(DeviceMatrix { address, dtype: input.dtype(), rows, cols: input.cols(), row_stride });
+        let address = self.staging.copy_to(&mut self.inputs, Some(input), stream)?;
+        let (dtype, cols, row_stride) = (input.dtype(), input.cols(), row_stride(input.cols()));
+        self.hidden = Some(DeviceMatrix { address, dtype, rows, cols, row_stride });
         Ok(())
     }
 
@@ -145,7 +139,7 @@ impl StreamedLogprobs {
                 break;
             }
             let part = hidden.rows(first..first + rows);
-            let place = stored.place(0, stream);
+            let place = stored.place(0);
             let (logits, stride) = (place.logits.add(head.first_token as usize), place.stride as usize);
             self.fused.enqueue_storing(queue, &part, (rows_at.add(first), draws), logits, stride)?;
             first += rows;
@@ -155,12 +149,7 @@ impl StreamedLogprobs {
 
     /// Summarizes the stored logits, all of which are there when the stream has passed what was enqueued; waits. `draws` are
     /// those of the call. A row whose draws are errors has no summary.
-    pub(super) fn summarize(
-        &mut self,
-        rows: &CallRows<'_, '_>,
-        draws: &[Draw],
-        stream: &Arc<CudaStream>,
-    ) -> Result<(), CudaError> {
+    pub(super) fn summarize(&mut self, rows: &CallRows<'_, '_>, draws: &[Draw]) -> Result<(), CudaError> {
         let most = self.rows.len().max(self.summaries.len());
         self.summaries.resize_with(most, RowSummary::default);
         self.tokens.clear();
@@ -187,10 +176,10 @@ impl StreamedLogprobs {
                 stored.requests().resize(slot, SummaryRequest::default());
                 stored.requests().push(request);
             }
-            stored.upload_requests(stream)?;
-            stored.summarize(&SummaryInput::default(), stream)?;
+            stored.upload_requests()?;
+            stored.summarize(&SummaryInput::default())?;
             stored.wait_for_summaries()?;
-            let mut scan = StoredScan::new(&mut members, queries, stored, None, stream);
+            let mut scan = StoredScan { part: &mut members, memory: queries, stored, canonical: None };
             scan.find()?;
             scan.find_raw()?;
             for member in members.iter_mut().filter(|member| member.is_raw()) {
@@ -198,10 +187,10 @@ impl StreamedLogprobs {
                 let tokens = &tokens[first..first + member.row.draws as usize];
                 member.request = Request::Logits { tokens, stage: Stage::Raw };
             }
-            StoredScan::new(&mut members, queries, stored, None, stream).find_raw()?;
+            StoredScan { part: &mut members, memory: queries, stored, canonical: None }.find_raw()?;
         }
         self.members = reuse_vec(members);
-        self.fused.settle();
+        self.fused.mark_idle();
         Ok(())
     }
 

@@ -8,7 +8,7 @@ mod call;
 mod deal;
 mod logprobs;
 
-use crate::abi::{self, Draw, RUNNING_BYTES, status};
+use crate::abi::{self, DeviceAddress, Draw, RUNNING_BYTES, status};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::group_pass::{GroupPass, check_group};
@@ -19,6 +19,7 @@ use crate::device::select::GroupRule;
 use crate::error::CudaError;
 use crate::sampler::check_plan;
 use crate::sampler::grouped::in_distribution;
+use crate::sampler::head_sampler::row_stride;
 use crate::sampler::row_scan::{CallRows, candidate};
 use crate::sampler::staging::Staging;
 use crate::sampler::tiled::CudaTiled;
@@ -135,9 +136,7 @@ impl<'a> CudaStreamed<'a> {
         check_plan(&plan, false)?;
         let can = Capabilities { knobs: Knobs::ADJUSTMENTS.with(Knob::LogprobsMode), ..can };
         let most = plan.max_rows.saturating_mul(plan.max_draws as usize);
-        if most > MAX_DRAWS {
-            return Err(CudaError::TooLarge { what: "draws", found: most, limit: MAX_DRAWS });
-        }
+        CudaError::check_limits(&[("draws", most, MAX_DRAWS)])?;
         let stream = device.stream()?;
         let row_bytes = head.hidden * head.dtype.size();
         // Of a head without tokens a block of one, which no call fills.
@@ -147,13 +146,14 @@ impl<'a> CudaStreamed<'a> {
         let blocks = Blocks::new(tokens * row_bytes, device, &stream)?;
         let failed = CudaError::driver("allocate what a call needs");
         let bias = head.bias.map(|bias| stream.clone_htod(&bias[..head.vocab_size])).transpose().map_err(&failed)?;
-        let first = first_block(&head, &blocks, tokens);
+        // Without bias: each block has its own.
+        let first = head_of_block(&head, blocks.address(0), 0, tokens, None);
         let pass = GroupPass::new(&first, most.min(MAX_ROWS), group, rule, device)?;
         let vocab = head.vocab_size as u32;
         let logprobs = plan.max_logprobs.map(|_| StreamedLogprobs::new(&first, vocab, plan.max_rows, device, &stream));
         let logprobs = logprobs.transpose()?;
         let room = plan.max_rows.max(most.min(MAX_ROWS));
-        let size = room * hidden_stride(head.hidden) * size_of::<f32>() + most * size_of::<abi::Row>() + 16;
+        let size = room * row_stride(head.hidden) * size_of::<f32>() + most * size_of::<abi::Row>() + 16;
         let inputs = stream.alloc_zeros(size).map_err(&failed)?;
         let running = stream.alloc_zeros(most * RUNNING_BYTES).map_err(&failed)?;
         let invalid = stream.alloc_zeros(most).map_err(&failed)?;
@@ -268,24 +268,25 @@ impl<'a> CudaStreamed<'a> {
     }
 }
 
-/// Elements from one hidden state to the next.
-pub(super) fn hidden_stride(hidden: usize) -> usize {
-    hidden.next_multiple_of(8)
-}
-
 impl Drop for CudaStreamed<'_> {
     /// Waits for what a call that failed left behind: it uses this value's memory.
     fn drop(&mut self) {
         let copied = self.blocks.wait();
         if wait(self.stream.context(), || self.stream.synchronize()) && copied {
-            self.pass.settle();
+            self.pass.mark_idle();
         }
     }
 }
 
-/// The head of the first block, without bias: each block's is told as the block comes.
-fn first_block(head: &StreamHead<'_>, blocks: &Blocks, tokens: usize) -> DeviceHead {
+/// The head of a block of the weight, of `rows` tokens.
+fn head_of_block(
+    head: &StreamHead<'_>,
+    address: DeviceAddress<u8>,
+    first_token: u32,
+    rows: usize,
+    bias: Option<DeviceAddress<f32>>,
+) -> DeviceHead {
     let (dtype, cols) = (head.dtype, head.hidden);
-    let weight = DeviceMatrix { address: blocks.address(0), dtype, rows: tokens, cols, row_stride: cols };
-    DeviceHead { weight, first_token: 0, bias: None, soft_cap: head.soft_cap, scale: head.scale }
+    let weight = DeviceMatrix { address, dtype, rows, cols, row_stride: cols };
+    DeviceHead { weight, first_token, bias, soft_cap: head.soft_cap, scale: head.scale }
 }

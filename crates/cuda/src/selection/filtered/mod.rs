@@ -4,6 +4,7 @@
 //! row; all blocks share the few rows that top-p draws again.
 #![allow(unsafe_code)]
 
+mod kinds;
 mod sharded_filters;
 
 use crate::abi::{
@@ -27,7 +28,7 @@ use core::ops::Range;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUstreamCaptureStatus;
 use flash_sampling_core::{DType, Knob};
-pub(crate) use sharded_filters::NOT_PREPARED;
+pub use kinds::FilterKinds;
 use sharded_filters::RankKernels;
 use std::sync::Arc;
 
@@ -96,9 +97,7 @@ impl DeviceFilters {
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
-        if max_rows > MAX_ROWS {
-            return Err(CudaError::TooLarge { what: "rows", found: max_rows, limit: MAX_ROWS });
-        }
+        CudaError::check_limits(&[("rows", max_rows, MAX_ROWS)])?;
         if tokens.is_empty() {
             return Err(CudaError::Layout { what: "logits", reason: "they have no tokens" });
         }
@@ -132,11 +131,11 @@ impl DeviceFilters {
         self.max_rows
     }
 
-    /// Marks the scratch as idle after all launches have run; see [`Scratch::settle`].
-    pub(crate) fn settle(&mut self) {
-        self.logits.iter_mut().for_each(Scratch::settle);
-        self.lists.settle();
-        self.open.settle();
+    /// Marks the scratch as idle after all launches have run; see [`Scratch::mark_idle`].
+    pub(crate) fn mark_idle(&mut self) {
+        self.logits.iter_mut().for_each(Scratch::mark_idle);
+        self.lists.mark_idle();
+        self.open.mark_idle();
     }
 
     /// Allocates the room for logits, and loads the kernels of `sampler`, for every number of rows in its plan. Later
@@ -177,9 +176,7 @@ impl DeviceFilters {
         filters: DeviceAddress<RowFilters>,
     ) -> Result<(), CudaError> {
         check_aligned("filters", filters)?;
-        if hidden.rows > self.max_rows {
-            return Err(CudaError::TooLarge { what: "rows", found: hidden.rows, limit: self.max_rows });
-        }
+        CudaError::check_limits(&[("rows", hidden.rows, self.max_rows)])?;
         if sampler.tokens() != self.tokens {
             return Err(CudaError::Layout { what: "logits", reason: "they have other tokens than the head" });
         }
@@ -241,7 +238,7 @@ impl DeviceFilters {
         queue: Queue<'_>,
         filters: DeviceAddress<RowFilters>,
     ) -> Result<(RowLists, bool), CudaError> {
-        let keys = self.lists.lend::<u64>();
+        let keys = self.lists.begin_use::<u64>();
         let counters = keys.add(LIST_ROOM * self.max_rows).cast();
         let posted = counters.add(self.max_rows).cast::<u32>();
         let size = (LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * self.max_rows;
@@ -251,13 +248,14 @@ impl DeviceFilters {
 
     /// Returns the memory for undecided rows, as [`DeviceFilters::begin_lists`] does for lists.
     fn begin_open(&mut self, queue: Queue<'_>) -> Result<(UndecidedRows, bool), CudaError> {
-        let (base, size) = (self.open.lend(), self.open.len());
+        let (base, size) = (self.open.begin_use(), self.open.len());
         let are_zeros = std::mem::replace(&mut self.are_open_zeros, false) || clear(queue, base, size)?;
         Ok((UndecidedRows::at(base, self.max_rows), are_zeros))
     }
 
     /// Draws for `hidden [rows, hidden]` with filters: [`DeviceTiled::launch`] with one
-    /// [`abi::RowFilters`](crate::abi::RowFilters) per row.
+    /// [`abi::RowFilters`](crate::abi::RowFilters) per row. If the host knows the kinds of rows and filters, `kinds` saves
+    /// a launch, and selects a faster launch for rows with top-p alone; else it is [`FilterKinds::ALL`].
     ///
     /// # Errors
     /// * [`CudaError::TooLarge`]: more rows than planned.
@@ -270,27 +268,8 @@ impl DeviceFilters {
     ///   filters and this value.
     /// * No top-k exceeds [`abi::TOP_K_MAX`](crate::abi::TOP_K_MAX).
     /// * No row with filters is greedy. Rows without filters, and so all greedy rows, have [`RowFilters::OFF`].
+    /// * `kinds` includes every row and its filters.
     pub unsafe fn launch(
-        &mut self,
-        stream: &CudaStream,
-        sampler: &mut DeviceTiled,
-        hidden: &DeviceMatrix,
-        (rows, filters): (DeviceAddress<Row>, DeviceAddress<RowFilters>),
-        draws: DeviceAddress<Draw>,
-    ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function; `FilterKinds::ALL` includes all rows.
-        unsafe { self.launch_kinds(stream, sampler, hidden, (rows, filters), draws, FilterKinds::ALL) }
-    }
-
-    /// Draws as [`DeviceFilters::launch`] does, if the host knows the kinds of rows and filters. Saves a launch, and
-    /// uses a faster launch for rows with top-p alone.
-    ///
-    /// # Errors
-    /// As [`DeviceFilters::launch`].
-    ///
-    /// # Safety
-    /// The bullets of [`DeviceFilters::launch`]; `kinds` includes every row and its filters.
-    pub unsafe fn launch_kinds(
         &mut self,
         stream: &CudaStream,
         sampler: &mut DeviceTiled,
@@ -302,11 +281,11 @@ impl DeviceFilters {
         // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; the scratch is this value's and the
         // sampler's.
         let queue = unsafe { Queue::new(stream) };
-        self.enqueue_kinds(queue, sampler, hidden, FilteredRows { rows, filters, draws }, kinds)
+        self.enqueue(queue, sampler, hidden, FilteredRows { rows, filters, draws }, kinds)
     }
 
-    /// [`DeviceFilters::launch_kinds`].
-    pub(crate) fn enqueue_kinds(
+    /// [`DeviceFilters::launch`].
+    pub(crate) fn enqueue(
         &mut self,
         queue: Queue<'_>,
         sampler: &mut DeviceTiled,
@@ -337,7 +316,7 @@ impl DeviceFilters {
     /// The memory for the logits of a call, with or without block maxima, and the kernel's output for this memory.
     fn logit_store(&mut self, has_maxima: bool) -> Result<(LogitStore, FusedOutput), CudaError> {
         let (bytes, stride) = (self.logits_bytes(), self.stride as u64);
-        let base = self.room()?.lend::<u8>();
+        let base = self.room()?.begin_use::<u8>();
         let block_maxima = if has_maxima { base.add(bytes).cast() } else { DeviceAddress::NULL };
         let stored = LogitStore { logits: base.cast(), stride, block_maxima };
         let output = if has_maxima { FusedOutput::StoreLogits(stored) } else { FusedOutput::MasksPenalties(stored) };
@@ -368,43 +347,6 @@ fn clear(queue: Queue<'_>, address: DeviceAddress<u8>, size: usize) -> Result<bo
     queue.fill(address, 0, size)?;
     let status = queue.stream().capture_status().map_err(CudaError::driver("clear the memory of a failed launch"))?;
     Ok(status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
-}
-
-/// The kinds of selection that the rows of a call need.
-#[derive(Clone, Copy, Debug)]
-pub struct FilterKinds {
-    by_mass: bool,
-    gathered: bool,
-    /// Every row has top-p alone, or no filters.
-    is_top_p_alone: bool,
-    rows: RowFeatures,
-}
-
-impl FilterKinds {
-    /// Any rows, any filters.
-    pub const ALL: FilterKinds =
-        FilterKinds { by_mass: true, gathered: true, is_top_p_alone: false, rows: RowFeatures::Any };
-
-    /// The kinds of these filters, for any rows.
-    pub fn of(filters: &[RowFilters]) -> FilterKinds {
-        let gathered = |f: &RowFilters| !f.is_by_mass() && *f != RowFilters { rescale: f.rescale, ..RowFilters::OFF };
-        FilterKinds {
-            by_mass: filters.iter().any(RowFilters::is_by_mass),
-            gathered: filters.iter().any(gathered),
-            is_top_p_alone: filters.iter().all(RowFilters::is_top_p_alone),
-            ..FilterKinds::ALL
-        }
-    }
-
-    /// Restricts the kinds to rows with these features.
-    pub fn with_rows(self, rows: RowFeatures) -> FilterKinds {
-        FilterKinds { rows, ..self }
-    }
-
-    /// Whether block maxima can select the few logits that decide.
-    fn is_by_block_maxima(&self) -> bool {
-        self.by_mass && self.is_top_p_alone && self.rows == RowFeatures::Bare
-    }
 }
 
 const _: () = assert!(MAX_ROWS <= UNDECIDED_ROWS_SUMMED, "there is no room for the sums of every row");

@@ -16,7 +16,7 @@ use crate::exchange::peers::DevicePeers;
 use crate::selection::top_p::{self, TopP};
 
 /// The error of a call before [`DeviceFilters::prepare_sharded`].
-pub(crate) const NOT_PREPARED: CudaError = CudaError::NotTogether { reason: "filters are not prepared" };
+const NOT_PREPARED: CudaError = CudaError::NotSharded { reason: "filters are not prepared" };
 
 /// The kernels that filter over ranks.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl DeviceFilters {
         self.check(hidden, sampler, rows.filters)?;
         self.rank_kernels()?;
         if !sampler.lists(hidden) {
-            return Err(CudaError::NotTogether {
+            return Err(CudaError::NotSharded {
                 reason: "lists need the Hopper kernel, and hidden states of the weight's type",
             });
         }
@@ -77,7 +77,7 @@ impl DeviceFilters {
         Ok(())
     }
 
-    /// Draws as [`DeviceFilters::launch_kinds`] does, over the shards of all ranks, for rows with top-p alone or no
+    /// Draws as [`DeviceFilters::launch`] does, over the shards of all ranks, for rows with top-p alone or no
     /// filters.
     ///
     /// The sampler's shard begins at a multiple of 4. The host computes the call's fingerprint while the sampler runs.
@@ -92,7 +92,7 @@ impl DeviceFilters {
         self.check(hidden, sampler, rows.filters)?;
         self.rank_kernels()?;
         if !self.tokens.start.is_multiple_of(4) {
-            return Err(CudaError::NotTogether { reason: "top-p alone needs shards that begin at multiples of 4" });
+            return Err(CudaError::NotSharded { reason: "top-p alone needs shards that begin at multiples of 4" });
         }
         // Ranks may use different kernels, for example if only one shard has a bias. All kernels exchange sums and bins
         // in the same records.

@@ -7,9 +7,7 @@ use crate::device::results;
 use crate::device::standalone::{DeviceDraws, split};
 use crate::error::CudaError;
 use crate::selection::queries::{CanonicalInputs, Kind, Query};
-use cudarc::driver::CudaStream;
 use flash_sampling_core::DType;
-use std::sync::Arc;
 
 /// The device addresses of a part's items, and their number.
 #[derive(Clone, Copy, Debug)]
@@ -27,36 +25,35 @@ impl StoredRows {
         kind: Kind,
         queries: &[Query],
         canonical: Option<&CanonicalInputs>,
-        stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         if matches!(kind, Kind::Frontiers | Kind::Above) {
             self.stored_scan()?;
         }
-        let items = self.copy_up(queries, stream)?;
-        let stored = self.logits(stream);
+        let items = self.copy_up(queries)?;
+        let stored = self.logits();
         let out = KeptTokens {
-            tokens: DeviceAddress::of(&self.kept, stream),
-            count: DeviceAddress::of(&self.count, stream),
+            tokens: DeviceAddress::of(&self.kept, &self.stream),
+            count: DeviceAddress::of(&self.count, &self.stream),
             capacity: self.capacity as u64,
         };
         match kind {
-            Kind::Draws => self.launch_draws(stored, items, canonical.map(|_| out), stream)?,
-            Kind::Lists => self.launch_lists(stored, items, out, stream)?,
+            Kind::Draws => self.launch_draws(stored, items, canonical.map(|_| out))?,
+            Kind::Lists => self.launch_lists(stored, items, out)?,
             Kind::Frontiers | Kind::Above => {
                 let call = ScanTokens { stored, out, rows: items.rows, items: items.items };
                 let kernels = self.scans.as_ref().ok_or(CudaError::Corrupt { what: "kernels of scans" })?;
-                let queue = StoredRows::queue(stream);
+                let queue = StoredRows::queue(&self.stream);
                 match kind {
                     Kind::Frontiers => kernels.frontiers(queue, call, items.count as u32),
                     _ => kernels.tokens_above(queue, call, items.count as u32),
                 }?;
             }
         }
-        canonical.map_or(Ok(()), |inputs| self.launch_canonical(inputs, items, out, stream))
+        canonical.map_or(Ok(()), |inputs| self.launch_canonical(inputs, items, out))
     }
 
     /// Enqueues the copy of noise, items and sources, and clears the count of kept tokens.
-    fn copy_up(&mut self, queries: &[Query], stream: &Arc<CudaStream>) -> Result<Items, CudaError> {
+    fn copy_up(&mut self, queries: &[Query]) -> Result<Items, CudaError> {
         let failed = CudaError::driver("copy queries of stored logits");
         self.staged.clear();
         queries.iter().for_each(|query| self.staged.extend_from_slice(bytemuck::bytes_of(&query.noise)));
@@ -64,9 +61,9 @@ impl StoredRows {
         queries.iter().for_each(|query| self.staged.extend_from_slice(bytemuck::bytes_of(&query.item)));
         let sources_at = self.staged.len();
         queries.iter().for_each(|query| self.staged.extend_from_slice(bytemuck::bytes_of(&query.item.source)));
-        stream.memcpy_htod(&self.staged, &mut self.inputs.slice_mut(..self.staged.len())).map_err(&failed)?;
-        stream.memset_zeros(&mut self.count).map_err(&failed)?;
-        let base = DeviceAddress::of(&self.inputs, stream);
+        self.stream.memcpy_htod(&self.staged, &mut self.inputs.slice_mut(..self.staged.len())).map_err(&failed)?;
+        self.stream.memset_zeros(&mut self.count).map_err(&failed)?;
+        let base = DeviceAddress::of(&self.inputs, &self.stream);
         let (items, sources) = (base.add(items_at).cast(), base.add(sources_at).cast());
         Ok(Items { rows: base.cast(), items, sources, count: queries.len() })
     }
@@ -77,7 +74,6 @@ impl StoredRows {
         stored: StoredLogits,
         Items { rows, items, sources, count }: Items,
         ties: Option<KeptTokens>,
-        stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         let logits = DeviceMatrix {
             address: stored.logits.cast(),
@@ -86,7 +82,7 @@ impl StoredRows {
             cols: self.tokens.len(),
             row_stride: self.stride,
         };
-        let (queue, draws) = (StoredRows::queue(stream), DeviceAddress::of(&self.draws, stream));
+        let (queue, draws) = (StoredRows::queue(&self.stream), DeviceAddress::of(&self.draws, &self.stream));
         results::poison(draws, count, queue)?;
         let call = DeviceDraws { count, rows, sources: Some(sources), draws, log_z: None };
         self.draw.enqueue(queue, &logits, &call)?;
@@ -102,11 +98,10 @@ impl StoredRows {
         stored: StoredLogits,
         Items { rows, items, count, .. }: Items,
         out: KeptTokens,
-        stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        let scores = DeviceAddress::of(&self.scores, stream);
+        let scores = DeviceAddress::of(&self.scores, &self.stream);
         let call = TopLists { stored, out, rows, items, scores, item_count: count as u32, padding: 0 };
-        self.kernels.top_list(StoredRows::queue(stream), call, self.list_blocks.min(count) as u32)
+        self.kernels.top_list(StoredRows::queue(&self.stream), call, self.list_blocks.min(count) as u32)
     }
 
     /// Computes canonical scores and logits of the kept tokens.
@@ -115,7 +110,6 @@ impl StoredRows {
         inputs: &CanonicalInputs,
         Items { rows: noise, items, .. }: Items,
         out: KeptTokens,
-        stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         let call = Canonical {
             out,
@@ -133,6 +127,6 @@ impl StoredRows {
             width: inputs.hidden.cols as u32,
             first_token: self.tokens.start,
         };
-        self.kernels.canonical(StoredRows::queue(stream), call)
+        self.kernels.canonical(StoredRows::queue(&self.stream), call)
     }
 }

@@ -48,6 +48,8 @@ const KEPT_AT: usize = 16;
 #[derive(Debug)]
 pub(crate) struct StoredRows {
     device: Arc<Device>,
+    /// The stream of all launches.
+    pub(crate) stream: Arc<CudaStream>,
     tokens: Range<u32>,
     rows: usize,
     stride: usize,
@@ -104,6 +106,7 @@ impl StoredRows {
         let each = size_of::<Row>() + size_of::<Item>() + size_of::<u32>();
         Ok(StoredRows {
             device: device.clone(),
+            stream: stream.clone(),
             rows,
             stride,
             kernels,
@@ -158,9 +161,10 @@ impl StoredRows {
     }
 
     /// The memory for logits from row `first` on.
-    pub(crate) fn place(&self, first: usize, stream: &CudaStream) -> LogitStore {
-        let logits = DeviceAddress::of(&self.logits, stream).add(first * self.stride);
-        LogitStore { logits, stride: self.stride as u64, block_maxima: DeviceAddress::of(&self.block_maxima, stream) }
+    pub(crate) fn place(&self, first: usize) -> LogitStore {
+        let logits = DeviceAddress::of(&self.logits, &self.stream).add(first * self.stride);
+        let block_maxima = DeviceAddress::of(&self.block_maxima, &self.stream);
+        LogitStore { logits, stride: self.stride as u64, block_maxima }
     }
 
     /// A queue for the kernels over this value's memory.
@@ -171,8 +175,8 @@ impl StoredRows {
         unsafe { Queue::new(stream) }
     }
 
-    fn logits(&self, stream: &Arc<CudaStream>) -> StoredLogits {
-        let (logits, row_stride) = (DeviceAddress::of(&self.logits, stream), self.stride as u64);
+    fn logits(&self) -> StoredLogits {
+        let (logits, row_stride) = (DeviceAddress::of(&self.logits, &self.stream), self.stride as u64);
         let (first_token, tokens) = (self.tokens.start, self.tokens.len() as u32);
         StoredLogits { logits, row_stride, first_token, tokens }
     }

@@ -6,9 +6,7 @@ use crate::device::results;
 use crate::error::CudaError;
 use crate::selection::queries::{CanonicalInputs, Kind, Query, QueryResults};
 use core::cmp::Reverse;
-use cudarc::driver::CudaStream;
 use flash_sampling_core::backend::{Candidate, Winner};
-use std::sync::Arc;
 
 impl StoredRows {
     /// Runs queries, waits, and appends their results. With canonical inputs, scores and logits are canonical.
@@ -18,7 +16,6 @@ impl StoredRows {
         queries: &[Query],
         canonical: Option<&CanonicalInputs>,
         out: &mut QueryResults,
-        stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         let mut rest = queries;
         while !rest.is_empty() {
@@ -31,7 +28,7 @@ impl StoredRows {
             };
             let count = rest.iter().take(MAX_ITEMS).take_while(fits).count();
             let (part, after) = rest.split_at(count);
-            self.run_part(kind, part, canonical, out, stream)?;
+            self.run_part(kind, part, canonical, out)?;
             rest = after;
         }
         Ok(())
@@ -43,11 +40,10 @@ impl StoredRows {
         queries: &[Query],
         canonical: Option<&CanonicalInputs>,
         out: &mut QueryResults,
-        stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        self.launch(kind, queries, canonical, stream)?;
+        self.launch(kind, queries, canonical)?;
         if kind == Kind::Draws && canonical.is_none() {
-            return self.take_draws(queries.len(), out, stream);
+            return self.take_draws(queries.len(), out);
         }
         // Lists have a known maximum number of tokens.
         let most = |query: &Query| (query.item.limit as usize).min(self.tokens.len());
@@ -55,15 +51,15 @@ impl StoredRows {
             Kind::Lists if canonical.is_none() => queries.iter().map(most).sum(),
             _ => self.expected,
         };
-        let count = self.fetch_kept(expected.min(self.capacity), stream)?;
+        let count = self.fetch_kept(expected.min(self.capacity))?;
         if count > self.capacity {
             // Too many near ties: run each half of the queries alone. A single query has room for every token.
             let (first, second) = queries.split_at(queries.len() / 2);
             if first.is_empty() {
                 return Err(CudaError::Corrupt { what: "more tokens" });
             }
-            self.run_part(kind, first, canonical, out, stream)?;
-            return self.run_part(kind, second, canonical, out, stream);
+            self.run_part(kind, first, canonical, out)?;
+            return self.run_part(kind, second, canonical, out);
         }
         if kind != Kind::Lists {
             // The next call needs about as many tokens, so expect a quarter more than this time.
@@ -76,12 +72,12 @@ impl StoredRows {
     }
 
     /// Waits for the draws of a part, and appends them.
-    fn take_draws(&mut self, count: usize, out: &mut QueryResults, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+    fn take_draws(&mut self, count: usize, out: &mut QueryResults) -> Result<(), CudaError> {
         let failed = CudaError::driver("fetch draws from stored logits");
         self.draws_here.resize(count, Draw::default());
-        stream.memcpy_dtoh(&self.draws.slice(..count), &mut self.draws_here).map_err(&failed)?;
-        stream.synchronize().map_err(&failed)?;
-        self.draw.settle();
+        self.stream.memcpy_dtoh(&self.draws.slice(..count), &mut self.draws_here).map_err(&failed)?;
+        self.stream.synchronize().map_err(&failed)?;
+        self.draw.mark_idle();
         results::written(&self.draws_here)?;
         for draw in &self.draws_here {
             let winner = Winner::new(draw.score, draw.token);
@@ -92,18 +88,18 @@ impl StoredRows {
 
     /// Waits for the kept tokens, and returns their count. The first `expected` tokens are copied with the count. The
     /// rest follows in a second copy, if all tokens fit.
-    fn fetch_kept(&mut self, expected: usize, stream: &Arc<CudaStream>) -> Result<usize, CudaError> {
+    fn fetch_kept(&mut self, expected: usize) -> Result<usize, CudaError> {
         let failed = CudaError::driver("fetch kept tokens of stored logits");
-        let (queue, kept) = (StoredRows::queue(stream), DeviceAddress::of(&self.kept, stream));
-        self.results.copy_down(DeviceAddress::of(&self.count, stream), 0, size_of::<u64>(), queue)?;
+        let (queue, kept) = (StoredRows::queue(&self.stream), DeviceAddress::of(&self.kept, &self.stream));
+        self.results.copy_down(DeviceAddress::of(&self.count, &self.stream), 0, size_of::<u64>(), queue)?;
         self.results.copy_down(kept, KEPT_AT, expected * KEPT, queue)?;
-        stream.synchronize().map_err(&failed)?;
-        self.draw.settle();
+        self.stream.synchronize().map_err(&failed)?;
+        self.draw.mark_idle();
         let count = bytemuck::pod_read_unaligned::<u64>(&self.results.bytes()?[..size_of::<u64>()]) as usize;
         if (expected + 1..=self.capacity).contains(&count) {
             let (from, size) = (expected * KEPT, (count - expected) * KEPT);
             self.results.copy_down(kept.add(expected), KEPT_AT + from, size, queue)?;
-            stream.synchronize().map_err(&failed)?;
+            self.stream.synchronize().map_err(&failed)?;
         }
         Ok(count)
     }

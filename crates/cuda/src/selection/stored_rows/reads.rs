@@ -2,8 +2,6 @@
 
 use super::StoredRows;
 use crate::error::CudaError;
-use cudarc::driver::CudaStream;
-use std::sync::Arc;
 
 /// Logits that come down one by one, a copy and a wait each; of more the whole row does, 600 KB for 152k tokens. Draws of a row
 /// are mostly one or two; where exactly the ways meet was not measured.
@@ -11,12 +9,12 @@ const FEW: usize = 8;
 
 impl StoredRows {
     /// The logits of a stored row. Waits.
-    pub(crate) fn read(&mut self, row: usize, stream: &Arc<CudaStream>) -> Result<&[f32], CudaError> {
+    pub(crate) fn read(&mut self, row: usize) -> Result<&[f32], CudaError> {
         let failed = CudaError::driver("copy stored logits");
         self.logits_here.resize(self.tokens.len(), 0.0);
         let there = self.logits.slice(row * self.stride..row * self.stride + self.tokens.len());
-        stream.memcpy_dtoh(&there, &mut self.logits_here).map_err(&failed)?;
-        stream.synchronize().map_err(&failed)?;
+        self.stream.memcpy_dtoh(&there, &mut self.logits_here).map_err(&failed)?;
+        self.stream.synchronize().map_err(&failed)?;
         Ok(&self.logits_here)
     }
 
@@ -25,21 +23,20 @@ impl StoredRows {
         &mut self,
         row: usize,
         tokens: impl ExactSizeIterator<Item = u32>,
-        stream: &Arc<CudaStream>,
     ) -> Result<&[f32], CudaError> {
         let first = self.tokens.start;
         let mut some = core::mem::take(&mut self.some_here);
         some.clear();
         if tokens.len() > FEW {
-            let all = self.read(row, stream)?;
+            let all = self.read(row)?;
             some.extend(tokens.map(|token| all[(token - first) as usize]));
         } else {
             let failed = CudaError::driver("copy stored logits");
             for token in tokens {
                 let at = row * self.stride + (token - first) as usize;
                 let mut logit = [0.0];
-                stream.memcpy_dtoh(&self.logits.slice(at..=at), &mut logit).map_err(&failed)?;
-                stream.synchronize().map_err(&failed)?;
+                self.stream.memcpy_dtoh(&self.logits.slice(at..=at), &mut logit).map_err(&failed)?;
+                self.stream.synchronize().map_err(&failed)?;
                 some.push(logit[0]);
             }
         }

@@ -102,8 +102,8 @@ impl StoredRows {
 
     /// Uploads the requests of the next pass. Called before the logits are computed, so that the GPU need not wait for it
     /// between the two passes.
-    pub(crate) fn upload_requests(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
-        let Summaries { requests, device_requests, output, layout, .. } = &mut self.summaries;
+    pub(crate) fn upload_requests(&mut self) -> Result<(), CudaError> {
+        let StoredRows { summaries: Summaries { requests, device_requests, output, layout, .. }, stream, .. } = self;
         *layout = Layout::of(requests);
         let bytes: &[u64] = bytemuck::cast_slice(requests);
         if bytes.is_empty() {
@@ -115,19 +115,20 @@ impl StoredRows {
     }
 
     /// Enqueues a pass over the first rows, one per uploaded request, and a copy of its output.
-    pub(crate) fn summarize(&mut self, input: &SummaryInput, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+    pub(crate) fn summarize(&mut self, input: &SummaryInput) -> Result<(), CudaError> {
         if self.summaries.requests.is_empty() {
             return Ok(());
         }
         self.summaries.input = *input;
-        let output = self.launch_summaries(stream)?;
-        let Summaries { layout, results, .. } = &mut self.summaries;
+        let output = self.launch_summaries()?;
+        let StoredRows { summaries: Summaries { layout, results, .. }, stream, .. } = self;
         results.copy_down(output, 0, layout.end, StoredRows::queue(stream))
     }
 
     /// Enqueues a pass. Returns the address of its output.
-    fn launch_summaries(&mut self, stream: &Arc<CudaStream>) -> Result<DeviceAddress<u8>, CudaError> {
-        let stored = self.logits(stream);
+    fn launch_summaries(&mut self) -> Result<DeviceAddress<u8>, CudaError> {
+        let stored = self.logits();
+        let stream = &self.stream;
         let Summaries {
             input, requests, layout, device_requests, output, weights, parts, listed, listed_counts, ..
         } = &mut self.summaries;
@@ -158,7 +159,7 @@ impl StoredRows {
     }
 
     /// Stores the transformed logits that the last pass did not store. The input of that pass must still be valid.
-    pub(crate) fn store_rest(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+    pub(crate) fn store_rest(&mut self) -> Result<(), CudaError> {
         let Summaries { requests, input, .. } = &mut self.summaries;
         if input.rows.is_null() || requests.iter().all(|request| request.stores == 1) {
             return Ok(());
@@ -169,7 +170,7 @@ impl StoredRows {
         let rest = requests.iter().map(rest).collect();
         requests.iter_mut().for_each(|request| request.stores = 1);
         let made = (core::mem::replace(requests, rest), self.summaries.layout);
-        let launched = self.upload_requests(stream).and_then(|()| self.launch_summaries(stream));
+        let launched = self.upload_requests().and_then(|()| self.launch_summaries());
         (self.summaries.requests, self.summaries.layout) = made;
         launched.map(drop)
     }

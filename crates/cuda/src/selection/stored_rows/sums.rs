@@ -3,21 +3,11 @@
 use super::{MAX_ITEMS, StoredRows};
 use crate::abi::{DeviceAddress, ScanSums, SumQuery};
 use crate::error::CudaError;
-use crate::selection::stored_scan::{MOMENTS, StoredScanKernels};
-use cudarc::driver::CudaStream;
+use crate::selection::stored_scan::{MOMENTS, StoredScanKernels, Sum};
 use flash_sampling_core::backend::Moments;
-use std::sync::Arc;
 
 /// The maximum number of tokens in a row, so that 64 bits hold the sums of its moments.
 const MOST_SUMMED: usize = 1 << 23;
-
-/// A kind of sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sum {
-    PrefixMasses,
-    PrefixCounts,
-    Moments,
-}
 
 impl StoredRows {
     /// The kernels of scans, loaded at first use.
@@ -29,66 +19,45 @@ impl StoredRows {
     }
 
     /// Waits for the masses before ranks, each within the rank's bin.
-    pub(crate) fn prefix_masses(
-        &mut self,
-        queries: &[SumQuery],
-        stream: &Arc<CudaStream>,
-    ) -> Result<&[u64], CudaError> {
-        self.sum(Sum::PrefixMasses, queries, 1, stream)
+    pub(crate) fn prefix_masses(&mut self, queries: &[SumQuery]) -> Result<&[u64], CudaError> {
+        self.sum(Sum::PrefixMasses, queries, 1)
     }
 
     /// Waits for the numbers of tokens before ranks.
-    pub(crate) fn prefix_counts(
-        &mut self,
-        queries: &[SumQuery],
-        stream: &Arc<CudaStream>,
-    ) -> Result<&[u64], CudaError> {
-        self.sum(Sum::PrefixCounts, queries, 1, stream)
+    pub(crate) fn prefix_counts(&mut self, queries: &[SumQuery]) -> Result<&[u64], CudaError> {
+        self.sum(Sum::PrefixCounts, queries, 1)
     }
 
     /// Waits for the moments of rows, as words for [`Moments::from_words`]. Each query's `value` multiplies the logits.
     pub(crate) fn moments(
         &mut self,
         queries: &[SumQuery],
-        stream: &Arc<CudaStream>,
     ) -> Result<impl Iterator<Item = [u64; Moments::WORDS]>, CudaError> {
-        let (found, limit) = (self.tokens.len(), MOST_SUMMED);
-        if found > limit {
-            return Err(CudaError::TooLarge { what: "tokens whose moments are summed", found, limit });
-        }
-        let sums = self.sum(Sum::Moments, queries, MOMENTS, stream)?;
+        CudaError::check_limits(&[("tokens whose moments are summed", self.tokens.len(), MOST_SUMMED)])?;
+        let sums = self.sum(Sum::Moments, queries, MOMENTS)?;
         Ok(sums.as_chunks::<MOMENTS>().0.iter().map(|&sums| words_of(sums)))
     }
 
     /// Waits for the sums of queries: `each` words per query, in the order of the queries.
-    fn sum(
-        &mut self,
-        what: Sum,
-        queries: &[SumQuery],
-        each: usize,
-        stream: &Arc<CudaStream>,
-    ) -> Result<&[u64], CudaError> {
+    fn sum(&mut self, what: Sum, queries: &[SumQuery], each: usize) -> Result<&[u64], CudaError> {
         let failed = CudaError::driver("sum over stored logits");
         self.stored_scan()?;
         self.words_here.clear();
         for part in queries.chunks(MAX_ITEMS.min(self.words.len() / each)) {
             let bytes: &[u8] = bytemuck::cast_slice(part);
-            stream.memcpy_htod(bytes, &mut self.inputs.slice_mut(..bytes.len())).map_err(&failed)?;
+            self.stream.memcpy_htod(bytes, &mut self.inputs.slice_mut(..bytes.len())).map_err(&failed)?;
             let count = part.len() * each;
-            stream.memset_zeros(&mut self.words.slice_mut(..count)).map_err(&failed)?;
-            let (queries, sums) = (DeviceAddress::of(&self.inputs, stream), DeviceAddress::of(&self.words, stream));
-            let call = ScanSums { stored: self.logits(stream), queries: queries.cast(), sums };
+            self.stream.memset_zeros(&mut self.words.slice_mut(..count)).map_err(&failed)?;
+            let (queries, sums) =
+                (DeviceAddress::of(&self.inputs, &self.stream), DeviceAddress::of(&self.words, &self.stream));
+            let call = ScanSums { stored: self.logits(), queries: queries.cast(), sums };
             let kernels = self.scans.as_ref().ok_or(CudaError::Corrupt { what: "kernels of scans" })?;
-            let queue = StoredRows::queue(stream);
-            match what {
-                Sum::PrefixMasses => kernels.prefix_masses(queue, call, part.len() as u32),
-                Sum::PrefixCounts => kernels.prefix_counts(queue, call, part.len() as u32),
-                Sum::Moments => kernels.moments(queue, call, part.len() as u32),
-            }?;
+            let queue = StoredRows::queue(&self.stream);
+            kernels.sum(what, queue, call, part.len() as u32)?;
             let from = self.words_here.len();
             self.words_here.resize(from + count, 0);
-            stream.memcpy_dtoh(&self.words.slice(..count), &mut self.words_here[from..]).map_err(&failed)?;
-            stream.synchronize().map_err(&failed)?;
+            self.stream.memcpy_dtoh(&self.words.slice(..count), &mut self.words_here[from..]).map_err(&failed)?;
+            self.stream.synchronize().map_err(&failed)?;
         }
         Ok(&self.words_here)
     }

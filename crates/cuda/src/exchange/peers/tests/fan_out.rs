@@ -98,7 +98,7 @@ impl Shard {
         // Rows of any kind take a second launch.
         let kinds = if is_within { RowFeatures::Bare } else { RowFeatures::Any };
         // SAFETY: all of it is held by this value, of as many rows; one stream; the rows are bare.
-        unsafe { self.part.tiled.launch_together(stream, &hidden, rows, draws, kinds, peers) }.unwrap();
+        unsafe { self.part.tiled.launch_sharded(stream, &hidden, rows, draws, kinds, peers) }.unwrap();
     }
 
     /// The first step, with other rows and hidden states.

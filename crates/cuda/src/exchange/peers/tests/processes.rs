@@ -71,14 +71,14 @@ fn rank_of_a_process(rank: usize, world: usize, folder: &Path) {
 /// Only where each rank has a GPU.
 #[cfg(feature = "nccl")]
 fn by_nccl(rank: &mut Rank, world: usize, folder: &Path) {
-    use crate::exchange::nccl::{DeviceNccl, NcclId, is_present};
+    use crate::exchange::nccl::{NcclEndpoint, NcclId, is_present};
     if Device::new(world - 1).is_err() || !is_present() {
         let _ = writeln!(std::io::stderr(), "skipped: 1 test of cuda/nccl: no library, or no GPU for each process");
         return;
     }
     let (number, limit) = (rank.peers.rank(), 4 * LIMIT);
     let id = NcclId::by_file(&folder.join("id"), number, limit).unwrap();
-    let mut nccl = DeviceNccl::new(&id, number, world, 64, rank.peers.device(), limit).unwrap();
+    let mut nccl = NcclEndpoint::new(number, world, 64, rank.peers.device()).unwrap().connect(&id, limit).unwrap();
     for step in 0..4u32 {
         let (_, count) = rank.steps[1];
         let draws: Vec<_> = (0..count).map(|row| shard_draw(step, number, row)).collect();

@@ -60,7 +60,7 @@ fn sample(
             let (mut open, mut out) = (Vec::new(), Samples::new());
             let step = |step| {
                 let input = matrix(&hidden[step * ROWS * HIDDEN..][..ROWS * HIDDEN]);
-                sampler.sample_sharded_filters(exchange, input, &rows(row, step), &mut open, &mut out).ok()?;
+                sampler.sample_sharded(exchange, input, &rows(row, step), Some(&mut open), &mut out).ok()?;
                 Some(draws(&out))
             };
             (0..steps).map(step).collect()

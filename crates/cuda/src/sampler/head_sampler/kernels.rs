@@ -1,0 +1,378 @@
+//! The kernels of a head in device memory, and the memory of their launches.
+#![allow(unsafe_code)]
+
+use super::launch_plan::PlannedLaunch;
+use super::source::LaunchRows;
+use super::uploaded_weight::{UploadedWeight, row_stride};
+use crate::abi::{DeviceAddress, Draw, Row, RowFilters};
+use crate::device::fused_hopper::MAX_ROWS;
+use crate::device::gpu::Device;
+use crate::device::groups::DeviceGroups;
+use crate::device::head::DeviceHead;
+use crate::device::launch::Queue;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::pinned::Pinned;
+use crate::device::results;
+use crate::device::row_features::KernelChoice;
+use crate::device::scratch::Scratch;
+use crate::device::select::GroupRule;
+use crate::device::tiled::DeviceTiled;
+use crate::error::CudaError;
+use crate::exchange::cuda_exchange::CudaExchange;
+use crate::exchange::sharded::FilterSupport;
+use crate::sampler::device_sampler::DeviceHidden;
+use crate::sampler::pinned_items::ROOM;
+use crate::sampler::row_scan::FilterSource;
+use crate::sampler::staging::Staging;
+use crate::selection::filtered::{DeviceFilters, FilterKinds, FilteredRows, rows_within};
+use crate::selection::queries::CanonicalInputs;
+use crate::selection::stored_rows::{StoredRows, SummaryInput};
+use core::mem::replace;
+use core::ops::Range;
+use cudarc::driver::CudaStream;
+use flash_sampling_core::{DType, Matrix, Plan, RowParams};
+use std::sync::Arc;
+
+/// The draws of several launches whose results are copied at once.
+const MOST_DRAWS: usize = 4096;
+
+/// The choice of kernels; and of variants with groups, the tokens of a group and their draw.
+pub(super) type Choice = (KernelChoice, Option<(u32, GroupRule)>);
+
+/// The hidden states of a call: on the host, or on the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum HiddenStates<'c> {
+    Host(&'c Matrix<'c>),
+    Device(DeviceMatrix),
+}
+
+impl<'c> HiddenStates<'c> {
+    /// The hidden states of a call: the input, or hidden states on the device of the same shape and type.
+    pub(super) fn of(input: &'c Matrix<'c>, hidden: Option<&DeviceHidden>) -> Result<Self, CudaError> {
+        let Some(hidden) = hidden.map(DeviceHidden::matrix) else { return Ok(HiddenStates::Host(input)) };
+        match (hidden.rows, hidden.cols, hidden.dtype) == (input.rows(), input.cols(), input.dtype()) {
+            true => Ok(HiddenStates::Device(hidden)),
+            false => Err(CudaError::Layout { what: "hidden states", reason: "the input has another shape or type" }),
+        }
+    }
+
+    /// The hidden states of neighbouring rows. On the host, a launch copies the rows that it needs.
+    fn rows(self, rows: Range<usize>) -> Self {
+        match self {
+            HiddenStates::Device(hidden) => HiddenStates::Device(hidden.rows(rows)),
+            host => host,
+        }
+    }
+}
+
+/// The kernels of a head in device memory, and the memory of their launches.
+#[derive(Debug)]
+pub(super) struct HeadKernels {
+    fused: DeviceTiled,
+    /// The kernels that draw instead of `fused`, for variants with groups.
+    groups: Option<DeviceGroups>,
+    choice: Choice,
+    /// The maximum number of draws in a launch, and with filters unless stored logits need more memory.
+    most: usize,
+    most_filtered: usize,
+    device: Arc<Device>,
+    head: DeviceHead,
+    inputs: Scratch,
+    /// Page-locked memory for the inputs of a launch, except its lists.
+    staged: Pinned,
+    draws: Scratch,
+    /// The kernels for filters, and the memory for a launch's filters. Made for the first row with filters.
+    filters: Option<(DeviceFilters, Scratch)>,
+    /// Whether the kernels for filters over ranks are loaded.
+    is_prepared: bool,
+    /// The kernels hold its address, so this field is dropped last.
+    pub(super) uploaded: Option<UploadedWeight>,
+}
+
+/// Loads the kernels for launches of `most` draws. With groups, the fused kernel only stores logits.
+fn load(
+    head: DeviceHead,
+    most: usize,
+    (choice, groups): Choice,
+    device: &Arc<Device>,
+) -> Result<(DeviceTiled, Option<DeviceGroups>), CudaError> {
+    let groups = groups.map(|(size, rule)| DeviceGroups::plan(head, most, size, rule, device)).transpose()?;
+    let fused = match groups {
+        Some(_) => DeviceTiled::unplanned(head, most, device, KernelChoice::Portable),
+        None => DeviceTiled::plan(head, most, device, choice),
+    }?;
+    Ok((fused, groups))
+}
+
+/// The maximum number of draws in a launch of a plan.
+pub(crate) fn most_draws(plan: &Plan) -> usize {
+    plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS)
+}
+
+impl HeadKernels {
+    /// Loads the kernels and allocates their memory: for inputs on the GPU and on the host, and for the draws of several
+    /// launches. Without an uploaded weight, the first hidden states on the host allocate more.
+    pub(super) fn new(
+        head: DeviceHead,
+        is_uploaded: bool,
+        plan: &Plan,
+        choice: Choice,
+        device: &Arc<Device>,
+        stream: &CudaStream,
+    ) -> Result<Self, CudaError> {
+        let (most, results) = (most_draws(plan), plan.max_rows.saturating_mul(plan.max_draws as usize).min(MOST_DRAWS));
+        let (fused, groups) = load(head, most, choice, device)?;
+        // Over device memory, a launch makes one draw of each row.
+        let (hidden, filtered) = match is_uploaded {
+            true => (row_stride(head.weight.cols) * size_of::<f32>(), most),
+            false => (0, plan.max_rows.min(most)),
+        };
+        let (size, most_filtered) =
+            (most * (hidden + size_of::<Row>()) + 16, filtered.min(rows_within(head.weight.rows)));
+        let (inputs, staged) = (Scratch::new(size + ROOM, &[], device)?, Pinned::new(size, stream)?);
+        let draws = Scratch::new(results * size_of::<Draw>(), &[], device)?;
+        let (device, filters, is_prepared, uploaded) = (device.clone(), None, false, None);
+        Ok(HeadKernels {
+            fused,
+            groups,
+            choice,
+            most,
+            most_filtered,
+            device,
+            head,
+            inputs,
+            staged,
+            draws,
+            filters,
+            is_prepared,
+            uploaded,
+        })
+    }
+
+    /// Changes the number of rows. No launch may be in progress.
+    pub(super) fn replan(&mut self, plan: &Plan, stream: &CudaStream) -> Result<(), CudaError> {
+        if most_draws(plan) == self.most {
+            return Ok(());
+        }
+        let is_uploaded = self.uploaded.is_some();
+        let planned = HeadKernels::new(self.head, is_uploaded, plan, self.choice, &self.device, stream)?;
+        let before = replace(self, planned);
+        self.uploaded = before.uploaded;
+        // Other ranks rely on what this rank has prepared.
+        if before.is_prepared { self.prepare_sharded() } else { Ok(()) }
+    }
+
+    /// Draws of a launch.
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// The maximum number of draws with filters in a launch.
+    pub(super) fn most_filtered(&self) -> usize {
+        self.most_filtered
+    }
+
+    /// The maximum number of draws in launches whose results are copied at once.
+    pub(super) fn most_results(&self) -> usize {
+        self.draws.len() / size_of::<Draw>()
+    }
+
+    /// Global ids of the head's tokens.
+    pub(super) fn tokens(&self) -> Range<u32> {
+        self.fused.tokens()
+    }
+
+    /// Whether lists can decide filters for these hidden states.
+    pub(super) fn lists(&self, hidden: HiddenStates<'_>) -> bool {
+        self.fused.lists(&match hidden {
+            HiddenStates::Host(input) => self.copied(DeviceAddress::NULL, input.dtype(), 1),
+            HiddenStates::Device(hidden) => hidden,
+        })
+    }
+
+    /// Hidden states that were copied to an address.
+    fn copied(&self, address: DeviceAddress<u8>, dtype: DType, rows: usize) -> DeviceMatrix {
+        let cols = self.head.weight.cols;
+        DeviceMatrix { address, dtype, rows, cols, row_stride: row_stride(cols) }
+    }
+
+    /// Enqueues the draws of a launch whose rows are staged, with results from number `at` on.
+    ///
+    /// Without filters, a launch has at most [`HeadKernels::most`] draws, else [`HeadKernels::most_filtered`]. Lists need
+    /// [`HeadKernels::lists`]. With an exchange, the draws are of the whole vocabulary, in a call with the given
+    /// parameters. Filters then need [`HeadKernels::prepare_sharded`] and [`HeadKernels::filter_support`], and with
+    /// logits, all rows have top-p alone or no filters.
+    pub(super) fn launch(
+        &mut self,
+        queue: Queue<'_>,
+        LaunchRows { staging, filters, .. }: &mut LaunchRows,
+        hidden: HiddenStates<'_>,
+        (launch, at): (&PlannedLaunch, usize),
+        from: Option<FilterSource>,
+        exchange: Option<(&mut CudaExchange, &[RowParams<'_>])>,
+    ) -> Result<(), CudaError> {
+        let (hidden, rows) = self.copy(queue, staging, hidden.rows(launch.first..launch.first + launch.slots.len()))?;
+        let (hidden, draws, kinds) = (&hidden, self.draws.begin_use::<Draw>().add(at), staging.kinds());
+        results::poison(draws, hidden.rows, queue)?;
+        let Some(from) = from else {
+            match &mut self.groups {
+                Some(groups) => groups.enqueue(queue, hidden, (rows, draws), DeviceAddress::NULL),
+                None => self.fused.enqueue(queue, hidden, (rows, draws), kinds),
+            }?;
+            let Some((exchange, params)) = exchange else { return Ok(()) };
+            return exchange.launch(queue, (rows, draws), hidden.rows, params);
+        };
+        let ((selection, room), fused) = self.filters()?;
+        let there = room.begin_use();
+        queue.copy_up(filters, there)?;
+        let rows = FilteredRows { rows, filters: there, draws };
+        let Some((exchange, params)) = exchange else {
+            if from == FilterSource::Lists && selection.enqueue_listed(queue, fused, hidden, rows)? {
+                return Ok(());
+            }
+            return selection.enqueue(queue, fused, hidden, rows, FilterKinds::of(filters).with_rows(kinds));
+        };
+        let Some((peers, mark)) = exchange.peers() else {
+            return Err(CudaError::NotSharded { reason: "filters need the exchange by peers" });
+        };
+        let peers = (peers, || mark.of(params));
+        match from {
+            FilterSource::Lists => selection.enqueue_listed_ranks(queue, fused, hidden, rows, peers),
+            FilterSource::Logits => selection.enqueue_by_mass_ranks(queue, fused, hidden, (rows, kinds), peers),
+        }
+    }
+
+    /// Waits for the stream, and copies the first `count` results of launches.
+    pub(super) fn finish(&mut self, queue: Queue<'_>, count: usize, draws: &mut Vec<Draw>) -> Result<(), CudaError> {
+        draws.clear();
+        draws.resize(count, Draw::default());
+        queue.copy_down(self.draws.begin_use(), draws)?;
+        results::written(draws)?;
+        self.fused.mark_idle();
+        self.groups.iter_mut().for_each(DeviceGroups::mark_idle);
+        [&mut self.inputs, &mut self.draws].into_iter().for_each(Scratch::mark_idle);
+        self.filters.iter_mut().for_each(|(selection, room)| {
+            selection.mark_idle();
+            room.mark_idle();
+        });
+        Ok(())
+    }
+
+    /// The kernels for filters and their memory, made at first use; and the fused kernel.
+    fn filters(&mut self) -> Result<(&mut (DeviceFilters, Scratch), &mut DeviceTiled), CudaError> {
+        let (tokens, most) = (self.tokens(), self.most_filtered());
+        let filters = match &mut self.filters {
+            Some(filters) => filters,
+            none => {
+                let room = Scratch::new(most * size_of::<RowFilters>(), &[], &self.device)?;
+                none.insert((DeviceFilters::new(tokens, most, &self.device)?, room))
+            }
+        };
+        Ok((filters, &mut self.fused))
+    }
+
+    /// The filters that this rank supports in an exchange by peers, for aligned hidden states of the weight's type. Top-p
+    /// alone needs a shard that begins at a multiple of 4.
+    ///
+    /// One block per draw waits for other ranks, and the GPU must hold all waiting blocks: two per multiprocessor. This
+    /// limit assumes one rank per GPU. If ranks share a GPU, waiting blocks can displace the blocks that they wait for,
+    /// until the time limit.
+    pub(super) fn filter_support(&self) -> FilterSupport {
+        let lists = self.fused.lists(&self.copied(DeviceAddress::NULL, self.head.weight.dtype, 1));
+        let most = self.most_filtered().min(2 * self.device.multiprocessors() as usize);
+        FilterSupport { lists, masses: lists && self.head.first_token.is_multiple_of(4), most }
+    }
+
+    /// Loads kernels and allocates memory for launches with filters and an exchange.
+    pub(super) fn prepare_sharded(&mut self) -> Result<(), CudaError> {
+        let ((selection, _), fused) = self.filters()?;
+        selection.prepare_sharded(fused)?;
+        self.is_prepared = true;
+        Ok(())
+    }
+
+    /// Stores and summarizes the logits of the staged rows, at most [`HeadKernels::most`].
+    ///
+    /// The results are one draw per row, with the row's first invalid logit. Hidden states on the device are those of
+    /// the call, of which `which` are the staged rows. Returns the inputs of the logits, for a canonical plan.
+    /// Canonical plans use the error bounds of the portable kernel.
+    pub(super) fn store(
+        &mut self,
+        staging: &mut Staging,
+        states: HiddenStates<'_>,
+        which: &[usize],
+        is_canonical: bool,
+        stored: &mut StoredRows,
+        stream: &Arc<CudaStream>,
+    ) -> Result<CanonicalInputs, CudaError> {
+        let queue = HeadKernels::queue(stream);
+        let (hidden, rows) = self.copy(queue, staging, states)?;
+        let draws = self.draws.begin_use::<Draw>();
+        results::poison(draws, which.len(), queue)?;
+        let is_copied = matches!(states, HiddenStates::Host(_));
+        let (mut at, mut is_transformed) = (0, false);
+        for run in which.chunk_by(|a, b| is_copied || a + 1 == *b) {
+            let first = if is_copied { 0 } else { run[0] };
+            let (part, to) = (hidden.rows(first..first + run.len()), stored.place(at));
+            let rows = (rows.add(at), draws.add(at));
+            is_transformed = if is_canonical {
+                self.fused.enqueue_storing(queue, &part, rows, to.logits, to.stride as usize)?;
+                true
+            } else {
+                self.fused.enqueue_storing_fast(queue, &part, rows, staging.kinds(), to)?
+            };
+            at += run.len();
+        }
+        let rows_to_apply = if is_transformed { DeviceAddress::NULL } else { rows };
+        stored.summarize(&SummaryInput { rows: rows_to_apply, ..SummaryInput::default() })?;
+        Ok(CanonicalInputs { head: self.head, hidden, rows })
+    }
+
+    /// Allocates room for inputs: page-locked bytes, and bytes on the GPU.
+    fn reserve(&mut self, staged: usize, inputs: usize, queue: Queue<'_>) -> Result<(), CudaError> {
+        if staged > self.staged.len() {
+            self.staged = Pinned::new(staged.next_power_of_two(), queue.stream())?;
+        }
+        if inputs > self.inputs.len() {
+            self.inputs = Scratch::new(inputs.next_power_of_two(), &[], &self.device)?;
+        }
+        Ok(())
+    }
+
+    /// Allocates room for the inputs of calls with this many bytes of lists and masks.
+    pub(super) fn reserve_lists(&mut self, bytes: usize, stream: &CudaStream) -> Result<(), CudaError> {
+        self.reserve(0, self.staged.len() + bytes, HeadKernels::queue(stream))
+    }
+
+    /// Copies the staged inputs to the GPU. Returns the hidden states and the address of the rows.
+    fn copy(
+        &mut self,
+        queue: Queue<'_>,
+        staging: &mut Staging,
+        hidden: HiddenStates<'_>,
+    ) -> Result<(DeviceMatrix, DeviceAddress<Row>), CudaError> {
+        let input = if let HiddenStates::Host(input) = hidden { Some(input) } else { None };
+        staging.take_hidden(input);
+        let size = staging.lists_at();
+        self.reserve(size, staging.len(), queue)?;
+        let base = self.inputs.begin_use();
+        staging.finish_rows(input, base, &mut self.staged.bytes()?[..size]);
+        self.staged.copy_up(base, size, queue)?;
+        staging.lists().copy_up(base.add(size), queue)?;
+        let rows = base.add(staging.rows_at()).cast();
+        Ok(match hidden {
+            HiddenStates::Host(input) => (self.copied(base, input.dtype(), staging.rows()), rows),
+            HiddenStates::Device(hidden) => (hidden, rows),
+        })
+    }
+
+    /// A queue for the kernels on the sampler's own stream.
+    pub(super) fn queue(stream: &CudaStream) -> Queue<'_> {
+        // SAFETY: *Memory*: inputs and draws are those of a `HeadKernels`, sized by `new` for the most draws, and freed
+        // behind their launches by `Scratch`. Weight and bias are its own, or the caller's by `DeviceSampler::new`.
+        // Hidden states are copied, or the caller's by `DeviceHidden::new` or `DeviceSampler::sample`. *Order*: the
+        // sampler's own stream follows the stream of a call, and every call waits at its end. *Rows*: `Staging` makes
+        // them of checked parameters; checked greedy rows have no filters; `RowFilters::of` bounds top-k.
+        unsafe { Queue::new(stream) }
+    }
+}

@@ -1,0 +1,273 @@
+//! The sampler of a head on a GPU, whatever the variant, and wherever weight and hidden states come from.
+//!
+//! `kernels` has the kernels with the memory of a launch, `launch_plan` selects the draws of each launch, `source` makes
+//! the launches of a pass, and `sharded` makes those of ranks. `uploaded_weight` copies a weight from the host.
+
+mod kernels;
+mod launch_plan;
+mod sharded;
+mod source;
+mod uploaded_weight;
+
+use crate::device::gpu::Device;
+use crate::device::head::DeviceHead;
+use crate::device::launch::Queue;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::row_features::KernelChoice;
+use crate::device::scratch::wait;
+use crate::device::select::GroupRule;
+use crate::error::CudaError;
+use crate::sampler::check_plan;
+use crate::sampler::device_sampler::DeviceHidden;
+use crate::sampler::row_scan::{PassPlace, RowScan, SourcePass};
+use crate::sampler::staging::Staging;
+use core::mem::take;
+use cudarc::driver::CudaStream;
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, ScoreBound, check_call, check_scan};
+use flash_sampling_core::{
+    Capabilities, DType, Head, HeadError, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
+};
+pub(super) use kernels::most_draws;
+use kernels::{HeadKernels, HiddenStates};
+use source::{CanonicalBounds, HeadSource, LaunchRows};
+use std::sync::Arc;
+use uploaded_weight::UploadedWeight;
+pub(crate) use uploaded_weight::row_stride;
+
+/// The capabilities of a sampler under its plan.
+pub(crate) fn planned(can: Capabilities, plan: &Plan) -> Capabilities {
+    // Canonical logits are known of near ties alone.
+    if plan.canonical { Capabilities { knobs: Knobs::ADJUSTMENTS, ..can } } else { can }
+}
+
+/// Draws by a head on a GPU. The public samplers wrap this value.
+#[derive(Debug)]
+pub(crate) struct HeadSampler<'w> {
+    pub(super) shape: Shape,
+    /// The type of the weight.
+    dtype: DType,
+    pub(super) plan: Plan,
+    pub(super) can: Capabilities,
+    pub(super) device: Arc<Device>,
+    stream: Arc<CudaStream>,
+    /// `None` for a head without tokens.
+    kernels: Option<HeadKernels>,
+    rows: LaunchRows,
+    driver: Driver,
+    scan: RowScan,
+    canonical: Option<CanonicalBounds<'w>>,
+    /// Hidden states that replace the input of calls.
+    hidden: Option<DeviceHidden>,
+}
+
+/// Hidden states on the device, for a call that draws on `queue`; and whether they are complete for other streams.
+#[derive(Debug)]
+pub(super) struct DeviceCall<'s> {
+    pub(super) hidden: DeviceMatrix,
+    pub(super) queue: Queue<'s>,
+    pub(super) is_ready: bool,
+}
+
+impl<'w> HeadSampler<'w> {
+    /// Checks the plan, copies the weight, compiles and loads the kernels. Without `groups`, tokens of a group and how they
+    /// draw, the draws are the tiled kernel's.
+    pub(crate) fn new(
+        head: Head<'w>,
+        plan: Plan,
+        can: Capabilities,
+        device: &Arc<Device>,
+        choice: KernelChoice,
+        groups: Option<(u32, GroupRule)>,
+    ) -> Result<Self, CudaError> {
+        check_plan(&plan, can.canonical)?;
+        let stream = device.stream()?;
+        let kernels = match head.tokens().is_empty() {
+            true => None,
+            false => {
+                let (uploaded, on_device) = UploadedWeight::new(&head, &stream)?;
+                let mut kernels = HeadKernels::new(on_device, true, &plan, (choice, groups), device, &stream)?;
+                kernels.uploaded = Some(uploaded);
+                Some(kernels)
+            }
+        };
+        let shape = Shape { tokens: head.tokens(), vocab_size: head.vocab_size(), input: head.hidden() };
+        let bounds = || CanonicalBounds { head, bounds: ScoreBound::new(&head), hidden: Vec::new() };
+        let canonical = plan.canonical.then(bounds);
+        HeadSampler::of((shape, head.weight().dtype()), plan, planned(can, &plan), device, stream, kernels, canonical)
+    }
+
+    /// Checks the plan, compiles and loads the kernels for a weight in device memory, which stays there.
+    pub(crate) fn in_place(
+        head: DeviceHead,
+        vocab_size: u32,
+        plan: Plan,
+        can: Capabilities,
+        device: &Arc<Device>,
+    ) -> Result<Self, CudaError> {
+        check_plan(&plan, false)?;
+        head.weight.check("weight")?;
+        let stream = device.stream()?;
+        let choice = (KernelChoice::default(), None);
+        let kernels = match head.weight.rows {
+            0 => None,
+            _ => Some(HeadKernels::new(head, false, &plan, choice, device, &stream)?),
+        };
+        let tokens = kernels.as_ref().map_or(head.first_token..head.first_token, HeadKernels::tokens);
+        if vocab_size < tokens.end {
+            let (vocab_start, vocab_end) = (tokens.start as usize, tokens.end as usize);
+            return Err(HeadError::Vocab { vocab_size: vocab_size as usize, vocab_start, vocab_end }.into());
+        }
+        let shape = Shape { tokens, vocab_size, input: head.weight.cols };
+        HeadSampler::of((shape, head.weight.dtype), plan, can, device, stream, kernels, None)
+    }
+
+    fn of(
+        (shape, dtype): (Shape, DType),
+        plan: Plan,
+        can: Capabilities,
+        device: &Arc<Device>,
+        stream: Arc<CudaStream>,
+        kernels: Option<HeadKernels>,
+        canonical: Option<CanonicalBounds<'w>>,
+    ) -> Result<Self, CudaError> {
+        let rows = LaunchRows::new(Staging::locked(shape.tokens.clone(), shape.vocab_size, &stream)?);
+        let (device, driver, scan, hidden) = (device.clone(), Driver::default(), RowScan::default(), None);
+        Ok(HeadSampler { shape, dtype, plan, can, device, stream, kernels, rows, driver, scan, canonical, hidden })
+    }
+
+    /// Allocates room for lists and masks of as many bytes.
+    pub(crate) fn reserve_lists(&mut self, bytes: usize) -> Result<(), CudaError> {
+        self.rows.staging.reserve(bytes)?;
+        self.kernels.as_mut().map_or(Ok(()), |kernels| kernels.reserve_lists(bytes, &self.stream))
+    }
+
+    pub(crate) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        let plan = Plan { max_rows, ..self.plan };
+        check_plan(&plan, true)?;
+        if let Some(kernels) = &mut self.kernels {
+            kernels.replan(&plan, &self.stream)?;
+        }
+        (self.scan, self.plan) = (RowScan::default(), plan);
+        Ok(())
+    }
+
+    /// Replaces the input of later calls by hidden states on the device. `None` ends this, and waits for launches that
+    /// may read them.
+    pub(crate) fn set_hidden(&mut self, hidden: Option<DeviceHidden>) -> Result<(), CudaError> {
+        if hidden.is_some() && self.plan.canonical {
+            return Err(CudaError::Unsupported { knob: Knob::Canonical });
+        }
+        if self.hidden.take().is_some() {
+            self.wait();
+        }
+        if let Some(hidden) = &hidden {
+            hidden.order_before(&self.stream)?;
+        }
+        self.hidden = hidden;
+        Ok(())
+    }
+
+    /// Waits for launches that may be in progress after an error.
+    pub(super) fn wait(&self) {
+        wait(self.stream.context(), || self.stream.synchronize());
+    }
+
+    pub(crate) fn sample(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        out.clear();
+        check_call(&input, rows, &self.shape, &self.plan)?;
+        self.draw(None, input, rows, out)
+    }
+
+    /// Draws for hidden states on the device. Launches may be in progress after an error.
+    pub(super) fn sample_on(
+        &mut self,
+        call: DeviceCall<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        out.clear();
+        let (count, cols) = (call.hidden.rows, call.hidden.cols);
+        // The hidden states are not on the host.
+        let input = Matrix::from_bytes(&[], DType::F32, 0, cols, cols).map_err(CudaError::from)?;
+        check_call(&input, &[], &self.shape, &self.plan)?;
+        if count != rows.len() {
+            return Err(SampleError::RowCount { rows: count, params: rows.len() });
+        }
+        if count > self.plan.max_rows {
+            return Err(SampleError::TooManyRows { rows: count, max_rows: self.plan.max_rows });
+        }
+        self.draw(Some(call), input, rows, out)
+    }
+
+    fn draw(
+        &mut self,
+        call: Option<DeviceCall<'_>>,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        let (can, plan, vocab_size) = (self.can, self.plan, self.shape.vocab_size);
+        let mut driver = take(&mut self.driver);
+        let mut pass = HeadPass { sampler: self, finishes_log_z: call.is_some(), call };
+        let sampled = driver.sample(&mut pass, (&can, &plan, vocab_size), input, rows, out);
+        self.driver = driver;
+        sampled
+    }
+}
+
+impl Scan for HeadSampler<'_> {
+    fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        check_scan(batch, requests, out, &self.shape, &self.plan)?;
+        // The results may be those of a shard, whose masses are merged.
+        HeadPass { sampler: self, call: None, finishes_log_z: false }.scan(batch, requests, out)
+    }
+}
+
+/// The passes of a call. Without a [`DeviceCall`], the input may be replaced by hidden states on the device.
+#[derive(Debug)]
+struct HeadPass<'s, 'c, 'w> {
+    sampler: &'s mut HeadSampler<'w>,
+    call: Option<DeviceCall<'c>>,
+    finishes_log_z: bool,
+}
+
+impl Scan for HeadPass<'_, '_, '_> {
+    fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        let HeadSampler { shape, plan, can, device, stream, kernels, rows, scan, canonical, hidden, .. } =
+            &mut *self.sampler;
+        let (tokens, vocab_size, finishes_log_z) = (shape.tokens.clone(), shape.vocab_size, self.finishes_log_z);
+        let Some(kernels) = kernels else {
+            for ((row, request), out) in batch.rows.iter().zip(requests).zip(out) {
+                if let (Ok(row), false) = (row, *request == Request::Skip) {
+                    out.of(row, *request, tokens.start, &[]);
+                    out.of_raw(row, *request, tokens.start, &[]);
+                }
+            }
+            return Ok(());
+        };
+        let mut is_complete = true;
+        let (hidden, queue, is_ready) = match &mut self.call {
+            Some(DeviceCall { hidden, queue, is_ready }) => (HiddenStates::Device(*hidden), *queue, is_ready),
+            None => (HiddenStates::of(&batch.input, hidden.as_ref())?, HeadKernels::queue(stream), &mut is_complete),
+        };
+        let canonical = canonical.as_mut();
+        let source = HeadSource { kernels, rows, hidden, queue, stream, is_ready, canonical };
+        let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z };
+        SourcePass { source, place, scan }.scan(batch, requests, out)
+    }
+}

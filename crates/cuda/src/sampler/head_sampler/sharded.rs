@@ -1,0 +1,201 @@
+//! Calls of ranks whose GPUs exchange draws and decide filters.
+
+use super::HeadSampler;
+use super::kernels::{HeadKernels, HiddenStates, most_draws};
+use crate::abi::{Draw, RowFilters};
+use crate::error::CudaError;
+use crate::exchange::cuda_exchange::CudaExchange;
+use crate::exchange::sharded::FilterSupport;
+use crate::sampler::row_scan::{CallRows, DrawItem, DrawItems, FilterSource, decide, quick_filters, write_draws};
+use core::mem::take;
+use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, Scan, Stage, StagedError, check_call};
+use flash_sampling_core::{Capabilities, Exactness, Knobs, Matrix, RowError, RowParams, SampleError, Samples, backend};
+
+const NOT_DECIDED: CudaError = CudaError::NotSharded { reason: "ranks cannot decide the filters of a row" };
+const NOT_DRAWN: CudaError = CudaError::NotSharded { reason: "a row requests more than draws" };
+
+impl HeadSampler<'_> {
+    /// Encodes the filters that this rank supports, for the other ranks.
+    pub(crate) fn encode_support(&self) -> Vec<u8> {
+        let decides = !self.plan.canonical && self.can.exactness == Exactness::Pathwise;
+        let kernels = self.kernels.as_ref().filter(|_| decides);
+        kernels.map_or_else(FilterSupport::default, HeadKernels::filter_support).encode(self.dtype)
+    }
+
+    /// Loads kernels and allocates memory for calls with filters.
+    pub(crate) fn prepare_sharded(&mut self) -> Result<(), CudaError> {
+        self.kernels.as_mut().map_or(Ok(()), HeadKernels::prepare_sharded)
+    }
+
+    /// Whether ranks can decide all valid rows of a call on their GPUs. Every rank has the same result.
+    pub(crate) fn can_filter_sharded(&self, can: FilterSupport, rows: &[RowParams<'_>]) -> bool {
+        let (own, plan, vocab_size) = (&self.can, &self.plan, self.shape.vocab_size);
+        let decides = |params: &RowParams<'_>| {
+            let row = params.check(&[], own, plan, vocab_size);
+            row.map_or(true, |row| filters_of(can, &row).is_some())
+        };
+        can.is_any() && rows.iter().all(decides)
+    }
+
+    /// Draws with the other ranks of an exchange.
+    ///
+    /// With `open`, rows may have filters that [ranks can decide](HeadSampler::can_filter_sharded). `open` receives the
+    /// undecided rows, which have an error in the output. All rows are undecided if the hidden states of all ranks have
+    /// another type than the weight.
+    pub(crate) fn sample_sharded(
+        &mut self,
+        exchange: &mut CudaExchange,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        mut open: Option<&mut Vec<usize>>,
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        exchange.begin(input.dtype(), self.hidden.is_some());
+        out.clear();
+        open.iter_mut().for_each(|open| open.clear());
+        check_call(&input, rows, &self.shape, &self.plan)?;
+        if exchange.device().context().ordinal() != self.stream.context().ordinal() {
+            return Err(CudaError::NotSharded { reason: "the exchange is of another GPU" }.into());
+        }
+        // Filters depend on the tokens of all ranks. Adjustments act on single logits, and so on this rank alone.
+        let knobs = if open.is_some() { self.can.knobs } else { self.can.knobs.intersection(Knobs::ADJUSTMENTS) };
+        let can = Capabilities { knobs, ..self.can };
+        let (plan, vocab_size) = (self.plan, self.shape.vocab_size);
+        let (mut driver, mut items) = (take(&mut self.driver), take(&mut self.scan.items));
+        let mut pass = ExchangePass { sampler: self, exchange, items: &mut items, open };
+        let sampled = driver.sample(&mut pass, (&can, &plan, vocab_size), input, rows, out);
+        (self.driver, self.scan.items) = (driver, items);
+        sampled
+    }
+}
+
+/// The filters of a row, and the logits that decide them; `None` if ranks cannot decide the row.
+fn filters_of(can: FilterSupport, row: &backend::Row<'_>) -> Option<(RowFilters, FilterSource)> {
+    let draws_only = !row.without_replacement && !row.kept && row.logprobs.is_none() && row.raw_logprobs.is_none();
+    let filters = match row.filters {
+        None => RowFilters::OFF,
+        Some(_) => quick_filters(row)?,
+    };
+    Some((filters, can.decides(&filters)?)).filter(|_| draws_only)
+}
+
+/// The only pass of a call, with all draws exchanged between the GPUs.
+#[derive(Debug)]
+struct ExchangePass<'s, 'w> {
+    sampler: &'s mut HeadSampler<'w>,
+    exchange: &'s mut CudaExchange,
+    items: &'s mut DrawItems,
+    /// Receives the undecided rows, in calls with filters.
+    open: Option<&'s mut Vec<usize>>,
+}
+
+impl Scan for ExchangePass<'_, '_> {
+    fn scan(&mut self, batch: &Batch<'_, '_>, _: &[Request<'_>], out: &mut [RowSummary]) -> Result<(), SampleError> {
+        let valid = batch.rows.iter().enumerate().filter_map(|(r, row)| Some((r, row.as_ref().ok()?)));
+        valid.clone().for_each(|(r, row)| out[r].begin(row));
+        self.draw(batch, out)?;
+        let Some(open) = &mut self.open else { return Ok(()) };
+        for (r, row) in valid {
+            if row.filters.is_some() {
+                decide(&mut out[r]);
+            }
+            if out[r].progress == Progress::Open {
+                open.push(r);
+                out[r].progress = Progress::Summarized;
+                out[r].error = Some(StagedError { stage: Stage::Transformed, error: RowError::NoFiniteLogit });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ExchangePass<'_, '_> {
+    /// Makes all draws of a call: those without filters, or those from lists and then those from stored logits.
+    fn draw(&mut self, batch: &Batch<'_, '_>, out: &mut [RowSummary]) -> Result<(), CudaError> {
+        let (plan, support, has_filters) = (self.sampler.plan, self.exchange.filters(), self.open.is_some());
+        self.items.clear();
+        let DrawItems { plain, listed, by_logits, draws } = &mut *self.items;
+        for (r, row) in batch.rows.iter().enumerate() {
+            let Ok(row) = row else { continue };
+            let (filters, from) = match has_filters {
+                true => filters_of(support, row).ok_or(NOT_DECIDED)?,
+                false if plan.canonical || row.without_replacement || row.logprobs.is_some() => return Err(NOT_DRAWN),
+                false => (RowFilters::OFF, FilterSource::Lists),
+            };
+            let items = match from {
+                _ if filters == RowFilters::OFF => &mut *plain,
+                FilterSource::Lists => &mut *listed,
+                FilterSource::Logits => &mut *by_logits,
+            };
+            items.extend(DrawItem::of_row(r, row, filters));
+        }
+        if has_filters {
+            // Rows without filters go with rows of either kind.
+            let with_plain = if listed.is_empty() && !by_logits.is_empty() { &mut *by_logits } else { &mut *listed };
+            with_plain.append(plain);
+        }
+        let is_other = has_filters && batch.input.dtype() != self.sampler.dtype;
+        for (from, items) in
+            [(None, plain), (Some(FilterSource::Lists), listed), (Some(FilterSource::Logits), by_logits)]
+        {
+            items.sort_unstable_by_key(|item| (item.row, item.draw));
+            launch(self.sampler, self.exchange, batch, (items, from), draws)?;
+            if !is_other {
+                write_draws(items, draws, out);
+            }
+        }
+        // The fingerprint of the exchange has the type: the other ranks have this one, too, and leave all rows open.
+        if is_other {
+            let valid = batch.rows.iter().zip(out).filter(|(row, _)| row.is_ok());
+            valid.for_each(|(_, out)| out.progress = Progress::Open);
+        }
+        Ok(())
+    }
+}
+
+/// Makes the draws of items over the shards of all ranks.
+fn launch(
+    sampler: &mut HeadSampler<'_>,
+    exchange: &mut CudaExchange,
+    batch: &Batch<'_, '_>,
+    (items, from): (&[DrawItem], Option<FilterSource>),
+    draws: &mut Vec<Draw>,
+) -> Result<(), CudaError> {
+    let HeadSampler { shape, plan, can, dtype, stream, kernels, rows, hidden, .. } = sampler;
+    let (call, queue) = (&CallRows::new(batch, can, plan, shape.vocab_size), HeadKernels::queue(stream));
+    let hidden = HiddenStates::of(&batch.input, hidden.as_ref())?;
+    // A rank without tokens takes part, and so does one whose filters need hidden states of the weight's type.
+    let mut kernels = kernels.as_mut().filter(|_| from.is_none() || batch.input.dtype() == *dtype);
+    // Draws of one launch: as many on every rank, with tokens or without.
+    let most = match from {
+        None => most_draws(plan).min(exchange.max_rows()),
+        Some(_) => exchange.filters().most,
+    };
+    rows.plan(items, most, hidden, draws);
+    for at in 0..rows.plan.launches.len() {
+        let launch = rows.plan.launches[at].clone();
+        rows.stage(call, items, &launch)?;
+        if from.is_none() {
+            rows.staging.expect_penalties_of(batch.params);
+        }
+        let count = launch.slots.len();
+        let exchanged = match &mut kernels {
+            Some(kernels) => {
+                let launched = kernels.launch(queue, rows, hidden, (&launch, 0), from, Some((exchange, batch.params)));
+                let finished = launched.and_then(|()| kernels.finish(queue, count, &mut rows.results));
+                finished.and_then(|()| exchange.check(&rows.results))
+            }
+            None => exchange.draw_nothing((rows.staging.staged(), batch.params), &mut rows.results, queue),
+        };
+        // The exchange counts the draws of its launch.
+        exchanged.map_err(|error| match error {
+            CudaError::OtherCall { rank, row: Some(slot) } => {
+                let item = rows.plan.slots.get(launch.slots.start + slot).copied().flatten();
+                CudaError::OtherCall { rank, row: Some(item.map_or(launch.first + slot, |i| items[i].row)) }
+            }
+            error => error,
+        })?;
+        rows.write(launch.slots, draws);
+    }
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! The kinds of filters in a call.
+
+use crate::abi::RowFilters;
+use crate::device::row_features::RowFeatures;
+
+/// The kinds of selection that the rows of a call need.
+#[derive(Clone, Copy, Debug)]
+pub struct FilterKinds {
+    pub(super) by_mass: bool,
+    pub(super) gathered: bool,
+    /// Every row has top-p alone, or no filters.
+    is_top_p_alone: bool,
+    rows: RowFeatures,
+}
+
+impl FilterKinds {
+    /// Any rows, any filters.
+    pub const ALL: FilterKinds =
+        FilterKinds { by_mass: true, gathered: true, is_top_p_alone: false, rows: RowFeatures::Any };
+
+    /// The kinds of these filters, for any rows.
+    pub fn of(filters: &[RowFilters]) -> FilterKinds {
+        let gathered = |f: &RowFilters| !f.is_by_mass() && *f != RowFilters { rescale: f.rescale, ..RowFilters::OFF };
+        FilterKinds {
+            by_mass: filters.iter().any(RowFilters::is_by_mass),
+            gathered: filters.iter().any(gathered),
+            is_top_p_alone: filters.iter().all(RowFilters::is_top_p_alone),
+            ..FilterKinds::ALL
+        }
+    }
+
+    /// Restricts the kinds to rows with these features.
+    pub fn with_rows(self, rows: RowFeatures) -> FilterKinds {
+        FilterKinds { rows, ..self }
+    }
+
+    /// Whether block maxima can select the few logits that decide.
+    pub(super) fn is_by_block_maxima(&self) -> bool {
+        self.by_mass && self.is_top_p_alone && self.rows == RowFeatures::Bare
+    }
+}
