@@ -1,4 +1,4 @@
-//! A vocabulary may be cut anywhere.
+//! The law of partitions: a vocabulary may be split at any token.
 
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
@@ -9,7 +9,7 @@ use flash_sampling_core::{
 
 const PLAN: Plan = Plan { max_rows: 6, max_draws: 4, max_logprobs: Some(3), canonical: false };
 
-/// Draws, then greedy, then with all row transforms, on either of two hidden states.
+/// Returns two rows each of plain draws, greedy draws, and draws with all row transforms.
 fn rows(mask: &[u32]) -> [RowParams<'_>; 6] {
     let drawn = RowParams { seed: 11, position: 3, draws: 4, logprobs: Some(3), ..RowParams::default() };
     let greedy = RowParams { temperature: 0.0, ..drawn };
@@ -17,8 +17,8 @@ fn rows(mask: &[u32]) -> [RowParams<'_>; 6] {
     [drawn, RowParams { seed: 12, ..drawn }, greedy, greedy, all, RowParams { position: 4, ..all }]
 }
 
-/// What a shard contributes to a row: the winner of each draw, and the masses, if its sampler has them. `None` = it has no
-/// token to offer.
+/// A shard's part of a row: the winner of each draw, and the masses if the sampler has them. `None` means that the
+/// shard has no finite logit.
 type Part = Option<(Vec<Winner>, Option<MassHistogram>)>;
 
 fn parts(trial: &Trial<'_>, head: Head<'_>, problem: &Problem, rows: &[RowParams<'_>]) -> Result<Vec<Part>, Broken> {
@@ -58,7 +58,7 @@ fn merge(a: Part, b: Part) -> Part {
     }
 }
 
-/// Left to right, right to left, and as a tree.
+/// Merges left to right, right to left, and as a tree.
 fn merge_orders(parts: &[Part]) -> [Part; 3] {
     let mut tree = parts.to_vec();
     while tree.len() > 1 {
