@@ -1,4 +1,4 @@
-//! The CUDA sampler over existing logits: the suite, and what only it promises.
+//! The suite on the CUDA sampler over existing logits, and tests of this sampler only.
 
 mod backends;
 
@@ -18,7 +18,7 @@ use flash_sampling_cuda::{CudaStandalone, Device, DeviceDraws, DeviceMatrix, Dev
 
 suite!(standalone, Gpu::STANDALONE);
 
-/// Rows that differ in everything that a row can ask for.
+/// Returns rows that differ in all parameters.
 fn rows(count: usize, logprobs: Option<u32>) -> Vec<RowParams<'static>> {
     const MASK: [u32; 40] = [0xdead_beef; 40];
     let row = |r: usize| {
@@ -45,13 +45,13 @@ fn logits_of_every_type_and_width_have_the_bits_of_the_cpu() {
     same_as_the_cpu(&[(17, 3), (9, 61), (8, 255), (8, 256), (8, 257), (16, 1000), (8, 50_257), (8, 151_936), (300, 640)]);
 }
 
-/// A row has three blocks of masses. Small enough for the sanitizers.
+/// Uses rows of three blocks of masses, small enough for the sanitizers.
 #[test]
 fn logits_of_several_blocks_have_the_bits_of_the_cpu() {
     same_as_the_cpu(&[(10, 20_003)]);
 }
 
-/// Rows and tokens.
+/// Compares samplers of the given rows and tokens with the CPU.
 fn same_as_the_cpu(sizes: &[(usize, usize)]) {
     if !Gpu::STANDALONE.runs() {
         return;
@@ -60,7 +60,7 @@ fn same_as_the_cpu(sizes: &[(usize, usize)]) {
     let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
     for (i, (count, vocab)) in sizes.iter().copied().enumerate() {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
-            // Spread 3, and a few logits far above.
+            // Standard deviation 3, and a few logits far above.
             let logits = Tensor::from_fn(dtype, count, vocab, |r, t| {
                 let z = normal(90 + i as u64, (r * vocab + t) as u64);
                 (3.0 * z + if (t + r) % 977 == 5 { 9.0 } else { 0.0 }) as f32
@@ -73,7 +73,7 @@ fn same_as_the_cpu(sizes: &[(usize, usize)]) {
             let (mut want, mut found) = (Samples::new(), Samples::new());
             Standalone::new(vocab, plan, &options).unwrap().sample(logits.matrix(), &rows, &mut want).unwrap();
             let mut sampler = CudaStandalone::new(vocab, plan, &device).unwrap();
-            // Twice: the scratch must be left as it was found.
+            // Two calls, so state that a call leaves in the scratch changes the result.
             for _ in 0..2 {
                 sampler.sample(logits.matrix(), &rows, &mut found).unwrap();
                 assert_same(&found, &want, &format!("{count} x {vocab}, {}", dtype.name()));
@@ -90,7 +90,7 @@ fn long_lists_without_replacement_have_the_bits_of_the_cpu() {
     let device = Device::new(0).unwrap();
     let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
     let vocab = 120_001;
-    // Row 0: few different logits, so greedy lists are cut among ties.
+    // Row 0 has few different logits, so greedy lists end among ties.
     let logits = Tensor::from_fn(DType::F32, 2, vocab, |r, t| {
         let z = normal(97, (r * vocab + t) as u64) as f32;
         if r == 0 { (2.0 * z).round() * 0.5 } else { z }
@@ -124,7 +124,7 @@ fn long_lists_without_replacement_have_the_bits_of_the_cpu() {
     }
 }
 
-/// Fast-math is not bit-exact, but the law of the draw holds.
+/// Checks the law of the draw for fast-math, which is not bit-exact.
 #[test]
 fn fast_math_keeps_the_law_of_the_draw() {
     for law in [
@@ -139,7 +139,7 @@ fn fast_math_keeps_the_law_of_the_draw() {
     if Gpu::Standalone(NoiseMath::Fast).unavailable().is_some() {
         return;
     }
-    // It is what it says: scores within 1e-5 of the exact ones, and not all the same bits.
+    // Fast-math scores are within 1e-5 of the exact scores, and some have different bits.
     let device = Device::new(0).unwrap();
     let logits = Tensor::from_fn(DType::F32, 64, 5000, |r, t| (2.0 * normal(96, (r * 5000 + t) as u64)) as f32);
     let plan = Plan { max_rows: 64, max_draws: 8, ..Plan::default() };
@@ -160,8 +160,8 @@ fn fast_math_keeps_the_law_of_the_draw() {
     assert!(differ > 0, "fast-math is exact-math");
 }
 
-/// Device memory of any stride and address, a shard of the tokens, several draws of a row, the caller's stream, and a
-/// graph whose replays read new positions; outputs are poisoned before.
+/// Replays graphs of calls over device memory of several strides and addresses, on the caller's stream. Calls have
+/// shards of the tokens, several draws per row, new positions in each replay, and poisoned outputs.
 #[test]
 fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
     if !Gpu::STANDALONE.runs() {

@@ -95,7 +95,7 @@ fn log_z_of_large_calls_is_right() {
     ]);
 }
 
-/// Rows, tokens and type of heads.
+/// Checks log Z for heads of the given rows, tokens and type.
 fn right_for(sizes: &[(usize, usize, DType)]) {
     if !runs_here() {
         return;
@@ -104,7 +104,7 @@ fn right_for(sizes: &[(usize, usize, DType)]) {
     for &(rows, vocab, dtype) in sizes {
         let problem = Problem::integers(Size::new(rows, vocab, 136), dtype, dtype, 77 + rows as u64);
         let mask: Vec<u32> = (0..vocab.div_ceil(32) as u32).map(|w| w.wrapping_mul(0x9e37_79b9) | 1 << 9).collect();
-        // Exact logits, and larger ones that are rounded.
+        // Exact logits, and larger logits with rounding.
         for scale in [0.5, 3.15] {
             of_bare = of_bare.max(worst(&problem, scale, None, KernelChoice::Fastest, RowFeatures::Bare));
         }
