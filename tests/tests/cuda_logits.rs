@@ -227,7 +227,8 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
     }
 }
 
-/// log Z beside the draw, which stays the same bits; rows without a finite logit; in few and many blocks, by every type.
+/// Checks log Z and the bits of draws with and without it, for few and many blocks and every type. The last row has no
+/// finite logit.
 #[test]
 fn log_z_of_existing_logits_comes_with_the_same_draws() {
     if !Gpu::STANDALONE.runs() {
@@ -242,7 +243,7 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
         (DType::BF16, 3, 50_001, 40),
         (DType::F16, 0, 1, 5),
     ] {
-        // The last row has nothing to draw from.
+        // The last row has no finite logit.
         let value = |r: usize, t: usize| match r + 1 == rows {
             true => f32::NEG_INFINITY,
             false => (2.0 * normal(99, (r * count + t) as u64)) as f32 + 10.0 * (r % 3) as f32,
@@ -292,7 +293,8 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
     println!("log Z is at most {worst:.1e} off");
 }
 
-/// Rows of two values, where every rounding is in one direction, with one block a row and thousands of terms a thread.
+/// Uses rows of two values, whose roundings have one direction. With one block per row, each thread sums thousands of
+/// terms.
 #[test]
 fn log_z_of_two_valued_rows_keeps_its_promise() {
     if !Gpu::STANDALONE.runs() {
@@ -314,7 +316,7 @@ fn log_z_of_two_valued_rows_keeps_its_promise() {
     let sources_there = stream.clone_htod(&sources).unwrap();
     let draws_there = stream.alloc_zeros::<abi::Draw>(DRAWS).unwrap();
     let mut sampler = DeviceStandalone::new(0..COUNT as u32, DType::F32, DRAWS, &device).unwrap();
-    // Many draws are one block each, few are many blocks.
+    // Many draws have one block each, and few draws have many blocks each.
     for count in [DRAWS, kinds.len()] {
         let log_z_there = stream.clone_htod(&vec![f64::NAN; count]).unwrap();
         let draws = DeviceDraws {
@@ -324,7 +326,7 @@ fn log_z_of_two_valued_rows_keeps_its_promise() {
             draws: DeviceAddress::of(&draws_there, &stream),
             log_z: Some(DeviceAddress::of(&log_z_there, &stream)),
         };
-        // SAFETY: all of it is on this device until the copy below, which is on the same stream.
+        // SAFETY: all memory is on this device until the copy below, which is on the same stream.
         unsafe { sampler.launch(&stream, &logits, &draws) }.unwrap();
         let log_z = stream.clone_dtoh(&log_z_there).unwrap();
         stream.synchronize().unwrap();
