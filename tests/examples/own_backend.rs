@@ -1,10 +1,10 @@
-//! A backend of one's own, judged by the suite.
+//! A small custom backend, tested by the conformance suite.
 //!
-//! `cargo run --release -p flash-sampling-conformance --example own_backend [WORD]` runs the laws with this word in their
-//! name, or all.
+//! `cargo run --release -p flash-sampling-conformance --example own_backend [WORD]` runs all laws, or the laws whose
+//! names contain WORD.
 //!
-//! The backend has a matmul of its own. Core summarizes the logits of a row ([`RowSummary`]), and makes draws of the
-//! summaries ([`Driver`]). A fast backend makes the summaries itself.
+//! The backend implements only the matmul. Core summarizes the logits of a row ([`RowSummary`]), and makes draws from
+//! the summaries ([`Driver`]). A fast backend makes the summaries itself.
 
 use flash_sampling_conformance::{BuildError, SamplerFactory, Trial, laws};
 use flash_sampling_core::backend::{
@@ -38,7 +38,7 @@ impl Scan for Own<'_> {
             let (Ok(row), false) = (row, request == Request::Skip) else { continue };
             let row = row.with_adjustments(adjustments.row(r));
             batch.input.row_to_f32(r, &mut hidden);
-            // The matmul with the weight, and the head's bias, soft-cap and scale.
+            // The matmul, then the head's bias, soft-cap and scale.
             let dot = |token| {
                 self.head.weight().row_to_f32(self.head.weight_row(token), &mut weight);
                 weight.iter().zip(&hidden).fold(0.0, |sum, (w, h)| sum + w * h)
@@ -49,7 +49,7 @@ impl Scan for Own<'_> {
             row.transform.apply(first, &mut logits);
             out.of(&row, request, first, &logits);
             out.of_raw(&row, request, first, &raw);
-            // A bad logit is the error of its row, and raw logits come first.
+            // A bad logit is an error of its row only. A bad raw logit precedes a bad transformed one.
             let bad = |stage, logits: &[f32]| first_invalid(first, logits).map(|error| StagedError { stage, error });
             out.error = bad(Stage::Raw, &raw).or(bad(Stage::Transformed, &logits)).or(out.error);
         }

@@ -1,6 +1,8 @@
-//! Writes a file of `vectors/` from the scalar definitions, for the day that the noise gets a new version:
-//! `cargo run --release -p flash-sampling-conformance --example vectors -- NAME > tests/vectors/NAME.txt`,
-//! with NAME one of `philox4x32`, `gumbel`, `granule`, `noise`, `value_stability`.
+//! Writes a file of `vectors/` from the scalar definitions, when the noise gets a new version.
+//!
+//! `cargo run --release -p flash-sampling-conformance --example vectors -- NAME > tests/vectors/NAME.txt`
+//!
+//! NAME is `philox4x32`, `gumbel`, `granule`, `noise` or `value_stability`.
 
 use flash_sampling_conformance::data::hash;
 use flash_sampling_conformance::laws::{scheme_name, stability_problem, stability_schemes};
@@ -10,7 +12,7 @@ use flash_sampling_core::noise::uniform::{TAIL_WORDS, exponential, gumbel};
 use flash_sampling_core::reference::Reference;
 use flash_sampling_core::{Domain, Noise, PerturbedArgmax, Plan, RowParams, Samples};
 
-/// Random123's three cases for philox4x32-10 (zero, ones, pi), then blocks as the counter packs them.
+/// Writes Random123's three cases for philox4x32-10 (zeros, ones, pi), then 13 cases of hashed words.
 fn philox() {
     println!("# philox4x32-10 in the format of Random123's kat_vectors: name rounds counter[4] key[2] result[4].");
     println!("# The first three are Random123's own known answers (Salmon et al. 2011).");
@@ -26,7 +28,7 @@ fn philox() {
     }
 }
 
-/// Both ends, both guards, every power of two with its neighbours, and a stride.
+/// Writes uniform words: both ends, the limits of the refined tail, powers of two with their neighbours, and a stride.
 fn gumbels() {
     println!("# word refinement exponential_bits gumbel_bits; the refinement matters for words below {TAIL_WORDS}.");
     let corners = (0..32u32).flat_map(|k| [(1u32 << k) - 1, 1 << k, (1 << k) + 1, !(1u32 << k)]);
@@ -41,7 +43,8 @@ fn gumbels() {
     }
 }
 
-/// The same for granules, whose leader takes every place, with a word of another token that runs through its own corners.
+/// Writes the corresponding words of granules. Every index is a leader, and the word of the other token takes corner
+/// cases.
 fn granules() {
     println!(
         "# granule_word refinement token_word leader minimum_bits exponential_bits gumbel_bits: the leader's place and"
@@ -66,8 +69,8 @@ fn granules() {
     }
 }
 
-/// The first six indices at each end of a domain's words, as (position, index, word): those whose `part` is among the
-/// `TAIL_WORDS` smallest or largest.
+/// Finds rare words of a domain: six whose `part` is among the `TAIL_WORDS` smallest, and six among the largest. Each
+/// result is (position, index, word).
 fn rarest(domain: Domain, positions: u64, blocks: u32, part: fn(u32) -> u32) -> Vec<(u64, u32, u32)> {
     let (mut found, mut ends) = (Vec::new(), [0, 0]);
     for noise in (0..positions).filter_map(|position| Some((position, Noise::new(2026, position)?))) {
@@ -84,8 +87,10 @@ fn rarest(domain: Domain, positions: u64, blocks: u32, part: fn(u32) -> u32) -> 
     found
 }
 
-/// Ordinary noise, then tokens below 4096 with the rarest words: of their granule, a leader and the token beside it, and
-/// their own. A search of 2^23 and 2^26 words.
+/// Writes ordinary noise, then tokens below 4096 with rare words.
+///
+/// For a rare word of a granule, the tokens are its leader and the leader's neighbour. A rare word of a token gives the
+/// token itself. The search covers 2^23 words of granules and 2^26 words of tokens.
 fn noise() {
     println!("# seed position draw token gumbel_bits: the noise of a token.");
     println!(
@@ -113,7 +118,7 @@ fn noise() {
     }
 }
 
-/// 24 tokens of each scheme.
+/// Writes 24 tokens of each scheme.
 fn value_stability() {
     println!("# scheme seed position draw token. Line i of a scheme draws from row i mod 8 of");
     println!("# Problem::integers(Size::new(8, 5003, 32), BF16, BF16, 2026) of the conformance suite.");

@@ -1,6 +1,6 @@
-//! Numbers for test inputs, the same on every machine: hashes of (seed, index), with no state to advance.
+//! Pseudo-random numbers for test inputs: stateless hashes of (seed, index), equal on every machine.
 
-/// 64 well-mixed bits of (seed, index): the finaliser of splitmix64 (Steele et al. 2014).
+/// Hashes (seed, index) to 64 well-mixed bits by the finaliser of splitmix64 (Steele et al. 2014).
 pub fn hash(seed: u64, index: u64) -> u64 {
     let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -8,18 +8,18 @@ pub fn hash(seed: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A uniform in the open interval (0, 1).
+/// Returns a uniform in the open interval (0, 1).
 pub fn u01_open(seed: u64, index: u64) -> f64 {
     ((hash(seed, index) >> 12) as f64 + 0.5) / (1u64 << 52) as f64
 }
 
-/// A standard normal (Box & Muller 1958).
+/// Returns a standard normal (Box & Muller 1958).
 pub fn normal(seed: u64, index: u64) -> f64 {
     let radius = (-2.0 * u01_open(seed, 2 * index).ln()).sqrt();
     radius * (core::f64::consts::TAU * u01_open(seed, 2 * index + 1)).cos()
 }
 
-/// An integer of `-limit ..= limit`.
+/// Returns a uniform integer in `-limit ..= limit`.
 pub fn small_integer(seed: u64, index: u64, limit: i32) -> i32 {
     (hash(seed, index) % (2 * limit as u64 + 1)) as i32 - limit
 }

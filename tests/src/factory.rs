@@ -1,4 +1,4 @@
-//! What a backend brings to the suite.
+//! The interface of a backend to the suite: a factory of samplers.
 
 use flash_sampling_core::backend::canonical::canonical_logit;
 use flash_sampling_core::backend::check_call;
@@ -7,7 +7,7 @@ use flash_sampling_core::{
     Capabilities, DType, Head, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
 };
 
-/// Why a sampler could not be built: the backend's own sentence.
+/// The backend's message about a sampler that it cannot build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuildError(pub String);
 
@@ -19,41 +19,43 @@ impl core::fmt::Display for BuildError {
 
 impl core::error::Error for BuildError {}
 
-/// Makes samplers of one backend and variant, for any head and plan.
+/// Builds samplers of one backend and variant, for any head and plan.
 pub trait SamplerFactory: Sync {
-    /// Words that name backend, variant and what else matters, separated by `/`, such as `cpu/tiled/avx2`.
+    /// Returns the name: backend, variant and other properties, separated by `/`, such as `cpu/tiled/avx2`.
     /// `FLASH_SAMPLING_REQUIRE` matches these words.
     fn name(&self) -> String;
 
-    /// Why nothing can be built on this machine; `None` = it can.
+    /// Returns why no sampler can be built on this machine, or `None` if samplers can be built.
     fn unavailable(&self) -> Option<String> {
         None
     }
 
-    /// The variant of the [reference](flash_sampling_core::reference) that gives the same tokens for this head:
-    /// [`ReferenceVariant::Tiled`] for every pathwise sampler; `None` for a factorisation that the reference does not have.
+    /// Returns the variant of the [reference](flash_sampling_core::reference) that gives the same tokens for this head:
+    /// [`ReferenceVariant::Tiled`] for every pathwise sampler, `None` if the reference lacks the factorisation.
     fn reference_variant(&self, head: &Head<'_>) -> Option<ReferenceVariant>;
 
-    /// How many times more draws from large vocabularies the laws may take than they take from the reference, which
-    /// draws about 30 million tokens' scores a second.
+    /// Returns the factor by which the laws may take more draws from large vocabularies than from the reference. The
+    /// reference computes about 30 million scores of tokens per second.
     fn pace(&self) -> usize {
         1
     }
 
-    /// Whether a sampler can be built for a shard of a head, not only for a whole vocabulary.
+    /// Returns whether samplers can be built for a shard of a head.
     fn takes_shards(&self) -> bool {
         true
     }
 
-    /// A sampler. One that takes logits is returned as a [`FromLogits`].
+    /// Builds a sampler. A sampler of logits is wrapped in [`FromLogits`].
     ///
     /// # Errors
-    /// What the backend says, naming the knob when the plan asks for something that it cannot do.
+    /// Returns the backend's message. It names the knob if the plan needs an unsupported one.
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError>;
 }
 
-/// Gives a sampler of [`Input::Logits`] the face of one that takes hidden states: computes the whole vocabulary's raw
-/// logits by the canonical dot product, those outside the head as -inf, and hands them over as float32.
+/// Adapts a sampler of [`Input::Logits`] to hidden states.
+///
+/// It computes the raw logits of the whole vocabulary by the canonical dot product in float32. Logits of tokens outside
+/// the head are -inf.
 #[derive(Debug)]
 pub struct FromLogits<'w, S> {
     head: Head<'w>,
@@ -62,7 +64,7 @@ pub struct FromLogits<'w, S> {
 }
 
 impl<'w, S: PerturbedArgmax> FromLogits<'w, S> {
-    /// An adapter; `sampler` must take logits of `head.vocab_size()` columns.
+    /// Wraps `sampler`, which must take logits of `head.vocab_size()` columns.
     pub fn new(head: Head<'w>, sampler: S) -> Self {
         FromLogits { head, sampler, logits: Vec::new() }
     }

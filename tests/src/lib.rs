@@ -1,7 +1,7 @@
-//! The laws that every backend and variant obeys, as one suite.
+//! The conformance suite: the laws that every backend and variant must obey.
 //!
 //! # Adding a backend
-//! Implement [`PerturbedArgmax`](flash_sampling_core::PerturbedArgmax); the laws judge its contract. Implement
+//! Implement [`PerturbedArgmax`](flash_sampling_core::PerturbedArgmax); the laws test its contract. Then implement
 //! [`SamplerFactory`] (a name, the variant of the reference and `build`), and write one line in a test file:
 //! ```
 //! use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
@@ -28,25 +28,25 @@
 //! The laws draw millions of tokens, so tests need `opt-level = 3` in `[profile.test]`. A sampler that takes logits needs
 //! the adapter [`FromLogits`](factory::FromLogits).
 //!
-//! [`suite!`] expands to a module with one test per law of [`laws::ALL`]; programs run the same laws through
-//! [`Law::check`], which reports statistic, alpha and verdict of every check, and points to plot.
+//! [`suite!`] expands to a module with one test per law of [`laws::ALL`]. Programs run the same laws by [`Law::check`],
+//! which reports the statistic, alpha and verdict of every check, and points to plot.
 //!
-//! # What is where
-//! | module | what it holds |
+//! # Modules
+//! | module | contents |
 //! | --- | --- |
-//! | [`factory`] | what a backend brings, and the adapter for samplers that take logits |
+//! | [`factory`] | the interface of a backend, and the adapter for samplers that take logits |
 //! | [`laws`] | the laws, one function each |
-//! | [`noise_map`], [`granules`] | the laws of a map from words to exponentials, driven without a sampler |
-//! | [`report`], [`trial`] | what a law says, and what it runs with |
+//! | [`noise_map`], [`granules`] | the laws of a map from words to exponentials, tested without a sampler |
+//! | [`report`], [`trial`] | the report of a law, and its inputs |
 //! | [`problem`], [`logits`], [`tensor`], [`data`] | the heads and rows that laws draw from |
 //! | [`statistics`] | chi-square, Kolmogorov-Smirnov, exact binomial; tails pooled |
 //! | [`vectors`] | the files of `vectors/` |
 //! | [`mod@suite`] | the macro, skips, and the switch that turns skips into failures |
 //!
 //! # Skips
-//! A factory that cannot run on this machine says why, and its tests are skipped: counted, and printed with the reason.
-//! `FLASH_SAMPLING_REQUIRE=cuda,amx` turns a skip into a failure for every factory that has one of these words in its
-//! name, so that green on a GPU machine means that it ran there.
+//! A factory that cannot run on a machine returns the reason. Its tests are skipped, counted, and printed with the
+//! reason. `FLASH_SAMPLING_REQUIRE=cuda,amx` turns a skip into a failure for every factory with one of these words in
+//! its name. So a passing run on a GPU machine proves that the GPU tests ran.
 #![forbid(unsafe_code)]
 
 pub mod data;

@@ -1,4 +1,4 @@
-//! Rows of logits, from the harmless to the awkward.
+//! Rows of logits with simple and difficult shapes.
 
 use crate::data::{normal, u01_open};
 use flash_sampling_core::reference::log_mass;
@@ -6,15 +6,15 @@ use flash_sampling_core::reference::log_mass;
 /// The shape of a row of logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitShape {
-    /// All equal.
+    /// Equal logits.
     Flat,
-    /// Standard normal.
+    /// Standard normal logits.
     Gaussian,
     /// One token has nearly all the mass.
     Peaked,
     /// A few logits far above a Gaussian bulk.
     LlmLike,
-    /// A power law: half the mass lies in tokens that are rare one by one.
+    /// A power law: half of the mass is in rare tokens.
     TailHeavy,
 }
 
@@ -23,7 +23,7 @@ impl LogitShape {
     pub const ALL: [LogitShape; 5] =
         [LogitShape::Flat, LogitShape::Gaussian, LogitShape::Peaked, LogitShape::LlmLike, LogitShape::TailHeavy];
 
-    /// `vocab` logits in nats. The likely tokens are scattered over the vocabulary, its two ends included.
+    /// Returns `vocab` logits in nats. The likely tokens are spread over the vocabulary, both ends included.
     pub fn logits(self, vocab: usize, seed: u64) -> Vec<f32> {
         let rank = |i: usize| {
             // Rank 0 at the end, rank 1 at the start, the others by a hash.
@@ -50,28 +50,28 @@ impl LogitShape {
     }
 }
 
-/// How far apart [`spread`] puts tokens: a dozen of them lie in two groups of 512, and in several tiles.
+/// The distance of tokens in [`spread`]. Twelve tokens cover two groups of 512, and several tiles.
 pub const APART: u32 = 53;
 
-/// The logits [`APART`] tokens from each other, and no others between them: -inf.
+/// Gives the logits to every [`APART`]-th token, and -inf to all tokens between them.
 pub fn spread(logits: &[f32]) -> Vec<f32> {
     let mut out = vec![f32::NEG_INFINITY; logits.len() * APART as usize];
     out.iter_mut().step_by(APART as usize).zip(logits).for_each(|(to, &logit)| *to = logit);
     out
 }
 
-/// Which of the logits that were [`spread`] a token has; of a token between them, `usize::MAX`.
+/// Returns the index of a token's logit in the argument of [`spread`], or `usize::MAX` for a token between them.
 pub fn spread_index(token: u32) -> usize {
     if token.is_multiple_of(APART) { (token / APART) as usize } else { usize::MAX }
 }
 
-/// `ln P(token)` of the softmax, in float64.
+/// Returns `ln P(token)` of the softmax, in float64.
 pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let log_z = log_mass(logits);
     logits.iter().map(|&l| f64::from(l) - log_z).collect()
 }
 
-/// `P(token)` of the softmax, in float64.
+/// Returns `P(token)` of the softmax, in float64.
 pub fn softmax(logits: &[f32]) -> Vec<f64> {
     log_softmax(logits).into_iter().map(f64::exp).collect()
 }

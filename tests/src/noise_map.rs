@@ -1,12 +1,12 @@
-//! The law of a map from random words to the exponentials of tokens, driven without a sampler, so that tokens of
-//! probability 1e-6 to 1e-12 can be judged in seconds.
+//! The law of a map from random words to the exponentials of tokens, tested without a sampler.
 //!
-//! [`check`] makes three checks; [`granules`](crate::granules) judges the tokens of one granule beside each other.
+//! So tokens of probability 1e-6 to 1e-12 are tested in seconds. [`check`] makes three checks, and
+//! [`granules`](crate::granules) tests the joint law of the tokens of one granule.
 //! * **Shape.** The Gumbels of a million tokens pass Kolmogorov-Smirnov.
-//! * **Measure.** The probability of a token beside all others, `mean e^(-rE)` over the words themselves, has no
-//!   sampling error and so reaches any probability.
-//! * **Hits.** Of a vocabulary of one heavy token and many rare ones, the rare ones win as often as they should. The noise
-//!   is real, of ten billion tokens; a bound passes over those that cannot win.
+//! * **Measure.** The probability of a token against all others is `mean e^(-rE)` over all words. The mean is computed
+//!   without sampling error, so it covers any probability.
+//! * **Hits.** In a vocabulary of one heavy token and many rare tokens, the number of rare winners is binomial. The
+//!   check uses real noise of ten billion tokens, and a bound skips tokens that cannot win.
 
 use crate::report::{Broken, LawFailure, LawReport};
 use crate::statistics::{Outcome, binomial, kolmogorov_smirnov};
@@ -17,29 +17,29 @@ use flash_sampling_core::{Domain, Noise};
 
 /// A map from random words to exponentials.
 pub trait NoiseMap: Sync {
-    /// Its name.
+    /// Returns the name of the map.
     fn name(&self) -> String;
 
-    /// The exponential of a token.
+    /// Returns the exponential of a token.
     fn exponential(&self, noise: &Noise, draw: u32, token: u32) -> f32;
 
-    /// Whether one of the 64 tokens from `64 block` on has an exponential below `limit`.
+    /// Returns whether any token in `64 block .. 64 block + 64` has an exponential below `limit`.
     fn any_below(&self, noise: &Noise, draw: u32, block: u32, limit: f32) -> bool {
         (64 * block..64 * block + 64).any(|token| self.exponential(noise, draw, token) < limit)
     }
 
-    /// The probability `1 / (1 + r)` of a token, part by part.
+    /// Measures the parts of the probability `1 / (1 + r)` of a token.
     fn measure(&self, r: f64) -> Vec<Part>;
 }
 
 /// A part of a token's probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
-    /// Which.
+    /// The name of the part.
     pub what: &'static str,
-    /// What the map gives.
+    /// The value of the map.
     pub measured: f64,
-    /// What the law demands.
+    /// The value of the law.
     pub due: f64,
 }
 
@@ -59,7 +59,7 @@ impl NoiseMap for Version2 {
     }
 
     fn any_below(&self, noise: &Noise, draw: u32, block: u32, limit: f32) -> bool {
-        // The bound, with room for the rounding of the minimum.
+        // The bound includes the rounding error of the minimum.
         let able = limit * 4_294_967_296.0 * 1.000_001;
         (4 * block..).zip(noise.words(Domain::Granule, draw, block)).any(|(index, word)| {
             minimum_bits(word) as f32 <= able
@@ -73,7 +73,7 @@ impl NoiseMap for Version2 {
     }
 }
 
-/// The noise of groups and shards: one word for each.
+/// The noise of groups and shards, with one word each.
 #[derive(Clone, Copy, Debug)]
 pub struct Groups;
 
@@ -92,12 +92,12 @@ impl NoiseMap for Groups {
     }
 }
 
-/// All pairs of a word of `bits` bits and its refinement, as few with their weights: each stands for those around it,
-/// which are at most 1/4096 away from it. Words from [`TAIL_WORDS`] on have no refinement.
+/// Divides all pairs of a word of `bits` bits and its refinement into strata. Returns the middle pair and the weight of
+/// each stratum, whose pairs differ by at most 1/4096 of their value. Words from [`TAIL_WORDS`] on have no refinement.
 fn strata(bits: u32) -> impl Iterator<Item = (u32, u32, f64)> {
     let step = |at: u64, end: u64| (at < end).then_some(at);
     let size = |at: u64, end: u64| ((at / 4096) | 1).min(end - at);
-    // Pairs as 64 bits; none stands for those of another word.
+    // Pairs are 64 bits; a stratum of the tail has one word.
     let end = |at: u64| ((at >> 32) + 1) << 32;
     let tail = core::iter::successors(Some(0), move |&at| step(at + size(at, end(at)), u64::from(TAIL_WORDS) << 32));
     let tail = tail.map(move |at| (at + size(at, end(at)) / 2, size(at, end(at)), 32 + bits));
@@ -107,15 +107,16 @@ fn strata(bits: u32) -> impl Iterator<Item = (u32, u32, f64)> {
     tail.chain(body).map(|(at, size, bits)| ((at >> 32) as u32, at as u32, size as f64 / 2f64.powi(bits as i32)))
 }
 
-/// The measure of a map that gives each token a word of its own. Words near 0 have small exponentials.
+/// Measures a map with one word per token. Words near 0 have small exponentials.
 pub fn measure_words(r: f64, exponential: impl Fn(u32, u32) -> f32) -> Vec<Part> {
     let wins = |(word, refinement, weight)| weight * (-r * f64::from(exponential(word, refinement))).exp();
     vec![Part { what: "token", measured: strata(32).map(wins).sum(), due: 1.0 / (1.0 + r) }]
 }
 
-/// The measure of a map by granules, of the place in a granule where it is furthest off, from the map of a granule's
-/// word and refinement, and the excess of another token's word. Leader and minimum are independent of the excess, so
-/// the mean of `e^(-r (m + E'))` is a product.
+/// Measures a map by granules, at the index in a granule with the largest error.
+///
+/// `granule` maps the word and refinement of a granule, and `excess` the word of a token other than the leader. Leader
+/// and minimum are independent of the excess, so the mean of `e^(-r (m + E'))` is a product.
 pub fn measure_granules(r: f64, granule: impl Fn(u32, u32) -> Granule, excess: impl Fn(u32) -> f32) -> Vec<Part> {
     let mut leader = [0.0; TOKENS as usize];
     for (minimum, refinement, weight) in strata(28) {
@@ -137,16 +138,17 @@ pub fn measure_granules(r: f64, granule: impl Fn(u32, u32) -> Granule, excess: i
     ]
 }
 
-/// The largest relative bias of a token's probability, at any probability, that the law lets pass.
+/// The largest allowed relative bias of a token's probability, at any probability.
 pub const BIAS_LIMIT: f64 = 1e-6;
 
-/// The relative bias of P(token) for a token of probability `p` beside others, part by part.
+/// Returns the relative bias of each part of P(token) for a token of probability `p`.
 pub fn biases(map: &dyn NoiseMap, p: f64) -> Vec<(&'static str, f64)> {
     map.measure((1.0 - p) / p).iter().map(|part| (part.what, (part.measured - part.due) / p)).collect()
 }
 
-/// The exact binomial test of how often any of `64 blocks` tokens, each `1 / p` times less likely than the heavy token 0,
-/// wins in `draws` draws of real noise.
+/// Tests the number of rare winners in `draws` draws of real noise by the exact binomial test.
+///
+/// There are `64 blocks` rare tokens. Each is `1 / p` times less likely than the heavy token 0.
 ///
 /// # Panics
 /// Never: the position is valid.
@@ -163,10 +165,10 @@ pub fn hits(map: &dyn NoiseMap, p: f64, blocks: u32, draws: u32, progress: &dyn 
     binomial((0..draws).filter(won).count() as u64, u64::from(draws), mass / (1.0 + mass))
 }
 
-/// The law: the exponentials of this map let every token win with its probability.
+/// Checks the law: with the exponentials of the map, every token wins with its probability.
 ///
 /// # Errors
-/// The report of the broken law.
+/// Returns the report of the broken law.
 pub fn check(map: &dyn NoiseMap, effort: Effort, progress: &dyn Fn(f64)) -> Result<LawReport, LawFailure> {
     let mut report = LawReport { law: "noise_reaches_into_the_tail", sampler: map.name(), ..LawReport::default() };
     let outcome = run(map, effort, progress, &mut report);

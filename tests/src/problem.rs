@@ -1,4 +1,4 @@
-//! A head and the rows that are drawn from it.
+//! Heads and hidden states for laws.
 
 use crate::data::{normal, small_integer};
 use crate::tensor::Tensor;
@@ -24,29 +24,32 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A head without transforms.
+    /// Makes a problem whose head has no transforms.
     pub fn new(weight: Tensor, hidden: Tensor) -> Self {
         Problem { weight, hidden, bias: None, soft_cap: None, scale: None, vocab_size: None }
     }
 
-    /// `rows` rows that all have the given logits, rounded to two bf16 (16 bits): weight `[vocab, 2]` holds the high
-    /// and the low part, the hidden states are ones, so every backend's dot product is exact.
+    /// Makes `rows` rows with the given logits, each rounded to a sum of two bf16 (16 bits).
+    ///
+    /// The weight `[vocab, 2]` has the high and the low parts, and the hidden states are ones. So every backend's dot
+    /// product is exact.
     pub fn of_logits(logits: &[f32], rows: usize) -> Self {
         let part = |i: usize, k: usize| {
             let high = bf16::from_f32(logits[i]).to_f32();
             if k == 0 || !high.is_finite() { high } else { logits[i] - high }
         };
         let weight = Tensor::from_fn(DType::BF16, logits.len(), 2, |i, k| {
-            // An infinite high part must not meet an infinite low part of the other sign.
+            // The sum of two infinite parts with different signs would be NaN.
             if k == 1 && !logits[i].is_finite() { 0.0 } else { part(i, k) }
         });
         Problem::new(weight, Tensor::from_fn(DType::BF16, rows, 2, |_, _| 1.0))
     }
 
-    /// Small multiples of 1/8: every partial sum is exact in float32, so all orders of summation agree bit for bit.
-    /// Logits have a standard deviation of about 1.5 and many ties.
+    /// Makes weights and hidden states of small integers times powers of two, with logits of standard deviation about
+    /// 1.5 and many ties. Every partial sum is exact in float32, so all orders of summation give the same bits.
     pub fn integers(shape: Size, weight: DType, hidden: DType, seed: u64) -> Self {
-        // The sum of `hidden` products of variance (2 / 16) (2 / 4) w^2: w, a power of two, keeps it near 2.
+        // A logit is a sum of `hidden` products of variance (2 / 16) (2 / 4) w^2. The power of two w keeps its variance
+        // near 2.
         let w = 2f32.powi(-((shape.hidden as f32 / 32.0).log2() / 2.0).round() as i32);
         let w = w.clamp(1.0 / 16.0, 4.0);
         Problem::new(
@@ -59,7 +62,7 @@ impl Problem {
         )
     }
 
-    /// Normal weights and hidden states; logits have a standard deviation of 2.
+    /// Makes normal weights and hidden states; logits have a standard deviation of 2.
     pub fn gaussian(shape: Size, weight: DType, hidden: DType, seed: u64) -> Self {
         let sigma = 2.0 / (shape.hidden as f64).sqrt();
         Problem::new(
@@ -72,7 +75,7 @@ impl Problem {
         )
     }
 
-    /// The head.
+    /// Returns the head.
     pub fn head(&self) -> Head<'_> {
         let usable = "the laws build valid heads";
         let mut head = Head::new(self.weight.matrix()).expect(usable);
@@ -91,17 +94,17 @@ impl Problem {
         head
     }
 
-    /// The hidden states.
+    /// Returns the hidden states, `[rows, hidden]`.
     pub fn input(&self) -> Matrix<'_> {
         self.hidden.matrix()
     }
 
-    /// Number of rows of the input.
+    /// Returns the number of rows of the input.
     pub fn rows(&self) -> usize {
         self.hidden.rows()
     }
 
-    /// The raw logits of a row, in canonical arithmetic.
+    /// Computes the raw logits of a row in canonical arithmetic.
     pub fn raw_logits(&self, row: usize) -> Vec<f32> {
         Reference::new(self.head(), Plan::default(), ReferenceVariant::Tiled).raw_logits(&self.hidden.row(row))
     }
@@ -119,7 +122,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// A size, in the order rows, vocab, hidden.
+    /// Makes a size from rows, vocab and hidden.
     pub const fn new(rows: usize, vocab: usize, hidden: usize) -> Self {
         Size { rows, vocab, hidden }
     }

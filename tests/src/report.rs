@@ -1,43 +1,43 @@
-//! What a law says about a sampler.
+//! Reports of laws on a sampler.
 
 use core::fmt;
 
-/// The level of a statistical check: a correct sampler fails one with at most this probability.
+/// The level of a statistical check: a correct sampler fails a check with at most this probability.
 ///
-/// An instance of the suite makes up to 139 such checks and the workspace has 56 instances, 18 of them on GPUs, so by
-/// Bonferroni's inequality the family-wise level of a full run is below 0.01. Seeds are fixed: a run that passes, passes
-/// again.
+/// An instance of the suite makes up to 139 such checks, and the workspace has 56 instances, 18 of them on GPUs. So by
+/// Bonferroni's inequality the family-wise level of a full run is below 0.01. Seeds are fixed, so a passing run passes
+/// every time.
 pub const ALPHA: f64 = 1e-6;
 
-/// How a check is decided.
+/// The criterion that a check passes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Criterion {
-    /// Passes when the p-value of the statistic is at least alpha.
+    /// The p-value of the statistic is at least alpha.
     PValue {
         /// The probability of a statistic at least as extreme.
         p: f64,
         /// The level of the test.
         alpha: f64,
     },
-    /// Passes when the statistic is at most this.
+    /// The statistic is at most this limit.
     AtMost(f64),
 }
 
 /// One check of a law.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Check {
-    /// What was compared with what.
+    /// A description of the comparison.
     pub what: String,
-    /// How many draws, rows or numbers went into it.
+    /// The number of compared draws, rows or values.
     pub cases: u64,
     /// The statistic.
     pub statistic: f64,
-    /// How it is judged.
+    /// The criterion of the statistic.
     pub criterion: Criterion,
 }
 
 impl Check {
-    /// Whether the check passes.
+    /// Returns whether the check passes.
     pub fn passes(&self) -> bool {
         match self.criterion {
             Criterion::PValue { p, alpha } => p >= alpha,
@@ -57,54 +57,54 @@ impl fmt::Display for Check {
     }
 }
 
-/// What the points of a [`Series`] are.
+/// The meaning of the points of a [`Series`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeriesKind {
-    /// `x` = log10 of the upper end of a decade of token probabilities; counts of drawn tokens in it.
+    /// `x` is log10 of the upper end of a decade of probabilities; values are counts of drawn tokens of the decade.
     ProbabilityDecades,
-    /// `x` = quantile level; score minus log-mass against the standard Gumbel's quantile.
+    /// `x` is a quantile level; values are quantiles of the score minus log-mass, and of the standard Gumbel.
     GumbelQuantiles,
 }
 
 /// One point to plot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Where; see [`SeriesKind`].
+    /// The abscissa, as [`SeriesKind`] defines it.
     pub x: f64,
-    /// What the law demands there.
+    /// The expected value.
     pub expected: f64,
-    /// What was seen.
+    /// The observed value.
     pub observed: f64,
 }
 
-/// Points to plot: empirical against expected.
+/// Observed and expected values to plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// What was drawn from.
+    /// The name of the distribution.
     pub name: String,
-    /// What the points are.
+    /// The meaning of the points.
     pub kind: SeriesKind,
     /// The points, `x` ascending.
     pub points: Vec<Point>,
 }
 
-/// All that a law found out about one sampler.
+/// The results of a law on one sampler.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LawReport {
-    /// The law's name.
+    /// The name of the law.
     pub law: &'static str,
-    /// The sampler's name.
+    /// The name of the sampler.
     pub sampler: String,
     /// The checks, in order.
     pub checks: Vec<Check>,
-    /// Points to plot, for the laws that have some.
+    /// Points to plot; empty for most laws.
     pub series: Vec<Series>,
-    /// What a reader should know, such as a part that does not apply to this variant.
+    /// Remarks, such as a part that does not apply to the variant.
     pub notes: Vec<String>,
 }
 
 impl LawReport {
-    /// Records a comparison of `cases` things that all agreed.
+    /// Records a comparison in which all `cases` agreed.
     pub fn agreed(&mut self, what: impl Into<String>, cases: usize) {
         self.at_most(what, cases, 0.0, 0.0);
     }
@@ -126,15 +126,15 @@ impl LawReport {
         self.notes.push(note.into());
     }
 
-    /// Whether every check passes.
+    /// Returns whether every check passes.
     pub fn passes(&self) -> bool {
         self.checks.iter().all(Check::passes)
     }
 
-    /// The report of a finished law, or its failure.
+    /// Returns the report of a finished law, or its failure.
     ///
     /// # Errors
-    /// When the law stopped early or a check failed.
+    /// Fails if the law stopped early or a check failed.
     pub fn verdict(self, outcome: Result<(), Broken>) -> Result<LawReport, LawFailure> {
         match outcome {
             Ok(()) if self.passes() => Ok(self),
@@ -156,12 +156,12 @@ impl fmt::Display for LawReport {
     }
 }
 
-/// A law is broken: by a failed check, or by something that needs no statistics.
+/// A broken law, by a failed check or another failure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LawFailure {
-    /// What went wrong, when it was no check.
+    /// The failure, if it is not a failed check.
     pub reason: Option<String>,
-    /// The checks made so far.
+    /// The report of the checks up to the failure.
     pub report: Box<LawReport>,
 }
 
@@ -177,7 +177,7 @@ impl fmt::Display for LawFailure {
 
 impl core::error::Error for LawFailure {}
 
-/// Why a law stops early: the sentence that becomes [`LawFailure::reason`].
+/// The reason that stops a law early; becomes [`LawFailure::reason`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Broken(pub String);
 
@@ -187,7 +187,7 @@ impl<E: core::error::Error> From<E> for Broken {
     }
 }
 
-/// Stops a law with a sentence unless a condition holds.
+/// Stops a law with a formatted reason unless a condition holds.
 macro_rules! ensure {
     ($condition:expr, $($sentence:tt)+) => {
         if !$condition {

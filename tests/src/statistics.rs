@@ -1,5 +1,5 @@
-//! The few tests that the laws use: chi-square, Kolmogorov-Smirnov, exact binomial, correlation. Tails are pooled,
-//! never dropped.
+//! The statistical tests of the laws: chi-square, Kolmogorov-Smirnov, exact binomial, correlation. Tails are pooled,
+//! not dropped.
 
 use statrs::distribution::{Binomial, ChiSquared, ContinuousCDF, DiscreteCDF, Normal};
 
@@ -8,11 +8,11 @@ use statrs::distribution::{Binomial, ChiSquared, ContinuousCDF, DiscreteCDF, Nor
 pub struct Outcome {
     /// The statistic.
     pub statistic: f64,
-    /// The probability of one at least as extreme.
+    /// The probability of a statistic at least as extreme.
     pub p: f64,
 }
 
-/// Expected and observed counts, bin by bin.
+/// Expected and observed counts of bins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bins {
     /// Expected counts.
@@ -22,12 +22,12 @@ pub struct Bins {
 }
 
 impl Bins {
-    /// `bins` empty bins.
+    /// Makes `bins` empty bins.
     pub fn new(bins: usize) -> Self {
         Bins { expected: vec![0.0; bins], observed: vec![0.0; bins] }
     }
 
-    /// The bins of draws (indices into `law`), with `bin_of(index)` below `bins`.
+    /// Counts draws (indices into `law`) in bins; `bin_of(index)` is below `bins`.
     pub fn of(law: &[f64], draws: &[usize], bins: usize, bin_of: impl Fn(usize) -> usize) -> Self {
         let mut out = Bins::new(bins);
         for (i, p) in law.iter().enumerate() {
@@ -39,7 +39,7 @@ impl Bins {
         out
     }
 
-    /// Joins neighbours until every bin expects at least `least`; what is left at the end joins the last bin.
+    /// Joins adjacent bins until every expected count is at least `least`. The remainder at the end joins the last bin.
     pub fn pooled(&self, least: f64) -> Bins {
         let mut out = Bins::new(0);
         let (mut expected, mut observed) = (0.0, 0.0);
@@ -65,8 +65,8 @@ impl Bins {
         out
     }
 
-    /// Pearson's chi-square of bins that each expect 10 or more (pooled first), with bins - 1 degrees of freedom;
-    /// `None` when only one bin is left.
+    /// Pools bins to expected counts of at least 10, and returns Pearson's chi-square with bins - 1 degrees of freedom.
+    /// Returns `None` if only one bin remains.
     pub fn chi_square(&self) -> Option<Outcome> {
         let bins = self.pooled(10.0);
         let freedom = bins.expected.len().checked_sub(1).filter(|&f| f > 0)?;
@@ -77,7 +77,7 @@ impl Bins {
     }
 }
 
-/// The exact two-sided binomial test: twice the smaller tail. The statistic is the count.
+/// Computes the exact two-sided binomial test: twice the smaller tail. The statistic is the count.
 pub fn binomial(hits: u64, n: u64, p: f64) -> Outcome {
     let law = Binomial::new(p.clamp(0.0, 1.0), n).expect("a probability");
     let below = law.cdf(hits);
@@ -85,8 +85,9 @@ pub fn binomial(hits: u64, n: u64, p: f64) -> Outcome {
     Outcome { statistic: hits as f64, p: (2.0 * below.min(above)).min(1.0) }
 }
 
-/// The Kolmogorov-Smirnov test of values that should be uniform on (0, 1); sorts them. p-value by Kolmogorov's series
-/// with the correction of Stephens (1970).
+/// Sorts `values`, and tests that they are uniform on (0, 1) by Kolmogorov-Smirnov.
+///
+/// The p-value is Kolmogorov's series with the correction of Stephens (1970).
 pub fn kolmogorov_smirnov(values: &mut [f64]) -> Outcome {
     values.sort_by(f64::total_cmp);
     let n = values.len() as f64;
@@ -98,22 +99,22 @@ pub fn kolmogorov_smirnov(values: &mut [f64]) -> Outcome {
     Outcome { statistic: d, p }
 }
 
-/// Pearson's correlation of pairs of uniforms whose mean and variance are known; normal to good accuracy from
-/// a thousand pairs on.
+/// Tests Pearson's correlation of pairs of uniforms with known mean and variance. The statistic is close to normal for
+/// a thousand pairs or more.
 pub fn correlation(pairs: &[(f64, f64)]) -> Outcome {
     let sum: f64 = pairs.iter().map(|(a, b)| (a - 0.5) * (b - 0.5) * 12.0).sum();
     let z = sum / (pairs.len() as f64).sqrt();
     Outcome { statistic: z, p: 2.0 * Normal::standard().sf(z.abs()) }
 }
 
-/// The sum of squares of uncorrelated standard normals, by chi-square.
+/// Tests the sum of squares of uncorrelated standard normals by chi-square.
 pub fn sum_of_squares(normals: &[f64]) -> Outcome {
     let statistic = normals.iter().map(|z| z * z).sum();
     let law = ChiSquared::new(normals.len() as f64).expect("at least one normal");
     Outcome { statistic, p: law.sf(statistic) }
 }
 
-/// Chi-square of a contingency table of pairs of classes against the product of known class laws.
+/// Tests a contingency table of pairs of classes against the product of known class laws, by chi-square.
 pub fn contingency(pairs: &[(usize, usize)], law_a: &[f64], law_b: &[f64]) -> Option<Outcome> {
     let width = law_b.len();
     let joint: Vec<f64> = law_a.iter().flat_map(|a| law_b.iter().map(move |b| a * b)).collect();
@@ -121,12 +122,12 @@ pub fn contingency(pairs: &[(usize, usize)], law_a: &[f64], law_b: &[f64]) -> Op
     Bins::of(&joint, &cells, joint.len(), |i| i).chi_square()
 }
 
-/// The standard Gumbel's distribution function.
+/// Returns the distribution function of the standard Gumbel.
 pub fn gumbel_cdf(x: f64) -> f64 {
     (-(-x).exp()).exp()
 }
 
-/// The standard Gumbel's quantile of a level in (0, 1).
+/// Returns the quantile of the standard Gumbel at a level in (0, 1).
 pub fn gumbel_quantile(level: f64) -> f64 {
     -(-level.ln()).ln()
 }

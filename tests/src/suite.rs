@@ -1,4 +1,4 @@
-//! The macro that turns laws into tests, and what happens to tests that cannot run here.
+//! The macro that turns laws into tests, and the rules for skipped tests.
 
 use crate::factory::SamplerFactory;
 use crate::laws;
@@ -7,16 +7,17 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The environment switch: words, separated by commas; a factory with one of them in its name must not be skipped.
+/// The environment variable of required words, separated by commas. A skip of a factory with one of these words in its
+/// name is a failure.
 pub const REQUIRE: &str = "FLASH_SAMPLING_REQUIRE";
 
-/// The environment switch for more draws in tests: `quick` or `full`, as [`Effort`] says; without it, a sample.
+/// The environment variable of the [`Effort`] of tests: `sample` (the default), `quick` or `full`.
 pub const EFFORT: &str = "FLASH_SAMPLING_EFFORT";
 
-/// How much work the statistical laws do in tests.
+/// Reads the effort of the statistical laws in tests from [`EFFORT`].
 ///
 /// # Panics
-/// When [`EFFORT`] names none.
+/// Panics if [`EFFORT`] has another value.
 pub fn effort() -> Effort {
     match std::env::var(EFFORT).as_deref() {
         Err(_) | Ok("sample") => Effort::Sample,
@@ -26,19 +27,20 @@ pub fn effort() -> Effort {
     }
 }
 
-/// The names whose skip was printed.
+/// The names with a printed skip.
 static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// The word of `require` that forbids skipping `name`, if there is one.
+/// Returns the first word of `require` that is a word of `name`.
 fn required<'r>(name: &str, require: &'r str) -> Option<&'r str> {
     require.split(',').map(str::trim).find(|word| !word.is_empty() && name.split('/').any(|part| part == *word))
 }
 
-/// Whether a test on `name` (words separated by `/`) runs. When `unavailable` says why it cannot, the skip is printed
-/// past the test harness's capture: once per name, with the number of `tests` on it.
+/// Returns whether tests on `name` (words separated by `/`) run on this machine; prints a skip once per name.
+///
+/// A skip has the reason `unavailable` and the number of `tests`. It is printed in spite of the test harness's capture.
 ///
 /// # Panics
-/// When the environment requires one of the words of `name`.
+/// Panics if the test is unavailable and [`REQUIRE`] has one of the words of `name`.
 pub fn runs(name: &str, unavailable: Option<String>, tests: usize) -> bool {
     let Some(reason) = unavailable else { return true };
     let require = std::env::var(REQUIRE).unwrap_or_default();
@@ -47,20 +49,21 @@ pub fn runs(name: &str, unavailable: Option<String>, tests: usize) -> bool {
     }
     let mut printed = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
     if printed.insert(name.to_owned()) {
-        // The test harness captures what the print macros write, not this. A closed stderr is no reason to fail.
+        // The test harness captures the print macros, but not this write. A closed stderr is not an error.
         let _ = writeln!(std::io::stderr(), "skipped: {tests} tests of {name}: {reason}");
     }
     false
 }
 
-/// Held while launches are captured into a graph, which another test must not end: see [`drop_alone`].
+/// Returns the lock that a test holds while it captures launches into a graph. Without it, [`drop_alone`] in another
+/// test could end the capture.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Drops what launches on a GPU may still use, in which nothing is captured: it waits for the whole GPU, and would end a
-/// capture.
+/// Drops a value that launches on a GPU may still use, under the lock of [`alone`]. The drop waits for the whole GPU,
+/// and would end a capture.
 pub fn drop_alone<T>(value: T) {
     let _alone = alone();
     drop(value);
@@ -69,7 +72,7 @@ pub fn drop_alone<T>(value: T) {
 /// Runs one law as a test.
 ///
 /// # Panics
-/// When the law is broken, with its report; when there is no law of that name.
+/// Panics with the report if the law is broken, and if there is no law of this name.
 pub fn check(factory: &dyn SamplerFactory, law: &str) {
     let law = laws::ALL.iter().find(|l| l.name == law).expect("the macro names laws of the table");
     if runs(&factory.name(), factory.unavailable(), laws::ALL.len()) {
@@ -80,7 +83,7 @@ pub fn check(factory: &dyn SamplerFactory, law: &str) {
     }
 }
 
-/// One test per law for a sampler factory: `suite!(module_name, factory_expression);`.
+/// Makes one test per law for a sampler factory: `suite!(module_name, factory_expression);`.
 #[macro_export]
 macro_rules! suite {
     ($name:ident, $factory:expr) => {

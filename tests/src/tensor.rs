@@ -1,4 +1,4 @@
-//! Matrices that own their elements, in any of the three float types.
+//! Owned matrices of bf16, f16 or f32.
 
 use flash_sampling_core::{DType, Matrix};
 use half::{bf16, f16};
@@ -13,7 +13,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A matrix of `f(row, col)`, rounded to the element type; `cols` is at least 1.
+    /// Makes a matrix of `f(row, col)`, rounded to the element type; `cols` is at least 1.
     pub fn from_fn(dtype: DType, rows: usize, cols: usize, f: impl Fn(usize, usize) -> f32) -> Self {
         let values = (0..rows * cols).map(|i| f(i / cols, i % cols));
         let bytes = match dtype {
@@ -24,37 +24,37 @@ impl Tensor {
         Tensor { dtype, rows, cols, bytes }
     }
 
-    /// The matrix.
+    /// Borrows the matrix.
     pub fn matrix(&self) -> Matrix<'_> {
         let matrix = Matrix::from_bytes(&self.bytes, self.dtype, self.rows, self.cols, self.cols);
         matrix.expect("the bytes have rows * cols elements and a column")
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Elements of a row.
+    /// Returns the number of columns.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// A row in float32.
+    /// Returns a row in float32.
     pub fn row(&self, row: usize) -> Vec<f32> {
         let mut out = vec![0.0; self.cols];
         self.matrix().row_to_f32(row, &mut out);
         out
     }
 
-    /// The matrix of the named rows, in their order.
+    /// Copies the given rows to a matrix, in the given order.
     pub fn select(&self, rows: &[usize]) -> Tensor {
         let bytes = rows.iter().flat_map(|&row| self.matrix().row_bytes(row)).copied().collect();
         Tensor { rows: rows.len(), bytes, ..*self }
     }
 
-    /// The same matrix with `before` odd bytes in front and `gap` elements of NaN between rows: the bytes and the
-    /// row stride, for [`Matrix::from_bytes`].
+    /// Copies the matrix to bytes, with `before` bytes in front and `gap` elements of NaN after each row. Returns the
+    /// bytes and the row stride for [`Matrix::from_bytes`].
     pub fn strided(&self, before: usize, gap: usize) -> (Vec<u8>, usize) {
         let size = self.dtype.size();
         let mut bytes = vec![0xffu8; before];

@@ -1,4 +1,4 @@
-//! What a law runs with: the factory, the effort, and someone to tell about progress.
+//! The inputs of a law: a factory, an effort, and a callback for progress.
 
 use crate::factory::{BuildError, SamplerFactory};
 use crate::problem::Problem;
@@ -8,28 +8,28 @@ use core::fmt;
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Capabilities, DType, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 
-/// How much work the statistical laws do.
+/// The amount of work of the statistical laws.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Effort {
-    /// A quarter of the draws: what the tests run (see [`suite::effort`](crate::suite::effort)).
+    /// A quarter of the draws of `Quick`; the default of tests (see [`suite::effort`](crate::suite::effort)).
     Sample,
     /// Seconds for all laws.
     #[default]
     Quick,
-    /// Sixteen times the draws.
+    /// Sixteen times the draws of `Quick`.
     Full,
 }
 
-/// One run of laws on one sampler.
+/// A run of laws on one sampler.
 #[derive(Clone, Copy)]
 pub struct Trial<'a> {
-    /// Makes the samplers.
+    /// The factory of the samplers.
     pub factory: &'a dyn SamplerFactory,
-    /// How much work to do.
+    /// The amount of work.
     pub effort: Effort,
-    /// Told the finished part of the current law, from 0 to 1.
+    /// The callback for the finished part of the current law, from 0 to 1.
     pub progress: &'a dyn Fn(f64),
-    /// Set by the laws that take more draws with more effort.
+    /// A flag that a law sets if its number of draws depends on the effort.
     pub depends_on_effort: Option<&'a Cell<bool>>,
 }
 
@@ -40,12 +40,12 @@ impl core::fmt::Debug for Trial<'_> {
 }
 
 impl<'a> Trial<'a> {
-    /// A quick trial that tells nobody.
+    /// Makes a quick trial without a callback.
     pub fn new(factory: &'a dyn SamplerFactory) -> Self {
         Trial { factory, effort: Effort::Quick, progress: &|_| (), depends_on_effort: None }
     }
 
-    /// The number of draws to take where a quick trial takes `quick`.
+    /// Scales the number of draws `quick` of a quick trial to the effort.
     pub fn draws(&self, quick: usize) -> usize {
         if let Some(depends) = self.depends_on_effort {
             depends.set(true);
@@ -57,25 +57,25 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// A sampler for a head.
+    /// Builds a sampler for a head.
     ///
     /// # Errors
-    /// The backend's.
+    /// Returns the backend's error.
     pub fn sampler<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
         self.factory.build(head, plan)
     }
 
-    /// The reference that must give the same tokens.
+    /// Makes the reference that must give the same tokens, if it has the factorisation.
     pub fn reference<'w>(&self, head: Head<'w>, plan: Plan) -> Option<Reference<'w>> {
         self.factory
             .reference_variant(&head)
             .map(|scheme| Reference::new(head, Plan { canonical: false, ..plan }, scheme))
     }
 
-    /// What samplers of this factory can do.
+    /// Returns the capabilities of the factory's samplers.
     ///
     /// # Errors
-    /// The backend's.
+    /// Returns the backend's error.
     pub fn capabilities(&self) -> Result<Capabilities, BuildError> {
         let weight = [0f32; 4];
         let matrix = Matrix::new(&weight, 4, 1).expect("four elements");
@@ -83,20 +83,20 @@ impl<'a> Trial<'a> {
         Ok(self.sampler(head, Plan::default())?.capabilities())
     }
 
-    /// One call of a fresh sampler.
+    /// Builds a sampler and makes one call.
     ///
     /// # Errors
-    /// The backend's, and every row's.
+    /// Returns an error of the backend or of the call. Errors of rows are in the samples.
     pub fn sample(&self, problem: &Problem, plan: Plan, rows: &[RowParams<'_>]) -> Result<Samples, Broken> {
         let mut out = Samples::new();
         self.sampler(problem.head(), plan)?.sample(problem.input(), rows, &mut out)?;
         Ok(out)
     }
 
-    /// `n` independent draws, or a few more: the problem's rows, each with its own seed and position.
+    /// Takes `n` or a few more independent draws from the problem's rows, with different seeds and positions.
     ///
     /// # Errors
-    /// The backend's, and every row's.
+    /// Returns an error of the backend or of any row.
     pub fn collect(&self, problem: &Problem, n: usize, seed: u64) -> Result<Vec<Draw>, Broken> {
         let rows = problem.rows();
         let per_row = n.div_ceil(rows);
@@ -128,7 +128,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// The dtype pairs (weight, hidden) that the laws visit: the native ones and every mix.
+/// All dtype pairs (weight, hidden), which the laws test.
 pub const DTYPES: [(DType, DType); 9] = [
     (DType::BF16, DType::BF16),
     (DType::F32, DType::F32),
@@ -141,7 +141,7 @@ pub const DTYPES: [(DType, DType); 9] = [
     (DType::F32, DType::F16),
 ];
 
-/// Everything about a row's result that must have the same bits.
+/// The bits of a row's result, without masses and kept tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowBits {
     outcome: Result<Drawn, flash_sampling_core::RowError>,
@@ -157,11 +157,11 @@ struct Drawn {
     /// raw logits of the draws
     raw: Vec<Bits>,
     ranks: Vec<u32>,
-    /// token, logit; zero has one sign
+    /// token, logit; -0 counts as 0
     tokens: Vec<(u32, Bits)>,
 }
 
-/// A float that equals another with the same bits alone, and prints both.
+/// A float that compares by its bits, and prints its value and bits.
 #[derive(Clone, Copy, PartialEq)]
 enum Bits {
     F32(u32),
@@ -190,7 +190,7 @@ impl fmt::Debug for Bits {
 }
 
 impl RowBits {
-    /// The bits of a row.
+    /// Returns the bits of a row.
     pub fn of(out: &Samples, row: usize) -> Self {
         let outcome = out.row(row).map(|row| Drawn {
             draws: row.draws.iter().map(|d| (d.token, d.score.into(), d.logit.into())).collect(),
@@ -203,13 +203,13 @@ impl RowBits {
         RowBits { outcome }
     }
 
-    /// The bits of every row.
+    /// Returns the bits of every row.
     pub fn all(out: &Samples) -> Vec<Self> {
         (0..out.len()).map(|row| RowBits::of(out, row)).collect()
     }
 }
 
-/// The groups of a variant over a head's tokens; the whole head for a pathwise variant.
+/// Returns the groups of a variant over a head's tokens; for a pathwise variant, one group of all tokens.
 pub fn groups_of(scheme: &ReferenceVariant, head: &Head<'_>) -> Vec<core::ops::Range<u32>> {
     let tokens = head.tokens();
     match scheme {

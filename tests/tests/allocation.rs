@@ -1,7 +1,7 @@
-//! A call within the plan allocates nothing, once it has been made before.
+//! A call within the plan allocates nothing after the first calls.
 //!
-//! On the caller's thread that is exact. A pool's queue of jobs, rayon's, takes a new block every few dozen jobs and
-//! collects old ones; that is allowed for, at less than one allocation a pass: rows with filters may take three more.
+//! On the caller's thread the count is exactly zero. With a pool, the limit is one allocation per pass, because rayon's
+//! queue of jobs allocates a new block every few dozen jobs. A call has up to four passes.
 
 mod backends;
 mod counting;
@@ -19,10 +19,10 @@ use flash_sampling_distributed::{Loopback, ShardMerge, ShardSampler, Sharded};
 static ALLOCATOR: Counting = Counting;
 
 const ROWS: usize = 48;
-/// Calls that are counted.
+/// The number of counted calls.
 const CALLS: usize = 100;
 
-/// Calls of the allocator during [`CALLS`] calls of the sampler, after two.
+/// Counts allocations during [`CALLS`] calls of a sampler, after two uncounted calls.
 fn allocations(factory: &dyn SamplerFactory, canonical: bool) -> usize {
     let problem = Problem::gaussian(Size::new(ROWS, 1603, 64), DType::BF16, DType::BF16, 3);
     let plan = Plan { max_rows: ROWS, max_draws: 8, max_logprobs: Some(5), canonical };
@@ -46,7 +46,8 @@ fn allocations(factory: &dyn SamplerFactory, canonical: bool) -> usize {
         };
         counted(again).1.calls
     };
-    // The harness allocates when it says, once, that a test takes long. A call that allocates does so again.
+    // The test harness allocates when it prints, once, that a test takes long. A sampler that allocates does so in both
+    // repeats.
     let counted = match repeat() {
         0 => 0,
         some => some.min(repeat()),
@@ -55,8 +56,7 @@ fn allocations(factory: &dyn SamplerFactory, canonical: bool) -> usize {
     counted
 }
 
-/// Calls of the allocator for lists of some hundred draws, over shards of one process and over a rank of one, on the caller's
-/// thread.
+/// Counts allocations for lists of 500 draws on the caller's thread, over shards of one process and over a single rank.
 fn allocations_of_long_lists() -> usize {
     let problem = Problem::gaussian(Size::new(3, 1603, 64), DType::BF16, DType::BF16, 3);
     let plan = Plan { max_rows: 3, max_draws: 500, ..Plan::default() };
@@ -102,7 +102,7 @@ fn a_planned_call_allocates_nothing_after_the_first() {
         worst = worst.max(allocations(&shards, false));
     }
     worst = worst.max(allocations_of_long_lists());
-    // Last: the threads of a pool outlive it for a moment, and what they allocate when they end is counted too.
+    // Pools come last, because their threads end later than the pool, and allocations at the end of a thread count too.
     for factory in &present {
         pooled = pooled.max(allocations(&factory.with_threads(2), false));
     }

@@ -1,4 +1,4 @@
-//! With a canonical plan the token is the same on every instruction set and on a GPU.
+//! With a canonical plan, tokens are the same on every instruction set and on GPUs.
 
 mod backends;
 
@@ -15,7 +15,7 @@ use flash_sampling_cpu::Isa;
 const ROWS: usize = 64;
 const DRAWS: usize = 256;
 
-/// The tokens of `calls` calls of 64 rows with 256 draws each.
+/// Returns the tokens of `calls` calls of 64 rows with 256 draws each.
 fn tokens(factory: &dyn SamplerFactory, problem: &Problem, canonical: bool, calls: u64) -> Vec<u32> {
     let plan = Plan { max_rows: ROWS, max_draws: DRAWS as u32, max_logprobs: None, canonical };
     let mut sampler = factory.build(problem.head(), plan).expect("the head and plan are valid");
@@ -32,15 +32,15 @@ fn tokens(factory: &dyn SamplerFactory, problem: &Problem, canonical: bool, call
     tokens
 }
 
-/// The instruction sets of this machine and its GPU, as tiled samplers.
+/// Returns tiled samplers for the instruction sets of this machine and its GPU.
 fn samplers() -> Vec<Box<dyn SamplerFactory>> {
     let cpu = Isa::ALL.into_iter().map(|isa| Box::new(Cpu::new(Kind::Tiled, isa)) as Box<dyn SamplerFactory>);
     let all = cpu.chain([Box::new(Gpu::TILED) as Box<dyn SamplerFactory>]);
     all.filter(|factory| runs(&factory.name(), factory.unavailable(), 4)).collect()
 }
 
-/// Logits near 500, where float32 steps by 3e-5 and sums of 512 products differ by several steps between instruction
-/// sets: near ties are common.
+/// Makes logits near 500 with many near ties. There float32 values are 3e-5 apart, and sums of 512 products differ by
+/// several such steps between instruction sets.
 fn large_logits() -> Problem {
     let size = Size::new(ROWS, 301, 512);
     let weight = Tensor::from_fn(DType::BF16, size.vocab, size.hidden, |i, k| {
@@ -65,7 +65,8 @@ fn canonical_tokens_agree_across_instruction_sets_and_gpus_on_millions_of_draws(
     assert!(count >= 2_000_000, "{count} draws");
 }
 
-/// A larger vocabulary and hidden size; logits of standard deviation 2, or 20: one token has nearly all of the mass.
+/// Uses a larger vocabulary and hidden size, with logits of standard deviation 2 or 20. At 20, one token has nearly all
+/// of the mass.
 #[test]
 fn canonical_tokens_agree_on_gaussian_and_peaked_heads() {
     for (sharpness, seed) in [(1.0, 34), (10.0, 35)] {
@@ -82,7 +83,7 @@ fn canonical_tokens_agree_on_gaussian_and_peaked_heads() {
     }
 }
 
-/// Lists without replacement, log-probabilities and greedy rows under a canonical plan: the reference's bits.
+/// Compares lists without replacement, log-probabilities and greedy rows under a canonical plan with the reference.
 #[test]
 fn canonical_lists_and_logprobs_have_the_bits_of_the_reference() {
     let mut problem = large_logits();
@@ -97,7 +98,7 @@ fn canonical_lists_and_logprobs_have_the_bits_of_the_reference() {
                 1 => RowParams { temperature: 0.0, logprobs: Some(1), ..base },
                 2 => RowParams { temperature: 0.0, without_replacement: true, ..base },
                 3 => RowParams { mask: Some(&[0xf0f0_1234; 10]), temperature: 0.9, logprobs: Some(0), ..base },
-                // Every token far below where the bounds look: the whole row is evaluated.
+                // Every logit is far below the range of the bounds, so the whole row is evaluated canonically.
                 _ => RowParams { logit_bias: &far, ..base },
             }
         })

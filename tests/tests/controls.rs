@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use wrong::Fault;
 use wrong::maps::WrongMap;
 
-/// The mistake, and the law that must reject it; between them every law.
+/// Pairs of a fault and the law that must reject it. Every law has a pair.
 const CONTROLS: &[(Fault, &str)] = &[
     (Fault::Map(WrongMap::TritonRand), "noise_has_the_reference_bits"),
     (Fault::DroppedTile, "noise_has_the_reference_bits"),

@@ -1,4 +1,4 @@
-//! The suite on the CPU backend: every variant on every instruction set, and what only this backend promises.
+//! The suite on the CPU backend, for every variant on every instruction set, and tests of this backend only.
 
 mod backends;
 

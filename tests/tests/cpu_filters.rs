@@ -1,5 +1,6 @@
-//! Filters on the CPU, on rows that are long enough for several workers and for every way to decide them: one pass, a
-//! pass for the mass before a token, lists of a part and of the whole.
+//! Filters on the CPU, on rows long enough for several workers and for every decision path.
+//!
+//! The paths are one pass, a further pass for the mass before a token, and lists of a part or the whole of a row.
 
 mod backends;
 
@@ -19,13 +20,14 @@ fn widest() -> Isa {
     Isa::best_for(DType::BF16, DType::BF16)
 }
 
-/// The bits of all rows, and the tokens that were kept.
+/// Returns the bits and the kept tokens of all rows.
 fn outcome(out: &Samples) -> Vec<(RowBits, Option<Vec<u32>>)> {
     let kept = |r| out.row(r).ok().and_then(|row| row.kept).map(|kept| kept.tokens.to_vec());
     (0..).zip(RowBits::all(out)).map(|(r, bits)| (bits, kept(r))).collect()
 }
 
-/// Compares the rows of calls with the reference, on any number of workers and over shards; the most passes that a row took.
+/// Compares the rows of calls with the reference, for several numbers of threads and over shards. Returns the largest
+/// number of passes of a row.
 fn compare(name: &str, problem: &Problem, plan: Plan, calls: &[Vec<RowParams<'_>>]) -> u32 {
     let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
     let factory = |threads| Cpu::new(Kind::Tiled, widest()).with_threads(threads);
@@ -88,7 +90,7 @@ fn filtered_rows_of_30011_tokens_have_the_reference_bits() {
                 RowParams { xtc_threshold: 1e-4, xtc_probability: 1.0, ..row },
             ]
         })
-        // One draw, many, and a list with the kept tokens.
+        // One draw, nine draws, and log-probabilities with the kept tokens.
         .map(|row| {
             vec![
                 row,
@@ -118,7 +120,7 @@ fn filtered_rows_of_262144_tokens_have_the_reference_bits() {
     }
 }
 
-/// The first tokens, which the workers see first, are the likely ones: what they guess of the rest is wrong.
+/// Puts the likely tokens first, so estimates of the row's mass from the first tokens are wrong.
 #[test]
 fn rows_whose_masses_were_guessed_wrongly_have_the_reference_bits() {
     const VOCAB: usize = 30_011;
@@ -171,7 +173,7 @@ fn rows_like_a_models_are_decided_by_one_pass() {
         println!("{what}: {share}");
         assert!(share >= *least, "{what}: one pass decided {share} of the rows");
     }
-    // The control: of rows of equal logits one pass does not tell where top-p ends.
+    // The control: for rows of equal logits, one pass does not decide the cutoff of top-p.
     let flat = Problem::of_logits(&LogitShape::Flat.logits(30_011, 184), 8);
     let mut sampler = Cpu::new(Kind::Tiled, widest()).build(flat.head(), plan).unwrap();
     let rows: Vec<_> = (0..8).map(|position| RowParams { position, top_p: 0.9, ..base }).collect();

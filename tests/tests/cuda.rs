@@ -1,4 +1,4 @@
-//! The suite on the CUDA backend, and what only this backend promises.
+//! The suite on the CUDA backend, and tests of this backend only.
 
 mod backends;
 
@@ -40,12 +40,12 @@ suite!(tiled, Gpu::TILED);
 suite!(portable, Gpu::Tiled(KernelChoice::Portable));
 suite!(unaligned, Gpu::Tiled(KernelChoice::PortableUnaligned));
 
-/// Whether tests of this file run here; each is counted once.
+/// Returns whether tests of this file run on this machine; a skip counts as one test.
 fn runs_here() -> bool {
     Gpu::TILED.runs()
 }
 
-/// Device memory, the caller's stream, and a graph whose replays read new positions.
+/// Replays a graph of a call over device memory on the caller's stream; each replay reads new positions.
 #[test]
 fn a_captured_call_draws_fresh_noise_when_positions_change() {
     if !runs_here() {
@@ -79,7 +79,7 @@ fn captured_call(choice: KernelChoice, kinds: RowFeatures) {
     drop_alone(sampler);
 }
 
-/// A thread that has never used the GPU has no current context; the first launch there encodes maps for the driver.
+/// Launches in a thread that has no current context. The first launch encodes tensor maps for the driver.
 #[test]
 fn a_sampler_that_is_moved_to_another_thread_draws_there() {
     if !runs_here() {
@@ -105,7 +105,7 @@ fn a_sampler_that_is_moved_to_another_thread_draws_there() {
         assert_drawn(&there.draws(), &want, &format!("{choice:?}"));
     }
     let nothing = DeviceHead { weight: DeviceMatrix { rows: 0, ..there.head.weight }, ..there.head };
-    // SAFETY: it is refused.
+    // SAFETY: the head is refused, so nothing reads its memory.
     let refused = unsafe { DeviceTiled::new(nothing, 5, &there.device) }.err();
     assert_eq!(refused, Some(CudaError::Layout { what: "weight", reason: "it has no rows" }));
 }
@@ -143,7 +143,7 @@ fn rows_have_the_same_bits_in_batches_of_1_to_256() {
     let problem = Problem::gaussian(Size::new(256, 6011, 775), DType::BF16, DType::BF16, 21);
     let rows = rows(256);
     let mut out = Samples::new();
-    // The kernels agree with each other too.
+    // All kernels must have the same bits.
     let mut all = Vec::new();
     for choice in CHOICES {
         let plan = Plan { max_rows: 256, max_draws: 3, ..Plan::default() };
@@ -176,14 +176,14 @@ fn invalid_weights_are_their_rows_errors_and_leave_nothing_behind() {
     let rows = rows(8);
     let plan = Plan { max_rows: 8, max_draws: 3, ..Plan::default() };
     for dtype in [DType::BF16, DType::F16, DType::F32] {
-        // Times the zeros of the columns that no row uses, both are NaN there too.
+        // Padding of the batch has hidden states of 0, and both values times 0 are NaN. This NaN must not reach a row.
         for poison in [f32::NAN, f32::INFINITY] {
             let at = |row: &[f32], k: usize, wrong: Option<f32>| wrong.filter(|_| k == 5).unwrap_or(row[k]);
             let weight =
                 Tensor::from_fn(dtype, 500, 16, |t, k| at(&good.weight.row(t), k, (t == 123).then_some(poison)));
             let hidden = |element| Tensor::from_fn(dtype, 8, 16, |r, k| at(&good.hidden.row(r), k, Some(element)));
             let bad = Problem { bias: Some(head_bias.clone()), ..Problem::new(weight, hidden(1.0)) };
-            // Times a negative number, infinity only forbids its token.
+            // Infinity times a negative number is -inf, which only forbids the token.
             let after = hidden(-0.5);
             let (mut out, mut want, mut want_after) = (Samples::new(), Samples::new(), Samples::new());
             let mut reference = Reference::new(bad.head(), plan, ReferenceVariant::Tiled);

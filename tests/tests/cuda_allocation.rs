@@ -1,7 +1,7 @@
-//! A call of the CUDA samplers within the plan allocates nothing, on the host and on the GPU, once it has been made
-//! before; and what a streamed plan takes does not hold a hidden state for each draw.
+//! After the first calls, a call of the CUDA samplers within the plan allocates nothing on the host and on the GPU. A
+//! streamed plan does not allocate a hidden state per draw.
 //!
-//! What the driver's library allocates for itself is not seen by Rust's allocator.
+//! The counts exclude allocations inside the driver's library, which do not use Rust's allocator.
 
 mod backends;
 mod counting;
@@ -25,22 +25,22 @@ use std::sync::Arc;
 static ALLOCATOR: Counting = Counting;
 
 const ROWS: usize = 48;
-/// Calls that are counted.
+/// The number of counted calls.
 const CALLS: usize = 20;
 
-/// Free bytes of the GPU.
+/// Returns the free bytes of the GPU.
 fn free() -> usize {
     let context = Device::new(0).unwrap().context().clone();
     context.synchronize().unwrap();
     context.mem_get_info().unwrap().0
 }
 
-/// What rows with penalties look at.
+/// Returns the sequence of rows with penalties.
 fn past() -> History {
     History::new(&(0..300).map(|i| i * i % 701).collect::<Vec<u32>>())
 }
 
-/// Calls of the allocator during [`CALLS`] calls, after two.
+/// Counts allocations during [`CALLS`] calls, after two uncounted calls.
 fn allocations(name: &str, calls: &[Vec<RowParams<'_>>; 2], mut call: impl FnMut(&[RowParams<'_>])) -> usize {
     calls.iter().for_each(|rows| call(rows));
     let before = free();
@@ -51,7 +51,7 @@ fn allocations(name: &str, calls: &[Vec<RowParams<'_>>; 2], mut call: impl FnMut
     counted.calls
 }
 
-/// The same of a sampler.
+/// Counts allocations during calls of a sampler.
 fn of_sampler(name: &str, mut sampler: impl PerturbedArgmax, input: Matrix<'_>) -> usize {
     let (can, history, mut out) = (sampler.capabilities(), past(), Samples::new());
     allocations(name, &[0, 1].map(|seed| rows(ROWS, &can, &history, seed)), |rows| {
@@ -81,7 +81,7 @@ fn a_planned_call_allocates_nothing_after_the_first() {
     }
     worst = worst.max(of_sampler("online", CudaOnline::new(head, plan, GROUP, &device).unwrap(), input));
     let logits = Tensor::from_fn(DType::F32, ROWS, 1603, |r, t| ((r * 31 + t * 17) % 101) as f32 * 0.1);
-    // Rows apart, so that they are gathered.
+    // Rows with gaps, so the sampler gathers them.
     let apart = Matrix::from_bytes(logits.matrix().bytes(), DType::F32, ROWS, 1600, 1603).unwrap();
     worst = worst.max(of_sampler("standalone", CudaStandalone::new(1600, plan, &device).unwrap(), apart));
 
@@ -99,7 +99,7 @@ fn a_planned_call_allocates_nothing_after_the_first() {
     shared.stream.synchronize().unwrap();
     let (can, history) = (shared.capabilities(), past());
     worst = worst.max(allocations("shared", &[0, 1].map(|seed| rows(ROWS, &can, &history, seed)), |rows| {
-        // SAFETY: the hidden states are there, and live until the call, which waits, returns.
+        // SAFETY: the hidden states are on this device until the call returns, and the call waits for its launches.
         unsafe { shared.sampler.sample(&shared.stream, &hidden, rows, &mut out) }.expect("the call is within the plan");
         assert!(out.iter().all(|row| row.is_ok()));
     }));
@@ -108,7 +108,7 @@ fn a_planned_call_allocates_nothing_after_the_first() {
     streamed_plans_grow_little_with_draws(&device);
 }
 
-/// Draws over device memory that tell log Z, of rows of both kinds and of logits that exist.
+/// Counts allocations of draws with log Z over device memory, for rows of both kinds and for existing logits.
 fn log_z(device: &Arc<Device>) -> usize {
     let problem = Problem::integers(Size::new(ROWS, 5003, 64), DType::BF16, DType::BF16, 4);
     let stream = device.context().new_stream().unwrap();
@@ -124,11 +124,11 @@ fn log_z(device: &Arc<Device>) -> usize {
     let logits = DeviceMatrix { address, dtype: DType::F32, rows: ROWS, cols: 5003, row_stride: 5003 };
     let asked = DeviceDraws { count: ROWS, rows, sources: None, draws, log_z: Some(log_z) };
     let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
-    // SAFETY: the weight is on this device and is dropped after the sampler, whose calls are waited for.
+    // SAFETY: the weight is on this device, and is dropped after the sampler and after a wait for its calls.
     let mut tiled = unsafe { DeviceTiled::new(head, ROWS, device) }.unwrap();
     let mut standalone = DeviceStandalone::new(0..5003, DType::F32, ROWS, device).unwrap();
     allocations("log Z", &[vec![], vec![]], |_| {
-        // SAFETY: all of it is on this device until this function ends; one stream is used, and waited for.
+        // SAFETY: all memory is on this device until this function ends; all work uses one stream, and a wait follows.
         unsafe {
             for kinds in [RowFeatures::Bare, RowFeatures::Any] {
                 tiled.launch_with_log_z(&stream, &hidden, rows, draws, log_z, kinds).unwrap();
@@ -139,8 +139,9 @@ fn log_z(device: &Arc<Device>) -> usize {
     })
 }
 
-/// First of all: what others have given back would be used. Where lists decide, the first call with filters takes 32
-/// KiB a row, and not room for the logits: 156 MB here.
+/// Checks that a call decided by lists allocates 32 KiB per row, and no room for logits (156 MB here).
+///
+/// This check runs first, because later calls could reuse memory that earlier samplers have freed.
 fn listed_rows_take_no_room_for_logits() {
     const MANY: usize = 256;
     let problem = Problem::of_logits(&LogitShape::LlmLike.logits(151_936, 5), 1);
@@ -156,14 +157,14 @@ fn listed_rows_take_no_room_for_logits() {
         calls.map(|row| {
             let rows: Vec<_> = (0..MANY as u64).map(|position| RowParams { position, ..row }).collect();
             let before = free();
-            // SAFETY: the hidden states are there, and live until the call, which waits, returns.
+            // SAFETY: the hidden states are on this device until the call returns, and the call waits for its launches.
             let sampled = unsafe { shared.sampler.sample(&shared.stream, &hidden, &rows, &mut out) };
             sampled.expect("the call is within the plan");
             assert!(out.iter().all(|row| row.is_ok()));
             before.saturating_sub(free())
         })
     };
-    // Loads the kernels.
+    // This call loads the kernels.
     bytes_of(&Problem::integers(Size::new(MANY, 5003, 8), DType::BF16, DType::BF16, 6));
     let taken = bytes_of(&problem);
     println!("a call without filters, the first with min-p, the first with top-p take {taken:?} bytes of the GPU");
@@ -172,7 +173,8 @@ fn listed_rows_take_no_room_for_logits() {
     assert!(taken[1] + taken[2] > 96 << 20, "{taken:?}");
 }
 
-/// 20,000 hidden states of 8192 would be 328 MB in bf16; the draws themselves take 120 bytes each.
+/// Checks that a streamed plan allocates per draw 120 bytes and no hidden state. 20,000 hidden states of 8192 would be
+/// 328 MB in bf16.
 fn streamed_plans_grow_little_with_draws(device: &Arc<Device>) {
     let problem = Problem::gaussian(Size::new(4, 600, 8192), DType::BF16, DType::BF16, 3);
     let described = StreamHead::new(600, 8192, DType::BF16);

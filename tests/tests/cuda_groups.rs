@@ -1,4 +1,4 @@
-//! The suite on the grouped and online variants of the CUDA backend, and what only they promise.
+//! The suite on the grouped and online variants of the CUDA backend, and tests of these variants only.
 
 mod backends;
 
@@ -83,7 +83,8 @@ fn reused_maxima_are_the_tiled_draws() {
     assert_same(&reused, &tiled, "groups of 64");
 }
 
-/// Device memory, the caller's stream, a graph whose replays read new positions, log Z, and all rules.
+/// Replays graphs of calls over device memory with log Z, on the caller's stream, for all rules. Each replay reads new
+/// positions.
 #[test]
 fn captured_calls_draw_by_every_rule_with_log_z() {
     if !Gpu::Online(GROUP).runs() {

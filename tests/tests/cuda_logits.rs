@@ -1,4 +1,4 @@
-//! The CUDA sampler over existing logits: the suite, and what only it promises.
+//! The suite on the CUDA sampler over existing logits, and tests of this sampler only.
 
 mod backends;
 
@@ -18,7 +18,7 @@ use flash_sampling_cuda::{CudaStandalone, Device, DeviceDraws, DeviceMatrix, Dev
 
 suite!(standalone, Gpu::STANDALONE);
 
-/// Rows that differ in everything that a row can ask for.
+/// Returns rows that differ in all parameters.
 fn rows(count: usize, logprobs: Option<u32>) -> Vec<RowParams<'static>> {
     const MASK: [u32; 40] = [0xdead_beef; 40];
     let row = |r: usize| {
@@ -55,13 +55,13 @@ fn logits_of_every_type_and_width_have_the_bits_of_the_cpu() {
     ]);
 }
 
-/// A row has three blocks of masses. Small enough for the sanitizers.
+/// Uses rows of three blocks of masses, small enough for the sanitizers.
 #[test]
 fn logits_of_several_blocks_have_the_bits_of_the_cpu() {
     same_as_the_cpu(&[(10, 20_003)]);
 }
 
-/// Rows and tokens.
+/// Compares samplers of the given rows and tokens with the CPU.
 fn same_as_the_cpu(sizes: &[(usize, usize)]) {
     if !Gpu::STANDALONE.runs() {
         return;
@@ -70,7 +70,7 @@ fn same_as_the_cpu(sizes: &[(usize, usize)]) {
     let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
     for (i, (count, vocab)) in sizes.iter().copied().enumerate() {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
-            // Spread 3, and a few logits far above.
+            // Standard deviation 3, and a few logits far above.
             let logits = Tensor::from_fn(dtype, count, vocab, |r, t| {
                 let z = normal(90 + i as u64, (r * vocab + t) as u64);
                 (3.0 * z + if (t + r) % 977 == 5 { 9.0 } else { 0.0 }) as f32
@@ -83,7 +83,7 @@ fn same_as_the_cpu(sizes: &[(usize, usize)]) {
             let (mut want, mut found) = (Samples::new(), Samples::new());
             Standalone::new(vocab, plan, &options).unwrap().sample(logits.matrix(), &rows, &mut want).unwrap();
             let mut sampler = CudaStandalone::new(vocab, plan, &device).unwrap();
-            // Twice: the scratch must be left as it was found.
+            // Two calls, so state that a call leaves in the scratch changes the result.
             for _ in 0..2 {
                 sampler.sample(logits.matrix(), &rows, &mut found).unwrap();
                 assert_same(&found, &want, &format!("{count} x {vocab}, {}", dtype.name()));
@@ -100,7 +100,7 @@ fn long_lists_without_replacement_have_the_bits_of_the_cpu() {
     let device = Device::new(0).unwrap();
     let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
     let vocab = 120_001;
-    // Row 0: few different logits, so greedy lists are cut among ties.
+    // Row 0 has few different logits, so greedy lists end among ties.
     let logits = Tensor::from_fn(DType::F32, 2, vocab, |r, t| {
         let z = normal(97, (r * vocab + t) as u64) as f32;
         if r == 0 { (2.0 * z).round() * 0.5 } else { z }
@@ -134,7 +134,7 @@ fn long_lists_without_replacement_have_the_bits_of_the_cpu() {
     }
 }
 
-/// Fast-math is not bit-exact, but the law of the draw holds.
+/// Checks the law of the draw for fast-math, which is not bit-exact.
 #[test]
 fn fast_math_keeps_the_law_of_the_draw() {
     for law in [
@@ -149,7 +149,7 @@ fn fast_math_keeps_the_law_of_the_draw() {
     if Gpu::Standalone(NoiseMath::Fast).unavailable().is_some() {
         return;
     }
-    // It is what it says: scores within 1e-5 of the exact ones, and not all the same bits.
+    // Fast-math scores are within 1e-5 of the exact scores, and some have different bits.
     let device = Device::new(0).unwrap();
     let logits = Tensor::from_fn(DType::F32, 64, 5000, |r, t| (2.0 * normal(96, (r * 5000 + t) as u64)) as f32);
     let plan = Plan { max_rows: 64, max_draws: 8, ..Plan::default() };
@@ -170,8 +170,8 @@ fn fast_math_keeps_the_law_of_the_draw() {
     assert!(differ > 0, "fast-math is exact-math");
 }
 
-/// Device memory of any stride and address, a shard of the tokens, several draws of a row, the caller's stream, and a
-/// graph whose replays read new positions; outputs are poisoned before.
+/// Replays graphs of calls over device memory of several strides and addresses, on the caller's stream. Calls have
+/// shards of the tokens, several draws per row, new positions in each replay, and poisoned outputs.
 #[test]
 fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
     if !Gpu::STANDALONE.runs() {
@@ -237,7 +237,8 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
     }
 }
 
-/// log Z beside the draw, which stays the same bits; rows without a finite logit; in few and many blocks, by every type.
+/// Checks log Z and the bits of draws with and without it, for few and many blocks and every type. The last row has no
+/// finite logit.
 #[test]
 fn log_z_of_existing_logits_comes_with_the_same_draws() {
     if !Gpu::STANDALONE.runs() {
@@ -252,7 +253,7 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
         (DType::BF16, 3, 50_001, 40),
         (DType::F16, 0, 1, 5),
     ] {
-        // The last row has nothing to draw from.
+        // The last row has no finite logit.
         let value = |r: usize, t: usize| match r + 1 == rows {
             true => f32::NEG_INFINITY,
             false => (2.0 * normal(99, (r * count + t) as u64)) as f32 + 10.0 * (r % 3) as f32,
@@ -302,7 +303,8 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
     println!("log Z is at most {worst:.1e} off");
 }
 
-/// Rows of two values, where every rounding is in one direction, with one block a row and thousands of terms a thread.
+/// Uses rows of two values, whose roundings have one direction. With one block per row, each thread sums thousands of
+/// terms.
 #[test]
 fn log_z_of_two_valued_rows_keeps_its_promise() {
     if !Gpu::STANDALONE.runs() {
@@ -324,7 +326,7 @@ fn log_z_of_two_valued_rows_keeps_its_promise() {
     let sources_there = stream.clone_htod(&sources).unwrap();
     let draws_there = stream.alloc_zeros::<abi::Draw>(DRAWS).unwrap();
     let mut sampler = DeviceStandalone::new(0..COUNT as u32, DType::F32, DRAWS, &device).unwrap();
-    // Many draws are one block each, few are many blocks.
+    // Many draws have one block each, and few draws have many blocks each.
     for count in [DRAWS, kinds.len()] {
         let log_z_there = stream.clone_htod(&vec![f64::NAN; count]).unwrap();
         let draws = DeviceDraws {
@@ -334,7 +336,7 @@ fn log_z_of_two_valued_rows_keeps_its_promise() {
             draws: DeviceAddress::of(&draws_there, &stream),
             log_z: Some(DeviceAddress::of(&log_z_there, &stream)),
         };
-        // SAFETY: all of it is on this device until the copy below, which is on the same stream.
+        // SAFETY: all memory is on this device until the copy below, which is on the same stream.
         unsafe { sampler.launch(&stream, &logits, &draws) }.unwrap();
         let log_z = stream.clone_dtoh(&log_z_there).unwrap();
         stream.synchronize().unwrap();

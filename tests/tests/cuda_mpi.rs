@@ -1,6 +1,8 @@
-//! Ranks on GPUs that are processes, which meet over MPI. Run without arguments this program starts itself under `mpirun`,
-//! once for each scenario, and looks at what the ranks say; words choose among them. `rank NAME` is one of those ranks.
-//! Skipped where there are not GPUs enough, unless `FLASH_SAMPLING_REQUIRE` names a word of the scenario.
+//! Tests of ranks on GPUs in processes, which exchange over MPI.
+//!
+//! This program starts itself under `mpirun` for each scenario, and checks the ranks' output. Arguments are words that
+//! select scenarios. With the arguments `rank NAME`, it runs one rank. A scenario without enough GPUs is skipped,
+//! unless `FLASH_SAMPLING_REQUIRE` has a word of its name.
 
 #[path = "cuda/filtered_rows.rs"]
 mod filtered_rows;
@@ -18,22 +20,22 @@ use flash_sampling_cuda::{CudaError, Device};
 use std::process::{Command, ExitCode, Output};
 use std::time::{Duration, Instant};
 
-/// The ranks' time limit where one fails.
+/// The timeout of ranks in scenarios with a failing rank.
 pub(crate) const LIMIT: Duration = Duration::from_secs(3);
 
-/// A scenario that takes this long hangs, and is ended.
+/// The time after which a hanging scenario is ended.
 const MOST: Duration = Duration::from_secs(120);
 
-/// What happens to the ranks.
+/// The event of a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// They draw as one GPU does; then one is called with another seed, which is the negative control.
+    /// The ranks draw like one GPU. Then one rank has another seed, which is the negative control.
     Draws,
-    /// One is killed or stopped between two calls, by this signal.
+    /// The signal kills or stops one rank between two calls.
     Signal(&'static str),
 }
 
-/// So many ranks, on one GPU or with one each.
+/// A number of ranks on one GPU, or on one GPU each, and an event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
@@ -76,7 +78,7 @@ impl Scenario {
         missing.or_else(|| (needs_nccl && flash_sampling_cuda::nccl_version().is_none()).then(no_nccl))
     }
 
-    /// How many ranks come to an end.
+    /// Returns the number of ranks that succeed.
     fn survivors(&self) -> usize {
         self.world - usize::from(self.event != Event::Draws)
     }
@@ -112,7 +114,7 @@ fn main() -> ExitCode {
         };
         let text = String::from_utf8_lossy(&output.stdout);
         let said: Vec<_> = text.lines().filter(|line| line.starts_with("ok ")).collect();
-        // The processes have to end, too, and where all are to, without an error.
+        // All processes must end; if all ranks should succeed, without an error.
         let (took, survivors) = (begun.elapsed(), scenario.survivors());
         let is_ended = took < MOST && (survivors < scenario.world || output.status.success());
         let is_ok = said.len() == survivors && is_ended;
@@ -130,8 +132,8 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(failed > 0))
 }
 
-/// Starts the ranks; they may be more than processors. Where they hang, the program that started them ends them. Where one is
-/// to die, that does not end the others; the status then says nothing of them.
+/// Starts the ranks, which may be more than the processors. `mpirun` ends ranks that hang. If a rank is killed or
+/// stopped, the other ranks continue, and the exit status says nothing about them.
 fn mpirun(scenario: &Scenario) -> std::io::Result<Output> {
     let recovery = ["--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0"];
     let flags = if scenario.event == Event::Draws { &[][..] } else { &recovery };

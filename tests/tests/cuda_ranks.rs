@@ -52,8 +52,8 @@ suite!(nccl_8, ranks(GpuExchange::Nccl, Gpus::Each, Some(8)));
 suite!(peers_uneven, ranks(GpuExchange::Peers, Gpus::Each, None));
 suite!(nccl_uneven, ranks(GpuExchange::Nccl, Gpus::Each, None));
 
-/// Returns a lock on the GPU if tests of ranks on a shared GPU run here. Ranks wait for each other within a time limit,
-/// so these tests run one at a time.
+/// Returns a lock on the GPU if tests of ranks on a shared GPU run here. Waits of ranks have a timeout, so these tests
+/// run one at a time.
 fn runs_here() -> Option<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
     let one = ranks(GpuExchange::Peers, Gpus::One, Some(2));
@@ -129,14 +129,14 @@ fn ranks_that_are_called_with_other_filters_are_named() {
     rank_filters::are_named_where_they_differ(&[device.clone(), device]);
 }
 
-/// The sanitizers look at it.
+/// Makes small calls for the sanitizers.
 #[test]
 fn filters_of_one_rank_are_those_of_one_gpu() {
     let Some(_alone) = runs_here() else { return };
     rank_filters::are_those_of_one_gpu_in_a_small_call(&Device::new(0).unwrap());
 }
 
-/// On two GPUs where there are two, else on one, which runs the processes by turns.
+/// Uses two GPUs, or one GPU that alternates between the processes.
 #[test]
 fn filters_that_ranks_of_two_processes_decide_are_those_of_one_gpu() {
     if rank_processes::is_a_rank() {
@@ -152,7 +152,7 @@ fn filters_that_ranks_decide_are_those_of_one_gpu_at_the_edges() {
     rank_filters::are_those_of_one_gpu_at_the_edges(&two_devices());
 }
 
-/// One GPU per rank, if there are two GPUs.
+/// Returns one GPU per rank, or the same GPU twice if there is only one.
 fn two_devices() -> [Arc<Device>; 2] {
     let device = Device::new(0).unwrap();
     [device.clone(), Device::new(1).unwrap_or(device)]
@@ -212,7 +212,7 @@ fn draws_of_unequal_shards_are_those_of_one_gpu() {
     }
 }
 
-/// Token and score have the same bits. The logit is score minus noise, and so within one rounding.
+/// Compares token and score by their bits. The logit is score minus noise, so it may differ by one rounding.
 #[test]
 fn draws_by_nccl_are_those_of_one_gpu() {
     for world in [1, 2, 4] {
@@ -352,7 +352,7 @@ fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
     });
 }
 
-/// The text of a failed call's error.
+/// Returns the text of a failed call's error.
 fn said(error: SampleError) -> String {
     let SampleError::Backend { source, .. } = error else { panic!("{error}") };
     source.to_string()

@@ -1,4 +1,4 @@
-//! The suite on the sampler whose weight and hidden states are the caller's device memory.
+//! The suite on the sampler over a weight and hidden states in the caller's device memory.
 
 mod backends;
 
@@ -15,7 +15,7 @@ use flash_sampling_cuda::{CudaTiled, Device};
 
 suite!(shared, Gpu::Shared);
 
-/// Real inputs, mixed rows of every kind, and more rows than fit into a launch.
+/// Uses real inputs, mixed rows of every kind, and more rows than fit into a launch.
 #[test]
 fn results_are_those_of_the_sampler_over_host_memory() {
     if !Gpu::Shared.runs() {
@@ -47,7 +47,7 @@ fn results_are_those_of_the_sampler_over_host_memory() {
         let (mut expected, mut found) = (Samples::new(), Samples::new());
         CudaTiled::new(problem.head(), plan, &device).unwrap().sample(problem.input(), &rows, &mut expected).unwrap();
         let mut shared = Copied::new(problem.head(), plan).unwrap();
-        // A batch of each kind alone, and then of all kinds.
+        // One row, and then a batch of all kinds.
         let narrow = problem.input().row_range(0..1);
         shared.sample(narrow, &rows[..1], &mut found).unwrap();
         assert_eq!(RowBits::of(&found, 0), RowBits::of(&expected, 0));
@@ -82,7 +82,7 @@ fn a_call_on_a_fresh_thread_draws_the_same() {
     let found = std::thread::scope(|scope| {
         let call = || {
             let mut found = Samples::new();
-            // SAFETY: the hidden states are in device memory, and live until the thread is joined.
+            // SAFETY: the hidden states are in device memory until the thread is joined.
             unsafe { there.sampler.sample(&there.stream, &hidden, &rows, &mut found) }.unwrap();
             found
         };
@@ -118,7 +118,7 @@ fn rows_that_lists_do_not_decide_have_the_reference_bits() {
     let mut found = Samples::new();
     let mut shared = Copied::new(problem.head(), plan).unwrap();
     let is_hopper = Device::new(0).unwrap().capability() == (9, 0);
-    // First, all filters are listed. Then some rows have top-p alone, which needs stored logits.
+    // In the first call, lists decide all filters. In the second, some rows have only top-p, which needs stored logits.
     for with_mass in [false, true, false] {
         let row = |r: usize| RowParams { position: r as u64, ..kinds[r % kinds.len()] };
         let mut rows: Vec<_> = (0..ROWS).map(row).collect();

@@ -1,4 +1,4 @@
-//! The suite on heads whose weight comes in blocks, and what only they promise.
+//! The suite on heads whose weight is read in blocks, and tests of these heads only.
 
 mod backends;
 
@@ -26,7 +26,7 @@ fn streamed_weights_have_the_reference_bits_in_blocks_of_any_size() {
             let mut problem = Problem::integers(Size::new(count, vocab, hidden), dtype, dtype, 33);
             problem.bias = Some((0..vocab).map(|t| (t % 5) as f32).collect());
             problem.scale = Some(0.5);
-            // More draws than a launch takes.
+            // More draws than fit into a launch.
             let row = |row| RowParams { draws: 3, first_draw: 2, logit_bias: &[], ..row };
             let rows: Vec<RowParams<'_>> = rows(count).into_iter().map(row).collect();
             let plan = Plan { max_rows: count, max_draws: 3, ..Plan::default() };
@@ -69,7 +69,7 @@ fn a_stream_that_ends_early_is_an_error_that_names_the_token() {
     assert!(matches!(refused.err(), Some(CudaError::Unsupported { .. })));
 }
 
-/// More rows ask than 64 MiB have room for, and the draws of some rows fill several launches.
+/// Uses more rows with log-probabilities than fit into 64 MiB, and rows with draws for several launches.
 #[test]
 fn log_probabilities_and_many_draws_are_those_of_the_head_in_memory() {
     if !Gpu::StreamedTiled.runs() {
@@ -105,7 +105,7 @@ impl Read for Failing {
     }
 }
 
-/// Copies and launches of the blocks that came are under way then, and use memory that is freed.
+/// Drops a stream whose copies and launches of earlier blocks still use memory that the drop frees.
 #[test]
 fn a_stream_is_dropped_while_the_work_of_a_call_that_failed_is_under_way() {
     if !Gpu::StreamedOnline.runs() {
@@ -127,7 +127,7 @@ fn a_stream_is_dropped_while_the_work_of_a_call_that_failed_is_under_way() {
             assert!(token.is_multiple_of(stream.block_tokens()) && source.to_string() == "the disk is gone");
             assert!(out.is_empty());
             if turn % 2 == 1 {
-                // The same value goes on as if nothing had been.
+                // The same sampler works after the failed call.
                 stream.sample(&mut &*bytes, problem.input(), &asking, &mut out).unwrap();
                 assert_same(&out, &want, &format!("after {share} of 20 parts"));
             }

@@ -1,5 +1,6 @@
-//! The suite on vocabulary shards in one process: both merges, equal and unequal shards, an empty one, and samplers of
-//! different kinds side by side; and on ranks that exchange summaries over each transport.
+//! The suite on vocabulary shards in one process, and on ranks that exchange summaries.
+//!
+//! Shards have both merges, equal and unequal sizes, an empty shard, and samplers of different kinds.
 
 mod backends;
 
@@ -9,7 +10,7 @@ use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_cpu::Isa;
 use flash_sampling_distributed::ShardMerge;
 
-/// Shards of one kind.
+/// The sampler of shards.
 static PORTABLE: Cpu = Cpu::new(Kind::Tiled, Isa::Portable);
 
 fn shards(name: &'static str, merge: ShardMerge, equal: Option<u32>) -> Shards<'static> {

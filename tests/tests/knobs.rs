@@ -1,6 +1,6 @@
-//! docs/knobs.md is true: which sampler takes which knob, by what it says of itself, and which laws judge each knob.
+//! Comparison of docs/knobs.md with the capabilities of samplers, and with the laws of each knob.
 //!
-//! That samplers do what they say is the suite's: `refused_by_name` of `laws/knobs.rs` runs on every one.
+//! The suite compares the capabilities with the samplers: `refused_by_name` of `laws/knobs.rs` runs on every sampler.
 
 mod backends;
 
@@ -19,7 +19,7 @@ use flash_sampling_distributed::ShardMerge;
 const PAGE: &str = include_str!("../../docs/knobs.md");
 static PORTABLE: Cpu = Cpu::new(Kind::Tiled, Isa::Portable);
 
-/// The knobs of rows, each with the laws that judge it; [`Knob::ALL`] has two more, of plans.
+/// The knobs of rows and their laws. [`Knob::ALL`] also has two knobs of plans.
 const LAWS: &[(&[Knob], &[&str])] = &[
     (&[Knob::Temperature], &["adjusted_draws_follow_their_softmax", "temperature_divides_logits"]),
     (&[Knob::Position], &["positions_are_independent"]),
@@ -64,7 +64,7 @@ fn head() -> Tensor {
     Tensor::from_fn(DType::BF16, 640, 8, |t, k| ((t * 7 + k) % 5) as f32 * 0.25)
 }
 
-/// What a sampler of a factory can do, in a canonical plan where it takes one too.
+/// Returns the capabilities of a factory's sampler, and its capabilities in a canonical plan if it has one.
 fn of(factory: &dyn SamplerFactory) -> (Capabilities, Option<Capabilities>) {
     let weight = head();
     let head = Head::new(weight.matrix()).unwrap();
@@ -73,7 +73,7 @@ fn of(factory: &dyn SamplerFactory) -> (Capabilities, Option<Capabilities>) {
     (can(Plan::default()).unwrap(), canonical)
 }
 
-/// A line of the page's table.
+/// Returns a line of the page's table.
 fn line(name: &str, can: &Capabilities) -> String {
     let yes = |yes| if yes { "yes" } else { "–" };
     let all = |wanted: Knobs| match can.knobs.intersection(wanted) {
@@ -94,14 +94,14 @@ fn line(name: &str, can: &Capabilities) -> String {
     )
 }
 
-/// All that a row may ask of a sampler.
+/// The knobs that a sampler may lack.
 const OPTIONAL: Knobs = Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept);
 
 fn lacks(can: &Capabilities) -> (Knobs, bool) {
     (OPTIONAL.without(can.knobs), !can.without_replacement)
 }
 
-/// Checks that what an error of a sampler names instead has what the sampler lacks.
+/// Checks that the alternative in a sampler's errors has all knobs that the sampler lacks.
 fn check_instead(name: &str, can: &Capabilities, plan: &Plan, plain: &Capabilities) {
     if lacks(can) == (Knobs::NONE, false) {
         return;
@@ -125,7 +125,7 @@ fn check_instead(name: &str, can: &Capabilities, plan: &Plan, plain: &Capabiliti
     }
 }
 
-/// Checks the lines of samplers; a canonical plan leaves them the adjustments alone.
+/// Checks the lines of samplers, and that a canonical plan has only the adjustments.
 fn check(lines: &[(&str, Capabilities, Option<Capabilities>)]) {
     for (name, can, canonical) in lines {
         check_instead(name, can, &Plan::default(), can);
@@ -185,7 +185,7 @@ fn the_page_says_what_samplers_on_a_gpu_take() {
     if !runs("cuda/knobs", Gpu::TILED.unavailable(), 1) {
         return;
     }
-    // A rank alone needs no queue beside its own.
+    // A single rank needs only one queue.
     let rank = GpuRanks { exchange: GpuExchange::Peers, gpus: Gpus::One, equal: Some(1), in_place: false };
     let all = [
         ("CUDA: `CudaTiled`", of(&Gpu::TILED)),
@@ -214,7 +214,7 @@ fn every_knob_of_a_row_has_a_law_and_the_page_names_it() {
         let line = format!("| {knobs} | {} |", quoted(judges.map(|law| format!("`{law}`")).collect()));
         assert!(PAGE.contains(&line), "docs/knobs.md lacks this line:\n{line}");
     }
-    // No line is older than the samplers are.
+    // The page has no line of a sampler that does not exist.
     let samplers = PAGE.lines().filter(|line| line.contains("| pathwise |") || line.contains("| in distribution |"));
     assert_eq!(samplers.count(), 21, "a line of the table of samplers is nobody's");
 }

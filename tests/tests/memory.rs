@@ -1,6 +1,8 @@
-//! Memory beyond the inputs is bounded: no `[rows, vocab]` array anywhere in the fused variants, and no list of that size
-//! where filters keep nearly all of every row. Measured with two threads; each further one adds its tile of logits and its
-//! summaries, 1.4 MiB at 256 rows, and up to 20 MiB of the logits above floors are shared by all.
+//! Bounds of the memory beyond the inputs.
+//!
+//! The fused variants have no array of size `[rows, vocab]`, also if filters keep nearly all tokens of every row. The
+//! test uses two threads. Each further thread adds a tile of logits and summaries, 1.4 MiB at 256 rows. All threads
+//! share up to 20 MiB of cached logits above cutoffs.
 
 mod backends;
 mod counting;
@@ -18,15 +20,15 @@ static ALLOCATOR: Counting = Counting;
 
 const ROWS: usize = 256;
 const VOCAB: usize = 151_936;
-/// At 256 rows and 152k tokens, sampler and results together. The logits alone would be 148 MiB.
+/// The limit in bytes of a sampler and its results at 256 rows and 152k tokens. The logits alone would be 148 MiB.
 const LIMIT: usize = 16 << 20;
 
-/// The same where the kept tokens are asked for too, which are lists of all tokens (1.7 MiB a row): a few rows at a time,
-/// and the bitmaps (5 MiB) twice.
+/// The limit in bytes with kept tokens, which are lists of all tokens (1.7 MiB per row). It covers the lists of a few
+/// rows at a time, and the bitmaps (5 MiB) twice.
 const LISTED: usize = 96 << 20;
 
-/// The peak of building a sampler and making one call, over a head of zeros (whose pages cost nothing to hold, and whose
-/// logits are all equal).
+/// Returns the peak in bytes of building a sampler and making one call. The head is zeros, so its pages use no memory
+/// and all logits are equal.
 fn peak(factory: &dyn SamplerFactory, weight: &[u8], hidden: usize, rows: usize, params: RowParams<'_>) -> usize {
     let (logprobs, asks) = (params.logprobs, (params.logprobs, params.top_p, params.kept));
     let weight = Matrix::from_bytes(weight, DType::BF16, VOCAB, hidden, hidden).expect("the bytes are VOCAB rows");
@@ -69,11 +71,11 @@ fn memory_beyond_the_inputs_is_at_most_16_mib() {
     worst = worst.max(peak(&best, &weight, 4096, ROWS, plain));
     let top_p = RowParams { top_p: 0.95, ..plain };
     worst = worst.max(peak(&best, &weight[..2 * VOCAB * 64], 64, ROWS, top_p));
-    // Few enough rows that the logits above their floors are kept.
+    // With 64 rows, the logits above cutoffs are cached.
     worst = worst.max(peak(&best, &weight[..2 * VOCAB * 64], 64, 64, top_p));
     let listed = peak(&best, &weight[..2 * VOCAB * 64], 64, ROWS, RowParams { kept: true, ..top_p });
     assert!(listed <= LISTED, "{listed} bytes where all tokens are listed");
-    // Lists of one pass share 16 MiB in each shard's survey and in the merge, and are given back.
+    // Lists of one pass share 16 MiB in each shard's scan and in the merge, and are freed afterwards.
     let shards = Shards { name: "winners", merge: ShardMerge::Winners, shards: &[&best], equal: Some(2) };
     let listed = peak(&shards, &weight[..2 * VOCAB * 64], 64, ROWS, RowParams { kept: true, ..top_p });
     assert!(listed <= LISTED, "{listed} bytes where all tokens are listed, over shards");

@@ -1,7 +1,8 @@
-//! The suite on ranks that are processes, which meet over MPI. Run without arguments this program starts itself under
-//! `mpirun`, once for each line of [`SUITES`]; words choose among them. `rank LINE` is one of those ranks: all run the same
-//! laws in the same order, each with its own shard of every head. The first that finds a law broken says so and leaves, and
-//! `mpirun` ends the others.
+//! The suite on ranks in processes, which exchange over MPI.
+//!
+//! This program starts itself under `mpirun` for each entry of [`SUITES`]. Arguments are words that select entries.
+//! With the arguments `rank NAME`, it runs one rank. All ranks run the same laws in the same order, each with its own
+//! shard of every head. The first rank with a broken law prints it and exits, and `mpirun` ends the other ranks.
 
 mod backends;
 
@@ -18,10 +19,10 @@ use std::process::{Command, ExitCode, Output};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Ranks wait this long for one another: each judges draws by itself in between, more of them than processors.
+/// The timeout of ranks. Between exchanges, each rank evaluates draws by itself, and ranks may be more than processors.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// One line: the suite with so many ranks. Four have unequal shards, one of them empty.
+/// The suite with a number of ranks. Four ranks have unequal shards, one of them empty.
 #[derive(Clone, Copy, Debug)]
 struct Suite {
     name: &'static str,
@@ -40,8 +41,7 @@ const SUITES: [Suite; 4] = [
     suite("mpi/log_mass/4", 4, ShardMerge::LogMass),
 ];
 
-/// The negative control: the last rank judges its draws by another variant, and so finds a law broken that holds for all
-/// others.
+/// The negative control: the last rank compares its draws with another variant, so one law is broken on this rank only.
 const CONTROL: Suite = suite("mpi/control", 4, ShardMerge::Winners);
 
 fn main() -> ExitCode {
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(failed > 0))
 }
 
-/// Starts the ranks, which may be more than processors.
+/// Starts the ranks, which may be more than the processors.
 fn mpirun(suite: &Suite) -> std::io::Result<Output> {
     Command::new("mpirun")
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
@@ -98,7 +98,7 @@ fn mpirun(suite: &Suite) -> std::io::Result<Output> {
         .output()
 }
 
-/// One rank of a line. It prints `held`, or which law it found broken.
+/// Runs one rank of an entry, and prints `held` or the broken law.
 fn rank(suite: Suite) -> ExitCode {
     let mpi = Mpi::start().expect("MPI starts").with_time_limit(LIMIT);
     let number = mpi.rank();
@@ -112,14 +112,14 @@ fn rank(suite: Suite) -> ExitCode {
             Err(_) => "it panicked".into(),
         };
         println!("rank {number}: broken: {}: {why}", law.name);
-        // Not by returning: leaving MPI in order waits for the other ranks.
+        // Exits without a return, because an orderly end of MPI waits for the other ranks.
         std::process::exit(1);
     }
     println!("held by rank {number}");
     ExitCode::SUCCESS
 }
 
-/// The process's transport, which samplers that live at the same time use by turns. MPI starts once in a process.
+/// The process's transport, shared by all samplers of the process, because MPI starts once per process.
 #[derive(Clone, Debug)]
 struct Shared(Arc<Mutex<Mpi>>);
 
@@ -151,7 +151,7 @@ impl Transport for Shared {
     }
 }
 
-/// This rank's shard of every head, over the CPU's sampler.
+/// A factory of this rank's sampler, over its shard of every head.
 struct Ranks {
     suite: Suite,
     number: usize,
@@ -181,7 +181,7 @@ impl SamplerFactory for Ranks {
         LOCAL.pace()
     }
 
-    // The outer noise is numbered by rank, and shards must make up the vocabulary.
+    // The noise of shards depends on the rank, and the shards must cover the whole vocabulary.
     fn takes_shards(&self) -> bool {
         false
     }
@@ -196,5 +196,5 @@ impl SamplerFactory for Ranks {
     }
 }
 
-/// The sampler of a shard, on one thread.
+/// The CPU's sampler of a shard, on one thread.
 const LOCAL: Cpu = Cpu::new(Kind::Tiled, Isa::Portable).with_threads(1);

@@ -1,4 +1,4 @@
-//! The scalar noise against the vectors, and its law driven without a sampler.
+//! The scalar noise compared with the vectors, and its law without a sampler.
 
 use flash_sampling_conformance::noise_map::{self, Groups, Version2};
 use flash_sampling_conformance::vectors::{self, lines, number};

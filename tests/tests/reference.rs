@@ -1,11 +1,11 @@
-//! The suite on the float64 reference, in all four variants: what judges the others obeys the laws itself.
+//! The suite on the float64 reference, in all four variants.
 
 use flash_sampling_conformance::laws::uneven_starts;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Head, PerturbedArgmax, Plan};
 
-/// The variant for a head, by name.
+/// A factory of the variant of this name.
 struct Referee(&'static str);
 
 impl SamplerFactory for Referee {
@@ -22,7 +22,7 @@ impl SamplerFactory for Referee {
         })
     }
 
-    // Alg. I.4 numbers its outer noise by rank: a shard of a shard would use the same noise twice.
+    // In Alg. I.4, the noise of shards depends on the rank, so shards of a shard would use the same noise twice.
     fn takes_shards(&self) -> bool {
         self.0 != "sharded"
     }

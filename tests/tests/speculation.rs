@@ -1,7 +1,7 @@
-//! Speculative decoding by rejection: the emitted tokens follow the target's law, and do not where noise is used twice.
+//! Speculative decoding by rejection: emitted tokens follow the target's law, unless noise is used twice.
 //!
-//! Target and draft are Markov chains over six tokens. Blocks of three draft tokens are judged; the first four emitted
-//! tokens of each of many sequences are compared with the target's law of four tokens, by chi-square with pooled tail.
+//! Target and draft are Markov chains over six tokens, with blocks of three draft tokens. A chi-square with pooled tail
+//! compares the first four emitted tokens of many sequences with the target's law of four tokens.
 
 use flash_sampling_conformance::logits::softmax;
 use flash_sampling_conformance::report::ALPHA;
@@ -14,12 +14,12 @@ const BLOCK: u64 = 3;
 const LENGTH: usize = 4;
 const SEQUENCES: u64 = 150_000;
 
-/// The target's logits after token `last`.
+/// Returns the target's logits after token `last`.
 fn target(last: u32) -> [f32; V] {
     core::array::from_fn(|t| ((t as u32 * 5 + last * 3) % 7) as f32 * 0.5 - if t as u32 == last { 2.0 } else { 0.0 })
 }
 
-/// The draft's law after token `last`; some tokens have none of it.
+/// Returns the draft's law after token `last`. Some tokens have probability 0.
 fn draft(last: u32) -> [f32; V] {
     let logits: [f32; V] = core::array::from_fn(|t| ((t as u32 * 3 + last) % 5) as f32 * 0.6);
     let none = |t: usize| (t as u32 + last).is_multiple_of(4);
@@ -28,22 +28,22 @@ fn draft(last: u32) -> [f32; V] {
     core::array::from_fn(|t| law[t] as f32)
 }
 
-/// The draw of a law by the token noise of a position, as a sampler makes it.
+/// Draws from a law with the token noise of a position, like a sampler.
 fn draw(noise: &Noise, law: &[f64]) -> u32 {
     let score = |t: u32| law[t as usize].ln() + f64::from(noise.gumbel(Domain::Token, 0, t));
     (0..V as u32).max_by(|&a, &b| score(a).total_cmp(&score(b))).unwrap()
 }
 
-/// How a draft token is judged.
+/// A function that accepts or replaces a draft token.
 type Judge = dyn Fn(&RowParams<'_>, &[f32], u32, &[f32; V]) -> Judgement;
 
-/// The first tokens that are emitted after token 0.
+/// Returns the first tokens that are emitted after token 0.
 fn emit(seed: u64, params: RowParams<'_>, law: &dyn Fn(u32) -> Vec<f64>, judge: &Judge) -> Vec<usize> {
     let noise = |position| Noise::new(seed, position).unwrap();
     let (mut tokens, mut last, mut position) = (Vec::new(), 0u32, 0);
     while tokens.len() < LENGTH {
         let mut all_accepted = true;
-        // The whole block is drafted before any of it is judged.
+        // The whole block is drafted before its first token is judged.
         let mut context = last;
         let block: Vec<(u32, u32)> = (position..position + BLOCK)
             .map(|p| {
@@ -72,7 +72,7 @@ fn emit(seed: u64, params: RowParams<'_>, law: &dyn Fn(u32) -> Vec<f64>, judge: 
     tokens
 }
 
-/// The p-value of many sequences' first tokens under the target's law.
+/// Returns the p-value of the first tokens of many sequences under the target's law.
 fn p_value(params: RowParams<'_>, law: &dyn Fn(u32) -> Vec<f64>, judge: &Judge) -> f64 {
     let mut joint = vec![1.0];
     let mut contexts = vec![0u32];
@@ -108,7 +108,7 @@ fn emitted_tokens_follow_the_targets_law() {
 
 #[test]
 fn emitted_tokens_follow_the_truncated_law() {
-    // The three largest of the logits at temperature 2; where two are equal, the lower token.
+    // The three largest logits at temperature 2; of equal logits, the lower token.
     let law = |last: u32| {
         let mut logits = target(last).map(|l| l * 0.5);
         let mut order: Vec<usize> = (0..V).collect();
@@ -120,12 +120,12 @@ fn emitted_tokens_follow_the_truncated_law() {
     let p = p_value(params, &law, &dense);
     println!("p = {p}");
     assert!(p > ALPHA);
-    // The control: filters that the draws know and the judge does not.
+    // The control: the judge does not apply the filters of the law.
     assert!(p_value(RowParams { top_k: 0, ..params }, &law, &dense) < ALPHA);
 }
 
-/// A judge whose accept coin, or whose residual draw, takes the noise that the draft was drawn with, or which replaces by
-/// the target's law instead of the residual one.
+/// Returns a faulty judge: its accept coin or its residual draw reuses the draft's noise, or a replacement has the
+/// target's law instead of the residual law.
 fn reuses(coin: bool, residual: bool, whole: bool) -> impl Fn(&RowParams<'_>, &[f32], u32, &[f32; V]) -> Judgement {
     move |row, logits, token, law| {
         let noise = Noise::new(row.seed, row.position).unwrap();
@@ -169,7 +169,7 @@ fn equal_laws_accept_always_and_a_greedy_target_takes_its_argmax() {
     for position in 0..2000 {
         for token in 0..V as u32 {
             let row = RowParams { position, ..RowParams::default() };
-            // Up to the rounding of the draft's law to float32.
+            // The rounding of the draft's law to float32 may replace a few tokens.
             replaced += u32::from(dense(&row, &target(1), token, &law) != Judgement::Accepted);
             let want = if token == best { Judgement::Accepted } else { Judgement::Replaced(best) };
             assert_eq!(dense(&RowParams { position, ..greedy }, &target(1), token, &law), want);
@@ -191,7 +191,7 @@ fn laws_and_rows_that_mean_nothing_are_errors() {
     assert!(matches!(of(&[1.5, -0.5], 0), SpeculationError::Draft { token: 0, .. }));
     assert_eq!(of(&[0.5, 0.4], 0).to_string(), "the draft's law must sum to 1");
     let of = |law: &[(u32, f32)]| judge(&[0.0; V], &row, 2, DraftLaw::Sparse(law)).unwrap_err().to_string();
-    // With its tokens out of order a search for the drawn one would miss it.
+    // A search for the drawn token could miss it in an unsorted list.
     assert_eq!(of(&[(2, 0.5), (1, 0.25), (0, 0.25)]), "the draft's law must have its tokens strictly ascending");
     assert_eq!(of(&[(2, 0.5), (2, 0.5)]), "the draft's law must have its tokens strictly ascending");
     assert_eq!(of(&[(2, 0.5)]), "the draft's law must sum to 1");
@@ -203,7 +203,7 @@ fn laws_and_rows_that_mean_nothing_are_errors() {
         law[2] = 1.0;
         assert_eq!(judge(&[0.0; V], &row, 2, DraftLaw::Dense(&law)).unwrap_err().to_string(), says);
     }
-    // What is to be told changes no judgement.
+    // Requests for more results change no judgement.
     let told = RowParams { logprobs: Some(3), kept: true, ..row };
     let law = DraftLaw::Sparse(&[(2, 1.0)]);
     assert_eq!(judge(&[0.0; V], &told, 2, law).unwrap(), judge(&[0.0; V], &row, 2, law).unwrap());

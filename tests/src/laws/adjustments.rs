@@ -1,4 +1,4 @@
-//! What acts on single logits: how often each token comes under masks, biases, bans and penalties.
+//! The law of draws under masks, biases, bans and penalties: the frequency of each token.
 
 use crate::laws::knobs::refused_by_name;
 use crate::logits::{APART, spread, spread_index};
@@ -8,8 +8,8 @@ use crate::statistics::Bins;
 use crate::trial::Trial;
 use flash_sampling_core::{History, Knobs, Plan, RowParams, Samples};
 
-/// Logits of both signs: a repetition penalty treats them differently. They lie [`APART`] tokens from each other, and what
-/// follows counts them from 0.
+/// Logits of both signs, because a repetition penalty treats the signs differently. Token `i * APART` has logit `i`;
+/// comments and expected changes use `i`.
 const LOGITS: [f32; 12] = [1.5, 1.0, 0.5, 0.25, 0.0, -0.25, -0.5, -0.75, -1.0, -1.25, -1.5, -2.0];
 const TEMPERATURE: f32 = 0.8;
 const PROMPT: [u32; 3] = [0, 6, 9];
@@ -17,7 +17,7 @@ const OUTPUT: [u32; 6] = [1, 2, 3, 1, 1, 2];
 const ROWS: usize = 32;
 const DRAWS: u32 = 8;
 
-/// What a case says must become of the logits, in float64 and before the temperature.
+/// A row, and the expected change of its logits in float64, before the temperature.
 struct Case<'a> {
     what: &'static str,
     row: RowParams<'a>,
@@ -28,7 +28,7 @@ fn generated(token: u32) -> f64 {
     OUTPUT.iter().filter(|&&t| t == token).count() as f64
 }
 
-/// The repetition penalty by its definition: the prompt's tokens count too.
+/// Applies the repetition penalty by its definition, which includes the tokens of the prompt.
 fn repeated(token: u32, logit: f64, penalty: f64) -> f64 {
     match PROMPT.contains(&token) || OUTPUT.contains(&token) {
         true if logit > 0.0 => logit / penalty,
@@ -41,7 +41,7 @@ fn without(tokens: &[u32], token: u32, logit: f64) -> f64 {
     if tokens.contains(&token) { f64::NEG_INFINITY } else { logit }
 }
 
-/// The tokens of a mask whose bits count as [`LOGITS`] do.
+/// Returns the bitmap over all tokens for a mask with one bit per entry of [`LOGITS`].
 fn mask(bits: u32) -> Vec<u32> {
     let mut out = vec![0; LOGITS.len() * APART as usize / 32 + 1];
     for token in (0..32).filter(|t| bits >> t & 1 == 1).map(|t| t * APART as usize) {
@@ -50,7 +50,7 @@ fn mask(bits: u32) -> Vec<u32> {
     out
 }
 
-/// One case for each knob, and all together.
+/// Returns one case per knob, and a case with all knobs.
 fn cases<'a>(history: &'a History, masks: &'a [Vec<u32>; 2]) -> Vec<Case<'a>> {
     let base = RowParams { temperature: TEMPERATURE, history: Some(history), ..RowParams::default() };
     let case = |what, row, logit| Case { what, row, logit };
@@ -74,11 +74,11 @@ fn cases<'a>(history: &'a History, masks: &'a [Vec<u32>; 2]) -> Vec<Case<'a>> {
         case("presence_penalty", RowParams { presence_penalty: -0.75, ..base }, |t, l| {
             l + 0.75 * generated(t).min(1.0)
         }),
-        // The sequence ends with "1 2", which 3 followed before: two tokens, one more than what is allowed.
+        // The sequence ends with "1 2", which 3 followed before: a match of two tokens, one above the allowed length.
         case("DRY", RowParams { dry_multiplier: 0.75, dry_base: 2.0, dry_allowed_length: 1, ..base }, |t, l| {
             if t == 3 { l - 1.5 } else { l }
         }),
-        // Of "1 2" the breaker leaves "2".
+        // The breaker reduces the match "1 2" to "2".
         case(
             "DRY with a breaker",
             RowParams {
@@ -115,7 +115,7 @@ fn cases<'a>(history: &'a History, masks: &'a [Vec<u32>; 2]) -> Vec<Case<'a>> {
     ]
 }
 
-/// The softmax at the temperature, in float64.
+/// Computes the softmax at the temperature, in float64.
 fn law(logit: fn(u32, f64) -> f64) -> Vec<f64> {
     let adjusted = (0..).zip(LOGITS).map(|(t, l)| logit(t, f64::from(l)) / f64::from(TEMPERATURE));
     let weights: Vec<f64> = adjusted.map(f64::exp).collect();

@@ -24,7 +24,7 @@ fn rows(count: usize, draws: u32, logprobs: Option<u32>) -> Vec<RowParams<'stati
     (0..count).map(row).collect()
 }
 
-/// The noise that a draw was made with.
+/// Returns the noise of a draw.
 fn gumbel(row: &RowParams<'_>, draw: u32, token: u32) -> Result<f32, Broken> {
     let noise = Noise::new(row.seed, row.position).ok_or(Broken("the position is valid".into()))?;
     Ok(if row.temperature == 0.0 { 0.0 } else { noise.gumbel(Domain::Token, draw, token) })
@@ -62,7 +62,7 @@ pub(super) fn exact_inputs_have_the_reference_bits(trial: &Trial<'_>, report: &m
     Ok(())
 }
 
-/// Compares every draw of calls over rows of these logits with the reference; false if there is no reference.
+/// Compares all draws from rows of these logits with the reference; returns false if there is no reference.
 fn draws_agree(
     trial: &Trial<'_>,
     report: &mut LawReport,
@@ -97,8 +97,8 @@ fn draws_agree(
     Ok(true)
 }
 
-/// Backends compute the noise of few tokens, those that a bound does not exclude. A bound that is wrong once in many
-/// thousand draws shows only here.
+/// Compares many draws, because backends compute noise only for tokens that a bound does not exclude. Only this law
+/// detects a bound that is wrong once in many thousand draws.
 pub(super) fn many_draws_have_the_reference_bits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let calls = trial.draws(4) as u64;
     for (i, (shape, shift)) in
@@ -114,8 +114,8 @@ pub(super) fn many_draws_have_the_reference_bits(trial: &Trial<'_>, report: &mut
     Ok(())
 }
 
-/// Hidden tokens often have logits of -1e4 to -1e9. A bound that was made for these has a large rounding error, and must
-/// not be moved to the logits of other tokens.
+/// Compares draws beside logits of -1e4 to -1e9, which models often give to hidden tokens. A bound for such logits has
+/// a large rounding error, and must not be applied to the logits of other tokens.
 pub(super) fn low_logits_change_no_draw(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let calls = trial.draws(1) as u64;
     for (i, power) in [14, 23, 30].into_iter().enumerate() {
@@ -185,7 +185,8 @@ pub(super) fn real_inputs_stay_within_the_rounding_bound(
     Ok(())
 }
 
-/// Rows that nearly tie: copies of one row of the weight, each with one element moved by its last bit.
+/// Returns a problem of near ties: each row of the weight is a copy of one row, with one element changed by its last
+/// bit.
 fn near_ties(size: Size, dtype: DType) -> Problem {
     let base = Problem::gaussian(size, dtype, dtype, 52);
     let row = base.weight.row(0);
@@ -226,7 +227,7 @@ pub(super) fn canonical_plans_have_the_reference_bits(trial: &Trial<'_>, report:
     capped.soft_cap = Some(5.0);
     capped.scale = Some(1.25);
     cases.push(("bias, soft-cap and scale".into(), capped));
-    // Penalties, bans and biases are evaluated again with the candidates.
+    // The canonical evaluation of the candidates includes penalties, bans and biases.
     let can = trial.sampler(problem.head(), plan)?.capabilities().knobs;
     let mut history = History::new(&(0..700).chain(0..40).collect::<Vec<u32>>());
     history.extend((0..300).map(|i| i * i % 211));

@@ -1,4 +1,4 @@
-//! Rows that have no draw.
+//! The law of rows without a valid draw.
 
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
@@ -14,14 +14,16 @@ fn params(r: usize) -> RowParams<'static> {
     RowParams { seed: 900, position: r as u64, draws: 3, logprobs: Some(2), ..RowParams::default() }
 }
 
-/// Which error a row must give is the reference's answer; `Tiled`, because errors do not depend on the variant.
+/// Returns the expected error of each row from the reference. Errors do not depend on the variant, so `Tiled` serves
+/// all.
 fn reference(problem: &Problem, rows: &[RowParams<'_>]) -> Result<Vec<Option<RowError>>, Broken> {
     let mut out = Samples::new();
     Reference::new(problem.head(), PLAN, ReferenceVariant::Tiled).sample(problem.input(), rows, &mut out)?;
     Ok(out.iter().map(|row| row.err()).collect())
 }
 
-/// Runs the problem; rows with an error must have the reference's, all others the bits of `good`.
+/// Runs the problem: rows must have the reference's errors, and rows without an error the bits of `good`. Returns the
+/// number of errors.
 fn compare(
     trial: &Trial<'_>,
     what: &str,
@@ -47,7 +49,7 @@ pub(super) fn bad_rows_are_errors_that_name_themselves(
     report: &mut LawReport,
 ) -> Result<(), Broken> {
     for (weight, hidden) in crate::trial::DTYPES {
-        // Column 0 of the weight is positive, so that an infinite hidden state makes infinite logits of one sign.
+        // Column 0 of the weight is positive, so an infinite hidden state gives infinite logits of one sign.
         let base = Problem::gaussian(SIZE, weight, hidden, 901);
         let spoiled = Problem::new(
             Tensor::from_fn(weight, SIZE.vocab, SIZE.hidden, |i, k| {
@@ -73,7 +75,7 @@ pub(super) fn bad_rows_are_errors_that_name_themselves(
         report.agreed(format!("rows beside bad hidden states, {what}"), SIZE.rows);
     }
 
-    // One bad weight row: every row of the batch names that token, wherever it is.
+    // One bad row of the weight: the error of every row of the batch names this token.
     for (token, value) in [(0, f32::NAN), (388, f32::NAN), (128, f32::INFINITY), (257, f32::NEG_INFINITY)] {
         let base = Problem::gaussian(SIZE, DType::BF16, DType::BF16, 902);
         let weight = Tensor::from_fn(DType::BF16, SIZE.vocab, SIZE.hidden, |i, k| {
@@ -86,7 +88,7 @@ pub(super) fn bad_rows_are_errors_that_name_themselves(
         report.agreed(format!("rows over weight {value} of token {token}"), SIZE.rows);
     }
 
-    // Rows that mask, ban or bias away everything, among rows that do not.
+    // Rows without any allowed token, among valid rows.
     let problem = Problem::gaussian(SIZE, DType::F32, DType::F32, 903);
     let mut rows: Vec<RowParams<'_>> = (0..SIZE.rows).map(params).collect();
     let good = RowBits::all(&trial.sample(&problem, PLAN, &rows)?);
@@ -103,7 +105,7 @@ pub(super) fn bad_rows_are_errors_that_name_themselves(
     rows[11].temperature = 1e-30;
     let mut bad = 7;
     if trial.capabilities()?.knobs.contains(Knob::TopK) {
-        // The temperature comes after the filter, and takes what it keeps beyond float32.
+        // The temperature follows the filter, and scales the kept logits beyond float32.
         let tiny = RowParams { temperature: 1e-37, top_k: 2, order: Order::LlamaCpp, ..rows[3] };
         rows[3] = RowParams { logit_bias: &[(3, 40.0), (9, 50.0)], ..tiny };
         rows[8] = RowParams { position: 8, mask: Some(&[0b11]), logit_bias: &[(0, -50.0), (1, -60.0)], ..tiny };
@@ -113,7 +115,7 @@ pub(super) fn bad_rows_are_errors_that_name_themselves(
     ensure!(errors == bad, "{errors} of {bad} rows without a token are errors");
     report.agreed("rows beside masked rows", SIZE.rows);
 
-    // Every logit -inf, through the head's bias.
+    // The head's bias makes every logit -inf.
     let dead = Problem { bias: Some(vec![f32::NEG_INFINITY; SIZE.vocab]), ..problem };
     let rows: Vec<RowParams<'_>> = (0..SIZE.rows).map(params).collect();
     ensure!(compare(trial, "all -inf", &dead, &rows, &good)? == SIZE.rows, "a row of -inf is no error");

@@ -1,4 +1,4 @@
-//! A row's result is its own: neither its neighbours, nor the number of draws, nor the past matter.
+//! The laws of independent rows: a result depends on neither other rows, nor the number of draws, nor earlier calls.
 
 use crate::data::hash;
 use crate::problem::{Problem, Size};
@@ -8,7 +8,7 @@ use flash_sampling_core::{DType, Plan, RowParams, Samples};
 
 const MAX_ROWS: usize = 256;
 
-/// Row `r` of a batch of rows that differ in everything.
+/// Returns row `r` of a batch of rows with different parameters.
 fn row(r: usize) -> RowParams<'static> {
     let base = RowParams { seed: 1000 + r as u64 / 5, position: r as u64 % 5, ..RowParams::default() };
     match r % 4 {
@@ -19,7 +19,7 @@ fn row(r: usize) -> RowParams<'static> {
     }
 }
 
-/// `rows` rows out of 256, in a scattered order.
+/// Selects `rows` of 256 rows in a pseudo-random order.
 fn scattered(rows: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..MAX_ROWS).collect();
     order.sort_by_key(|&r| hash(seed, r as u64));
@@ -27,7 +27,7 @@ fn scattered(rows: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// On real inputs: the order of summation must not depend on the batch.
+/// Uses real inputs, because the order of summation must not depend on the batch.
 pub(super) fn rows_do_not_depend_on_the_batch(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let plan = Plan { max_rows: MAX_ROWS, max_draws: 3, max_logprobs: Some(2), canonical: false };
     let pairs =
@@ -113,7 +113,7 @@ pub(super) fn results_do_not_depend_on_earlier_calls(trial: &Trial<'_>, report: 
     ensure!(out.iter().all(|row| row.is_err()), "a NaN temperature or an empty mask was accepted");
     let again = call(used.as_mut(), 4..11)?;
     ensure!(again == first, "after other calls {again:?}, from a new sampler {first:?}");
-    // The same `Samples` used again, after larger results.
+    // Reuse of `Samples` after larger results.
     used.sample(problem.input(), &params, &mut out)?;
     used.sample(problem.input().row_range(4..11), &params[4..11], &mut out)?;
     ensure!(RowBits::all(&out) == first, "reused results differ from fresh ones");

@@ -1,4 +1,4 @@
-//! Calls and knobs that samplers refuse.
+//! The laws of invalid calls and invalid knobs.
 
 use crate::laws::knobs::{one_of_each, refused_by_name};
 use crate::problem::{Problem, Size};
@@ -133,7 +133,7 @@ pub(super) fn wrong_shapes_are_errors(trial: &Trial<'_>, report: &mut LawReport)
     ensure!(RowBits::all(&out) == first, "after failed calls the sampler answers differently");
     report.agreed("calls of wrong shape", 6);
 
-    // Another number of rows, over the same weight.
+    // `replan`: another number of rows over the same weight.
     match sampler.replan(6) {
         Ok(()) => {
             ensure!(sampler.plan().max_rows == 6, "planned for 6 rows, the plan is {:?}", sampler.plan());

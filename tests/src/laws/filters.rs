@@ -143,7 +143,7 @@ fn boundaries_are_kept(trial: &Trial<'_>, report: &mut LawReport, can: Knobs) ->
     ];
     let mut out = Samples::new();
     let mut compared = 0;
-    // The error of the last mass exceeds 2^-27, nearly the largest possible error.
+    // The mass of the last logit has an error above 2^-27, nearly the largest possible one.
     for (logit, order) in [(1.25, Order::Vllm), (-7.3, Order::HuggingFace), (0.118_005_75, Order::LlamaCpp)] {
         let problem = Problem::of_logits(&vec![logit; vocab], ROWS);
         let mut sampler = trial.sampler(problem.head(), Plan { max_rows: ROWS, ..PLAN })?;
@@ -328,8 +328,8 @@ pub(super) fn disabled_knobs_change_nothing(trial: &Trial<'_>, report: &mut LawR
         Ok(RowBits::all(&trial.sample(&problem, PLAN, &rows)?))
     };
     let want = plain(base)?;
-    // Each knob is off, and all its companion knobs are set. Some knobs are off only at their default (`top_k` 0,
-    // `top_p` 1, `typical_p` 1, no bans). These are off in `base`, and later beside filters that keep all tokens.
+    // Each knob is off, and all its companion knobs are set. `top_k`, `top_p`, `typical_p` and bans are off only at
+    // their defaults, as in `base`.
     let past = RowParams { history: Some(&history), ..base };
     let cases = [
         ("order", RowParams { order: Order::LlamaCpp, ..base }),

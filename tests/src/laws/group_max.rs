@@ -1,4 +1,4 @@
-//! The maximum of a group's scores.
+//! The law of the maximum of a group's scores.
 
 use crate::logits::LogitShape;
 use crate::problem::Problem;
@@ -7,9 +7,11 @@ use crate::statistics::{gumbel_cdf, gumbel_quantile, kolmogorov_smirnov};
 use crate::trial::{Trial, groups_of};
 use flash_sampling_core::reference::log_mass;
 
-/// Gumbel (1954), paper Lemma D.2: `max (l_i + g_i)` over a group is Gumbel with location `L = ln sum e^(l_i)`. The
-/// group is the whole vocabulary for pathwise samplers. For those exact in distribution it is the group of the drawn
-/// token: its choice uses other noise than its score.
+/// Checks that `max (l_i + g_i)` over a group is Gumbel with location `L = ln sum e^(l_i)`.
+///
+/// Source: Gumbel (1954), paper Lemma D.2. For pathwise samplers the group is the whole vocabulary. For samplers exact
+/// in distribution it is the group of the drawn token, because the choice of the group and the score use different
+/// noise.
 pub(super) fn winning_scores_are_gumbel(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     for (i, shape) in LogitShape::ALL.into_iter().enumerate() {
         let problem = Problem::of_logits(&shape.logits(1031, 200 + i as u64), 32);

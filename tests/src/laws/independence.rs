@@ -1,4 +1,4 @@
-//! Draws that differ in anything are independent.
+//! The laws of independence: draws with different seed, position, draw index or tokens are independent.
 
 use crate::logits::{LogitShape, softmax};
 use crate::problem::Problem;
@@ -16,12 +16,12 @@ fn problem() -> Problem {
     Problem::of_logits(&LogitShape::Gaussian.logits(VOCAB, 300), ROWS)
 }
 
-/// The law of `token mod 5`.
+/// Returns the distribution of `token mod 5`.
 fn class_law(law: &[f64]) -> Vec<f64> {
     (0..CLASSES).map(|c| law.iter().skip(c).step_by(CLASSES).sum()).collect()
 }
 
-/// The draws of one row per (seed, position), `draws` each from `first`.
+/// Draws one row per (seed, position), each with the draws `first .. first + draws`.
 fn draw(trial: &Trial<'_>, keys: &[(u64, u64)], first: u32, draws: u32) -> Result<Vec<Draw>, Broken> {
     let problem = problem();
     let plan = Plan { max_rows: ROWS, max_draws: draws, ..Plan::default() };
@@ -40,7 +40,7 @@ fn draw(trial: &Trial<'_>, keys: &[(u64, u64)], first: u32, draws: u32) -> Resul
     Ok(all)
 }
 
-/// Tokens by contingency table, scores by correlation.
+/// Tests independence: of tokens by a contingency table, of scores by correlation.
 fn compare(trial: &Trial<'_>, report: &mut LawReport, what: &str, a: &[Draw], b: &[Draw]) {
     let problem = problem();
     let logits = problem.raw_logits(0);
@@ -106,7 +106,7 @@ pub(super) fn rows_are_independent(trial: &Trial<'_>, report: &mut LawReport) ->
     shifted(trial, report, true)
 }
 
-/// Shards with the same logits under the same seed and position: only the global token ids tell their noise apart.
+/// Gives shards the same logits, seed and position, so their noise differs only by the global token ids.
 pub(super) fn shards_are_independent(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     if !trial.factory.takes_shards() {
         report.note("this sampler covers whole vocabularies only");

@@ -1,11 +1,11 @@
-//! One row for every knob that a sampler may lack, and what becomes of those that it lacks.
+//! Rows for all optional knobs, and the check that a sampler refuses the knobs it lacks.
 
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::Trial;
 use flash_sampling_core::{DType, History, Knob, Knobs, LogprobsMode, Plan, RowError, RowParams};
 
-/// Rows with one knob each; `history` is for those that look at it.
+/// Returns rows with one knob each. Knobs of the sequence use `history`.
 pub(super) fn one_of_each<'a>(row: RowParams<'a>, history: &'a History) -> Vec<(Knob, RowParams<'a>)> {
     let past = RowParams { history: Some(history), ..row };
     vec![
@@ -29,11 +29,11 @@ pub(super) fn one_of_each<'a>(row: RowParams<'a>, history: &'a History) -> Vec<(
     ]
 }
 
-/// Every knob that a sampler may lack.
+/// The knobs that a sampler may lack.
 const OPTIONAL: Knobs = Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept);
 
-/// Checks that each knob of `wanted` does what the capabilities under `plan` say: a row with it is refused by name, or
-/// drawn. Returns those that are drawn.
+/// Checks the knobs in `wanted` against the capabilities under `plan`: the sampler draws from a row with a supported
+/// knob, and refuses an unsupported knob by name. Returns the supported knobs.
 pub(super) fn refused_by_name(
     trial: &Trial<'_>,
     report: &mut LawReport,

@@ -1,4 +1,4 @@
-//! Log-probabilities.
+//! The laws of log-probabilities and ranks.
 
 use crate::laws::knobs::refused_by_name;
 use crate::logits::LogitShape;
@@ -160,7 +160,7 @@ pub(super) fn ranks_and_given_tokens_are_right(trial: &Trial<'_>, report: &mut L
         return Ok(());
     }
     let can = trial.capabilities()?;
-    // Small integers, so that most logits tie.
+    // Logits are small integers, so most of them tie.
     let mut problem = Problem::integers(size, DType::BF16, DType::BF16, 982);
     problem.bias = Some((0..size.vocab).map(|t| if t % 50 == 7 { f32::NEG_INFINITY } else { 0.125 }).collect());
     let history = History::new(&(0..500).collect::<Vec<u32>>());

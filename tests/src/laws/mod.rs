@@ -1,4 +1,4 @@
-//! The laws. One function each; its name states the promise.
+//! The laws: one function per law, whose name states the promise.
 
 mod adjustments;
 mod agreement;
@@ -27,12 +27,12 @@ pub use values::{scheme_name, stability_problem, stability_schemes, uneven_start
 use crate::report::{Broken, LawFailure, LawReport};
 use crate::trial::Trial;
 
-/// A law that a sampler obeys or breaks.
+/// A testable property of samplers.
 #[derive(Clone, Copy, Debug)]
 pub struct Law {
-    /// Its name, which is its test's name.
+    /// The name of the law and of its test.
     pub name: &'static str,
-    /// What it promises, in a sentence.
+    /// The promise, in one sentence.
     pub promise: &'static str,
     run: fn(&Trial<'_>, &mut LawReport) -> Result<(), Broken>,
 }
@@ -41,7 +41,7 @@ impl Law {
     /// Runs the law.
     ///
     /// # Errors
-    /// The report of the broken law, with what broke it.
+    /// Returns the report of the broken law and the reason.
     pub fn check(&self, trial: &Trial<'_>) -> Result<LawReport, LawFailure> {
         let mut report = LawReport { law: self.name, sampler: trial.factory.name(), ..LawReport::default() };
         let outcome = (self.run)(trial, &mut report);
@@ -50,12 +50,12 @@ impl Law {
     }
 }
 
-/// The law of a name.
+/// Finds a law by its name.
 pub fn named(name: &str) -> Option<&'static Law> {
     ALL.iter().find(|law| law.name == name)
 }
 
-/// Lists every law once: (file, function, promise). `$then` is a macro of this crate that gets the list.
+/// Lists every law once: (file, function, promise). Passes the list to `$then`, a macro of this crate.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! each_law {
@@ -111,7 +111,7 @@ macro_rules! each_law {
     };
 }
 
-/// Expands [`each_law!`](crate::each_law) to the table.
+/// Expands [`each_law!`](crate::each_law) to the table of laws.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! law_table {
@@ -120,5 +120,5 @@ macro_rules! law_table {
     };
 }
 
-/// Every law, in the order in which a reader wants to see them.
+/// All laws, in the order of reports.
 pub const ALL: &[Law] = crate::each_law!(law_table {});

@@ -1,4 +1,4 @@
-//! The noise of single tokens, seen through a head of zeros: the score of a token is its noise.
+//! The laws of the noise of single tokens. With a head of zeros, the score of a token is its noise.
 
 use crate::problem::Problem;
 use crate::report::{Broken, LawReport, ensure};
@@ -10,7 +10,7 @@ use flash_sampling_core::{DType, Domain, Noise, PerturbedArgmax, Plan, RowParams
 
 const ROWS: usize = 64;
 
-/// One (seed, position, draw, token) and the number of draws from there on.
+/// The key of the noise of a token: (seed, position, draw, token).
 #[derive(Clone, Copy)]
 struct Probe {
     seed: u64,
@@ -19,7 +19,7 @@ struct Probe {
     token: u32,
 }
 
-/// The noise that a sampler uses: rows that allow one token each.
+/// Reads the noise of a sampler from rows that allow one token each, for `draws` draws per probe.
 fn scores(
     sampler: &mut dyn PerturbedArgmax,
     problem: &Problem,
@@ -69,7 +69,7 @@ fn zeros(vocab: usize) -> Problem {
     )
 }
 
-/// All tokens of two odd vocabularies, and the corners of a large one, under seeds, positions and draws that use every
+/// Checks all tokens of two odd vocabularies and corner cases of a large one. Seeds, positions and draws use every
 /// field of the counter.
 pub(super) fn noise_has_the_reference_bits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let fields = [(0, 0, 0), (1, 7, 1), (1 << 63 | 5, 1 << 40, u32::MAX - 9), (u64::MAX, POSITION_MAX, 1 << 31)];
@@ -100,7 +100,7 @@ pub(super) fn noise_has_the_reference_bits(trial: &Trial<'_>, report: &mut LawRe
     Ok(())
 }
 
-/// The rarest words, with their refinement, through the sampler.
+/// Checks the rarest words with their refinement, through the sampler.
 pub(super) fn noise_matches_the_vectors(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let lines: Vec<Vec<u64>> =
         vectors::lines(vectors::NOISE).map(|fields| fields.into_iter().map(vectors::number).collect()).collect();

@@ -1,4 +1,4 @@
-//! Rows of any parameters: what the other laws try one by one and in a few combinations, at random.
+//! The law of random parameters: random combinations of the knobs that other laws test one by one.
 
 use crate::data::u01_open;
 use crate::laws::knobs::refused_by_name;
@@ -15,7 +15,7 @@ const BESIDE: Knobs = Knobs::LOGPROBS.with(Knob::Kept);
 const CALLS: usize = 60;
 const PLAN: Plan = Plan { max_rows: SIZE.rows, max_draws: 12, max_logprobs: Some(5), canonical: false };
 
-/// What rows refer to: a sequence, and masks that leave a third of the tokens, three, one and none.
+/// The sequence and masks of the rows. The masks allow a third of the tokens, three, one, and none.
 struct Lists {
     history: History,
     masks: [Vec<u32>; 4],
@@ -31,7 +31,7 @@ impl Lists {
     }
 }
 
-/// Uniforms one after the other.
+/// A sequence of uniforms.
 struct Dice {
     seed: u64,
     thrown: u64,
@@ -43,7 +43,7 @@ impl Dice {
         u01_open(self.seed, self.thrown)
     }
 
-    /// Of `low .. high`, every magnitude as often as every other.
+    /// Returns a value in `low .. high` whose logarithm is uniform.
     fn magnitude(&mut self, low: f64, high: f64) -> f32 {
         (low * (high / low).powf(self.uniform())) as f32
     }
@@ -52,7 +52,8 @@ impl Dice {
         self.uniform() * f64::from(n) < 1.0
     }
 
-    /// A row that uses some of the knobs `can`: every other one nothing but the filters that most requests have.
+    /// Returns a row with some of the knobs in `can`. Half of the rows use only top-k, top-p and min-p, like most
+    /// requests.
     fn row<'a>(&mut self, can: Knobs, without_replacement: bool, lists: &'a Lists) -> RowParams<'a> {
         let history = Some(&lists.history);
         let mut row = RowParams { seed: self.seed, position: self.thrown, history, ..RowParams::default() };
@@ -73,7 +74,7 @@ impl Dice {
         }
         for knob in can.iter() {
             let one_in = match knob {
-                // Beside half of the log-probabilities.
+                // Set below, for half of the rows with log-probabilities.
                 Knob::LogprobTokenIds | Knob::Ranks => continue,
                 Knob::TopK | Knob::TopP | Knob::MinP => 2,
                 _ if is_usual => continue,
@@ -114,14 +115,14 @@ impl Dice {
 pub(super) fn any_parameters_have_the_reference_bits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(BESIDE), PLAN)?;
     let without_replacement = trial.capabilities()?.without_replacement;
-    // One token above thousands, each of which is rare and which together are not: what a small limit drops would be drawn.
+    // One token above thousands of rare tokens with a large total mass, so that a filter removes tokens that could win.
     let far = |i: usize| if i == 77 { 0.0 } else { -8.0 - 3.0 * u01_open(943, i as u64) as f32 };
     let far: Vec<f32> = (0..16411).map(far).collect();
-    // Thousands right below the cap, so that a temperature which comes last makes some of the largest equal.
+    // Thousands of logits right below the cap. A temperature after the filters rounds some of the largest to one value.
     let near: Vec<f32> = (0..16_411).map(|i| 1.25 + u01_open(944, i) as f32).collect();
     let mut narrow = Problem::of_logits(&near, SIZE.rows);
     narrow.soft_cap = Some(0.5);
-    // The deviation of such logits is no more exact than the steps of its grid.
+    // Top-n-sigma is left out: the deviation of such logits is only as exact as the steps of its grid.
     let within_steps = can.without(Knobs::of(&[Knob::TopNSigma]));
     let problems = [
         ("integers", can, Problem::integers(SIZE, DType::BF16, DType::BF16, 940)),
@@ -135,7 +136,7 @@ pub(super) fn any_parameters_have_the_reference_bits(trial: &Trial<'_>, report: 
         let mut sampler = trial.sampler(problem.head(), PLAN)?;
         let mut dice = Dice { seed: 942 + seed as u64, thrown: 0 };
         let (mut out, mut want) = (Samples::new(), Samples::new());
-        // A quarter would miss two of the controls.
+        // A quarter of the calls would miss two negative controls.
         let calls = trial.draws(CALLS).max(CALLS / 2);
         for _ in 0..calls {
             let rows = [(); SIZE.rows].map(|()| dice.row(*can, without_replacement, &lists));

@@ -1,4 +1,4 @@
-//! A vocabulary may be cut anywhere.
+//! The law of partitions: a vocabulary may be split at any token.
 
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
@@ -8,7 +8,7 @@ use flash_sampling_core::{DType, Exactness, Head, Plan, RowError, RowParams, Sam
 
 const PLAN: Plan = Plan { max_rows: 6, max_draws: 4, max_logprobs: Some(3), canonical: false };
 
-/// Draws, then greedy, then with all row transforms, on either of two hidden states.
+/// Returns two rows each of plain draws, greedy draws, and draws with all row transforms.
 fn rows(mask: &[u32]) -> [RowParams<'_>; 6] {
     let drawn = RowParams { seed: 11, position: 3, draws: 4, logprobs: Some(3), ..RowParams::default() };
     let greedy = RowParams { temperature: 0.0, ..drawn };
@@ -68,7 +68,7 @@ fn merge(a: Part, b: Part) -> Part {
     }
 }
 
-/// Left to right, right to left, and as a tree.
+/// Merges left to right, right to left, and as a tree.
 fn merge_orders(parts: &[Part]) -> [Part; 3] {
     let mut tree = parts.to_vec();
     while tree.len() > 1 {

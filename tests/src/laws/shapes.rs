@@ -1,4 +1,4 @@
-//! Every size, layout and tie.
+//! The laws of shapes, layouts and ties.
 
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
@@ -41,7 +41,7 @@ pub(super) fn every_shape_is_taken(trial: &Trial<'_>, report: &mut LawReport) ->
     }
     report.agreed("shapes", sizes.len());
 
-    // Unaligned bytes, and a gap of NaN between the rows.
+    // Unaligned addresses, and gaps of NaN between rows.
     for (weight, hidden) in crate::trial::DTYPES {
         let problem = Problem::integers(Size::new(6, 301, 45), weight, hidden, 90);
         let (weight_bytes, weight_stride) = problem.weight.strided(1, 3);
@@ -59,7 +59,7 @@ pub(super) fn every_shape_is_taken(trial: &Trial<'_>, report: &mut LawReport) ->
     Ok(())
 }
 
-/// Compares with the reference, or, where there is none, that every row has a valid token.
+/// Compares results with the reference. Without a reference, checks that every row has a valid token.
 fn compare(
     trial: &Trial<'_>,
     problem: &Problem,
@@ -103,7 +103,7 @@ pub(super) fn ties_go_to_the_lower_token(trial: &Trial<'_>, report: &mut LawRepo
     }
     report.agreed("greedy ties", 40);
 
-    // At 2^27 float32 steps by 16: perturbed scores collapse to a few values.
+    // At 2^27, float32 values are 16 apart, so perturbed scores have only a few values.
     let vocab = 20_011;
     let weight = Tensor::from_fn(DType::F32, vocab, 1, |_, _| 2f32.powi(27));
     let problem = Problem::new(weight, Tensor::from_fn(DType::F32, 8, 1, |_, _| 1.0));

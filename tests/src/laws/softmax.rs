@@ -1,4 +1,4 @@
-//! The law of the draw.
+//! The law of the draw: tokens follow the softmax.
 
 use crate::logits::{LogitShape, softmax};
 use crate::problem::Problem;
@@ -6,14 +6,14 @@ use crate::report::{Broken, LawReport, Point, Series, SeriesKind};
 use crate::statistics::{Bins, binomial};
 use crate::trial::Trial;
 
-/// Decades of probability that are told apart; the last holds everything below 1e-11.
+/// The number of probability decades; the last has all probabilities below 1e-11.
 const DECADES: usize = 12;
 
 fn decade(p: f64) -> usize {
     ((-p.log10()).max(0.0) as usize).min(DECADES - 1)
 }
 
-/// Compares draws with their law in every way that a kernel's mistakes would show.
+/// Compares draws with their law, in bins that expose the typical errors of a kernel.
 fn compare(name: &str, law: &[f64], draws: &[usize], report: &mut LawReport) {
     let (vocab, n) = (law.len(), draws.len());
     let mut chi_square = |what: &str, bins: Bins| {
@@ -29,7 +29,7 @@ fn compare(name: &str, law: &[f64], draws: &[usize], report: &mut LawReport) {
     }
     let decades = Bins::of(law, draws, DECADES, |i| decade(law[i]));
     chi_square("probability decades", decades.clone());
-    // The tail once more, pooled: by itself it may be too rare for a bin of the chi-square.
+    // The pooled tail has a binomial test, because it may be too rare for a bin of the chi-square.
     for limit in [1e-3, 1e-4, 1e-5] {
         let p: f64 = law.iter().filter(|&&p| p < limit).sum();
         let hits = draws.iter().filter(|&&i| law[i] < limit).count();

@@ -1,4 +1,4 @@
-//! Speculative decoding by shared noise.
+//! The law of speculative decoding by shared noise.
 
 use crate::data::hash;
 use crate::problem::{Problem, Size};
@@ -11,19 +11,19 @@ const BLOCK: usize = 4;
 const STEPS: usize = 60;
 const CONTEXTS: usize = 64;
 
-/// A model whose hidden state is one of a table's, by all tokens before.
+/// A model that selects its hidden state from a table by a hash of all earlier tokens.
 struct Model<'a> {
     problem: &'a Problem,
 }
 
 impl Model<'_> {
-    /// Where a sequence has come to.
+    /// Returns the row of the table for a sequence.
     fn context(tokens: &[u32]) -> usize {
         let mixed = tokens.iter().fold(1, |h, &t| hash(h, u64::from(t)));
         mixed as usize % CONTEXTS
     }
 
-    /// The draw after `history`.
+    /// Draws the token after `history`.
     fn draw(
         &self,
         sampler: &mut dyn PerturbedArgmax,
@@ -45,7 +45,7 @@ pub(super) fn verified_blocks_emit_what_the_target_draws(
 ) -> Result<(), Broken> {
     let size = Size::new(CONTEXTS, 300, 24);
     let target = Problem::gaussian(size, DType::BF16, DType::F32, 990);
-    // The draft's hidden states are the target's, and something else.
+    // The draft's hidden states are the target's mixed with other states.
     let other = Problem::gaussian(size, DType::BF16, DType::F32, 991);
     let mixed = crate::tensor::Tensor::from_fn(DType::F32, CONTEXTS, 24, |r, k| {
         0.9 * target.hidden.row(r)[k] + 0.4 * other.hidden.row(r)[k]

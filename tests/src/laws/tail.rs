@@ -1,5 +1,4 @@
-//! The law of rare tokens, through the sampler. The noise behind it is driven harder in
-//! [`noise_map`](crate::noise_map).
+//! The law of rare tokens, through the sampler. [`noise_map`](crate::noise_map) tests the tail of the noise further.
 
 use crate::logits::softmax;
 use crate::problem::Problem;
@@ -20,7 +19,7 @@ pub(super) fn rare_tokens_are_drawn_as_often_as_they_should(
         let problem = Problem::of_logits(&logits, 8);
         let law = softmax(&problem.raw_logits(0));
         let part = Trial { progress: &|p| (trial.progress)((i as f64 + p) / 2.0), ..*trial };
-        // Of 300 draws of the first case 20 are rare: fewer would not reject a map without rare tokens.
+        // 300 draws of the first case have about 20 rare tokens. Fewer would not reject a map without rare tokens.
         let draws = trial.draws(draws).max(draws.min(300));
         let drawn = part.collect(&problem, draws, 0x7a11 + i as u64)?;
         let hits = drawn.iter().filter(|d| d.token as usize != vocab / 2).count();

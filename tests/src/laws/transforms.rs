@@ -1,4 +1,4 @@
-//! What happens to logits before the draw.
+//! The laws of masks, biases, temperature, transforms of the head, and padding.
 
 use crate::data::hash;
 use crate::problem::{Problem, Size};
@@ -24,7 +24,7 @@ fn bits(trial: &Trial<'_>, problem: &Problem, rows: &[RowParams<'_>]) -> Result<
     Ok(RowBits::all(&trial.sample(problem, PLAN, rows)?))
 }
 
-/// The reference's bits for the same rows; `None` for a factorisation that it does not have.
+/// Returns the reference's bits for the rows, or `None` if the reference lacks the factorisation.
 fn reference(trial: &Trial<'_>, problem: &Problem, rows: &[RowParams<'_>]) -> Result<Option<Vec<RowBits>>, Broken> {
     let Some(mut reference) = trial.reference(problem.head(), PLAN) else { return Ok(None) };
     let mut out = Samples::new();
@@ -106,7 +106,7 @@ pub(super) fn logit_bias_shifts_logits(trial: &Trial<'_>, report: &mut LawReport
 
 pub(super) fn temperature_divides_logits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let problem = problem();
-    // By a power of two it is the same as a scale of the head.
+    // A temperature of 2 equals a head scale of 1/2, bit for bit.
     let halved = bits(trial, &problem, &rows(|row| RowParams { temperature: 2.0, ..row }))?;
     let scaled = Problem { scale: Some(0.5), ..problem.clone() };
     ensure!(halved == bits(trial, &scaled, &rows(|row| row))?, "temperature 2 differs from a head scale of 1/2");
@@ -116,7 +116,7 @@ pub(super) fn temperature_divides_logits(trial: &Trial<'_>, report: &mut LawRepo
     }
     report.agreed("draws at 7 temperatures", 7 * 48);
 
-    // Zeros stay zeros, however far a scale and a temperature reach together.
+    // A large scale times a large inverse temperature exceeds float32, but zeros stay zeros.
     let zeros = Problem::new(Tensor::from_fn(DType::BF16, 40003, 40, |_, _| 0.0), problem.hidden.clone());
     let scaled = Problem { scale: Some(1e15), ..zeros.clone() };
     let far = bits(trial, &scaled, &rows(|row| RowParams { temperature: 1e-30, ..row }))?;
@@ -172,7 +172,7 @@ pub(super) fn head_transforms_have_the_reference_bits(trial: &Trial<'_>, report:
 
 pub(super) fn padding_is_never_drawn(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     for (vocab, padded) in [(1, 2), (5, 64), (1000, 1003), (1000, 1024), (130, 2000)] {
-        // Real logits are far below 0, padding is 0 and would always win; then NaN, which would be an error.
+        // Logits are far below 0. Padding of 0 would always win, and padding of NaN would be an error.
         for padding in [0.0, f32::NAN] {
             let weight = Tensor::from_fn(DType::F32, padded, 2, |i, k| match (i < vocab, k) {
                 (false, _) => padding,

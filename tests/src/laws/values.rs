@@ -1,4 +1,4 @@
-//! Seeds keep their tokens from release to release.
+//! The law of value stability: a seed gives the same tokens in every release.
 
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
@@ -7,12 +7,12 @@ use crate::vectors;
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, Plan, RowParams};
 
-/// The head of `vectors/value_stability.txt`: line `i` of a scheme draws from row `i mod 8`.
+/// Returns the problem of `vectors/value_stability.txt`. Line `i` of a scheme draws from row `i mod 8`.
 pub fn stability_problem() -> Problem {
     Problem::integers(Size::new(8, 5003, 32), DType::BF16, DType::BF16, 2026)
 }
 
-/// The schemes of the file.
+/// Returns the schemes of the file.
 pub fn stability_schemes() -> [ReferenceVariant; 4] {
     [
         ReferenceVariant::Tiled,
@@ -22,13 +22,14 @@ pub fn stability_schemes() -> [ReferenceVariant; 4] {
     ]
 }
 
-/// Four unequal shards of `tokens`, one of them empty, none aligned: the split of the suite's sharded samplers.
+/// Returns the starts of four unequal and unaligned shards of `start .. end`, one of them empty. The suite's sharded
+/// samplers use this split.
 pub fn uneven_starts(start: u32, end: u32) -> Vec<u32> {
     let size = end - start;
     [0, size / 3, size / 3, size - size / 5].map(|at| start + at).to_vec()
 }
 
-/// A scheme as the file writes it.
+/// Returns the name of a scheme in the file.
 pub fn scheme_name(scheme: &ReferenceVariant) -> String {
     match scheme {
         ReferenceVariant::Tiled => "tiled".into(),

@@ -1,4 +1,4 @@
-//! Lists of different tokens: Gumbel-top-k (Kool et al. 2019).
+//! The laws of lists without replacement: Gumbel-top-k (Kool et al. 2019).
 
 use crate::logits::{LogitShape, softmax};
 use crate::problem::{Problem, Size};
@@ -8,7 +8,7 @@ use crate::trial::{RowBits, Trial};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, Knob, PerturbedArgmax, Plan, RowError, RowParams, Samples};
 
-/// Whether the sampler draws lists; if not, it must say so for each row that asks.
+/// Returns whether the sampler draws lists. If it does not, checks that it refuses such rows by name.
 fn supported(trial: &Trial<'_>, report: &mut LawReport) -> Result<bool, Broken> {
     if trial.capabilities()?.without_replacement {
         return Ok(true);
@@ -25,8 +25,8 @@ fn supported(trial: &Trial<'_>, report: &mut LawReport) -> Result<bool, Broken> 
     Ok(false)
 }
 
-/// The Plackett-Luce law of ordered lists of three, by enumeration: token by token, each in proportion to its
-/// probability among those left.
+/// Enumerates the Plackett-Luce law of ordered lists of three: each next token has its probability among the remaining
+/// tokens.
 fn plackett_luce(p: &[f64]) -> Vec<f64> {
     let n = p.len();
     let mut law = vec![0.0; n * n * n];

@@ -13,7 +13,7 @@ use flash_sampling_cuda::{
     CudaError, CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device, KernelChoice, NoiseMath,
 };
 
-/// Bytes of a block of a streamed weight in the suite: its heads take from one block to some dozens.
+/// The bytes of a block of a streamed weight. Heads of the suite have one block to some dozens.
 const BLOCK: usize = 1 << 18;
 
 /// The kernels of the tiled variant.
@@ -26,13 +26,13 @@ pub(crate) enum Gpu {
     Tiled(KernelChoice),
     /// Over a weight and hidden states in device memory.
     Shared,
-    /// With fresh noise for groups of this size.
+    /// With fresh noise for groups of the given size.
     Grouped(u32),
-    /// With the groups' maxima.
+    /// With reused noise: the score of a group is its maximum.
     GroupedReuse,
-    /// With groups of this size.
+    /// With groups of the given size.
     Online(u32),
-    /// Over blocks of a weight that arrive.
+    /// Over a weight that is read block by block.
     StreamedTiled,
     StreamedOnline,
     /// Over existing logits.
@@ -43,7 +43,7 @@ impl Gpu {
     pub(crate) const TILED: Gpu = Gpu::Tiled(KernelChoice::Fastest);
     pub(crate) const STANDALONE: Gpu = Gpu::Standalone(NoiseMath::Exact);
 
-    /// Whether a test of this variant alone runs here; the test is counted once.
+    /// Returns whether a test of this variant runs on this machine; a skip counts as one test.
     pub(crate) fn runs(self) -> bool {
         runs(&self.name(), self.unavailable(), 1)
     }
@@ -109,7 +109,7 @@ impl SamplerFactory for Gpu {
         8
     }
 
-    // A stream begins at the vocabulary's first token.
+    // A streamed weight begins at the vocabulary's first token.
     fn takes_shards(&self) -> bool {
         !matches!(self, Gpu::StreamedTiled | Gpu::StreamedOnline)
     }
@@ -120,7 +120,7 @@ impl SamplerFactory for Gpu {
     }
 }
 
-/// A streamed sampler that reads a weight in memory.
+/// A streamed sampler over a weight in host memory.
 struct InMemory<'w> {
     plan: Plan,
     bytes: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Device memory for tests: matrices and calls there, a sampler that copies what the suite has, captured launches.
+//! Device memory for tests: copied matrices, a sampler over copied heads, and captured launches.
 
 use flash_sampling_conformance::problem::Problem;
 use flash_sampling_conformance::suite::alone;
@@ -10,10 +10,10 @@ use flash_sampling_cuda::{
 };
 use std::sync::Arc;
 
-/// A draw that no launch has written.
+/// The value of draws before a launch writes them.
 pub(crate) const POISON: abi::Draw = abi::Draw { token: !0, score: f32::NAN, logit: f32::NAN, status: !0 };
 
-/// Status, token, score and logit.
+/// Returns status, token, and the bits of score and logit.
 pub(crate) fn bits(draws: &[abi::Draw]) -> Vec<(u32, u32, u32, u32)> {
     draws.iter().map(|d| (d.status, d.token, d.score.to_bits(), d.logit.to_bits())).collect()
 }
@@ -30,7 +30,7 @@ pub(crate) fn assert_drawn(found: &[abi::Draw], want: &Samples, what: &str) {
     assert_eq!(bits(found), bits(&want), "{what}");
 }
 
-/// A graph of what is launched.
+/// Captures launches into a graph.
 pub(crate) fn captured(stream: &Arc<CudaStream>, launch: impl FnOnce() -> Result<(), CudaError>) -> CudaGraph {
     let capturing = alone();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -47,7 +47,7 @@ pub(crate) struct OnDevice {
     pub(crate) stream: Arc<CudaStream>,
     pub(crate) head: DeviceHead,
     pub(crate) hidden: DeviceMatrix,
-    /// Addresses of rows and draws, taken once: it orders streams, which a capture must not see.
+    /// The addresses of rows and draws, taken before any capture, because taking an address orders streams.
     pub(crate) rows_at: DeviceAddress<abi::Row>,
     pub(crate) draws_at: DeviceAddress<abi::Draw>,
     rows: CudaSlice<abi::Row>,
@@ -56,7 +56,7 @@ pub(crate) struct OnDevice {
 }
 
 impl OnDevice {
-    /// Of a problem without bias and soft-cap.
+    /// Copies a problem without bias and soft-cap to the first GPU.
     pub(crate) fn new(problem: &Problem, first_token: u32) -> OnDevice {
         let device = Device::new(0).unwrap();
         let stream = device.context().new_stream().unwrap();
@@ -71,13 +71,13 @@ impl OnDevice {
         OnDevice { device, stream, head, hidden, rows_at, draws_at, rows, draws, _held: [of_weight, of_hidden] }
     }
 
-    /// Copies the parameters of the next launches up, and poisons the draws.
+    /// Copies the rows of the next launches to the GPU, and fills the draws with [`POISON`].
     pub(crate) fn set(&mut self, rows: &[abi::Row]) {
         self.stream.memcpy_htod(rows, &mut self.rows).unwrap();
         self.stream.memcpy_htod(&vec![POISON; rows.len()], &mut self.draws).unwrap();
     }
 
-    /// The same with rows of seed and position alone.
+    /// Sets rows that have only a seed and a position.
     pub(crate) fn set_bare(&mut self, rows: &[RowParams<'_>]) {
         let row = |row: &RowParams<'_>| abi::Row {
             seed: row.seed,
@@ -88,7 +88,7 @@ impl OnDevice {
         self.set(&rows.iter().map(row).collect::<Vec<_>>());
     }
 
-    /// The draws, when all that is enqueued has run.
+    /// Waits for the stream, and returns the draws.
     pub(crate) fn draws(&self) -> Vec<abi::Draw> {
         let draws = self.stream.clone_dtoh(&self.draws).unwrap();
         self.stream.synchronize().unwrap();
@@ -128,7 +128,7 @@ impl CopiedHidden {
     }
 }
 
-/// A matrix row after row in device memory, and the memory.
+/// Copies a matrix to device memory without gaps between rows.
 pub(crate) fn copied(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> (CudaSlice<u8>, DeviceMatrix) {
     let (rows, cols, dtype) = (matrix.rows(), matrix.cols(), matrix.dtype());
     let mut bytes: Vec<u8> = (0..rows).flat_map(|row| matrix.row_bytes(row).iter().copied()).collect();

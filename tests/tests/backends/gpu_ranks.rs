@@ -1,4 +1,4 @@
-//! Ranks on GPUs that draw together, as one sampler: a thread for each rank and call.
+//! Factories of ranks on GPUs: all ranks as one sampler, with a thread per rank and call.
 
 use super::gpu_memory::{Copied, CopiedHidden, HeldHead};
 use super::shard_starts;
@@ -16,15 +16,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How many queues the driver makes on a GPU.
+/// The environment variable of the driver's number of queues on a GPU.
 const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Which GPUs the ranks are on.
+/// The GPUs of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gpus {
-    /// All on the first.
+    /// All ranks on the first GPU.
     One,
-    /// Each on its own.
+    /// One GPU per rank.
     Each,
 }
 
@@ -39,7 +39,7 @@ impl Gpus {
 pub(crate) struct GpuRanks {
     pub(crate) exchange: GpuExchange,
     pub(crate) gpus: Gpus,
-    /// Unequal shards, one of them empty; or this many equal ones.
+    /// The number of equal shards; without it, four unequal shards, one of them empty.
     pub(crate) equal: Option<u32>,
     /// Whether weight and hidden states are in device memory of the caller.
     pub(crate) in_place: bool,
@@ -56,7 +56,7 @@ impl SamplerFactory for GpuRanks {
 
     fn unavailable(&self) -> Option<String> {
         let world = self.equal.unwrap_or(4) as usize;
-        // Streams that share a queue of the GPU wait for one another, and a rank's for what another has not sent yet.
+        // Streams in one queue of the GPU wait for each other, and a rank would block the rank that it waits for.
         if self.gpus == Gpus::One && world > 1 && std::env::var(QUEUES).as_deref() != Ok("32") {
             return Some(format!("ranks that share a GPU need a queue each: set {QUEUES}=32"));
         }
@@ -72,7 +72,7 @@ impl SamplerFactory for GpuRanks {
         4
     }
 
-    // Shards must make up the vocabulary.
+    // The ranks' shards must cover the whole vocabulary.
     fn takes_shards(&self) -> bool {
         false
     }
@@ -152,7 +152,7 @@ impl Rank<'_> {
     }
 }
 
-/// Runs two ranks, whose shards begin at tokens 0 and 500, in threads: each is built, and then does as `of` says.
+/// Builds two ranks in threads, with shards from tokens 0 and 500, and calls `of` with each rank.
 pub(crate) fn two_ranks<'w>(
     head: Head<'w>,
     plan: Plan,
@@ -173,11 +173,11 @@ pub(crate) fn two_ranks<'w>(
     });
 }
 
-/// Groups of NCCL that are not in use: to meet takes the library half a second, and laws build many samplers.
+/// Idle groups of NCCL. Laws build many samplers, and NCCL takes half a second to form a group.
 static MET: Mutex<Vec<Vec<CudaExchange>>> = Mutex::new(Vec::new());
 
 impl GpuRanks {
-    /// A group that met before, or one that meets now, where that is worth the while.
+    /// Returns an idle group of NCCL or a new one; without NCCL, `None` for every rank.
     fn met(&self, world: usize) -> Vec<Option<CudaExchange>> {
         if self.exchange != GpuExchange::Nccl || self.in_place {
             return (0..world).map(|_| None).collect();
@@ -201,12 +201,12 @@ impl GpuRanks {
     }
 }
 
-/// The whole vocabulary on one GPU.
+/// Builds a sampler of the whole vocabulary on one GPU.
 fn whole<'w>(head: Head<'w>, plan: Plan) -> Result<CudaTiled<'w>, CudaError> {
     CudaTiled::new(head, plan, &Device::new(0)?)
 }
 
-/// All ranks of a group, of which every one must come to the same results.
+/// All ranks of a group as one sampler. Every rank must have the same results.
 struct Together<'w> {
     ranks: Vec<Rank<'w>>,
     /// For an exchange in which logits do not travel: one GPU, of which they are taken.
@@ -215,7 +215,7 @@ struct Together<'w> {
 
 impl Drop for Together<'_> {
     fn drop(&mut self) {
-        // A law that panics may leave ranks after different calls.
+        // After a panic, the ranks may have made different numbers of calls.
         let is_in_place = self.ranks.iter().any(|rank| rank.on_device.is_some());
         if self.alone.is_some() && !is_in_place && !thread::panicking() {
             let ranks = std::mem::take(&mut self.ranks).into_iter();
@@ -225,8 +225,10 @@ impl Drop for Together<'_> {
     }
 }
 
-/// `found` with the logits of `want`, as laws compare them by their bits. They must be the same but for the rounding of a
-/// subtraction, and token and score to the last bit; `found` is left as it is where that is not so, for the law to see.
+/// Replaces the logits of `found` by the logits of `want`, because laws compare bits.
+///
+/// Tokens and scores must be equal to the last bit, and logits equal within the rounding of a subtraction. Otherwise
+/// `found` stays unchanged, so the law fails.
 fn with_logits_of(want: &Samples, found: &mut Samples) {
     let mut filled = Samples::new();
     for (want, row) in want.iter().zip(found.iter()) {
@@ -238,7 +240,7 @@ fn with_logits_of(want: &Samples, found: &mut Samples) {
             (Err(_), Ok(_)) => return,
             (Ok(want), Ok(row)) => (want, row),
         };
-        // What the host carried has its logits.
+        // Rows through the host have their logits.
         if row.log_z.is_some() || row.draws.len() != want.draws.len() {
             return;
         }

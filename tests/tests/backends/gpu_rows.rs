@@ -1,8 +1,8 @@
-//! The rows of the tests of kernels.
+//! Rows for the tests of kernels.
 
 use flash_sampling_core::RowParams;
 
-/// Rows that differ in everything that the kernels take.
+/// Returns rows that differ in all parameters of the kernels.
 pub(crate) fn rows(count: usize) -> Vec<RowParams<'static>> {
     const MASK: [u32; 40] = [0xdead_beef; 40];
     let row = |r: usize| {
@@ -19,7 +19,7 @@ pub(crate) fn rows(count: usize) -> Vec<RowParams<'static>> {
     (0..count).map(row).collect()
 }
 
-/// The same for a vocabulary that may be too small for their biases.
+/// Returns the rows of [`rows`], without biases if the vocabulary is too small for them.
 pub(crate) fn rows_of(count: usize, vocab: usize) -> Vec<RowParams<'static>> {
     let mut rows = rows(count);
     if vocab <= 60 {

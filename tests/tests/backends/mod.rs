@@ -21,7 +21,7 @@ use flash_sampling_cpu::{CpuOptions, Grouped, Isa, Online, OnlineStream, Standal
 use flash_sampling_distributed::{ShardMerge, Sharded};
 use std::io::Read;
 
-/// Tokens of a group: the size that `vectors/value_stability.txt` knows.
+/// The tokens of a group, as in `vectors/value_stability.txt`.
 pub(crate) const GROUP: u32 = 512;
 
 /// A variant of the CPU backend.
@@ -29,9 +29,9 @@ pub(crate) const GROUP: u32 = 512;
 pub(crate) enum Kind {
     Tiled,
     Standalone,
-    /// With fresh noise for the group.
+    /// With fresh noise for groups.
     Grouped,
-    /// With the groups' maxima.
+    /// With reused noise: the score of a group is its maximum.
     GroupedReuse,
     Online,
     /// The online variant over a reader.
@@ -56,7 +56,7 @@ impl Cpu {
     }
 }
 
-/// What the reference draws of a problem.
+/// Returns the draws of the reference.
 pub(crate) fn reference(problem: &Problem, plan: Plan, variant: ReferenceVariant, rows: &[RowParams<'_>]) -> Samples {
     let mut out = Samples::new();
     Reference::new(problem.head(), plan, variant).sample(problem.input(), rows, &mut out).unwrap();
@@ -71,7 +71,7 @@ pub(crate) fn assert_same(found: &Samples, want: &Samples, what: &str) {
     }
 }
 
-/// Asserts that a sampler draws these bits, twice: the scratch must be left as it was found.
+/// Asserts that two calls of a sampler give the bits of `want`, so a call leaves no state in the scratch.
 pub(crate) fn assert_twice(
     factory: &dyn SamplerFactory,
     problem: &Problem,
@@ -118,7 +118,7 @@ impl SamplerFactory for Cpu {
         8
     }
 
-    // A stream begins at the vocabulary's first token.
+    // A streamed weight begins at the vocabulary's first token.
     fn takes_shards(&self) -> bool {
         self.kind != Kind::Stream
     }
@@ -139,7 +139,7 @@ impl SamplerFactory for Cpu {
     }
 }
 
-/// A head without its weight.
+/// Returns a head without its weight.
 pub(crate) fn described<'w>(head: &Head<'w>) -> StreamHead<'w> {
     let weight = head.weight();
     StreamHead {
@@ -151,7 +151,7 @@ pub(crate) fn described<'w>(head: &Head<'w>) -> StreamHead<'w> {
     }
 }
 
-/// A streamed sampler that reads the weight of a head in memory.
+/// A streamed sampler over a weight in memory.
 struct Streamed<'w> {
     head: Head<'w>,
     plan: Plan,
@@ -186,7 +186,7 @@ impl PerturbedArgmax for Streamed<'_> {
     }
 }
 
-/// A reader that yields at most 1000 bytes at a time, as pipes do.
+/// A reader that yields at most 1000 bytes per read, like a pipe.
 pub(crate) struct Trickle<I>(I);
 
 impl<I> Trickle<I> {
@@ -206,7 +206,7 @@ impl<I: Iterator<Item = u8>> Read for Trickle<I> {
     }
 }
 
-/// Where the shards of a head begin: unequal ones, one of them empty; or this many equal ones.
+/// Returns the starts of `equal` equal shards of a head; without `equal`, of four unequal shards, one of them empty.
 pub(crate) fn shard_starts(head: &Head<'_>, equal: Option<u32>) -> Vec<u32> {
     let tokens = head.tokens();
     match equal {
@@ -215,7 +215,7 @@ pub(crate) fn shard_starts(head: &Head<'_>, equal: Option<u32>) -> Vec<u32> {
     }
 }
 
-/// The plan of a shard: a merge by log-mass needs its log Z.
+/// Returns the plan of a shard. A merge by log-mass needs the shard's log Z.
 pub(crate) fn shard_plan(merge: ShardMerge, plan: Plan) -> Plan {
     match merge {
         ShardMerge::LogMass => Plan { max_logprobs: Some(plan.max_logprobs.unwrap_or(0)), ..plan },
@@ -223,12 +223,12 @@ pub(crate) fn shard_plan(merge: ShardMerge, plan: Plan) -> Plan {
     }
 }
 
-/// Shards over the samplers of a factory, dealt out in turn when there are several.
+/// A factory of sharded samplers, whose shards use the given factories in turn.
 pub(crate) struct Shards<'f> {
     pub(crate) name: &'static str,
     pub(crate) merge: ShardMerge,
     pub(crate) shards: &'f [&'f dyn SamplerFactory],
-    /// Unequal shards, one of them empty; or this many equal ones.
+    /// The number of equal shards; without it, four unequal shards, one of them empty.
     pub(crate) equal: Option<u32>,
 }
 
@@ -249,7 +249,7 @@ impl SamplerFactory for Shards<'_> {
         self.shards.iter().map(|f| f.pace()).min().unwrap_or(1)
     }
 
-    // The outer noise is numbered by rank, and shards must make up the vocabulary.
+    // The noise of shards depends on the rank, and the shards must cover the whole vocabulary.
     fn takes_shards(&self) -> bool {
         false
     }
@@ -263,7 +263,7 @@ impl SamplerFactory for Shards<'_> {
     }
 }
 
-/// The reference as a shard.
+/// A factory of references as shards.
 pub(crate) struct Referee;
 
 impl SamplerFactory for Referee {

@@ -1,4 +1,4 @@
-//! Ranks that draw together over a transport, as one sampler: a thread for each rank and call.
+//! A factory of ranks over a transport: all ranks as one sampler, with a thread per rank and call.
 
 use super::{boxed, shard_plan, shard_starts};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
@@ -10,20 +10,20 @@ use std::thread;
 /// A transport of any kind.
 pub(crate) type BoxedTransport = Box<dyn Transport>;
 
-/// Makes a group of as many ranks as asked for.
+/// A function that makes the transports of a group of the given number of ranks.
 pub(crate) type Transports = dyn Fn(usize) -> Result<Vec<BoxedTransport>, BuildError> + Sync;
 
-/// A group of threads.
+/// Makes the transports of a group of threads.
 pub(crate) fn loopback(world: usize) -> Result<Vec<BoxedTransport>, BuildError> {
     Ok(Loopback::group(world).into_iter().map(|rank| Box::new(rank) as BoxedTransport).collect())
 }
 
-/// Shards over the samplers of a factory, one a rank, which exchange summaries over a transport.
+/// A factory of ranks with one shard each, which exchange summaries over a transport.
 pub(crate) struct Ranks<'f> {
     pub(crate) name: &'static str,
     pub(crate) merge: ShardMerge,
     pub(crate) local: &'f dyn SamplerFactory,
-    /// Unequal shards, one of them empty; or this many equal ones.
+    /// The number of equal shards; without it, four unequal shards, one of them empty.
     pub(crate) equal: Option<u32>,
     pub(crate) transports: &'f Transports,
 }
@@ -49,7 +49,7 @@ impl SamplerFactory for Ranks<'_> {
         self.local.pace()
     }
 
-    // The outer noise is numbered by rank, and shards must make up the vocabulary.
+    // The noise of shards depends on the rank, and the shards must cover the whole vocabulary.
     fn takes_shards(&self) -> bool {
         false
     }
@@ -71,7 +71,7 @@ impl SamplerFactory for Ranks<'_> {
     }
 }
 
-/// All ranks of a group; the results are those of rank 0, as the check of tokens finds them on every rank.
+/// All ranks of a group, with the results of rank 0. `check_tokens` compares the results of all ranks.
 struct Group<'w> {
     ranks: Vec<ShardSampler<'w, BoxedTransport>>,
 }

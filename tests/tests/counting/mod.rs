@@ -1,12 +1,12 @@
-//! An allocator that counts, for the tests of memory, and rows for them. A test file with it holds one test: the count
-//! is the process's.
+//! A counting allocator and rows for tests of memory. The counts cover the whole process, so a test file with this
+//! module has only one test.
 #![allow(dead_code)] // each test file uses its part
 
 use flash_sampling_core::{Capabilities, History, Knob, LogprobsMode, RowParams};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// The system's allocator, counted.
+/// The system's allocator with counters.
 pub(crate) struct Counting;
 
 static CALLS: AtomicUsize = AtomicUsize::new(0);
@@ -18,7 +18,7 @@ fn grown(bytes: usize) {
     PEAK.fetch_max(HELD.fetch_add(bytes, Relaxed) + bytes, Relaxed);
 }
 
-// SAFETY: every method hands its arguments to the system's allocator, whose contract is the trait's.
+// SAFETY: every method passes its arguments to the system's allocator, which meets the contract of the trait.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grown(layout.size());
@@ -39,16 +39,16 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What a piece of work allocated.
+/// The allocations of a function call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counted {
-    /// Calls of the allocator.
+    /// The number of allocations.
     pub(crate) calls: usize,
-    /// The largest number of bytes held at once, beyond those held before.
+    /// The largest number of allocated bytes, less the bytes allocated before the call.
     pub(crate) peak: usize,
 }
 
-/// Runs `work` and counts, over all threads of the process.
+/// Runs `work`, and counts the allocations of all threads of the process.
 pub(crate) fn counted<R>(work: impl FnOnce() -> R) -> (R, Counted) {
     let (calls, held) = (CALLS.load(Relaxed), HELD.load(Relaxed));
     PEAK.store(held, Relaxed);
@@ -56,7 +56,7 @@ pub(crate) fn counted<R>(work: impl FnOnce() -> R) -> (R, Counted) {
     (result, Counted { calls: CALLS.load(Relaxed) - calls, peak: PEAK.load(Relaxed) - held })
 }
 
-/// Rows that use what a row can ask for, in turns; plain ones instead of those that the sampler refuses.
+/// Returns rows with different knobs in a cycle of 14. A row with an unsupported knob becomes a plain row.
 pub(crate) fn rows<'a>(count: usize, can: &Capabilities, history: &'a History, seed: u64) -> Vec<RowParams<'a>> {
     const MASK: [u32; 60] = [0xfeed_beef; 60];
     let mut plain = 0;
@@ -85,7 +85,7 @@ pub(crate) fn rows<'a>(count: usize, can: &Capabilities, history: &'a History, s
             if is_taken { asked } else { row }
         })
         .collect();
-    // Eight of fourteen kinds have a knob that some sampler lacks; which one lacks which, docs/knobs.md is held to.
+    // Eight of the 14 rows have a knob that some samplers lack. Another test compares docs/knobs.md with the samplers.
     let lacks = |knob| !can.knobs.contains(knob);
     let filters = if lacks(Knob::TopK) { count as u64 } else { 0 };
     let of_filters = (0..filters).filter(|r| matches!(r % 14, 4..=8 | 12 | 13)).count();

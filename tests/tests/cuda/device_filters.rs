@@ -38,7 +38,7 @@ pub(super) struct DeviceCalls {
     /// The kinds of the last filters.
     kinds: FilterKinds,
     at: OnDevice,
-    /// Dropped last.
+    /// The lock that prevents captures during the drop; it is dropped last.
     dropping: Option<MutexGuard<'static, ()>>,
 }
 
@@ -55,8 +55,8 @@ impl DeviceCalls {
         let row_filters = at.stream.alloc_zeros(count).unwrap();
         let filters_at = DeviceAddress::of(&row_filters, &at.stream);
         at.stream.synchronize().unwrap();
-        // SAFETY: the weight is on this device, of this size, and is dropped after the sampler, whose calls are waited
-        // for.
+        // SAFETY: the weight is on this device and has this size. A wait for the sampler's calls precedes its drop, and
+        // the sampler is dropped first.
         let sampler = unsafe { DeviceTiled::with_kernels(at.head, count, &at.device, choice) }.unwrap();
         let filters = DeviceFilters::new(0..vocab, count, &at.device).unwrap();
         DeviceCalls { filters, sampler, row_filters, filters_at, kinds: FilterKinds::ALL, at, dropping: None }
@@ -115,7 +115,7 @@ impl DeviceCalls {
 pub(super) const TALL: usize = 64;
 pub(super) const BULK: usize = 32;
 
-/// The weight for these rows, with tall tokens scattered over the vocabulary.
+/// Returns the weight for [`like_a_models`], with tall tokens spread over the vocabulary.
 pub(super) fn scattered(vocab: usize) -> Tensor {
     let tall: Vec<usize> = (0..TALL as u64).map(|i| (hash(100, i) % vocab as u64) as usize).collect();
     let each = 1.0 / (BULK as f64).sqrt();
@@ -125,8 +125,8 @@ pub(super) fn scattered(vocab: usize) -> Tensor {
     })
 }
 
-/// Logits like those of the benchmark: a few tokens far above a Gaussian bulk of standard deviation 2. The bulk has 6
-/// to 80 percent of the mass, depending on the row.
+/// Returns hidden states for logits as in the benchmark: a few tokens far above a Gaussian bulk of standard deviation
+/// 2. The bulk has 6 to 80 percent of the mass, depending on the row.
 pub(super) fn like_a_models(rows: usize, seed: u64) -> Tensor {
     const PEAKS: [f32; 4] = [16.0, 14.0, 19.0, 12.0];
     const BELOW: [f32; 6] = [0.0, 0.9, 1.7, 2.4, 3.3, 4.5];
@@ -313,7 +313,7 @@ fn captured_calls(count: usize, choice: KernelChoice, kind: LaunchKind) {
     assert!(tokens.len() > 1, "every replay drew {tokens:?}");
 }
 
-/// An address some bytes further on, with the type that a call expects.
+/// Adds bytes to an address, and casts it to the type of a call.
 fn within<T, U>(address: DeviceAddress<T>, bytes: u64) -> DeviceAddress<U> {
     DeviceAddress::new(address.get() + bytes)
 }

@@ -1,4 +1,4 @@
-//! What the proof of `dot_error_bound` (docs/exactness.md) takes for granted of the tensor cores.
+//! The assumptions about tensor cores in the proof of `dot_error_bound` (docs/exactness.md).
 
 use super::backends::gpu::{CHOICES, Gpu};
 use super::runs_here;
@@ -10,7 +10,7 @@ use flash_sampling_core::{DType, Plan, RowParams, Samples};
 
 const VOCAB: usize = 70;
 
-/// The dot product of two equal rows as the kernels take it, by the logit of a greedy draw, in batches of every tile.
+/// Returns the kernels' dot products of two equal rows, from logits of greedy draws, in batches for every tile.
 fn dots(row: &[f32], dtype: DType) -> Vec<(String, f32)> {
     let plan = Plan { max_rows: 256, ..Plan::default() };
     let rows = vec![RowParams { temperature: 0.0, ..RowParams::default() }; 256];
@@ -28,7 +28,8 @@ fn dots(row: &[f32], dtype: DType) -> Vec<(String, f32)> {
     found
 }
 
-/// One, zeros to the end of its step, and products of 2^-24: half of float32's last bit at one. Who drops it gives 1.
+/// Sums 1, zeros to the end of its step, and products of 2^-24, which are half of float32's last bit at 1. Hardware
+/// that drops this bit gives 1.
 #[test]
 fn tensor_cores_keep_a_bit_beyond_float32() {
     if !runs_here() {
@@ -52,7 +53,8 @@ fn tensor_cores_keep_a_bit_beyond_float32() {
     }
 }
 
-/// One, and products a little below 2^-24 or 2^-25, which are lost where no more than one or two bits are kept.
+/// Sums 1 and products a little below 2^-24 or 2^-25. Hardware that keeps only one or two bits beyond float32 loses
+/// these products.
 #[test]
 fn dots_that_lose_most_stay_within_the_bound() {
     if !runs_here() {

@@ -1,28 +1,28 @@
-//! Rows with filters that ranks on GPUs decide together.
+//! Rows with filters that ranks on GPUs decide among themselves.
 
 use flash_sampling_core::{History, RowParams};
 
-/// Which rows have top-p alone.
+/// The rows that have top-p as their only filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mass {
-    /// None.
+    /// No row.
     None,
-    /// All, or no filters, and nothing else.
+    /// All rows with filters; no row has other knobs.
     Bare,
-    /// All, or no filters; some have masks, biases and penalties.
+    /// All rows with filters; some rows have masks, biases and penalties.
     Knobs,
-    /// All, or no filters; a few have a bias of one token, which other ranks' shards have not.
+    /// All rows with filters; a few rows have a bias of one token, which is on one rank's shard.
     Bias,
 }
 
-/// What rows with penalties penalise: a prompt, for repetition alone, and an output, on all shards.
+/// Returns the sequence of rows with penalties, with tokens on all shards. Only the repetition penalty uses its prompt.
 pub(crate) fn histories() -> &'static [History] {
     let mut history = History::new(&[5, 9, 3000, 5999]);
     history.extend([7, 5, 2600, 4100, 5998, 5]);
     Box::leak(Box::new([history]))
 }
 
-/// Rows of every kind that is decided together, and none that is not.
+/// Returns rows of every kind that ranks on GPUs decide among themselves, and no other rows.
 pub(crate) fn rows(count: usize, by_mass: Mass, lists: &'static [History]) -> Vec<RowParams<'static>> {
     const MASK: [u32; 188] = [0xfff0_ff0f; 188];
     let row = |r: usize| {

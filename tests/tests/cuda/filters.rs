@@ -1,4 +1,4 @@
-//! Filters that the GPU decides, on rows that are long enough for every code path: few kept, many kept, ties, masks.
+//! Filters on the GPU, on rows long enough for every code path: few kept tokens, many kept tokens, ties, masks.
 
 use super::backends::gpu::{CHOICES, Gpu};
 use super::backends::{assert_same, assert_twice, reference};
@@ -56,7 +56,7 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
                 RowParams { top_p: 0.95, ..row },
                 RowParams { min_p: 0.01, top_p: 0.8, ..row },
                 RowParams { min_p: 0.01, top_k: 300, top_p: 0.8, ..row },
-                // Too small to make a list: min-p decides on the list of the top-k.
+                // This min-p is too small for a list, so it filters the list of the top-k.
                 RowParams { min_p: 3e-4, top_k: 50, ..row },
             ];
             for (f, row) in filters.into_iter().enumerate() {
@@ -71,8 +71,8 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
     }
 }
 
-/// A min-p too small to make a list, before or after a top-k that makes one: it keeps a few of the tokens of the list,
-/// and drops the others, which have a hundredth of the mass.
+/// Combines a min-p that is too small for a list with a top-k that makes one, in both orders. The min-p drops tokens
+/// with a hundredth of the list's mass.
 #[test]
 fn a_small_min_p_acts_on_the_list_of_a_top_k() {
     if !runs_here() {
@@ -98,7 +98,7 @@ fn a_small_min_p_acts_on_the_list_of_a_top_k() {
         .concat()
     {
         let rows = [0, 1, 2].map(|position| RowParams { position, ..row });
-        // What is refused: a min-p that is dropped.
+        // The control: results without the min-p differ.
         reference.sample(problem.input(), &rows.map(|row| RowParams { min_p: 0.0, ..row }), &mut want).unwrap();
         let dropped = RowBits::all(&want);
         reference.sample(problem.input(), &rows, &mut want).unwrap();
@@ -111,8 +111,8 @@ fn a_small_min_p_acts_on_the_list_of_a_top_k() {
     }
 }
 
-/// Small calls for the sanitizers take every path: lists with an initial threshold, stored logits, rows without
-/// filters. Top-p alone is decided by block maxima. One row has a min-p that is too small for a list.
+/// Makes small calls for the sanitizers that take every path: lists with an initial threshold, stored logits, rows
+/// without filters, block maxima (only top-p), and a min-p that is too small for a list.
 #[test]
 fn a_small_call_takes_every_filter_path() {
     if !runs_here() {
@@ -179,7 +179,7 @@ fn filtered_draws_have_the_reference_bits_for_every_tile() {
     }
 }
 
-/// The rows of one call take different paths: the fused draw, a list, stored logits, the host.
+/// Mixes rows of different paths in one call: the fused draw, a list, stored logits, the host.
 #[test]
 fn rows_have_the_reference_bits_whatever_other_rows_request() {
     if !runs_here() {
@@ -223,8 +223,8 @@ fn rows_have_the_reference_bits_whatever_other_rows_request() {
     }
 }
 
-/// As many tokens as language models have: the cut of a top-k is guessed from parts of the row, and the list is short;
-/// top-p is decided by as many blocks a row as there may be.
+/// Uses as many tokens as language models. The threshold of a top-k is estimated from parts of the row, and the list is
+/// short. Top-p uses the largest number of blocks per row.
 #[test]
 fn lists_of_the_largest_logits_have_the_reference_bits_at_full_size() {
     if !runs_here() {
@@ -259,7 +259,7 @@ fn lists_of_the_largest_logits_have_the_reference_bits_at_full_size() {
     }
 }
 
-/// A mask does not hide what is no number: whichever kernel a row meets, with whatever neighbours.
+/// Checks that a masked NaN or infinite logit is an error of its row, for every kernel and all neighbours in the batch.
 #[test]
 fn an_invalid_logit_under_a_mask_is_its_rows_error() {
     if !runs_here() {

@@ -1,4 +1,4 @@
-//! Sizes at which the Hopper kernel shares its work out in other ways than at those of the suite.
+//! Sizes at which the Hopper kernel distributes its work differently than at the suite's sizes.
 
 use super::backends::gpu::{CHOICES, Gpu};
 use super::backends::gpu_rows::rows;
@@ -10,13 +10,14 @@ use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, Head, PerturbedArgmax, Plan, Samples};
 use flash_sampling_cuda::KernelChoice;
 
-/// Not a multiple of 4: a call of Philox makes the words of 4 tokens.
+/// Not a multiple of 4, because a call of Philox makes the words of 4 tokens.
 const FIRST_TOKEN: usize = 5;
 
-/// Rows whose bits are compared with the reference: one of each kind.
+/// The number of rows that are compared with the reference, one of each kind.
 const JUDGED: usize = 6;
 
-/// The first `count` rows of a problem, for each count: the kernels agree on all, and with the reference on the first.
+/// Samples the first `count` rows of a problem for each count. All kernels must have the same bits on all rows, and the
+/// reference's bits on the first [`JUDGED`] rows.
 fn check(size: Size, counts: &[usize]) {
     if !runs_here() {
         return;
@@ -47,21 +48,21 @@ fn check(size: Size, counts: &[usize]) {
     }
 }
 
-/// From 8192 hidden on blocks take tiles by turns, when each has a whole one: 16,896 tokens on 132 multiprocessors.
-/// With their draws, these rows use every tile of the kernel.
+/// Uses hidden sizes from 8192, at which blocks take tiles in a fixed cycle if each has at least one whole tile: from
+/// 16,896 tokens on 132 multiprocessors. With their draws, these rows use every tile size of the kernel.
 #[test]
 fn long_rows_of_the_weight_have_the_reference_bits() {
     check(Size::new(200, 20_011, 8192), &[1, 10, 20, 40, 64, 100, 200]);
 }
 
-/// Between 1536 and 8192 hidden the scouts look at a part of the columns, and the consumers at the others: with their
-/// draws, these rows use 96, 119, 150, 209 and 256 columns, of which the scouts have 96.
+/// Uses hidden sizes between 1536 and 8192, at which scouts scan some columns and consumers the others. With their
+/// draws, these rows use 96, 119, 150, 209 and 256 columns, and the scouts scan 96 of them.
 #[test]
 fn columns_shared_by_scouts_and_consumers_have_the_reference_bits() {
     check(Size::new(256, 12_007, 2880), &[64, 80, 100, 140, 256]);
 }
 
-/// The same with 32 of 64 columns.
+/// Uses scouts for 32 of 64 columns.
 #[test]
 fn half_the_columns_of_a_small_batch_have_the_reference_bits() {
     check(Size::new(40, 6007, 1600), &[22, 30, 40]);

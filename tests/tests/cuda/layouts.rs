@@ -15,7 +15,7 @@ use flash_sampling_cuda::{
 };
 use std::sync::Arc;
 
-/// A matrix on the GPU, `before` bytes into its memory and with `gap` elements of NaN after each row.
+/// A matrix on the GPU. It begins `before` bytes into its memory, and has `gap` elements of NaN after each row.
 struct There {
     _memory: CudaSlice<u8>,
     matrix: DeviceMatrix,
@@ -39,7 +39,7 @@ fn head(weight: DeviceMatrix) -> DeviceHead {
     DeviceHead { weight, first_token: FIRST_TOKEN, bias: None, soft_cap: None, scale: 1.0 }
 }
 
-/// Rows with noise at several temperatures, greedy ones among them.
+/// Returns random rows at several temperatures, and greedy rows.
 fn rows(count: usize) -> Vec<abi::Row> {
     let row = |r: usize| abi::Row {
         seed: 3 + r as u64,
@@ -51,7 +51,7 @@ fn rows(count: usize) -> Vec<abi::Row> {
     (0..count).map(row).collect()
 }
 
-/// Draws into poisoned memory, by a sampler that was planned for `most` rows; with `logits`, also stores them there.
+/// Draws into poisoned memory; with `logits`, also stores logits there.
 fn draws(
     sampler: &mut DeviceTiled,
     hidden: &DeviceMatrix,
@@ -61,12 +61,12 @@ fn draws(
     let rows = stream.clone_htod(&rows(hidden.rows)).unwrap();
     let mut out = stream.clone_htod(&vec![POISON; hidden.rows]).unwrap();
     let rows_at = DeviceAddress::of(&rows, stream);
-    // Twice: the scratch must be left as it was found.
+    // Two calls, so state that a call leaves in the scratch changes the result.
     for _ in 0..2 {
         stream.memcpy_htod(&vec![POISON; hidden.rows], &mut out).unwrap();
         let out_at = DeviceAddress::of(&out, stream);
         match logits {
-            // SAFETY: all of it is memory of this device, of the stated sizes, and is freed after the stream was waited for.
+            // SAFETY: all memory is on this device, has the stated sizes, and is freed after a wait for the stream.
             None => unsafe { sampler.launch(stream, hidden, rows_at, out_at, RowFeatures::Any) }.unwrap(),
             Some(logits) => {
                 let stride = logits.len() / 4 / hidden.rows;
@@ -88,7 +88,7 @@ fn every_layout_of_device_memory_and_every_kernel_gives_the_same_bits() {
     }
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();
-    // Bytes before the matrix and elements between rows, of weight and of hidden states. Rows have 193 elements.
+    // Bytes before the matrix and elements between rows, for the weight and the hidden states. Rows have 193 elements.
     let layouts = [
         [(0, 7), (0, 7)],
         [(0, 0), (0, 0)],
@@ -220,7 +220,7 @@ fn nonsense_is_refused() {
         assert!(matches!(error, Some(CudaError::Layout { what: "bias", .. })), "{error:?}");
     }
     assert_eq!(plans(good), [None, None]);
-    // SAFETY: nothing is launched with what is refused.
+    // SAFETY: all launches below are refused, so nothing reads the memory.
     let mut sampler = unsafe { DeviceTiled::new(head(weight.matrix), 2, &device) }.unwrap();
     for wrong in [DeviceMatrix { cols: 8, ..hidden.matrix }, DeviceMatrix { row_stride: 3, ..hidden.matrix }] {
         // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! Draws over device memory that tell log Z: the same draws, and the logarithm of the row's mass.
+//! Draws over device memory with log Z: equal to draws without it, and log Z is the logarithm of the row's mass.
 
 use super::backends::gpu::CHOICES;
 use super::backends::gpu_memory::{OnDevice, POISON, bits, captured};
@@ -10,9 +10,9 @@ use flash_sampling_core::reference::log_mass;
 use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::{DeviceHead, DeviceTiled, KernelChoice, RowFeatures, abi};
 
-/// Integers have exact dot products. Their logits are as far apart as those of a language model at this temperature.
+/// Inverse temperatures at which logits of integers, which are exact, have the spread of a language model's logits.
 const INV_TEMPERATURE: [f32; 3] = [0.0625, 0.03125, 0.25];
-/// Rows with noise at several temperatures, greedy ones among them.
+/// Returns row `r`: random rows at several temperatures, and greedy rows.
 fn row(r: usize) -> abi::Row {
     abi::Row {
         seed: 40 + r as u64,
@@ -23,7 +23,7 @@ fn row(r: usize) -> abi::Row {
     }
 }
 
-/// The worst error of log Z over these rows, whose draws have the bits of those without it.
+/// Returns the largest error of log Z over the rows, and asserts that log Z changes no bit of their draws.
 fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoice, kinds: RowFeatures) -> f64 {
     const FIRST_TOKEN: u32 = 6;
     let mut there = OnDevice::new(problem, FIRST_TOKEN);
@@ -56,7 +56,7 @@ fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoi
     there.set(&rows);
     there.stream.memcpy_htod(&vec![POISON; count], &mut plain_there).unwrap();
     there.stream.memcpy_htod(&vec![f64::NAN; count], &mut log_z_there).unwrap();
-    // Twice: the scratch must be left as it was found.
+    // Two calls, so state that a call leaves in the scratch changes the result.
     (0..2).for_each(|_| graph.launch().unwrap());
     let plain = there.stream.clone_dtoh(&plain_there).unwrap();
     let log_z = there.stream.clone_dtoh(&log_z_there).unwrap();
@@ -95,7 +95,7 @@ fn log_z_of_large_calls_is_right() {
     ]);
 }
 
-/// Rows, tokens and type of heads.
+/// Checks log Z for heads of the given rows, tokens and type.
 fn right_for(sizes: &[(usize, usize, DType)]) {
     if !runs_here() {
         return;
@@ -104,7 +104,7 @@ fn right_for(sizes: &[(usize, usize, DType)]) {
     for &(rows, vocab, dtype) in sizes {
         let problem = Problem::integers(Size::new(rows, vocab, 136), dtype, dtype, 77 + rows as u64);
         let mask: Vec<u32> = (0..vocab.div_ceil(32) as u32).map(|w| w.wrapping_mul(0x9e37_79b9) | 1 << 9).collect();
-        // Exact logits, and larger ones that are rounded.
+        // Exact logits, and larger logits with rounding.
         for scale in [0.5, 3.15] {
             of_bare = of_bare.max(worst(&problem, scale, None, KernelChoice::Fastest, RowFeatures::Bare));
         }

@@ -1,4 +1,4 @@
-//! Log-probabilities of rows of several blocks, and of rows by the dozen with as many tokens as language models have.
+//! Log-probabilities of rows of several blocks, and of many rows with the vocabulary of a language model.
 
 use super::backends::gpu::{CHOICES, Gpu};
 use super::backends::{assert_twice, reference};
@@ -7,7 +7,7 @@ use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, LogprobsMode, Plan, RowParams};
 
-/// A row has three blocks. Small enough for the sanitizers.
+/// Uses rows of three blocks, small enough for the sanitizers.
 #[test]
 fn logprobs_of_several_blocks_have_the_reference_bits() {
     if !runs_here() {
@@ -29,7 +29,7 @@ fn logprobs_of_several_blocks_have_the_reference_bits() {
     }
 }
 
-/// 83 rows of these fit into the room for stored logits, and the logits of 8 draws come down one by one.
+/// Uses more rows than the 83 that fit into the workspace of stored logits, and copies single logits for up to 8 draws.
 #[test]
 fn raw_logprobs_of_more_rows_than_are_stored_at_once_have_the_reference_bits() {
     if !runs_here() {

@@ -1,4 +1,4 @@
-//! A rank on a GPU that others wait for in vain.
+//! Errors of ranks on GPUs when another rank does not come to a call.
 
 use super::{Gpus, load_kernels, said};
 use flash_sampling::distributed::{Loopback, Transport};
@@ -10,16 +10,17 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Why the second rank does not come to a call.
+/// The reason that the second rank misses a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// It is gone, and so is its end of the transport.
+    /// The rank and its transport are dropped.
     Left,
-    /// It holds both while the others wait.
+    /// The rank keeps its sampler and transport while the other ranks wait.
     Hangs,
 }
 
-/// Where all ranks meet, place by place. One that panics comes to those ahead as it unwinds: nobody waits for it for ever.
+/// The barriers of a rank, in order. A rank that panics waits at its remaining barriers during unwinding, so it does
+/// not block the other ranks.
 struct Meetings<'b>(slice::Iter<'b, Barrier>);
 
 impl Meetings<'_> {
@@ -36,7 +37,7 @@ impl Drop for Meetings<'_> {
     }
 }
 
-/// Of `world` ranks the second is missed in a call, and the others have an error with this message, by the time limit.
+/// Checks that all other ranks report `message` within the timeout if the second of `world` ranks misses a call.
 pub(crate) fn is_named(
     exchange: GpuExchange,
     gpus: Gpus,
@@ -44,9 +45,9 @@ pub(crate) fn is_named(
     world: u32,
     message: fn(Duration) -> String,
 ) {
-    // Those that stay begin together, and the limit is far more than a busy machine keeps one of them back: it would be
-    // named too. The one that leaves is gone by then: what it frees on a GPU that it shares stands behind their waits, and keeps
-    // back who launches after it.
+    // The remaining ranks start at a barrier. The timeout far exceeds the delay of a rank on a busy machine, because a
+    // delayed rank would be named too. On a shared GPU, the missing rank is dropped before this barrier. Otherwise its
+    // frees would queue behind the waits of other ranks, and block later launches.
     let (limit, barriers) = (Duration::from_secs(4), [(); 2].map(|()| Barrier::new(world as usize)));
     let problem = Problem::integers(Size::new(2, 900, 64), DType::BF16, DType::BF16, 5);
     let plan = Plan { max_rows: 2, ..Plan::default() };
@@ -86,7 +87,7 @@ pub(crate) fn is_named(
                 assert_eq!(said(outcome.unwrap_err()), message(limit));
                 let most = if missing == Missing::Hangs { limit * 3 / 2 } else { 5 * limit };
                 assert!(out.is_empty() && 2 * took >= limit && took < most, "{took:?}");
-                // The group is done, and nobody waits.
+                // The group has failed, so later calls do not wait.
                 let begun = Instant::now();
                 sampler.sample(problem.input(), &rows, &mut out).unwrap_err();
                 assert!(out.is_empty() && begun.elapsed() < limit);

@@ -1,4 +1,4 @@
-//! What a rank does in each scenario. It prints a line that begins with `ok` when all was as it should be, and panics else.
+//! The work of a rank in each scenario. A rank prints a line that begins with `ok` on success, and panics otherwise.
 
 use super::filtered_rows::{self, Mass};
 use super::same_draws::are_same;
@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Ranks compile kernels at their first calls.
+/// The timeout of first calls, in which ranks compile kernels.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(scenario: &Scenario) {
@@ -24,11 +24,11 @@ pub(crate) fn run(scenario: &Scenario) {
         Event::Draws => draws(mpi, &options),
         Event::Signal(signal) => one_fails(mpi, &options, signal),
     };
-    // The sampler and MPI have ended.
+    // Printed after the sampler and MPI have ended.
     println!("ok rank {said}");
 }
 
-/// The transport, and how often ranks met over it.
+/// A transport that counts its exchanges.
 struct Counted<'m> {
     mpi: &'m mut Mpi,
     exchanges: &'m AtomicUsize,
@@ -57,7 +57,7 @@ impl Transport for Counted<'_> {
     }
 }
 
-/// The way that calls take: without a word over MPI, or by the host.
+/// The path of a call: draws or filters on GPUs without MPI, or the host with MPI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Draws,
@@ -65,7 +65,8 @@ enum Way {
     Host,
 }
 
-/// Rows without filters, with those that GPUs decide on Hopper by peers, and with what the host alone carries.
+/// Returns calls of each path: without filters, with filters that Hopper GPUs decide by peers, and with knobs that need
+/// the host.
 fn calls() -> Vec<(Way, Vec<RowParams<'static>>)> {
     let filters = |count, mass| (Way::Filters, filtered_rows::rows(count, mass, filtered_rows::histories()));
     let mut of_host = rows::rows(7);
@@ -79,7 +80,8 @@ fn calls() -> Vec<(Way, Vec<RowParams<'static>>)> {
     on_gpus.into_iter().chain(by_host).collect()
 }
 
-/// Every rank draws what its GPU draws alone from the whole head, at several positions; then the last rank has another seed.
+/// Compares each rank's draws with draws of its GPU from the whole head, at several positions. Then gives the last rank
+/// another seed.
 fn draws(mut mpi: Mpi, options: &CudaRankOptions) -> String {
     let (rank, world) = (mpi.rank(), mpi.world());
     let plan = Plan { max_rows: 24, max_draws: 3, max_logprobs: Some(3), ..Plan::default() };
@@ -107,8 +109,8 @@ fn draws(mut mpi: Mpi, options: &CudaRankOptions) -> String {
             are_same(options.exchange, &found, &want, &format!("rank {rank} of {world}, {way:?}, position {position}"));
         }
     }
-    // Of twelve calls with filters the first three meet to load their kernels, and of the others at most one for a row that is
-    // left open.
+    // Of twelve calls with filters, the first three exchange over MPI to load their kernels. At most one other call
+    // exchanges, for an open row.
     let of_filters = if decides { 8..=9 } else { 0..=0 };
     assert!(silent[0] == 8 && of_filters.contains(&silent[1]), "{silent:?} calls without a word");
 
@@ -120,7 +122,7 @@ fn draws(mut mpi: Mpi, options: &CudaRankOptions) -> String {
     let (source, names) = (source.downcast_ref(), if rank == world - 1 { 0 } else { world - 1 });
     let Some(ShardError::Params { shard, row: 1, what: "seed" }) = source else { panic!("{error:?}") };
     assert_eq!((*shard, found.len()), (names, 0));
-    // The group goes on.
+    // The group still works.
     alone.sample(input, &[row, row], &mut want).unwrap();
     together.sample(input, &[row, row], &mut found).unwrap();
     are_same(options.exchange, &found, &want, "after another seed");
@@ -131,7 +133,7 @@ fn source_of(error: &SampleError) -> String {
     core::error::Error::source(error).map(ToString::to_string).unwrap_or_default()
 }
 
-/// A rank is killed, or stopped, by a signal to its process: the others, which draw, name it within the time limit.
+/// Kills or stops a rank by a signal, and checks that the other ranks name it within the timeout.
 fn one_fails(mut mpi: Mpi, options: &CudaRankOptions, signal: &str) -> String {
     let (rank, world) = (mpi.rank(), mpi.world());
     let victim = world / 2;
@@ -139,7 +141,7 @@ fn one_fails(mut mpi: Mpi, options: &CudaRankOptions, signal: &str) -> String {
     let problem = Problem::integers(Size::new(2, 900, 64), DType::BF16, DType::BF16, 5);
     let rows = |position| [3, 4].map(|seed| RowParams { seed, position, ..RowParams::default() });
     let mut out = Samples::new();
-    // Kernels are compiled and loaded while nobody waits for them.
+    // Compiles and loads kernels before the timeouts of calls count.
     let of_one = CudaRankOptions { exchange: GpuExchange::Peers, ..*options };
     let myself = Loopback::group(1).swap_remove(0);
     let mut one = CudaRank::of_head(problem.head(), plan, myself, &of_one).unwrap();
@@ -155,7 +157,7 @@ fn one_fails(mut mpi: Mpi, options: &CudaRankOptions, signal: &str) -> String {
     }
     if rank == victim {
         let me = std::process::id();
-        // Whoever is stopped cannot end itself: that is seen to before.
+        // A stopped process cannot end itself, so the script kills it later.
         let script = format!("kill {signal} {me}; sleep {}; kill -KILL {me}", 2 * LIMIT.as_secs());
         let mut killer = Command::new("sh").args(["-c", &script]).spawn().unwrap();
         killer.wait().unwrap();
@@ -172,7 +174,7 @@ fn one_fails(mut mpi: Mpi, options: &CudaRankOptions, signal: &str) -> String {
     };
     assert_eq!((missed, out.len()), (Some((&vec![victim], &LIMIT)), 0), "{error:?}");
     assert!(2 * took >= LIMIT && took < LIMIT * 3 / 2, "{took:?}");
-    // The group is done, and nobody waits.
+    // The group has failed, so later calls do not wait.
     let begun = Instant::now();
     together.sample(problem.input(), &rows(11), &mut out).unwrap_err();
     assert!(out.is_empty() && begun.elapsed() < LIMIT / 2);

@@ -114,7 +114,7 @@ pub(crate) fn late_ranks_are_named() {
     }
 }
 
-/// Penalties and masks that need more than the initial room of every rank, mostly on the first rank's tokens.
+/// Uses penalties and masks that need more than the initial workspace of every rank, mostly on the first rank's tokens.
 pub(crate) fn room_for_long_lists_is_allocated(world: u32) {
     let count = 12;
     let problem = Problem::gaussian(Size::new(count, 20_003, 64), DType::BF16, DType::BF16, 5);

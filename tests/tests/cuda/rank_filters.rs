@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// Samples, and the undecided rows.
+/// The samples and the undecided rows of a call.
 type Outcome = Result<(Samples, Vec<usize>), SampleError>;
 
 /// A group with one rank per device.
@@ -203,7 +203,7 @@ pub(crate) fn are_those_of_one_gpu_at_the_edges(devices: &[Arc<Device>; 2]) {
             compared += decided_rows_are_same(&found, &want, &open, &rows, &format!("shards from {starts:?}"));
         }
     }
-    // Of the 66 valid rows in all.
+    // There are 66 valid rows in all.
     assert!(!is_hopper || compared > 20, "{compared} rows compared");
 }
 
@@ -235,7 +235,7 @@ pub(crate) fn are_named_where_they_differ(devices: &[Arc<Device>; 2]) {
     }
 }
 
-/// Two ranks name each other.
+/// Asserts that two ranks name each other in their errors.
 fn name_each_other(outcomes: Vec<Outcome>) {
     for (rank, outcome) in outcomes.into_iter().enumerate() {
         let Err(SampleError::Backend { source, .. }) = outcome else { panic!("rank {rank} drew") };

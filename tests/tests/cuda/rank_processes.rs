@@ -1,4 +1,4 @@
-//! Rows with filters that ranks in two processes decide, which meet by files in a folder.
+//! Rows with filters on ranks in two processes, which exchange set-up data by files in a folder.
 
 use super::filtered_rows::{Mass, histories, rows};
 use super::rank_filters::decided_rows_are_same;
@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
 const WORLD: usize = 2;
-/// Names the rank of a process, and the folder where ranks meet.
+/// The environment variables of a process's rank, and of the folder of the ranks' files.
 const CHILD: (&str, &str) = ("FLASH_SAMPLING_TEST_RANK", "FLASH_SAMPLING_TEST_FOLDER");
-/// How long a rank waits for another one on the GPU, and by files.
+/// The timeout of an exchange on the GPU.
 const LIMIT: Duration = Duration::from_secs(20);
+/// The timeout of a file.
 const MEET: Duration = Duration::from_secs(60);
 
-/// Whether this process is a rank that [`draw_as_one_gpu`] started; it has then drawn.
+/// Returns whether this process is a rank that [`draw_as_one_gpu`] started; if so, first runs the rank.
 pub(crate) fn is_a_rank() -> bool {
     let [rank, folder] = [CHILD.0, CHILD.1].map(|name| env::var(name).ok());
     let (Some(rank), Some(folder)) = (rank, folder) else { return false };
@@ -25,7 +26,7 @@ pub(crate) fn is_a_rank() -> bool {
     true
 }
 
-/// Starts the ranks as processes that run the test of this name alone, and waits for them.
+/// Starts the ranks as processes that run only the test of this name, and waits for them.
 pub(crate) fn draw_as_one_gpu(test: &str) {
     let folder = env::temp_dir().join(format!("flash-sampling-rank-filters-{}", process::id()));
     fs::create_dir(&folder).unwrap();
@@ -35,16 +36,16 @@ pub(crate) fn draw_as_one_gpu(test: &str) {
         command.env(CHILD.0, rank.to_string()).env(CHILD.1, &folder).spawn().unwrap()
     };
     let mut ranks: Vec<_> = (0..WORLD).map(start).collect();
-    // A rank that misses another one ends by its own limit.
+    // A rank that waits for a missing rank ends at its timeout.
     let succeeded: Vec<_> = ranks.iter_mut().map(|rank| rank.wait().unwrap().success()).collect();
     let told = (0..WORLD).filter(|rank| folder.join(format!("done-{rank}")).exists()).count();
     fs::remove_dir_all(&folder).unwrap();
     assert_eq!((succeeded, told), (vec![true; WORLD], WORLD));
 }
 
-/// One of them, on a GPU of its own where there are two: draws, and tells so by a file.
+/// Runs a rank, on its own GPU if there are two: compares its draws, and then writes a file.
 fn draw(rank: usize, folder: &Path) {
-    // Tells the others, and waits for what they tell.
+    // Writes a file for the other ranks, and waits for the files of all ranks.
     let meet = |what: &str, mine: &[u8]| -> Vec<Vec<u8>> {
         let begun = Instant::now();
         let (part, whole) = (folder.join(format!("part-{rank}")), folder.join(format!("{what}-{rank}")));

@@ -1,10 +1,11 @@
-//! Draws of ranks against those of one GPU.
+//! Comparison of draws of ranks with draws of one GPU.
 
 use flash_sampling::GpuExchange;
 use flash_sampling_core::Samples;
 
-/// Asserts that rows have the same draws or errors, to the last bit; by NCCL, where logits do not travel, these within the
-/// rounding of a subtraction.
+/// Asserts that rows have the same draws or errors to the last bit.
+///
+/// NCCL does not transfer logits, so its logits may differ by the rounding of a subtraction.
 pub(crate) fn are_same(exchange: GpuExchange, found: &Samples, want: &Samples, name: &str) {
     assert_eq!(found.len(), want.len(), "{name}");
     for (r, (found, want)) in found.iter().zip(want.iter()).enumerate() {

@@ -1,4 +1,4 @@
-//! Scans of shards on a GPU: the row summaries have the reference's bits where dot products are exact.
+//! Scans of shards on a GPU. For exact dot products, row summaries have the reference's bits.
 
 use super::runs_here;
 use flash_sampling_conformance::data::normal;
@@ -11,7 +11,7 @@ use flash_sampling_cuda::{CudaTiled, Device};
 
 const PLAN: Plan = Plan { max_rows: 64, max_draws: 12, max_logprobs: Some(6), canonical: false };
 
-/// Rows with every filter and every kind of result.
+/// Returns rows with every filter and every kind of result.
 fn rows<'a>(mask: &'a [u32], none: &'a [u32]) -> Vec<RowParams<'a>> {
     let row = RowParams { seed: 5, position: 9, temperature: 0.9, ..RowParams::default() };
     let raw = RowParams { logprobs: Some(6), logprobs_mode: LogprobsMode::Raw, ..row };
@@ -72,7 +72,7 @@ fn scan(
     rows: &[RowParams<'_>],
     requests: &[Request<'_>],
 ) -> Vec<RowSummary> {
-    // More entries than rows, as after a larger call.
+    // `out` has more entries than rows, as after a larger call.
     let mut out = vec![RowSummary::default(); rows.len() + 3];
     let (can, plan, vocab_size, mut checked) =
         (sampler.capabilities(), sampler.plan(), sampler.shape().vocab_size, Vec::new());

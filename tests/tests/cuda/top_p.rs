@@ -1,4 +1,5 @@
-//! Rows whose plain winner top-p does not keep, few and many: the launch that decides them shares its blocks among them.
+//! Few and many rows whose unfiltered winner is outside top-p. The launch that decides them distributes its blocks
+//! among these rows.
 
 use super::backends::assert_same;
 use super::backends::gpu::{CHOICES, Gpu};
@@ -13,7 +14,7 @@ use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
 const MOST: usize = 256;
 const HIDDEN: usize = 40;
 
-/// Logits that differ, that are equal in the hundreds, and that are all equal; rows that end within 16 bytes.
+/// Uses different logits, hundreds of equal logits, and only equal logits, in rows that end within 16 bytes.
 #[test]
 fn rows_that_lose_their_plain_winner_have_the_reference_bits() {
     if !runs_here() {

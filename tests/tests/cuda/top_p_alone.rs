@@ -1,4 +1,4 @@
-//! Calls that know their rows to have top-p alone, if any filter: on Hopper they are decided by the largest logits of granules.
+//! Launches whose kinds state that top-p is the only filter. On Hopper, the largest logits of granules decide them.
 
 use super::backends::assert_same;
 use super::backends::gpu::Gpu;
@@ -13,8 +13,8 @@ use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, Head, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{KernelChoice, abi};
 
-/// Rows with top-p alone, and rows without filters beside them: on Hopper from the largest logits of granules and few others.
-/// With many equal logits, with a peak and without, with the best together, and of a vocabulary that ends within a granule.
+/// Mixes rows with only top-p and rows without filters. On Hopper, the largest logits of granules and a few other
+/// logits decide. The logits have ties, a peak or none, or equal maxima, and vocabularies end within a granule.
 #[test]
 fn calls_that_know_their_rows_draw_the_same_with_top_p_alone() {
     if !runs_here() {
@@ -88,7 +88,8 @@ fn calls_that_know_their_rows_draw_the_same_with_top_p_alone() {
     assert!(others * 20 > all, "top-p changes but {others} of {all} draws");
 }
 
-/// Heads whose first token is any of four: four tokens that a row's logits are read by share a block of random words, or not.
+/// Uses heads whose first token takes each value modulo 4. The kernel reads a row's logits by fours, and four tokens
+/// share a block of random words only for some of these heads.
 #[test]
 fn shards_that_begin_anywhere_have_the_reference_bits_with_top_p_alone() {
     if !runs_here() {

@@ -1,108 +1,108 @@
-//! The mistakes, each of which a law must reject.
+//! The faults, each of which a law must reject.
 
 use super::maps::WrongMap;
 
-/// The mistake.
+/// A fault of a sampler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// None: the control of the controls.
+    /// No fault; all laws must pass.
     None,
     /// Another map from words to exponentials.
     Map(WrongMap),
-    /// Noise by the token's place in the shard.
+    /// Noise by the token's index in the shard.
     LocalNoise,
-    /// Granules by the token's place in the shard.
+    /// Granules by the token's index in the shard.
     LocalGranules,
-    /// A granule whose leader cannot be drawn is passed over.
+    /// Skips a granule whose leader cannot be drawn.
     GranuleOfItsLeader,
-    /// Noise by the row's place in the batch.
+    /// Noise by the row's index in the batch.
     RowNoise,
     /// Noise that advances with every call.
     CallNoise,
-    /// Only the low 32 bits of the seed count.
+    /// Uses only the low 32 bits of the seed.
     SeedTruncated,
-    /// Only the low 32 bits of the position count.
+    /// Uses only the low 32 bits of the position.
     PositionTruncated,
-    /// Two draws share their noise.
+    /// Uses the same noise for two draws.
     DrawHalved,
-    /// Draws are counted from the first of the call.
+    /// Counts draws from 0 in every call.
     FirstDrawIgnored,
-    /// Scores are kept in bf16.
+    /// Rounds scores to bf16.
     Bf16Maxima,
-    /// Logits are kept in bf16.
+    /// Rounds logits to bf16.
     Bf16Logits,
-    /// Masses are summed over bf16 logits.
+    /// Sums masses over bf16 logits.
     Bf16Mass,
     /// Float32 sums whose order depends on the number of rows.
     SumsByBatch,
-    /// Float32 sums although the plan is canonical.
+    /// Float32 sums in a canonical plan.
     NotCanonical,
-    /// An odd hidden size loses its last element.
+    /// Ignores the last element of an odd hidden size.
     OddHidden,
-    /// Of several tiles the last is never looked at.
+    /// Ignores the last of several tiles.
     DroppedTile,
-    /// Tokens behind the first are passed over when the best score is less than 1e-4 above the largest logit.
+    /// Skips all further tokens when the best score is less than 1e-4 above the largest logit.
     SkipsTooMuch,
-    /// A token's threshold is made for the first token's score, and moved to the best score.
+    /// Computes a token's threshold for the first token's score, and shifts it to the best score.
     StaleThreshold,
-    /// Of equal scores the higher token wins.
+    /// Returns the higher token of equal scores.
     HigherTie,
-    /// The binary merge tosses the coin of the next group.
+    /// The binary merge uses the coin of the next group.
     NextCoin,
-    /// The binary merge compares with a running mass that holds the new group already.
+    /// The binary merge compares with a running mass that already includes the new group.
     RunningMassTooEarly,
-    /// The binary merge tosses one coin for all groups.
+    /// The binary merge uses one coin for all groups.
     OneCoin,
-    /// The group is chosen by its maximum, but said to be chosen by its mass.
+    /// Selects the group by its maximum, but claims a selection by its mass.
     ReuseCalledFresh,
-    /// After the first token, a list takes the largest logits.
+    /// After the first token, a list has the largest logits.
     GreedyList,
-    /// A list takes each token by a draw of its own.
+    /// A list has independent draws.
     ListOfDraws,
-    /// The most significant bit of a mask word comes first.
+    /// Reads mask words from the most significant bit.
     MaskBitOrder,
-    /// The bias of the last token is lost.
+    /// Ignores the bias of the last token.
     BiasTooShort,
-    /// The bias is added after the temperature.
+    /// Adds the bias after the temperature.
     BiasAfterTemperature,
-    /// The temperature divides logit plus noise.
+    /// Divides logit plus noise by the temperature.
     TemperatureOnScores,
-    /// Padding takes part.
+    /// Draws from padding.
     PaddingDrawn,
     /// A NaN counts as -inf.
     NanIgnored,
-    /// Filters are accepted and dropped.
+    /// Accepts filters and ignores them.
     FiltersDropped,
-    /// The last token that a filter keeps is dropped.
+    /// Drops the last token that a filter keeps.
     TopPWithoutBoundary,
-    /// Of equal logits at the k-th place the higher tokens are kept.
+    /// Keeps the higher tokens of equal logits at rank k.
     HigherKth,
-    /// The limit of epsilon is one float lower.
+    /// Uses an epsilon that is one float lower.
     LowerEpsilon,
-    /// Top-n-sigma goes by the deviation of logits on a grid of 2^-12 nat.
+    /// Top-n-sigma uses the deviation of logits on a grid of 2^-12 nat.
     CoarseDeviation,
-    /// A min-p below e^-8 is lost where there is a top-k.
+    /// Ignores a min-p below e^-8 beside a top-k.
     SmallMinPLost,
-    /// The largest log-probabilities are in the order of the logits that the filters see.
+    /// Orders the largest log-probabilities by the logits before the filters.
     TopBeforeTemperature,
-    /// Filters see the logits before the temperature, whatever the order.
+    /// Applies filters before the temperature in every order.
     FilterBeforeTemperature,
-    /// Penalties act after the temperature.
+    /// Applies penalties after the temperature.
     PenaltiesAfterTemperature,
-    /// The repetition penalty divides negative logits too.
+    /// Divides negative logits by the repetition penalty.
     RepetitionDivides,
-    /// Top choices are excluded whatever the coin says.
+    /// XTC ignores its coin and always excludes the top choices.
     XtcAlways,
-    /// A history alone lowers the logits of its tokens.
+    /// A history without penalties lowers the logits of its tokens.
     PenaltyOfOne,
-    /// Raw log-probabilities are of the logits that are drawn from.
+    /// Raw log-probabilities use the processed logits.
     ProcessedCalledRaw,
-    /// Ranks count the other tokens with the drawn token's logit.
+    /// Ranks count other tokens with the drawn token's logit as before it.
     RankBehindTies,
-    /// The logit of a given token is the next token's.
+    /// Returns the logit of the token after a given token.
     NextTokensLogit,
-    /// A row's bans are those of its neighbour.
+    /// Uses the bans of the neighbouring row.
     NeighboursBans,
-    /// Any number of row parameters goes.
+    /// Accepts any number of row parameters.
     RowCountIgnored,
 }

@@ -1,4 +1,4 @@
-//! Wrong maps from words to exponentials: those in use elsewhere, and mistakes with granules.
+//! Wrong maps from words to exponentials: maps of other programs, and mistakes with granules.
 
 use flash_sampling_conformance::noise_map::{NoiseMap, Part, measure_granules, measure_words};
 use flash_sampling_core::noise::granule::{self, Granule, TOKENS};
@@ -8,27 +8,27 @@ use flash_sampling_core::{Domain, Noise};
 /// A wrong map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WrongMap {
-    /// Triton's `tl.rand`, as the paper's kernel uses it: 31 bits times 2^-31 in float32, then `-ln(-ln u)`. Close to
-    /// u = 1, where the winners are, float32 steps by 2^-24.
+    /// Triton's `tl.rand` in the paper's kernel: 31 bits times 2^-31 in float32, then `-ln(-ln u)`. Winners have u
+    /// close to 1, where float32 values are 2^-24 apart.
     TritonRand,
-    /// `(x + 1) / (2^32 + 1)` in float32: rounds to u = 1 for the 128 largest words, and to infinite noise.
+    /// `(x + 1) / (2^32 + 1)` in float32, which rounds to u = 1 for the 128 largest words and gives infinite noise.
     RoundsToOne,
     /// Uniforms clipped to `[1e-7, 0.999)`.
     Clipped,
-    /// The right uniform of each token, but an inner logarithm with an absolute error of 2^-22 of log2, as fast
-    /// approximations have near 1.
+    /// The right uniforms, but an inner logarithm with an absolute error of 2^-22 of log2, like fast approximations
+    /// near 1.
     FastInnerLog,
     /// Granules without refinement of the smallest words.
     NoRefinement,
-    /// Granules whose 16 smallest minima are refined, not 256.
+    /// Granules with refinement of the 16 smallest minima instead of 256.
     SixteenRefined,
-    /// The bits of the leader stay in the minimum's uniform.
+    /// The uniform of the minimum contains the bits of the leader.
     LeaderInMinimum,
-    /// The minimum is that of one token, not of sixteen.
+    /// The minimum of one token instead of sixteen.
     MinimumOfOne,
-    /// All tokens but the leader share an excess.
+    /// One excess for all tokens except the leader.
     OneExcess,
-    /// Each token finds by its own word whether it leads.
+    /// The leader of a token depends on the token's own word.
     OwnLeader,
 }
 
@@ -37,7 +37,7 @@ fn exponential_of(u: f32) -> f32 {
 }
 
 impl WrongMap {
-    /// The exponential of a word, for the maps without granules; their larger words have the smaller exponentials.
+    /// Returns the exponential of a word for maps without granules, whose larger words have smaller exponentials.
     fn plain(self, word: u32) -> Option<f32> {
         Some(match self {
             WrongMap::TritonRand => exponential_of((word >> 1) as f32 * 4.656_612_7e-10),
@@ -85,7 +85,7 @@ impl NoiseMap for WrongMap {
     }
 
     fn any_below(&self, noise: &Noise, draw: u32, block: u32, limit: f32) -> bool {
-        // Only words near the end come near.
+        // Only words near the end can have an exponential below the limit.
         let near = |word: u32| !word as f32 <= limit * 4_294_967_296.0 * 1.01 + 8192.0;
         (16 * block..16 * block + 16).any(|block| {
             let words = noise.words(Domain::Token, draw, block);

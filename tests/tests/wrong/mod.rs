@@ -1,4 +1,4 @@
-//! A sampler with one mistake: the reference's algorithm, and a switch for each thing that backends get wrong.
+//! A sampler with the reference's algorithm and one fault, to test that laws reject it.
 
 mod fault;
 pub(crate) mod maps;
@@ -51,14 +51,14 @@ impl SamplerFactory for Fault {
 
 struct Wrong<'w> {
     head: Head<'w>,
-    /// The head that is drawn from.
+    /// The head of the draws, which may include padding.
     seen: Head<'w>,
     plan: Plan,
     fault: Fault,
     calls: u64,
 }
 
-/// One row, ready to draw.
+/// A row with its transformed logits.
 struct Drawing<'a> {
     fault: Fault,
     row: Row<'a>,
@@ -99,7 +99,7 @@ impl Drawing<'_> {
         Candidate { winner: Winner::new(score, token), logit }
     }
 
-    /// The finite tokens of a range with their scores.
+    /// Returns the tokens of a range with finite logits, and their scores.
     fn candidates(&self, draw: u32, tokens: core::ops::Range<u32>) -> impl Iterator<Item = Candidate> {
         let logit = |token: u32| self.logits.get(token.wrapping_sub(self.first) as usize).copied();
         let leads = move |token: u32| {
@@ -123,7 +123,7 @@ impl Drawing<'_> {
             let mut first = None;
             return self.candidates(draw, tokens).fold(Candidate::NONE, |best, c| {
                 let first = *first.get_or_insert(c.winner.score);
-                // The true threshold is the best score less the noise.
+                // The correct threshold is the best score minus the token's noise.
                 let threshold = (first - (c.winner.score - c.logit)) + (best.winner.score - first);
                 if c.logit >= threshold - 1e-3 { best.merge(c) } else { best }
             });
@@ -192,7 +192,8 @@ impl Drawing<'_> {
     }
 }
 
-/// Keeps logits within `sigma` deviations of the largest, the deviation that of multiples of 2^-12.
+/// Keeps logits within `sigma` standard deviations of the largest. The deviation is of logits rounded to multiples of
+/// 2^-12.
 fn keep_by_coarse_deviation(sigma: f32, logits: &mut [f32]) {
     let rounded: Vec<f64> = logits.iter().map(|l| f64::from((l * 4096.0).round()) / 4096.0).collect();
     let n = rounded.len() as f64;
@@ -202,7 +203,7 @@ fn keep_by_coarse_deviation(sigma: f32, logits: &mut [f32]) {
     logits.iter_mut().filter(|l| f64::from(**l) < cut).for_each(|l| *l = f32::NEG_INFINITY);
 }
 
-/// Of the tokens whose logit is the least kept one, as many as are kept, but the last in place of the first.
+/// Keeps the higher tokens instead of the lower ones among tokens with the smallest kept logit.
 fn keep_higher_tokens(seen: &[f32], logits: &mut [f32]) {
     let least = logits.iter().copied().filter(|l| *l > f32::NEG_INFINITY).fold(f32::INFINITY, f32::min);
     let mut count = logits.iter().filter(|l| **l == least).count();
