@@ -137,7 +137,7 @@ struct TensorMainloop {
         const Place place{warp / ACROSS, warp % ACROSS, lane};
         float* const dots = reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES);
         // NOTE: through unused memory, so that the ring's addresses are in vector registers. For addresses in uniform registers,
-        // the compiler (ptxas 13, sm_90a) generates copies "LDGSTS [R + UR14], desc[UR15]" with the cache policy in UR14: an
+        // the compiler (ptxas 13, sm_90a) generates copies "LDGSTS [R + UR14], desc[UR15]", while the cache policy is in UR14: an
         // illegal instruction. A shuffle does not prevent this.
         static_assert(DOTS_BYTES >= THREADS * 4, "a word for each thread");
         volatile u32* const own = reinterpret_cast<volatile u32*>(dots) + threadIdx.x;
