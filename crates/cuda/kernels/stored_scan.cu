@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) frontiers(const __grid_con
     if (threadIdx.x == 0) count = 0;
     __syncthreads();
 
-    // Tiles are aligned to the vocabulary, so that a lane's tokens lie in one granule.
+    // Tiles are aligned to the vocabulary, so that a lane's tokens are in one granule.
     const u32 begin = stored.first_token / TILE * TILE + blockIdx.x * TOKENS, end = stored.first_token + stored.tokens;
     for (u32 tile = begin + warp * TILE; tile < min(begin + TOKENS, end); tile += THREADS / 32 * TILE) {
         const u32 first = tile + 4 * lane;

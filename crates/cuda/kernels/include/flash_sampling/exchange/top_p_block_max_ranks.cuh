@@ -1,5 +1,5 @@
 // The first pass over a shard of rows with top-p alone, from the largest logit of each granule (block_max_sums.cuh). The last
-// block merges the sums with those of the other ranks, and lists the undecided rows.
+// block merges its sums with the sums of the other ranks, and lists the undecided rows.
 #pragma once
 
 #include "rank_sums.cuh"

@@ -1,4 +1,4 @@
-// The end of a block: merges its winners with those of other blocks. The last block writes the draws.
+// The end of a block: merges its winners with the winners of other blocks. The last block writes the draws.
 #pragma once
 
 #include "../exchange/fan_out.cuh"

@@ -20,8 +20,8 @@ template <class T>
 struct Schedule {
     static constexpr u32 FULL = T::CLUSTER * T::TILE_UNITS * T::UNIT_GRANULES;  // granules of a whole tile
     u32 tokens, group, groups, rank, tiles;
-    u32 waves;       // whole tiles by turns
-    u32 begin, end;  // granules of the run after them
+    u32 waves;       // whole tiles that alternate between clusters, per cluster
+    u32 begin, end;  // granules of the run after these tiles
 
     FS_FUNCTION Schedule(u32 tokens, bool in_turn, u32 group, u32 groups, u32 rank)
         : tokens(tokens), group(group), groups(groups), rank(rank) {

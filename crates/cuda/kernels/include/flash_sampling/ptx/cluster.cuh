@@ -1,4 +1,4 @@
-// Clusters, whose blocks read one another's shared memory. Compute capability 9.0 and up.
+// Clusters of blocks, which can read the shared memory of all blocks of their cluster. Compute capability 9.0 and up.
 #pragma once
 
 #include "mbarrier.cuh"

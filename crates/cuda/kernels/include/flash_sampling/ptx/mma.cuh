@@ -1,7 +1,7 @@
 // Products of a warp: D [16, 8] += A [16, 16] x B [8, 16]^T, both operands K-major, D in float32 registers.
 //
-// Lane l holds rows l / 4 and l / 4 + 8 of D, columns 2 (l % 4) + {0, 1}: d[e] is row l / 4 + 8 (e / 2), column 2 (l % 4) + e %
-// 2.
+// Lane l holds rows l / 4 and l / 4 + 8 of D, columns 2 (l % 4) + {0, 1}:
+// d[e] is row l / 4 + 8 (e / 2), column 2 (l % 4) + e % 2.
 #pragma once
 
 #include "address.cuh"

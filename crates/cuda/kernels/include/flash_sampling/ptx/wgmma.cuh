@@ -1,8 +1,8 @@
 // Warpgroup matrix products: D [64, N] += A [64, 16] x B [N, 16]^T, both operands K-major in 128-byte swizzled shared
 // memory, D in float32 registers.
 //
-// Thread t of the warpgroup holds rows r = 16 (t / 32) + (t % 32) / 4 and r + 8 of D, columns 8 j + 2 (t % 4) + {0, 1}: d[4 j +
-// e] is row r + 8 (e / 2), column 8 j + 2 (t % 4) + e % 2.
+// Thread t of the warpgroup holds rows r = 16 (t / 32) + (t % 32) / 4 and r + 8 of D, columns 8 j + 2 (t % 4) + {0, 1}:
+// d[4 j + e] is row r + 8 (e / 2), column 8 j + 2 (t % 4) + e % 2.
 #pragma once
 
 #include "mbarrier.cuh"

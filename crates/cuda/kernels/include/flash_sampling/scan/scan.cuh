@@ -5,7 +5,7 @@
 //   for each token t: keep.offer(logit[t] + gumbel(t), t)
 //
 // 1. A warp takes a part of 256 tokens that begins at a multiple of 256. A lane takes eight tokens of the part, in two groups of
-//    four. Each group lies in one granule, and the granule's word bounds the noise of its tokens (bound.cuh).
+//    four. Each group is in one granule, and the granule's word bounds the noise of its tokens (bound.cuh).
 // 2. A part has sixteen granules, and so four Philox blocks. Once every eight parts, each lane computes one Philox block, and the
 //    warp stores words and noise bounds in shared memory. If shared memory is short, half of the lanes do so once every four
 //    parts.

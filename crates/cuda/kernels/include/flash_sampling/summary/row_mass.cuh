@@ -59,7 +59,7 @@ struct RowMass {
         return {to, sum_at(to) + other.sum_at(to)};
     }
 
-    // Merges this mass with those of some parts.
+    // Merges this mass with the masses of some parts.
     template <int COUNT>
     __device__ __forceinline__ RowMass with(const float2 (&parts)[COUNT]) const {
         static_assert(COUNT % 2 == 0, "two parts are added in float32");
