@@ -7,8 +7,7 @@
 //! | [`Online`], [`OnlineStream`] | online, also over a reader | Alg. I.3 | in distribution |
 //! | [`Standalone`] | over existing logits | Alg. I.1 | pathwise |
 //!
-//! [`DetachedTiled`] is a plan between calls, for weights that are borrowed for each call; [`matmul`] is the matmul
-//! alone.
+//! [`DetachedTiled`] is a plan between calls, for weights borrowed per call; [`matmul`] is the matmul alone.
 //!
 //! Weight and hidden states are any pair of bf16, f16 and f32, borrowed and never repacked; sums are float32. A tile of
 //! 256 tokens is multiplied with all rows of the batch ([`Isa`] selects the instructions), transformed, perturbed and

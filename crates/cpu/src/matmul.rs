@@ -21,8 +21,8 @@ const ALONE: usize = 1 << 17;
 /// whose layers use this function generates the same text for a sequence in every batch.
 ///
 /// # Errors
-/// [`CpuError::IsaUnavailable`]; [`CpuError::Head`] if the inputs have different numbers of columns, or `out` does not
-/// have `rows * outputs` elements.
+/// [`CpuError::IsaUnavailable`]; [`CpuError::Head`] for different numbers of columns, or not `rows * outputs` elements
+/// in `out`.
 pub fn matmul(hidden: &Matrix<'_>, weight: &Matrix<'_>, isa: Option<Isa>, out: &mut [f32]) -> Result<(), CpuError> {
     let (rows, outputs, cols) = (hidden.rows(), weight.rows(), weight.cols());
     let isa = isa.unwrap_or_else(|| Isa::best_for(weight.dtype(), hidden.dtype()));

@@ -8,8 +8,7 @@ use crate::isa::Isa;
 pub struct CpuOptions {
     /// The instruction set of the dot products; `None` = the fastest for the types.
     pub isa: Option<Isa>,
-    /// Threads: `Some(1)` runs on the caller's thread, `Some(n)` on the sampler's own pool, `None` on rayon's global
-    /// pool.
+    /// `Some(1)`: the caller's thread; `Some(n)`: the sampler's own pool; `None`: rayon's global pool.
     pub threads: Option<usize>,
 }
 

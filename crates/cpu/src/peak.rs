@@ -9,8 +9,7 @@ use flash_sampling_core::DType;
 ///
 /// Uses the instructions and the register block for a weight and hidden states of these types, on operands in the
 /// first-level cache. A matmul of `[rows, hidden]` with `[vocab, hidden]` takes `rows * vocab * hidden` multiply-adds,
-/// so no sampler of this crate is faster than they are. `isa: None` takes the fastest instruction set, as a sampler
-/// does.
+/// so no sampler of this crate is faster than they are. `isa: None` takes the fastest instruction set.
 ///
 /// # Errors
 /// [`CpuError::IsaUnavailable`].

@@ -9,14 +9,13 @@
 //! 1. The sum runs in steps of `STEP` elements into one vector accumulator per output, and the lanes are added at the
 //!    end in a fixed order. This order depends only on the instruction set, not on the number of rows, the tile or the
 //!    register block. So a row has the same bits in every batch.
-//! 2. `MR x NR` outputs are computed at the same time, so that each loaded vector is used several times. Their sums are
+//! 2. `MR x NR` outputs are computed at the same time, so that each loaded vector is used several times. Sums stay
 //!    separate.
 //! 3. The weight is divided into blocks that stay in the second-level cache while all hidden rows pass over them. So
 //!    the whole batch reads the weight from memory once.
 //! 4. During the products of a block, the next block is prefetched, spread evenly over the work, so that memory and
 //!    arithmetic overlap at every batch size. A prefetch changes no value and may reach beyond the weight.
-//! 5. The elements of a weight row beyond the last whole step are copied next to zeros. The packed hidden states also
-//!    have zeros there.
+//! 5. The elements of a weight row beyond the last whole step are copied next to zeros. So are hidden states.
 
 use super::TILE;
 use super::pack::{Line, Packed};
@@ -170,8 +169,8 @@ struct All<'a, 'w> {
 
 impl All<'_, '_> {
     /// Multiplies the weight rows of the block at `start` by `NR` hidden rows, starting at `r`. Every register block
-    /// prefetches `AHEAD` rows of the next block, starting at its row `share`, until all are prefetched. Returns the
-    /// number of prefetched rows.
+    /// prefetches `AHEAD` rows of the next block, starting at its row `share`, and this returns the number of these
+    /// rows.
     ///
     /// # Safety
     /// As for [`tile`], and `r + NR` is at most the number of hidden rows.
@@ -225,8 +224,7 @@ impl All<'_, '_> {
 }
 
 /// Runs at least `count` multiply-adds in register blocks of `MR x NR`, with operands from a few lines of the
-/// first-level cache: the time of [`tile`] without costs of memory and caches. Returns the total of the sums, which is
-/// zero.
+/// first-level cache: the time of [`tile`] without costs of memory and caches. Returns the total, zero.
 ///
 /// # Safety
 /// The instruction set of `L` is available.

@@ -25,8 +25,8 @@ pub(crate) enum Layout {
     EvenOdd { step: usize },
     /// bfloat16 in order.
     Bf16,
-    /// bfloat16 in AMX B tiles: 16 rows and 32 elements per tile of 16 pairs x 16 rows. The tiles of a block of 16 rows
-    /// are consecutive over hidden.
+    /// bfloat16 in AMX B tiles: 16 rows and 32 elements per tile of 16 pairs x 16 rows. A block's tiles are consecutive
+    /// over hidden.
     Amx,
 }
 

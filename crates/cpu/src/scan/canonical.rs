@@ -46,8 +46,7 @@ impl Canonical {
         Candidate { winner: Winner::new(logit[0] + noise, token), logit: logit[0] }
     }
 
-    /// Returns the `limit` best candidates of a pass by canonical score (`draw` selects the noise) or by canonical
-    /// logit (`None`).
+    /// Returns the `limit` best candidates by canonical score (`draw` selects the noise) or logit (`None`).
     pub(crate) fn resolve(
         &mut self,
         head: &Head<'_>,

@@ -14,8 +14,7 @@ use flash_sampling_core::summary::winner::LogitRank;
 use rayon::prelude::*;
 
 /// The maximum number of points in doubt of a row that cached logits decide. Each point takes a scan of the row's
-/// cached logits by one thread. A pass sums before all points at once, on all threads. Most draws have one point in
-/// doubt.
+/// cached logits by one thread. A pass sums for all points on all threads. Most draws have one point in doubt.
 const DOUBTS: usize = 8;
 
 /// Decides a row from its state, or sets its follow-up.
@@ -54,8 +53,8 @@ fn set_doubts(doubts: &mut [PrefixMass], lookup: impl Fn(LogitRank) -> Option<Pr
     known
 }
 
-/// Decides a row with points in doubt, if cached logits give the mass before them. `own` is the cache of the worker
-/// with the merged `state`.
+/// Decides a row with points in doubt, if cached logits give the mass before them. `own`: the cache of the merged
+/// `state`.
 fn look_up<'a>(
     resolver: &mut FilterResolver,
     row: &Result<Planned<'_>, RowError>,

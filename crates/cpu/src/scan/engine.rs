@@ -209,11 +209,10 @@ impl Engine {
         self.adjustments = adjustments;
     }
 
-    /// Runs `work` for parts of `tokens` that begin at multiples of `chunk`, on all workers. The assignment of parts to
-    /// workers is unspecified.
+    /// Runs `work` for parts of `tokens` that begin at multiples of `chunk`, each on any of the workers.
     ///
-    /// Each worker first runs `begin`. On one thread, the reset of the states of 64 rows for 16 workers took as long as
-    /// a tenth of their work.
+    /// Each worker first runs `begin`. On one thread, resets of 64 rows for 16 workers took as long as a tenth of their
+    /// work.
     pub(crate) fn for_parts(
         &mut self,
         tokens: Range<u32>,

@@ -3,8 +3,7 @@
 //! Bins give the mass before a token, except the mass before it in its own bin. If the winner is in the bin of the
 //! limit, only a pass over the whole weight would decide the row. This happens to every 150th row with much mass in
 //! many tokens: with 64 rows, every fourth call took such a pass for one row. So each worker caches the logits that
-//! enter bins, up to its capacity. A header precedes each tile's logits, and points to the same row's logits of an
-//! earlier tile.
+//! enter bins, up to its capacity. A header precedes each tile's logits, and points to the row's previous tile.
 
 use crate::simd::SPAN;
 use flash_sampling_core::MassHistogram;
@@ -12,8 +11,7 @@ use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::summary::winner::LogitRank;
 
 /// The capacity of a call, as the fraction `KEPT / OF` of its logits: rows of language models need 26%. Each worker has
-/// room for `MORE` additional logits per row, which it needs before the cutoff is well known, and if it takes more
-/// tiles than other workers.
+/// room for `MORE` additional logits per row, for an imprecise first cutoff and an uneven number of tiles.
 const KEPT: u64 = 3;
 const OF: u64 = 10;
 const MORE: usize = 2048;
@@ -70,8 +68,7 @@ impl CachedRow {
 }
 
 impl LogitCache {
-    /// Empties the cache for a call of `rows` with `tokens` each, on one of `workers`. Returns whether the call caches
-    /// logits.
+    /// Empties the cache for a call of `rows` with `tokens` each, on one of `workers`. Returns whether it caches any.
     pub(crate) fn begin(&mut self, rows: usize, tokens: u32, workers: usize) -> bool {
         self.end = 0;
         let logits = rows as u64 * u64::from(tokens) / OF * KEPT;

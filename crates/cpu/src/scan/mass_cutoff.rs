@@ -8,8 +8,7 @@
 //! bolder after calls without a miss.
 //!
 //! Without shared bounds, 16 workers with 64 rows spent more time on this than on all other work for top-p. Each worker
-//! made its own estimates, listed the largest of its 9500 tokens, and added frontier points that tokens of other
-//! workers beat.
+//! made estimates, listed the largest of its 9500 tokens, and added frontier points that other workers beat.
 
 use crate::scan::prefetch::prefetch;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -54,8 +53,7 @@ pub(crate) struct RowBounds {
     guessed: AtomicU32,
     /// The number of estimates due to the number of tokens.
     guesses: AtomicU32,
-    /// A token of the first draw: its score, and its logit in the low half. For rows without filters, only the best
-    /// score.
+    /// A token of the first draw: its score, and its logit in the low half. Without filters, only the best score.
     rival: AtomicU64,
 }
 
@@ -125,7 +123,7 @@ impl RowBounds {
     }
 
     /// Returns the largest logit of all workers, after it includes `own`. Stores are rare, because each takes the cache
-    /// line from all other workers.
+    /// line from others.
     #[inline(always)]
     pub(crate) fn largest(&self, own: f32) -> f32 {
         let known = of_ordered(self.largest.load(Ordering::Relaxed));
@@ -136,8 +134,7 @@ impl RowBounds {
         known
     }
 
-    /// Whether this worker must make an estimate, after `tokens` of the row. For each estimate, at most one worker gets
-    /// true.
+    /// Whether this worker must make an estimate, after `tokens` of the row. True for at most one worker.
     #[inline(always)]
     fn is_guess_due(&self, tokens: u32, largest: f32) -> bool {
         let guesses = self.guesses.load(Ordering::Relaxed);
@@ -236,8 +233,8 @@ impl MassCutoff {
         self.lowest = self.lowest.min(edge);
     }
 
-    /// Counts a tile of `tokens` out of `of`, and estimates a floor if one is due. `largest` is the row's largest logit
-    /// so far.
+    /// Counts a tile of `tokens` out of `of`, and estimates a floor if one is due. `largest` is the row's largest
+    /// logit.
     #[inline(always)]
     pub(crate) fn learn(
         &mut self,

@@ -58,8 +58,7 @@ impl RawState {
         self.mass.as_ref().filter(|_| self.on).map(|mass| (mass, &self.top))
     }
 
-    /// Sets the raw log-probabilities of row `r` of `out`, if the row requests them. `drawn` has the raw logits of its
-    /// draws.
+    /// Sets the raw log-probabilities of row `r` of `out`, if the row requests them. `drawn`: its draws' raw logits.
     pub(crate) fn note(&self, r: usize, drawn: impl Iterator<Item = f32>, out: &mut Samples) {
         if let (true, Some(mass), Ok(_)) = (self.on, &self.mass, out.row(r)) {
             out.set_raw(r, mass, self.top.as_slice(), drawn);

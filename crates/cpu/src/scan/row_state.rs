@@ -121,8 +121,8 @@ impl RowState {
         state
     }
 
-    /// Resets the state for a row. `short` is as for [`FilterState::begin`]. `shares`: whether workers share the best
-    /// score of the first draw.
+    /// Resets the state for a row. `short` is as for [`FilterState::begin`]. `shares`: workers share the first draw's
+    /// best score.
     pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32, short: Option<ListBudget>, shares: bool) {
         self.raw.begin(row);
         if let Some(mass) = &mut self.mass {

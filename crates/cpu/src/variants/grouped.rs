@@ -13,8 +13,7 @@ use flash_sampling_core::{
     Shape, Variant,
 };
 
-/// The parallel-group sampler: a log-mass and a local sample of each group of tokens, then a draw of the group (paper
-/// Alg. I.2).
+/// The parallel-group sampler: a log-mass and a local sample per group, then a draw of the group (paper Alg. I.2).
 ///
 /// Groups are on the absolute grid of multiples of their size, so they are the same in every shard.
 #[derive(Debug)]

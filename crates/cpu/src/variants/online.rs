@@ -10,8 +10,8 @@ use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, Row
 /// The online sampler: consecutive groups of tokens, merged by a coin (paper Alg. I.3). Exact in distribution.
 ///
 /// Groups are on the absolute grid of multiples of their size. The local sample is drawn in the same pass as the
-/// log-mass, but in the paper only after the coin. It is the same token, because noise is a pure function, and logits
-/// need not be stored.
+/// log-mass, but in the paper after the coin. Noise is a pure function, so it is the same token, and no logits are
+/// stored.
 #[derive(Debug)]
 pub struct Online<'w> {
     head: Head<'w>,

@@ -12,8 +12,7 @@ use std::io::Read;
 /// The online variant (paper Alg. I.3) over a reader, for a head larger than memory.
 ///
 /// The reader yields the weight, row-major and in native byte order. The sampler holds two groups of weight rows, and
-/// reads one while it multiplies the other. The draws equal the draws of [`Online`](crate::Online) with the same group
-/// size.
+/// reads one while it multiplies the other. It draws as [`Online`](crate::Online) does with equal groups.
 #[derive(Debug)]
 pub struct OnlineStream<'a> {
     head: StreamHead<'a>,

@@ -152,8 +152,8 @@ static u32 broken_schedules() {
     return broken + (turns == 0 || absences == 0);
 }
 
-// Counts errors of the swizzle. Every chunk must have its own place, and eight neighbouring rows of a column of chunks must be in
-// eight banks of 16 bytes.
+// Counts errors of the swizzle. Every chunk has its own place, and eight adjacent rows of a column are in eight banks of 16
+// bytes.
 template <int DEPTH>
 static u32 broken_swizzle() {
     const u32 rows = 32, chunks = Swizzle<DEPTH>::CHUNKS;
@@ -294,8 +294,8 @@ static u32 broken_min_p_cuts() {
     return broken;
 }
 
-// Counts estimates that too few of a row's tokens reach (more often than stated), that 4096 or more tokens reach, or that grow
-// with less information.
+// Counts estimates that too few of a row's tokens reach (more often than stated), that 4096 or more reach, or that grow with less
+// data.
 static u32 broken_top_k_cuts() {
     constexpr u32 TOKENS = 32768, PART = 128;
     static u32 logits[TOKENS];

@@ -31,8 +31,7 @@ impl RowFilters {
     pub const OFF: RowFilters =
         RowFilters { ln_min_p: f64::NEG_INFINITY, top_p: 1.0, top_k: 0, rescale: 1.0, min_p_last: 0 };
 
-    /// Whether filters keep only a few of the largest logits: min-p of at least e^-8 comes first, or there is a
-    /// top-k.
+    /// Whether filters keep only a few largest logits: min-p of at least e^-8 comes first, or there is a top-k.
     pub fn is_listed(&self) -> bool {
         self.begins_with_min_p() || self.top_k > 0
     }
@@ -131,8 +130,7 @@ layout!(FilterCall 72:
     count 60, block_maxima 64
 );
 
-/// Bytes of an `UndecidedRow`, the minimum capacity in rows, the bins per row, and the rows with sums
-/// (undecided_rows.cuh).
+/// Bytes of an `UndecidedRow`, the minimum capacity, the bins per row, and the rows with sums (undecided_rows.cuh).
 const UNDECIDED_ROW_BYTES: usize = 64;
 const UNDECIDED_ROWS_LEAST: usize = 32;
 const OPEN_BINS: usize = 32;

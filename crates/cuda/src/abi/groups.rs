@@ -28,8 +28,7 @@ pub(crate) struct Groups {
 layout!(Groups 16: size 0, first_token 4, tokens 8, blocks 12);
 
 impl Groups {
-    /// The number of summaries of a row: one per group, and one more per block, which may share a group with the
-    /// previous block.
+    /// The summaries of a row: one per group, and one more per block, which may share a group with the previous block.
     pub(crate) fn slots(&self) -> u32 {
         let last = u64::from(self.first_token) + u64::from(self.tokens.max(1)) - 1;
         (last / u64::from(self.size)) as u32 - self.first_token / self.size + 1 + self.blocks

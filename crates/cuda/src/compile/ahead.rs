@@ -87,8 +87,7 @@ pub fn count(architectures: &[Architecture], files: &[&str]) -> usize {
     parts(architectures, files).len()
 }
 
-/// Compiles all kernels for these architectures into a folder. If `files` is not empty, compiles only kernels in these
-/// files.
+/// Compiles all kernels for these architectures into a folder. If `files` is not empty, only these files.
 ///
 /// Several threads compile. `each` receives every finished instance in unspecified order, and may stop the build.
 ///

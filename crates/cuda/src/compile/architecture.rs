@@ -43,8 +43,7 @@ impl Architecture {
         specific(12, 1),
     ];
 
-    /// One architecture per generation, for which CI compiles: Ampere (and Ada), Hopper, data-centre and desktop
-    /// Blackwell.
+    /// One architecture per generation, for which CI compiles: Ampere (and Ada), Hopper, Blackwell (server, desktop).
     pub const USUAL: [Architecture; 4] = [plain(8, 0), specific(9, 0), specific(10, 0), specific(12, 0)];
 
     /// `sm_90a`, the only architecture with the instructions of the Hopper kernel.

@@ -108,8 +108,7 @@ mod tests {
         }
     }
 
-    /// Products with descriptors from a value that the compiler cannot prove equal in all lanes, and from a value that
-    /// it can.
+    /// Products with descriptors from a value that is not provably equal in all lanes, and from one that is.
     #[test]
     fn moves_between_products_are_refused() {
         if !nvrtc::tests::runs(1) {

@@ -105,8 +105,7 @@ pub(crate) fn machine_code(kernel: &'static str, unit: &str, options: &[String])
 
 /// Compiles as [`machine_code`] does, with the assembler's report in the log.
 ///
-/// On a host with a driver, NVRTC caches its output and omits the report the second time, so this function disables the
-/// cache.
+/// On a host with a driver, NVRTC caches its output and then omits the report, so this function disables the cache.
 ///
 /// # Errors
 /// As [`machine_code`].

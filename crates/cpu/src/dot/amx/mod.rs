@@ -50,8 +50,7 @@ trait Unit {
     unsafe fn begin();
     /// Releases the unit. No state remains afterwards.
     unsafe fn end();
-    /// Computes `C += A x B` for a block, and its part of the next unit's copy: `share` rows, which is 0, 4, 8, 16 or
-    /// 32.
+    /// Computes `C += A x B` for a block, and its part of the next unit's copy: `share` rows (0, 4, 8, 16 or 32).
     ///
     /// # Safety
     /// The pointers of `block` are valid as [`Block`] states, and `steps` is not zero.
@@ -75,8 +74,7 @@ struct Block {
     /// The first of `share` weight rows, `stride` bytes apart, with `steps` readable lines each.
     source: *const u8,
     stride: usize,
-    /// The destination of the first line. The next row is 64 bytes further, the next step two tiles. Writable for each
-    /// line of `source`.
+    /// The destination of the first line. The next row is 64 bytes further, the next step two tiles. Writable per line.
     target: *mut u8,
     /// The first of `share` rows to prefetch; it need not be readable.
     ahead: *const u8,

@@ -140,8 +140,7 @@ block!(multiply_32:
     concat!(copy_four!("6"), copy_four!("7"))
 );
 
-/// Runs `steps` steps of the block on the same four tiles: the time of the block without costs of memory and caches.
-/// Drops the sums.
+/// Runs `steps` steps of the block on the same four tiles, without costs of memory and caches. Drops the sums.
 ///
 /// # Safety
 /// AMX-BF16 is available; `tiles` points to four tiles.

@@ -80,8 +80,8 @@ impl Schedule {
         WeightUnit { group, from, steps, whole }
     }
 
-    /// Returns the address of a unit's first row, for a prefetch. A unit beyond the last belongs to the next tile, if
-    /// the next tile follows in memory.
+    /// Returns the address of a unit's first row, for a prefetch. Units beyond the last one may belong to the next
+    /// tile.
     pub(super) fn address(&self, i: usize) -> *const u8 {
         let unit = self.unit(i % self.len());
         let row = i / self.len() * GROUPS * GROUP + unit.group * GROUP;

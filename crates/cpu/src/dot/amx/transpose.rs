@@ -1,11 +1,9 @@
-//! Transposes the sums of a tile: the tile unit writes weight rows by hidden rows, and logits are hidden rows by weight
-//! rows.
+//! Transposes the sums of a tile, from weight rows by hidden rows to hidden rows by weight rows.
 
 use crate::dot::TILE;
 use core::arch::x86_64::*;
 
-/// Writes the first `rows` columns of a 16 x 16 tile, the first `count` floats of each, to rows of `out` that are
-/// [`TILE`] floats apart.
+/// Writes `rows` columns of a 16 x 16 tile, `count` floats each, to rows of `out`, [`TILE`] floats apart.
 ///
 /// # Safety
 /// AVX-512 F is available; `tile` points to 256 floats, `out` to that many rows and floats; neither exceeds 16.

@@ -68,8 +68,8 @@ impl<'a> Planned<'a> {
 pub(crate) struct Worker {
     /// The logits of a tile.
     ///
-    /// A head fills `[rows, TILE]`, plus one span of margin for a tile that does not begin on the grid. Existing logits
-    /// fill [`LOGITS_TILE`] of one row.
+    /// A head fills `[rows, TILE]`, plus one span for a tile that begins off the grid. Existing logits fill
+    /// [`LOGITS_TILE`] of one row.
     logits: Vec<f32>,
     dot: DotScratch,
     pub(crate) rows: Vec<RowState>,

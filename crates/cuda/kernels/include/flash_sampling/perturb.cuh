@@ -15,8 +15,8 @@ FS_FUNCTION u64 invalid_key(float logit, u32 token, u32 stage) {
     return static_cast<u64>(stage) << 33 | static_cast<u64>(token) << 1 | static_cast<u64>(!is_nan(logit));
 }
 
-// Lowers `l`, which is finite or has overflowed, by more than the rounding errors of `l` and of the summand `added`. The constant
-// covers denormals.
+// Lowers `l`, finite or overflowed, by more than the rounding errors of `l` and the summand `added`. The constant covers
+// denormals.
 FS_FUNCTION float lowered(float l, float added = 0.0f) {
     l = fminf(l, bits_to_f32(0x7f7fffffu));
     return l - 1e-6f * (fabsf(l) + added) - 1e-37f;

@@ -31,8 +31,7 @@ struct Penalty {
 };
 FS_LAYOUT(Penalty, 8, FS_AT(repetition, 0) && FS_AT(subtract, 4));
 
-// Added to the number of a row's biases if penalties follow them. The first penalty has the smallest values of all, at most 1 and
-// 0; then one penalty per bias.
+// A flag in the number of biases: penalties follow. The first has the smallest values of all, at most 1 and 0; then one per bias.
 constexpr u32 PENALISED = 1u << 31;
 
 struct RowTransform {

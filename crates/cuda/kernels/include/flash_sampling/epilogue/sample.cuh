@@ -25,8 +25,7 @@ __device__ __forceinline__ u32 granule_of_tile(u32 first, u32 token) {
     return min(token / Granule::TOKENS - first / Granule::TOKENS, TILE_GRANULES - 1);
 }
 
-// Reads threadIdx.x again. Otherwise the compiler keeps values that depend on an earlier read in registers that the products
-// need.
+// Reads threadIdx.x again. Otherwise values from an earlier read stay in registers that the products need.
 __device__ __forceinline__ u32 thread_index() {
 #ifdef __CUDA_ARCH__
     u32 index;

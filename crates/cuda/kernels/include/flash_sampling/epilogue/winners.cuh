@@ -1,5 +1,5 @@
-// The best candidate of each row within a block, and the end of a launch: the last block writes the draws of all rows, and clears
-// the scratch.
+// The best candidate of each row within a block, and the end of a launch: the last block writes all draws, and clears the
+// scratch.
 #pragma once
 
 #include "../mainloop/dot_tile.cuh"

@@ -33,7 +33,7 @@ struct Sender {
     }
 
     // Receives and writes the draws of the whole vocabulary. `threads` threads of the last block, in whole warps, call this with
-    // this rank's digests of the rows.
+    // the rows' digests.
     __device__ __forceinline__ void join(const u32* digests, u32 thread, u32 threads) const {
 #pragma unroll 1
         for (u32 first = thread / 32 * 32; first < peers.row_count * peers.lanes; first += threads) {

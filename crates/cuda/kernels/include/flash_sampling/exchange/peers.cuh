@@ -158,8 +158,8 @@ __device__ __forceinline__ void end_step(PeerState* state, u32 step) {
     }
 }
 
-// Returns the draw of a key, or the error of a rank. `late` has a bit for each late rank, and `others` for each rank with a
-// different call.
+// Returns the draw of a key, or the error of a rank. `late` has the bits of late ranks, and `others` of ranks with different
+// calls.
 __device__ __forceinline__ Draw draw_or_blame(u64 key, float logit, u32 late, u32 others) {
     if (late) return {static_cast<u32>(__ffs(late)) - 1, 0.0f, 0.0f, Status::LateRank};
     if (others) return {static_cast<u32>(__ffs(others)) - 1, 0.0f, 0.0f, Status::OtherCall};

@@ -4,8 +4,8 @@
 //   word max_rows, + 1  a digest of the call and its complement: their maxima show whether all ranks have the same call
 //
 // The number of words depends on the plan, not on the call. So ranks with different rows still reduce the same number of words,
-// and detect the mismatch. Ranks do not send the logit: every rank can compute it as the score minus the noise, up to the
-// rounding of that subtraction.
+// and detect the mismatch. Ranks do not send the logit: every rank computes it as score minus noise, up to the rounding of this
+// subtraction.
 #pragma once
 
 #include "draw_key.cuh"
@@ -25,8 +25,8 @@ struct Reduction {
 FS_LAYOUT(Reduction, 40, FS_AT(words, 0) && FS_AT(rows, 8) && FS_AT(draws, 16) && FS_AT(mark, 24) &&
                              FS_AT(row_count, 32) && FS_AT(max_rows, 36));
 
-// Returns a row's share of the call's digest, which is the exclusive or of all shares. It contains the row's index, so the order
-// of rows matters.
+// Returns a row's share of the call's digest, which is the exclusive or of all shares. It contains the row's index, so row order
+// counts.
 FS_FUNCTION u64 share_of_digest(u32 digest, u32 row) {
     u64 hash = (static_cast<u64>(digest) << 32 | row) * 0x9e3779b97f4a7c15ull;
     hash ^= hash >> 32;

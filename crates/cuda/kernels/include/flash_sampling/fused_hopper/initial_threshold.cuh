@@ -2,8 +2,7 @@
 // score of one token of its first tile that is probably the best of the tile. The best estimate of all blocks so far is close to
 // the best score of all first tiles.
 //
-// Before the first thresholds, `losing` holds bounds on the noise of granules, with the indices of their leaders in the last four
-// bits.
+// Before the first thresholds, `losing` holds noise bounds of granules, with their leaders' indices in the last four bits.
 #pragma once
 
 #include "../ptx/arithmetic.cuh"
@@ -76,8 +75,7 @@ __device__ __forceinline__ u64 guess_of(const Call& call, const Shared<T>& share
     const u32 m = f32_to_bits(largest) % T::TOKENS, token = call.first_token + first + m;
     const float bound = shared.losing[m / T::GRANULE][column];
     const float bonus = f32_to_bits(bound) % T::GRANULE == m % T::GRANULE ? bound * shared.nat[column] : 0.0f;
-    // Lowered by more than the error from the token's index and the bonus, also for the smallest floats, and by more than the
-    // rounding of a soft-cap.
+    // Lowered by more than the errors from index and bonus (also for the smallest floats) and the rounding of a soft-cap.
     const float dot = largest - bonus - 1e-4f * (fabsf(largest) + fabsf(bonus)) - 1e-37f;
     const float logit = row.apply(lowered(call.head.apply(dot, 0.0f, false)), token);
     if (!is_finite(logit)) return 0;

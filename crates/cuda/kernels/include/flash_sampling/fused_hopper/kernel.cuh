@@ -12,15 +12,15 @@
 //
 // 1. One noise word bounds the noise of a granule of sixteen tokens, and a consumer warp holds a granule of each tile. While a
 //    tile's products run, three *scout* warps turn these bounds into thresholds, one for each granule and row: a dot product at
-//    or below `losing_dot(best, bound)` cannot win. If a shard begins within a granule, each warp overlaps two granules and takes
-//    the larger bound.
+//    or below `losing_dot(best, bound)` cannot win. If a shard begins within a granule, a warp takes the larger bound of two
+//    granules.
 // 2. At the end of a tile, the consumers compare each element with its threshold and queue the elements that pass. The scouts
 //    score the queue exactly while the next tile's products run. `best` may be outdated: then only more tokens are scored.
 // 3. A block's first tile has no best score yet. For each row, the blocks publish a lower bound of the score of one likely token.
 //    The best of these estimates sets the first thresholds.
 // 4. Integer maxima merge the winners, so the result does not depend on blocks or order.
-// 5. A dot product has one accumulator over hidden in ascending order, whatever the number of rows. So the bits of a row do not
-//    depend on the other rows.
+// 5. A dot product has one accumulator over hidden in ascending order, whatever the number of rows. So a row's bits are
+//    independent of other rows.
 #pragma once
 
 #include "consume.cuh"
@@ -90,8 +90,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
     if (T::CLUSTER == 2) ptx::cluster_sync();
 
     if (threadIdx.x >= 32) prepare(call, lists, stages, shared);
-    // NOTE: a shuffle, so that the compiler knows that the value is uniform. It serialises wgmma behind branches that may
-    // diverge.
+    // NOTE: a shuffle makes the value uniform for the compiler, which serialises wgmma behind branches that may diverge.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup < T::FIRST_CONSUMER / 128) {
         ptx::lower_registers<T::SCOUT_REGISTERS>();

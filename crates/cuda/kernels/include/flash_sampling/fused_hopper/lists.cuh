@@ -1,5 +1,4 @@
-// The variant for rows with filters. For each row, it writes a short list of the tokens that min-p or top-k may keep, instead of
-// the row's logits.
+// The variant for rows with filters. For each row, it writes a short list of the tokens that min-p or top-k may keep.
 //
 // A listed row runs as a greedy row: its best score is the largest logit that any block has found, without noise. For min-p, the
 // threshold is below the best score by min-p's distance. For top-k, the threshold is a cutoff that the first tiles estimate.
@@ -57,8 +56,8 @@ __device__ __forceinline__ float listed_losing_capped(const Call& call, const Sh
     return key ? losing_capped(from_ordered_bits(key).score, shared.cut[column], call.head, row) : -f32_infinity();
 }
 
-// Publishes the largest logit of a block's first tile, or a slightly smaller value (the score of `key`). Only some of the blocks
-// publish. One thread per row.
+// Publishes the largest logit of a block's first tile, or slightly less (the score of `key`), for some blocks only. One thread
+// per row.
 template <class Shared>
 __device__ __forceinline__ void post(const Shared& shared, u32 column, u64 key) {
     const u32 every = gridDim.x / RowLists::POSTS, at = every ? blockIdx.x / every : RowLists::POSTS;

@@ -45,8 +45,7 @@ __device__ __forceinline__ void hide_absent(float (&d)[T::ACCUMULATORS], u32 rea
 // Adds the masses of a warp's tokens to its sums. All lanes call this.
 template <class T>
 __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consumer<T> self) {
-    // NOTE: the next line forces separate addresses. Addresses that the filter also uses would stay in registers and cause
-    // spills.
+    // NOTE: the next line forces separate addresses. Addresses shared with the filter would stay in registers and spill.
     asm volatile("" : "+r"(self.lane), "+r"(self.warp));
     constexpr int HELD = T::ACCUMULATORS / 2;  // columns per lane
     constexpr int AT_ONCE = HELD < 16 ? HELD : HELD % 16 ? 8 : 16;
@@ -61,8 +60,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consume
         bool is_much = false;
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
-            // NOTE: every pass of this loop loads the scale. Otherwise the compiler scales all products at once, which causes
-            // spills.
+            // NOTE: every iteration loads the scale. Otherwise the compiler scales all products at once, and spills.
             const float scale = *static_cast<volatile float*>(&self.shared.scale);
             const auto logit = [&](float dot, float inv_temperature) { return mul_rn(mul_rn(dot, scale), inv_temperature); };
             float masses[AT_ONCE];

@@ -73,8 +73,7 @@ struct Schedule {
         return 2 * group + (token >= start);
     }
 
-    // Whether clusters alternate tile by tile. Measured: weight rows of 16 KiB stream faster in alternating tiles, rows of 8 KiB
-    // in runs.
+    // Whether clusters alternate tile by tile. Measured: weight rows of 16 KiB stream faster so, rows of 8 KiB in runs.
     static FS_FUNCTION bool by_turns(const Call& call) { return call.hidden >= 8192; }
 
   private:

@@ -10,9 +10,8 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Stores the logits of a warp's 16 tokens of a unit. Eight lanes hold adjacent tokens, so stores fill whole sectors. The output
-// has room for whole octets of rows, so no warp diverges, which saves 2 us at 64 rows. With up to 8 rows, only existing rows are
-// stored.
+// Stores the logits of a warp's 16 tokens of a unit. Eight lanes hold adjacent tokens, so stores fill whole sectors. Above 8
+// rows, whole octets of rows are stored, so no warp diverges, which saves 2 us at 64 rows.
 template <class T, bool FULL>
 __device__ __forceinline__ void store_slab(const float (&d)[T::ACCUMULATORS], u32 real, float* to, u64 stride,
                                            const Consumer<T>& self) {

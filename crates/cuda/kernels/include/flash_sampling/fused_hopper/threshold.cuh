@@ -6,8 +6,7 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Returns a row's thresholds as a function of a granule's noise bound, for tokens from `next_token` on. `key` is the row's best
-// winner so far.
+// Returns a row's thresholds as a function of noise bounds, for tokens from `next_token` on. `key` is the row's best winner.
 template <class T>
 __device__ __forceinline__ LosingLine thresholds_of(const Call& call, const Shared<T>& shared, u32 column, u64 key,
                                                     u32 next_token) {

@@ -54,8 +54,7 @@ struct Run {
     }
 };
 
-// A tile of dot products. dots[c * stride + t] is the product of row `column + c` of the batch with row `first + t` of the
-// weight, without the head's bias.
+// A tile of dot products without bias: dots[c * stride + t] is row `column + c` of the batch by row `first + t` of the weight.
 struct DotTile {
     const float* dots;  // 16-byte aligned
     u32 stride;         // floats; a multiple of 4

@@ -21,8 +21,7 @@ FS_LAYOUT(Matrices, 48,
 
 #ifdef __CUDACC__
 
-// Loads the first `bytes` (an even number) of 16 bytes from an address that `unit` divides. Fills with zeros, and reads nothing
-// beyond.
+// Loads the first `bytes` (an even number) of 16 bytes from an address that `unit` divides. Fills with zeros; reads no more.
 __device__ __forceinline__ uint4 gather(const u8* from, u32 bytes, u32 unit) {
     if (bytes == 16 && unit >= 8) {
         const uint2* const at = reinterpret_cast<const uint2*>(from);

@@ -1,5 +1,5 @@
-// The products without tensor cores: any pair of types, any layout. One float32 accumulator over hidden in ascending order, with
-// one fused multiply-add per step.
+// The products without tensor cores: any pair of types, any layout. One float32 accumulator, ascending over hidden, by fused
+// multiply-adds.
 #pragma once
 
 #include "dot_tile.cuh"

@@ -11,10 +11,8 @@
 // 1. Slabs of DEPTH elements of both factors pass through a ring of STAGES. Loads are STAGES - 1 slabs ahead, also across tiles,
 //    so that memory is busy while an epilogue runs.
 // 2. Each product is one accumulator over hidden, 16 elements at a time in ascending order, whatever the number of rows. On
-//    Hopper, wgmma was measured to sum in the same way, so the bits equal the Hopper kernel's. Another generation may round
-//    differently.
-// 3. If the rows of a factor are not multiples of 16 bytes apart, ordinary loads fill the same slabs. So the bits do not depend
-//    on the layout.
+//    Hopper, wgmma was measured to sum in the same way, so the bits equal the Hopper kernel's. Other GPUs may differ.
+// 3. If the rows of a factor are not multiples of 16 bytes apart, ordinary loads fill the same slabs. The bits stay the same.
 // 4. The epilogue gets the accumulators in parts of PART rows of the batch. Warps across the rows take 8 rows each in turn, so
 //    that every warp has a share of each part.
 #pragma once

@@ -18,8 +18,7 @@ FS_FUNCTION float log2_fast(u32 x) {
 #endif
 }
 
-// Returns an upper bound of the noise of a granule's tokens: -ln(minimum_bits 2^-32), rounded with an error of up to
-// 6e-6.
+// Returns an upper bound of the noise of a granule's tokens: -ln(minimum_bits 2^-32), with an error of up to 6e-6.
 FS_FUNCTION float noise_bound(u32 minimum_bits) {
     return fminf(0.69314718f * (32.0f - log2_fast(minimum_bits)), NOISE_CEILING);
 }

@@ -24,8 +24,7 @@ __device__ __forceinline__ void copy_box(void* to, const TensorMap* map, u64* ba
         : "memory");
 }
 
-// Copies the box into every block of the cluster in the mask `blocks`, at the same offset, and counts its bytes at each block's
-// barrier.
+// Copies the box into every block of the mask `blocks`, at the same offset, and counts its bytes at each block's barrier.
 __device__ __forceinline__ void copy_box_multicast(void* to, const TensorMap* map, u64* barrier, i32 column, i32 row,
                                                    u16 blocks, u64 policy) {
     asm volatile(

@@ -8,8 +8,7 @@
 namespace flash_sampling {
 
 // This warp's part of a row: every `warps`-th line of 128 tokens, starting at the row's first token. The constructor starts the
-// first loads. SHORT: the code for a line exists once instead of AHEAD times, for kernels so short that instruction fetches
-// dominate.
+// first loads. SHORT: the code for a line exists once instead of AHEAD times, for short kernels, where instruction fetches count.
 template <u32 AHEAD, bool SHORT = false>
 struct RowLines {
     static constexpr u32 LINE = 128;
@@ -36,8 +35,8 @@ struct RowLines {
     // Returns the most tokens of a thread.
     __device__ __forceinline__ u32 most() const { return 4 * (end / step + 2); }
 
-    // Calls add(l, first) with four transformed logits of the tokens from `first` on; -inf beyond the row. All lanes of a warp
-    // call add together.
+    // Calls add(l, first) with four transformed logits from token `first` on; -inf beyond the row. A warp's lanes call add
+    // converged.
     template <class Add>
     __device__ __forceinline__ void each(float inv_temperature, Add add) {
         // NOTE: all lanes continue while the warp's first lane has tokens.

@@ -7,8 +7,7 @@
 // 1. A warp takes a part of 256 tokens that begins at a multiple of 256. A lane takes eight tokens of the part, in two groups of
 //    four. Each group is in one granule, and the granule's word bounds the noise of its tokens (bound.cuh).
 // 2. A part has sixteen granules, and so four Philox blocks. Once every eight parts, each lane computes one Philox block, and the
-//    warp stores words and noise bounds in shared memory. If shared memory is short, half of the lanes do so once every four
-//    parts.
+//    warp stores words and noise bounds in shared memory. With little shared memory, half of the lanes do so every four parts.
 // 3. A lane scores a token only if the logit plus the noise bound can reach the cutoff.
 // 4. A leader's score has a cheap lower bound. The best of these bounds raises the cutoff before any token is scored.
 // 5. The remaining tokens enter a queue, so that full warps compute their exact scores.
@@ -36,8 +35,7 @@ struct Queued {
     u32 word;
 };
 
-// The shared memory of one scanning warp: the words and noise bounds of PARTS parts, and a queue with room for at least one token
-// per lane.
+// The shared memory of one warp: the words and noise bounds of PARTS parts, and a queue for at least one token per lane.
 template <u32 QUEUE, u32 PARTS = 8>
 struct WarpScan {
     static constexpr u32 GRANULES = PARTS * SCAN_TOKENS / Granule::TOKENS;
@@ -232,8 +230,7 @@ __device__ __forceinline__ void scan(const RowParts<TYPE>& parts, const Row& row
     const bool adjusts = row.mask || row.biases;
     const bool greedy = row.greedy;
     const float inv_temperature = row.inv_temperature;
-    // The index of the granule of the lane's first group among the granules of PARTS parts, and its distance to the granule of
-    // the lane's second group.
+    // The granule index, within PARTS parts, of the lane's first group, and its distance to the second group's granule.
     constexpr u32 APART = (group_offset<TYPE>(0, 1) - group_offset<TYPE>(0, 0)) / Granule::TOKENS;
     u32 granule = GRANULES, queued = 0;
 #pragma unroll 1

@@ -6,8 +6,7 @@
 //   before, all = mass of the tokens before the winner's place, mass of all tokens
 //
 // 1. A granule whose largest logit is below the winner's has no token before the winner. It is not read, and only its largest
-//    logit counts, rounded down. So `all` is a lower bound. A row that keeps its winner by this bound also keeps it by the exact
-//    sum.
+//    logit counts, rounded down. So `all` is a lower bound. A winner kept by this bound is surely kept.
 // 2. A thread block handles an octet of rows, whose maxima are adjacent in memory, and a range of their granules, divided among
 //    its warps. A lane checks one granule for all eight rows, and the warp lists the granules to read. The number of reads
 //    differs much between rows, but little between octets.
@@ -55,8 +54,8 @@ struct BlockMaxSums {
         u32 octet, begin, end;
     };
 
-    // Returns the row of draw `threadIdx.x`, without sums. Invalid rows get a top-p of 1, and keep their draws. Call this before
-    // draws change.
+    // Returns the row of draw `threadIdx.x`, without sums. Invalid rows get a top-p of 1, and keep their draws. Call before draws
+    // change.
     __device__ __forceinline__ UndecidedRow row_of_thread(float error) const {
         const u32 i = threadIdx.x, at = min(i, call.count - 1);
         const Draw plain = call.draws[at];
@@ -218,8 +217,7 @@ struct BlockMaxSums {
             u32 words[LOADS][EACH], codes[LOADS];
 #pragma unroll
             for (u32 k = 0; k < LOADS; ++k) {
-                // Lanes without a granule read the last one again, without a branch. Both clamps save 2 us at 64 rows and 3 us at
-                // 256.
+                // Lanes without a granule read the last one, without a branch. Both clamps save 2 us at 64 rows, 3 us at 256.
                 codes[k] = listed[min(first + k * AT_ONCE + lane / LANES, count - 1)];
                 const u32 token = (begin + codes[k] / ROWS) * BlockMaxima::TOKENS + own;
                 const float* const from = logits + codes[k] % ROWS * call.row_stride;

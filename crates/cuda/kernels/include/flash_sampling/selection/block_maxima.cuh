@@ -15,8 +15,7 @@ struct BlockMaxima {
     // Returns the index of an octet's first element.
     static FS_FUNCTION u64 octet(u32 octet, u32 granules) { return static_cast<u64>(octet) * granules * ROWS; }
 
-    // Rounding changes a number by up to half a unit in the last place: 2^-11 of the number, or 2^-25 if larger. These are twice
-    // that.
+    // Twice the largest rounding error, which is half a unit in the last place: 2^-11 of the number, or 2^-25 if larger.
     static constexpr float SLACK = 0x1p-10f, LEAST_SLACK = 0x1p-24f;
 
     // Returns a bound: a granule whose stored maximum is below it has no raw logit of `raw` or above. A stored infinity may

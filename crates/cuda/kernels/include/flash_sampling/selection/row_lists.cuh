@@ -46,8 +46,7 @@ FS_FUNCTION u32 least_of_groups(const u32 (&posted)[RowLists::POSTS]) {
 
 // Estimates a logit that `k` of `tokens` tokens reach, and few more, from the largest logits of 16 parts of `part` tokens each.
 // The estimate is the minimum over some groups of parts of each group's maximum. If a group would contain too many of the k, it
-// is the minimum over all parts. Returns 0 if too few parts have posted. A part that has not posted (0) makes its group's maximum
-// smaller.
+// is the minimum over all parts. Returns 0 if too few parts have posted. A missing part (0) lowers its group's maximum.
 //
 // With tokens in random order, all of G groups of S parts contain one of the k with probability at most (S part k / tokens)^G.
 // Then the estimate is too high, and filter_list.cu detects it. There are four groups of four parts, or five of three for a

@@ -2,8 +2,8 @@
 //
 // Top-p keeps the first tokens in the order of falling logits, possibly many. But two sums decide whether it keeps one token: the
 // mass before the token and the total mass. The search first tries the winner of the draw without filters, which top-p keeps with
-// probability p. If top-p drops the winner, it also drops all later tokens. So the search then tries the best token before the
-// winner, and so on.
+// probability p. If top-p drops the winner, it also drops all later tokens. So the search tries the best token before it, and so
+// on.
 //
 //   loop: before, all = mass before `place`, total mass        per block, then over the team
 //         if before < p all: the draw is the token at `place`

@@ -33,7 +33,7 @@ struct TopPFirstPass {
         return masses_of(shared, weights);
     }
 
-    // Adds up the masses of all threads, and returns the sums in the first thread of the team. All threads call this, and then
+    // Returns the sums of all threads' masses in the first thread of the team. All threads call this, and then
     // Team::sync_relaxed().
     static __device__ __forceinline__ TopPSearch::Masses masses_of(TopPSearch::Shared& shared, const TopPSearch::Weights& weights) {
         const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -63,8 +63,7 @@ struct TopPResolve {
             // The dropped share of the mass before the place. With a larger share, top-p ends further from the place.
             const float lost = static_cast<float>((row.before - row.top_p * row.all) / row.before);
             // The bins divide a distance that is 1 at the place: four bins for each of six doublings, eight for each of three, or
-            // equal bins. In simulations with a normal bulk and top-p 0.95, 0.5 and 0.05, square roots leave no fewer rows in
-            // doubt.
+            // equal bins. In simulations (normal bulk, top-p 0.95, 0.5 and 0.05), square roots are no better.
             const bool is_near = lost < 0.1f, is_far = lost >= 0.8f;
             static_assert(BINS - TIES == 24, "6 * 4 = 3 * 8 = 0.75 * 32");
             shift = is_near ? 21 : is_far ? 18 : 20;
