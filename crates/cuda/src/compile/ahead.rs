@@ -68,8 +68,7 @@ pub fn kernels() -> impl Iterator<Item = &'static str> {
     KERNELS.iter().map(|kernel| kernel.file)
 }
 
-/// Returns every instance of every kernel for any of the architectures. If `files` is not empty, only kernels in these
-/// files.
+/// Returns every instance for any of the architectures. If `files` is not empty, only kernels in these files.
 fn parts(architectures: &[Architecture], files: &[&str]) -> Vec<Part> {
     let mut wanted = architectures.to_vec();
     wanted.sort_unstable();
