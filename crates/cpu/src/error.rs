@@ -54,7 +54,7 @@ pub enum CpuError {
         /// The largest possible value.
         limit: u64,
     },
-    /// A plan is resumed over a weight of another shape or type.
+    /// The resumed plan is for a weight of another shape or type.
     #[error("planned for a weight of (rows, columns, type) {planned:?}, but this one has {found:?}")]
     OtherWeight {
         /// The plan's weight: rows, columns, type.

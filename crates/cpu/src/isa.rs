@@ -1,12 +1,14 @@
-//! Instruction sets: what the machine has, and which one a pair of types runs on.
+//! Instruction sets: which ones the machine has, and which one serves a pair of types.
 
 use core::fmt;
 use core::str::FromStr;
 use flash_sampling_core::DType;
 use std::sync::OnceLock;
 
-/// An instruction set that the dot products can be forced to. Each has one order of summation over hidden, whatever the
-/// rows, tiles and threads; different ones round differently.
+/// An instruction set for the dot products.
+///
+/// Each instruction set has one order of summation over hidden, whatever the rows, tiles and threads. Different
+/// instruction sets round differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust, for any processor.
@@ -15,9 +17,9 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL.
     Avx512,
-    /// AVX-512 with BF16 dot products; other types than bf16 x bf16 run as [`Isa::Avx512`].
+    /// AVX-512 with BF16 dot products. Pairs other than bf16 x bf16 run as [`Isa::Avx512`].
     Avx512Bf16,
-    /// AMX tiles in bf16; other types than bf16 x bf16 run as [`Isa::Avx512`].
+    /// AMX tiles in bf16. Pairs other than bf16 x bf16 run as [`Isa::Avx512`].
     Amx,
 }
 
@@ -25,24 +27,24 @@ impl Isa {
     /// All instruction sets, the most general first.
     pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
-    /// Whether this machine has it, and the operating system allows it.
+    /// Whether this machine has the instruction set, and the operating system allows it.
     pub fn is_available(self) -> bool {
         static AVAILABLE: OnceLock<[bool; 5]> = OnceLock::new();
         AVAILABLE.get_or_init(|| Isa::ALL.map(detect))[self as usize]
     }
 
-    /// The instruction sets of this machine.
+    /// Returns the instruction sets of this machine.
     pub fn available() -> Vec<Isa> {
         Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
-    /// The fastest available instruction set for a weight and hidden states of these types.
+    /// Returns the fastest available instruction set for a weight and hidden states of these types.
     pub fn best_for(weight: DType, hidden: DType) -> Isa {
         let best = Isa::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Portable);
         best.for_types(weight, hidden)
     }
 
-    /// The instruction set that actually runs when this one is requested.
+    /// Returns the instruction set that actually runs if this one is requested.
     pub fn for_types(self, weight: DType, hidden: DType) -> Isa {
         let bf16 = weight == DType::BF16 && hidden == DType::BF16;
         match self {
@@ -51,7 +53,7 @@ impl Isa {
         }
     }
 
-    /// The name that [`FromStr`] reads.
+    /// Returns the name that [`FromStr`] reads.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
@@ -69,7 +71,7 @@ impl fmt::Display for Isa {
     }
 }
 
-/// A name that is no instruction set's.
+/// The name is not the name of an instruction set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is no instruction set; known are portable, avx2, avx512, avx512bf16, amx")]
 pub struct ParseIsaError(String);

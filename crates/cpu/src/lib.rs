@@ -7,16 +7,16 @@
 //! | [`Online`], [`OnlineStream`] | online, also over a reader | Alg. I.3 | in distribution |
 //! | [`Standalone`] | over existing logits | Alg. I.1 | pathwise |
 //!
-//! [`DetachedTiled`] is a plan between calls, for weights that are borrowed anew for each; [`matmul`] is the matmul alone.
+//! [`DetachedTiled`] is a plan between calls, for weights borrowed per call; [`matmul`] is the matmul alone.
 //!
-//! Weight and hidden states are bf16, f16 or f32 in any pair, borrowed and never repacked; sums are float32. A tile of
-//! 256 tokens is multiplied with all rows of the batch ([`Isa`] says with which instructions), transformed, perturbed
-//! and reduced while it is in the cache: there is no `[rows, vocab]` array.
+//! Weight and hidden states are any pair of bf16, f16 and f32, borrowed and never repacked; sums are float32. A tile of
+//! 256 tokens is multiplied with all rows of the batch ([`Isa`] selects the instructions), transformed, perturbed and
+//! reduced while it is in the cache. There is no `[rows, vocab]` array.
 //!
 //! # Crate layout
-//! `dot` multiplies (README beside it), and `simd` has the AVX-512 code. `scan` is one pass over the tokens on all threads: its
-//! page lists what draws within a tile, what decides filters, and what makes results. `variants` has the samplers, a file
-//! each. `unsafe` lives in `dot`, `simd`, `scan/perturb`, `scan/tile` and `scan/prefetch`.
+//! `dot` multiplies (its folder has a README), and `simd` has the AVX-512 code. `scan` is one pass over the tokens on
+//! all threads; its page lists the modules for the draw within a tile, for filters and for results. `variants` has the
+//! samplers, one file each. `unsafe` code is in `dot`, `simd`, `scan/perturb`, `scan/tile` and `scan/prefetch`.
 
 mod dot;
 mod error;

@@ -1,4 +1,4 @@
-//! The matmul of the samplers on its own, for the layers of a model.
+//! The matmul of the samplers alone, for the layers of a model.
 
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, TILE};
@@ -9,18 +9,20 @@ use rayon::prelude::*;
 
 /// Weight rows that a thread takes at a time.
 const PART: usize = 64;
-/// Below so many multiply-adds the other threads would wake up for nothing.
+/// With fewer multiply-adds, the caller's thread works alone, because waking other threads would not pay off.
 const ALONE: usize = 1 << 17;
 
-/// Writes `out [rows, outputs] = hidden [rows, cols] x weight [outputs, cols]^T`, both in any pair of bf16, f16 and f32,
-/// sums and result in float32, on rayon's current threads; `isa: None` takes the fastest instruction set.
+/// Multiplies hidden states by a weight: `out [rows, outputs] = hidden [rows, cols] x weight [outputs, cols]^T`.
 ///
-/// A row of the result has the same bits whatever the other rows, their number, and the number of threads: a model whose
-/// layers are multiplied by this gives a sequence the same text in every batch.
+/// The inputs are any pair of bf16, f16 and f32, and sums and result are float32. Runs on rayon's current threads.
+/// `isa: None` takes the fastest instruction set.
+///
+/// A row of the result has the same bits whatever the other rows, their number, and the number of threads. So a model
+/// whose layers use this function generates the same text for a sequence in every batch.
 ///
 /// # Errors
-/// [`CpuError::IsaUnavailable`]; [`CpuError::Head`] when the two have another number of columns, or `out` has not
-/// `rows * outputs` elements.
+/// [`CpuError::IsaUnavailable`]; [`CpuError::Head`] for different numbers of columns, or not `rows * outputs` elements
+/// in `out`.
 pub fn matmul(hidden: &Matrix<'_>, weight: &Matrix<'_>, isa: Option<Isa>, out: &mut [f32]) -> Result<(), CpuError> {
     let (rows, outputs, cols) = (hidden.rows(), weight.rows(), weight.cols());
     let isa = isa.unwrap_or_else(|| Isa::best_for(weight.dtype(), hidden.dtype()));

@@ -1,27 +1,26 @@
-//! How a sampler uses the machine.
+//! Options for the use of the machine.
 
 use crate::error::CpuError;
 use crate::isa::Isa;
 
-/// Options of all samplers of this crate. The default takes the best instruction set and rayon's global pool.
+/// Options of all samplers of this crate. By default, samplers use the best instruction set and rayon's global pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuOptions {
     /// The instruction set of the dot products; `None` = the fastest for the types.
     pub isa: Option<Isa>,
-    /// Threads: `Some(1)` runs on the caller's thread, `Some(n)` on a pool of the sampler's own, `None` on rayon's
-    /// global pool.
+    /// `Some(1)`: the caller's thread; `Some(n)`: the sampler's own pool; `None`: rayon's global pool.
     pub threads: Option<usize>,
 }
 
-/// More threads than any machine of today has cores for.
+/// More threads than today's machines have cores.
 const MAX_THREADS: usize = 1024;
 
 /// The threads of a sampler.
 #[derive(Debug)]
 pub(crate) enum Threads {
-    /// The caller's.
+    /// The caller's thread.
     One,
-    /// A pool of its own, or rayon's global one.
+    /// The sampler's own pool, or rayon's global pool.
     Pool(Option<rayon::ThreadPool>),
 }
 

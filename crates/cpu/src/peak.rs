@@ -5,10 +5,11 @@ use crate::error::CpuError;
 use crate::isa::Isa;
 use flash_sampling_core::DType;
 
-/// Runs at least `count` multiply-adds on the caller's thread, with the instructions and the register block that multiply
-/// a weight and hidden states of these types, on operands that stay in the first-level cache. A matmul of
-/// `[rows, hidden]` with `[vocab, hidden]` has `rows * vocab * hidden` of them, and no sampler of this crate can be
-/// faster than they are; `isa: None` takes the fastest instruction set, as a sampler does.
+/// Runs at least `count` multiply-adds on the caller's thread, as an arithmetic limit.
+///
+/// Uses the instructions and the register block for a weight and hidden states of these types, on operands in the
+/// first-level cache. A matmul of `[rows, hidden]` with `[vocab, hidden]` takes `rows * vocab * hidden` multiply-adds,
+/// so no sampler of this crate is faster than they are. `isa: None` takes the fastest instruction set.
 ///
 /// # Errors
 /// [`CpuError::IsaUnavailable`].

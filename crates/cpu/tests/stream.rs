@@ -1,4 +1,4 @@
-//! The streamed head draws what the head in memory draws, and says where a reader ended.
+//! Compares draws of the streamed head with the head in memory, and checks the position at which a short reader ended.
 
 use flash_sampling_core::{
     DType, Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples, StreamError, StreamHead,
@@ -40,7 +40,7 @@ fn a_streamed_head_draws_what_the_head_in_memory_draws() {
     for group in [64, 128, 448, 4096] {
         Online::new(head, plan, group, &CpuOptions::default()).unwrap().sample(input, &rows, &mut a).unwrap();
         let mut stream = OnlineStream::new(streamed, plan, group, &CpuOptions::default()).unwrap();
-        // Twice: nothing is left over from one call to the next.
+        // Twice, to detect state that remains from the first call.
         for _ in 0..2 {
             stream.sample(&mut bytes(&weight).as_slice(), input, &rows, &mut b).unwrap();
             for r in 0..ROWS {

@@ -1,5 +1,5 @@
 // The canonical arithmetic of core's canonical.rs: a warp recomputes a token's logit in float64. Lane j sums the products whose
-// index is j modulo 32, in ascending order; then the lanes are added by halving.
+// index is j modulo 32, in ascending order. Then pairs of lanes are added by halving.
 #include "flash_sampling/element.cuh"
 #include "flash_sampling/noise/noise.cuh"
 #include "flash_sampling/scan/stored.cuh"
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) canonical(const __grid_
         const Row& row = call.noise[kept.item];
         const Noise noise{row.seed, row.position};
         const float score = row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
-        // Key 0: canonically the token is forbidden.
+        // Key 0: the canonical logit forbids the token.
         const u64 key = logit > -f32_infinity() ? to_ordered_bits(Winner::of(score, token)) : 0;
         call.out.tokens[e] = {key, logit, kept.item};
     }

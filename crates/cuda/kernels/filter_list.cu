@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2) filter_list(
     const Row* const given = call.rows + i;
     const bool is_greedy = given->greedy;
     copy_row(&shared.row, given);
-    // All threads have read. Clears the counters and posts.
+    // All threads have read the counters. Clears the counters and posts.
     __syncthreads();
     if (threadIdx.x == 0) call.lists.counters[i] = {0, 0};
     if (threadIdx.x < RowLists::POSTS) call.lists.posted[i * RowLists::POSTS + threadIdx.x] = 0;

@@ -1,13 +1,13 @@
 // The entry point of draws with filters from the lists of several ranks: one block per row. The launch follows the exchange of
 // the draws without filters, which reports invalid rows. The plain version:
 //
-//   list = the tokens of this shard's list that the row may keep: its first k, or those above min-p's limit
-//   send list to all ranks; lists = those of all ranks
+//   list = the tokens of this shard's list that the row may keep: its first k, or the tokens above min-p's limit
+//   send the list to all ranks; lists = the lists of all ranks
 //   draw = the draw of filter_list.cu from all lists as one, with the largest of their cutoffs
 //
-// No filter keeps a token that is not sent: k tokens of its shard come before it, or it is below min-p's limit. Every rank has
-// the same lists, and so the same draw. The draw of a listed row without filters is its largest logit. So with min-p alone a
-// rank knows what min-p keeps of its shard, and sends only the best of it.
+// No filter keeps a token that is not sent: k tokens of its shard precede it, or it is below min-p's limit. Every rank has the
+// same lists, and so the same draw. The draw of a listed row without filters is its largest logit. So with min-p alone, a rank
+// knows which tokens of its shard min-p keeps, and sends only the best of them.
 #include "flash_sampling/exchange/peer_records.cuh"
 #include "flash_sampling/selection/filter_row.cuh"
 
@@ -18,7 +18,7 @@ extern "C" {
 __constant__ u32 filter_list_ranks_launch[2] = {sizeof(FilterRow::Shared), FilterRow::THREADS};
 }
 
-// The most tokens that a rank sends, behind their count.
+// The maximum number of tokens that a rank sends, after their count.
 constexpr u32 SENT = PeerRecords::WORDS - 1;
 static_assert(MAX_PEERS * SENT <= FilterRow::CAPACITY, "the lists of all ranks are candidates");
 
@@ -28,14 +28,14 @@ struct ReceivedCounters {
     u32 late;
 };
 
-// Sends the candidates, replaces them by those of all ranks, and returns the largest cutoff. Records late ranks.
+// Sends the candidates, replaces them by the candidates of all ranks, and returns the largest cutoff. Records late ranks.
 static __device__ u32 exchange(FilterRow& select, ReceivedCounters& received, const RecordsStep& step, u32 row, const ListCounters& mine) {
     auto& c = select.shared.candidates;
     for (u32 i = threadIdx.x; i < step.world() * (1 + mine.count); i += FilterRow::THREADS) {
         const u32 to = i / (1 + mine.count), at = i % (1 + mine.count);
         step.send(to, row, at, at ? c.keys[at - 1] : static_cast<u64>(mine.count) << 32 | mine.cut);
     }
-    // All threads have read what they sent.
+    // All threads have read the candidates that they send.
     __syncthreads();
     c.begin();
     if (threadIdx.x < step.world()) {
@@ -62,7 +62,7 @@ static __device__ u32 exchange(FilterRow& select, ReceivedCounters& received, co
     return cut;
 }
 
-// Returns the draw of a row with min-p alone in the first thread; `largest` is the row's largest logit. All threads call this.
+// Returns the draw of a row with min-p alone, in the first thread. `largest` is the row's largest logit. All threads call this.
 static __device__ Draw draw_by_min_p(FilterRow& select, const RecordsStep& step, u32 row, const u64* list,
                                      const ListCounters& counters, float largest) {
     // Ordered bits that no score and token have.
@@ -117,9 +117,9 @@ extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2)
     const Row* const given = call.rows + i;
     const bool is_greedy = given->greedy;
     copy_row(&shared.row, given);
-    // One value for all threads, because another block may record a late rank at this moment.
+    // One value for all threads, because another block may record a late rank at the same time.
     if (threadIdx.x == 0) received.late = step.missed;
-    // All threads have read. Clears the counters and posts.
+    // All threads have read the counters. Clears the counters and posts.
     __syncthreads();
     const u32 missed = received.late;
     if (threadIdx.x == 0) call.lists.counters[i] = {0, 0};

@@ -1,5 +1,5 @@
-// The entry point of the fused Hopper kernel. The build defines FS_COLUMNS, FS_SLABS, FS_CLUSTER and FS_OPERAND, and at most
-// one variant:
+// The entry point of the fused Hopper kernel. The build defines FS_COLUMNS, FS_SLABS, FS_CLUSTER and FS_OPERAND, and one variant
+// at most:
 //
 //   FS_MASKS_PENALTIES  takes rows with penalties, and stores raw logits on request
 //   FS_LISTS            takes rows with penalties, and lists the largest logits of rows with filters

@@ -1,4 +1,4 @@
-// The tokens of stored rows whose score is within a slack of the known winner's.
+// The tokens of stored rows whose score is within a slack of the known winner's score.
 #include "flash_sampling/scan/scan.cuh"
 #include "flash_sampling/scan/stored.cuh"
 

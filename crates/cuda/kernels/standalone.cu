@@ -1,6 +1,5 @@
-// The sampler over existing logits (paper Alg. I.1) in one launch with several blocks per draw; the last block writes the draw.
-// The build defines FS_ELEMENT (BF16, F16 or F32), FS_FAST_MATH for the fast outer logarithm, and FS_LOG_Z for an instance that
-// also computes log Z.
+// The sampler over existing logits (paper Alg. I.1) in one launch with several blocks per draw. The last block writes the draw.
+// The build defines FS_ELEMENT (BF16, F16 or F32), FS_FAST_MATH for the fast outer logarithm, and FS_LOG_Z for log Z.
 #include "flash_sampling/ptx/ordered.cuh"
 #include "flash_sampling/summary/row_mass.cuh"
 #include "flash_sampling/scan/scan.cuh"
@@ -13,7 +12,7 @@ constexpr bool HAS_LOG_Z = true;
 constexpr bool HAS_LOG_Z = false;
 #endif
 constexpr u32 WARPS = 4;
-// Blocks of a multiprocessor, by registers.
+// Blocks per multiprocessor, limited by registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr u32 RESIDENT = 7;
 #else
@@ -21,18 +20,18 @@ constexpr u32 RESIDENT = 8;
 #endif
 constexpr Element TYPE = Element::FS_ELEMENT;
 
-// What the draws are made from.
+// The input of the draws.
 struct Existing {
     const void* logits;   // [rows, tokens]
     const u32* sources;   // [draws] the row of each draw; null = draw i takes row i
     u64 row_stride;       // elements
-    u32 blocks;           // blocks of a draw
-    u32 parts_of_block;   // runs of 256 tokens that a block takes
+    u32 blocks;           // blocks per draw
+    u32 parts_of_block;   // runs of 256 tokens per block
 };
 FS_LAYOUT(Existing, 32,
           FS_AT(logits, 0) && FS_AT(sources, 8) && FS_AT(row_stride, 16) && FS_AT(blocks, 24) && FS_AT(parts_of_block, 28));
 
-// Keeps the best of a thread, the block's best score, which is the cutoff, and the thread's mass.
+// Keeps the best winner of a thread, the best score of the block as the cutoff, and the mass of the thread.
 struct KeepBest {
     static constexpr bool RAISES = true;
     u32* shared_cut;  // monotone bits
@@ -56,7 +55,7 @@ struct KeepBest {
     __device__ __forceinline__ void weigh(const float (&logits)[8], float top) { mass.add(logits, top); }
 };
 
-// A draw from existing logits by all of its blocks.
+// Makes a draw from existing logits by all of its blocks.
 __device__ __forceinline__ void draw_existing(const Call& call, const Existing& existing, const Masses& masses) {
     __shared__ Row row;
     __shared__ WarpScan<64> scans[WARPS];
@@ -77,7 +76,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     if (begin < end) start = of_row.load(begin);
 
     copy_row(&row, call.rows + draw);
-    // Faster blocks have already raised the cutoff.
+    // Faster blocks may already have raised the cutoff.
     if (threadIdx.x == 64) {
         const u64 found = *static_cast<volatile u64*>(call.best + draw);
         cut = found ? static_cast<u32>(found >> 32) : to_monotone_bits(-f32_infinity());
@@ -86,7 +85,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     KeepBest keep{&cut, 0, RowMass::empty()};
     scan<TYPE, HAS_LOG_Z>(of_row, row, scans[warp], begin, end, WARPS, start, call.invalid + draw, keep);
 
-    // The block's best.
+    // The best winner of the block.
     u64 best = largest_of_warp(keep.best);
     if (threadIdx.x % 32 == 0) bests[warp] = best;
     if constexpr (HAS_LOG_Z) {
@@ -94,7 +93,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
         if (threadIdx.x % 32 == 0) weights[warp] = of_warp;
     }
     __syncthreads();
-    // One thread continues, or the warp that adds up the masses.
+    // Only one thread continues, or the warp that adds up the masses.
     if (threadIdx.x >= (HAS_LOG_Z ? 32 : 1)) return;
     for (u32 w = 1; w < WARPS; ++w) best = max(best, bests[w]);
     u32 arrived = 0;

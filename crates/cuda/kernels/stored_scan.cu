@@ -1,4 +1,4 @@
-// Scans of stored logits for rows with filters, beside the largest logits (top_list.cu) and the masses (row_summary.cu): the
+// Scans of stored logits for rows with filters, besides the largest logits (top_list.cu) and the masses (row_summary.cu): the
 // requests of core's backend/row_summary.rs.
 //
 //   frontiers      for each draw, the tokens that no other token of the same part of the row beats in logit and score; they
@@ -8,7 +8,7 @@
 //   prefix_counts  the number of tokens before a logit rank
 //   moments        count, sum and squares of the logits on the grid of core's Moments
 //
-// All sums are of integers, so blocks add to them in any order.
+// All sums are sums of integers, so blocks add to them in any order.
 #include "flash_sampling/summary/mass_histogram.cuh"
 #include "flash_sampling/noise/noise.cuh"
 #include "flash_sampling/scan/stored.cuh"
@@ -18,9 +18,9 @@ using namespace flash_sampling;
 constexpr u32 THREADS = 256;
 // Tokens per step of a warp: four of one granule per lane.
 constexpr u32 TILE = 128;
-// Tokens of a block.
+// Tokens per block.
 constexpr u32 TOKENS = 4096;
-// Points that a block can compare a second time. Further points go to the output as they are.
+// The number of points that a block can compare a second time. The output gets further points without this comparison.
 constexpr u32 POINTS = 512;
 
 struct ScanTokens {
@@ -43,11 +43,11 @@ FS_LAYOUT(SumQuery, 16, FS_AT(source, 0) && FS_AT(token, 4) && FS_AT(value, 8) &
 struct ScanSums {
     StoredLogits stored;
     const SumQuery* queries;
-    u64* sums;  // zero before
+    u64* sums;  // zeros before the launch
 };
 FS_LAYOUT(ScanSums, 40, FS_AT(stored, 0) && FS_AT(queries, 24) && FS_AT(sums, 32));
 
-// A token's rank in the order of falling logits. The larger key comes first; zero has one sign.
+// A token's rank in the order of falling logits. The larger key comes first. Zero has one sign.
 struct PlaceKey {
     u32 logit;
     u32 token;  // inverted
@@ -60,7 +60,7 @@ struct PlaceKey {
     }
 };
 
-// A lane's best offer in a round: the first place among its candidates that beat the round before.
+// A lane's best offer in a round: the first in rank of its candidates that beat the previous round's point.
 struct Offer {
     PlaceKey place;
     Winner winner;
@@ -73,15 +73,15 @@ struct Offer {
     }
 };
 
-// Finds the frontier of a warp's candidates, one point per round: the first in rank of those that beat the point before.
-// offer(last) returns a lane's best candidate; take(point) runs on the lane that offered the point.
+// Finds the frontier of a warp's candidates, one point per round: the first in rank of the candidates that beat the previous
+// point. offer(last) returns a lane's best candidate. take(point) runs on the lane that offered the point.
 template <class OfferOf, class Take>
 __device__ __forceinline__ void frontier_of_warp(const OfferOf& offer, const Take& take) {
     Winner last = Winner::none();
     while (true) {
         const Offer mine = offer(last);
         const u32 logit = __reduce_max_sync(0xffffffffu, mine.place.logit);
-        // No float has monotone bits of zero but a NaN.
+        // Only a NaN has monotone bits of zero.
         if (logit == 0) return;
         const u32 token = __reduce_max_sync(0xffffffffu, mine.place.logit == logit ? mine.place.token : 0);
         const bool is_mine = mine.place.logit == logit && mine.place.token == token;
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) frontiers(const __grid_con
     if (threadIdx.x == 0) count = 0;
     __syncthreads();
 
-    // Tiles are aligned to the vocabulary, so that a lane's tokens lie in one granule.
+    // Tiles are aligned to the vocabulary, so that a lane's tokens are in one granule.
     const u32 begin = stored.first_token / TILE * TILE + blockIdx.x * TOKENS, end = stored.first_token + stored.tokens;
     for (u32 tile = begin + warp * TILE; tile < min(begin + TOKENS, end); tile += THREADS / 32 * TILE) {
         const u32 first = tile + 4 * lane;
@@ -155,13 +155,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) tokens_above(const __grid_
     }
 }
 
-// Adds the sums of a warp's lanes to a sum of all.
+// Adds the sums of a warp's lanes to a total.
 __device__ __forceinline__ void add_warp(u64* to, u64 sum) {
     for (u32 distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
     if (threadIdx.x % 32 == 0 && sum) atomicAdd(to, sum);
 }
 
-// Sums the values of the tokens before a query's logit rank. Its own token is not before it.
+// Sums the values of the tokens before a query's logit rank. The rank's own token is not included.
 template <class ValueOf>
 __device__ __forceinline__ void sum_before(const ScanSums& call, const ValueOf& value) {
     const u32 i = blockIdx.y;
@@ -190,8 +190,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_counts(const __grid
     sum_before(call, [](float, float) { return 1u; });
 }
 
-// Nine words: count; of x = 2^30 h + l the sums of h, in two's complement, and of l; of |x| = 2^40 a + 2^20 b + c the sums of
-// a a, a b, a c, b b, b c and c c. Sizes are at most 2^60, and rows of at most 2^23 tokens, so that none overflows.
+// Writes nine words. The first is the count. With x = 2^30 h + l, the next are the sums of h (in two's complement) and of l. With
+// |x| = 2^40 a + 2^20 b + c, the last are the sums of a a, a b, a c, b b, b c and c c. Sizes are at most 2^60, and rows have at
+// most 2^23 tokens, so no sum overflows.
 extern "C" __global__ void __launch_bounds__(THREADS) moments(const __grid_constant__ ScanSums call) {
     const u32 i = blockIdx.y;
     const StoredLogits& stored = call.stored;

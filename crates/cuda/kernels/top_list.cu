@@ -1,9 +1,9 @@
-// The best tokens of stored rows by score (Gumbel-top-k, Kool et al. 2019) or by logit: the twin of core's TopList. A
-// block takes an item at a time.
+// The best tokens of stored rows by score (Gumbel-top-k, Kool et al. 2019) or by logit: the twin of core's TopList. A block takes
+// an item at a time.
 //
 // The plain version sorts all tokens by (score, then lower token) and keeps the first. This kernel finds the key of the last kept
-// token by radix select: a histogram of the next 11 bits among the keys that share the digits found so far. Keys have 64 bits
-// and differ, so the limit is exact, ties included. Most often the digits of the score decide.
+// token by radix select: a histogram of the next 11 bits among the keys that share the digits found so far. Keys have 64 bits and
+// differ, so the limit is exact, ties included. Usually the digits of the score decide.
 #include "flash_sampling/selection/digit.cuh"
 #include "flash_sampling/noise/noise.cuh"
 #include "flash_sampling/scan/stored.cuh"
@@ -16,17 +16,17 @@ constexpr u32 DIGITS = 6;
 struct Shared {
     u32 histogram[1 << DIGIT_BITS];
     u32 present;  // tokens that have a score
-    u32 digit;    // where the last kept key is, in the current histogram
-    u32 above;    // keys in higher digits
-    u32 within;   // keys in that digit
+    u32 digit;    // the digit of the last kept key, in the current histogram
+    u32 above;    // keys with larger digits
+    u32 within;   // keys with this digit
 };
 
-// Ordered bits of a token; 0 = it has no score.
+// Returns the ordered bits of a token; 0 = it has no score.
 __device__ __forceinline__ u64 key_of(u32 score, u32 token) {
     return score ? static_cast<u64>(score) << 32 | static_cast<u32>(~token) : 0;
 }
 
-// The digits of a key from the top: three of the score, three of the token.
+// Returns the shift of a digit of a key. From the top, three digits are of the score, three of the token.
 __device__ __forceinline__ u32 shift_of(u32 digit) {
     constexpr u32 SHIFT[DIGITS] = {53, 42, 32, 21, 10, 0};
     return SHIFT[digit];
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_list(const __grid_cons
         const bool greedy = row.greedy;
         const u32 draw = row.draw;
 
-        // Monotone bits of every score; a thread takes four tokens of a granule, which share a Philox block.
+        // Computes monotone bits of every score. A thread takes four tokens of a granule, which share a Philox block.
         if (threadIdx.x == 0) shared.present = 0;
         __syncthreads();
         u32 present = 0;
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_list(const __grid_cons
         if (threadIdx.x % 32 == 0) atomicAdd(&shared.present, present);
         __syncthreads();
 
-        // The smallest key that is kept: digits found so far, zeros below.
+        // The smallest kept key: the digits found so far, then zeros.
         u64 least = 1;
         u32 need = item.limit;
         const bool all = shared.present <= need || item.slack == f32_infinity();
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_list(const __grid_cons
                 __syncthreads();
                 for (u32 t = threadIdx.x; t < stored.tokens; t += THREADS) {
                     const u64 key = key_of(scores[t], stored.first_token + t);
-                    // The digits above this one; of the first digit there are none.
+                    // The digits above this one agree. The first digit has none above it.
                     const bool agrees = digit == 0 || key >> (shift + bits) == found >> (shift + bits);
                     if (key && agrees) atomicAdd(&shared.histogram[key >> shift & ((1u << bits) - 1)], 1u);
                 }
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_list(const __grid_cons
                 found |= static_cast<u64>(shared.digit) << shift;
                 need -= shared.above;
                 const bool whole = shared.within == need;
-                // With a slack the last score itself must be known.
+                // With a slack, the last score must be known exactly.
                 if (item.slack > 0.0f ? digit == 2 : whole) break;
                 __syncthreads();
             }

@@ -2,9 +2,9 @@
 //
 //   top_p            a cluster of 1, 2, 4 or 8 blocks per draw, or one block on GPUs without clusters
 //   top_p_resolve    decides the rows that `top_p` leaves undecided, with as many blocks as the GPU holds, at least one per draw
-//   top_p_block_max  replaces both for calls with block maxima beside the logits, in a cooperative launch of as many blocks as
-//                    the GPU holds. The rows have top-p alone or no filter, and neither masks nor biases; the first token is a
-//                    multiple of 4, because undecided rows are read by RowLines alone
+//   top_p_block_max  replaces both for calls with block maxima besides the logits, in a cooperative launch of as many blocks as
+//                    the GPU holds. The rows have top-p alone or no filter, and neither masks nor biases. The first token is a
+//                    multiple of 4, because only RowLines reads undecided rows
 #include "flash_sampling/selection/top_p_block_max.cuh"
 
 using namespace flash_sampling;
@@ -25,7 +25,7 @@ static __device__ __noinline__ void draw_by_turns(const FilterCall& call, TopPSe
     call.begin(i, shared.row);
     TopPSearch select{filters, call.row(i), shared};
     const Draw draw = select.draw(plain);
-    // No block ends before the others have read its share.
+    // No block ends before the other blocks have read its share.
     Team::sync_relaxed();
     if (threadIdx.x == 0 && Team::rank() == 0) call.draws[i] = draw;
 }

@@ -5,7 +5,7 @@
 //   top_p_block_max_ranks  the same with block maxima (top_p_block_max_ranks.cuh)
 //   top_p_resolve_ranks    top_p_resolve.cuh over a shard, with an exchange of the bins of undecided rows
 //
-// `top_p_ranks` replaces the raw logits of rows with masks or biases by transformed ones. Every rank adds up the same sums in
+// `top_p_ranks` replaces the raw logits of rows with masks or biases by transformed logits. Every rank adds up the same sums in
 // the order of ranks, so all ranks decide alike. The host decides rows that the bins leave in doubt.
 #include "flash_sampling/exchange/top_p_block_max_ranks.cuh"
 #include "flash_sampling/selection/top_p_resolve.cuh"
@@ -22,8 +22,8 @@ __constant__ u32 top_p_ranks_launch[4] = {TopPSearch::THREADS, TopPSearch::STEP,
 static_assert(TopPBlockMaxRanks::THREADS == TopPSearch::THREADS && Select::THREADS == TopPSearch::THREADS,
               "the host launches all with as many threads");
 
-// Adds a thread's share of a row's masses; transforms the logits of a row with masks or biases in place. Returns the most tokens
-// that a thread adds up.
+// Adds a thread's share of a row's masses. Transforms the logits of a row with masks or biases in place. Returns the maximum
+// number of tokens that a thread adds up.
 static __device__ u32 weigh(TopPSearch::Weights& weights, const ExistingRow& row, float* logits, const Row& parameters) {
     const u32 warp = Team::rank() * TopPSearch::WARPS + threadIdx.x / 32, warps = Team::size() * TopPSearch::WARPS;
     if (!parameters.mask && !parameters.biases) {

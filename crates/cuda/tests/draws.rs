@@ -1,5 +1,5 @@
-//! The kernels that draw, on the processor: the system's C++ compiler builds them with a small emulator of a block's threads,
-//! and every draw is compared with the core's reference.
+//! Runs the draw kernels on the processor. The system's C++ compiler builds them with a small emulator of a block's
+//! threads, and the tests compare every draw with the core's reference.
 
 mod emulated;
 
@@ -16,12 +16,12 @@ const FUSED: u32 = 3;
 const EXISTING_F32: u32 = 4;
 const EXISTING_BF16: u32 = 5;
 
-/// Word `i` of the stream that inputs are taken from.
+/// Returns word `i` of the input stream.
 fn input(i: u32) -> u32 {
     Noise::new(3, 5).unwrap().word(Domain::Generator, 7, i)
 }
 
-/// How a row's dot products look.
+/// Returns a row's dot product of a shape.
 fn dot(shape: u32, i: u32) -> f32 {
     let unit = |i| (f64::from(input(i)) + 0.5) * 2f64.powi(-32);
     let normal = ((-2.0 * unit(2 * i).ln()).sqrt() * (core::f64::consts::TAU * unit(2 * i + 1)).cos()) as f32;
@@ -54,7 +54,7 @@ struct Case {
     first: u32,
     size: u32,
     blocks: u32,
-    /// Tokens of a launch; 0 = all. Existing logits are aligned where it is 0.
+    /// Tokens per launch; 0 = all. If it is 0, existing logits are aligned.
     part: u32,
     rule: u32,
     soft_cap: f32,
@@ -82,7 +82,7 @@ impl Case {
         self.rows.iter().flat_map(|row| &row.dots).for_each(|dot| word(dot.to_bits()));
     }
 
-    /// The reference's draw, and log Z.
+    /// Returns the reference's draw and log Z.
     fn expected(&self, row: &RowCase) -> Result<(Candidate, f64), RowError> {
         let weight = vec![0.0f32; self.tokens as usize];
         let matrix = Matrix::new(&weight, self.tokens as usize, 1).unwrap();
@@ -132,7 +132,7 @@ impl Case {
 
 fn cases(rules: [u32; 3]) -> Vec<Case> {
     let mut cases = Vec::new();
-    // tokens, first token, group, blocks, tokens of a launch
+    // Tokens, first token, group size, blocks, tokens per launch.
     let shapes = [
         (1, 0, 64, 1, 0),
         (63, 0, 64, 1, 0),
@@ -145,7 +145,7 @@ fn cases(rules: [u32; 3]) -> Vec<Case> {
         (2050, 513, 1024, 9, 1024),
         (1500, 3, 4096, 20, 0),
         (640, 128, 128, 10, 128),
-        // Warps that meet more tokens than they make words for at a time.
+        // Warps with more tokens than they compute words for at a time.
         (19_001, 31, 8192, 1, 0),
         (10_007, 64, 512, 1, 512),
     ];

@@ -1,5 +1,6 @@
-//! The blocks of the fused Hopper kernel on the processor: the system's C++ compiler builds the kernel's own headers with an
-//! emulator of its threads, barriers, copies and products, and every draw and list is compared with core's reference.
+//! Runs blocks of the fused Hopper kernel on the processor. The system's C++ compiler builds the kernel's own headers
+//! with an emulator of its threads, barriers, copies and products. The tests compare every draw and list with core's
+//! reference.
 
 mod emulated;
 
@@ -12,7 +13,7 @@ const MASKS_PENALTIES: u32 = 1;
 const LISTS: u32 = 2;
 const ROOM: usize = 4096;
 
-/// Word `i` of the stream of inputs.
+/// Returns word `i` of the input stream.
 fn input(i: u32) -> u32 {
     Noise::new(5, 7).unwrap().word(Domain::Generator, 1, i)
 }
@@ -45,7 +46,7 @@ struct Launch {
 }
 
 impl Launch {
-    /// Rows of every kind, integer inputs whose dot products are exact.
+    /// Creates rows of every kind, with integer inputs whose dot products are exact.
     fn new(at: u32, [columns, rows, tokens, first, hidden, blocks]: [u32; 6], variant: u32) -> Launch {
         let small = |i: u32| (input(at * 1_000_003 + i) % 5) as f32 - 2.0;
         let mut states: Vec<_> = (0..rows * hidden).map(|i| small(i + (1 << 28))).collect();
@@ -104,7 +105,7 @@ impl Launch {
         }
     }
 
-    /// The transformed logits of a row.
+    /// Returns the transformed logits of a row.
     fn logits(&self, r: usize) -> Result<Vec<f32>, RowError> {
         let hidden = self.hidden as usize;
         let state = &self.states[r * hidden..][..hidden];
@@ -144,7 +145,7 @@ impl Launch {
         }
     }
 
-    /// Token, score, logit and status of a row.
+    /// Returns token, score, logit and status of a row.
     fn expected(&self, r: usize) -> [u32; 4] {
         match self.logits(r) {
             Ok(logits) => {
@@ -156,8 +157,8 @@ impl Launch {
         }
     }
 
-    /// Checks that every token at or above the cut is listed once, no token twice, and that logits are right. Returns
-    /// whether the list is shorter than the row.
+    /// Checks that every token at or above the cutoff is listed once, that no token is listed twice, and that logits
+    /// are right. Returns whether the list is shorter than the row.
     fn check_list(&self, r: usize, cut: u32, keys: &[u64]) -> bool {
         let row = &self.rows[r];
         let Ok(logits) = self.logits(r) else { return false };
@@ -184,7 +185,7 @@ impl Launch {
 
 fn launches() -> Vec<Launch> {
     let shapes = [
-        // columns, rows, tokens, first token, hidden, blocks
+        // Columns, rows, tokens, first token, hidden, blocks.
         [8, 1, 700, 0, 64, 2],
         [8, 3, 700, 37, 72, 1],
         [8, 8, 2000, 16, 128, 3],
@@ -202,7 +203,7 @@ fn launches() -> Vec<Launch> {
         [8, 8, 3000, 64, 8192, 2],
     ];
     let every = |variant| (0..).zip(shapes).map(move |(at, shape)| Launch::new(at + 20 * variant, shape, variant));
-    // So many tokens and blocks that top-k has a cut.
+    // Enough tokens and blocks that top-k has a cutoff.
     let more = (0..2).map(|at| Launch::new(70 + at, [16, 12, 5000, 48 + at, 40, 16], LISTS));
     [PLAIN, MASKS_PENALTIES, LISTS].into_iter().flat_map(every).chain(more).collect()
 }

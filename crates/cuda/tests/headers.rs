@@ -1,4 +1,4 @@
-//! The CUDA headers are the twins of the core: the system's C++ compiler builds them, and every bit is compared.
+//! Compares the CUDA headers with the core, bit by bit. The system's C++ compiler builds the headers.
 
 mod emulated;
 
@@ -8,7 +8,7 @@ use flash_sampling_core::noise::log::{ln, neg_ln_1m};
 use flash_sampling_core::noise::uniform;
 use flash_sampling_core::{Domain, Head, Matrix, Noise};
 
-/// Word `i` of the stream that both sides take their inputs from.
+/// Returns word `i` of the input stream, which both sides use.
 fn input(i: u32) -> u32 {
     Noise::new(1, 2).unwrap().word(Domain::Generator, 3, i)
 }
@@ -113,7 +113,7 @@ fn floats(out: &mut Expected<'_>) {
     }
 }
 
-/// Edge, slot and units of one logit, read from the words of a histogram that holds nothing else.
+/// Appends edge, slot and units of one logit, from the words of a histogram of this logit alone.
 fn mass(out: &mut Expected<'_>, i: u32, logit: f32) {
     let mut histogram = MassHistogram::default();
     histogram.push(logit);

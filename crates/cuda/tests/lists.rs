@@ -1,5 +1,5 @@
-//! The draw of a listed row on the processor, from the list of one GPU and from those of several ranks: the system's C++ compiler
-//! builds the kernels' own headers, and every draw is compared with the reference.
+//! Runs the draw of a listed row on the processor, from the list of one GPU and from the lists of several ranks. The
+//! system's C++ compiler builds the kernels' own headers, and the test compares every draw with the reference.
 
 mod emulated;
 
@@ -9,10 +9,10 @@ use std::path::Path;
 
 const DRAWS: u32 = 250;
 
-/// What is told of a draw: whether it is one, then token, score and logit.
+/// The output for a draw: its status, then token, score and logit.
 type Told = [u32; 4];
 
-/// The draws of the kernels, of lists of the tokens that reach `cut`, each of a shard.
+/// Returns the kernels' draws. The tokens of each shard that reach `cut` are its list.
 fn found(program: &Path, params: &RowParams<'_>, shards: u32, cut: f32, logits: &[f32]) -> Vec<Told> {
     let mut input = Vec::new();
     let ln_min_p = if params.min_p > 0.0 { f64::from(params.min_p).ln() } else { f64::NEG_INFINITY };
@@ -23,7 +23,7 @@ fn found(program: &Path, params: &RowParams<'_>, shards: u32, cut: f32, logits: 
     input.extend(u32::from(params.order == Order::LlamaCpp).to_le_bytes());
     input.extend(params.seed.to_le_bytes());
     input.extend(params.position.to_le_bytes());
-    // Room for what a rank sends of a row.
+    // 128: the most tokens that a rank sends for a row.
     for word in [params.draws, shards, 128] {
         input.extend(word.to_le_bytes());
     }
@@ -46,11 +46,12 @@ fn wanted(params: RowParams<'_>, logits: &[f32]) -> Vec<Told> {
     draws.iter().map(|draw| [0, draw.token, draw.score.to_bits(), draw.logit.to_bits()]).collect()
 }
 
-/// A min-p too small to make the list stands before a top-k that does: it drops 44 of the 50 tokens that top-k keeps.
+/// In some cases, a min-p that is too small to make the list precedes a top-k that makes it. It drops 44 of the 50
+/// tokens that top-k keeps.
 #[test]
 fn listed_draws_are_those_of_the_reference() {
     let Some(program) = emulated::program("lists") else { return };
-    // One token far above, five that a min-p of 3e-4 keeps, many that it drops, and what no list has.
+    // One very large logit, five that a min-p of 3e-4 keeps, many that it drops, and many that no list has.
     let logit = |t: u32| match t {
         7 => 8.25,
         60.. => -40.0,
@@ -62,7 +63,7 @@ fn listed_draws_are_those_of_the_reference() {
     let base = RowParams { seed: 31, position: 2, draws: DRAWS, ..RowParams::default() };
     let small = RowParams { min_p: 3e-4, top_k: 50, ..base };
     let last = RowParams { order: Order::LlamaCpp, ..small };
-    // Whether min-p decides: then the draws without it are others.
+    // The last field: whether min-p decides, so that draws without it differ.
     let cases = [
         ("a small min-p, top-k", small, 0.0, true),
         ("a small min-p, top-k, top-p", RowParams { top_p: 0.999, ..small }, 0.0, true),
@@ -79,7 +80,7 @@ fn listed_draws_are_those_of_the_reference() {
         for shards in [1, 3] {
             assert!(found(&program, &params, shards, cut, &logits) == want, "{name}, {shards} shards");
         }
-        // What is refused: draws of a min-p that is dropped.
+        // The negative control: draws without min-p.
         let dropped = wanted(RowParams { min_p: 0.0, ..params }, &logits);
         assert_eq!(dropped != want, has_min_p, "{name}");
     }

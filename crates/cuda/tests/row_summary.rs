@@ -1,12 +1,13 @@
-//! The summaries of stored rows on the processor: the system's C++ compiler builds the kernel with a small emulator of a block's
-//! threads, and the test compares every mass, the bits of their sum, the largest logits and the stored logits with core's.
+//! Runs the summaries of stored rows on the processor. The system's C++ compiler builds the kernel with a small
+//! emulator of a block's threads. The test compares every mass, the bits of the sum of masses, the largest logits and
+//! the stored logits with core's.
 
 mod emulated;
 
 use flash_sampling_core::backend::{Candidate, MassHistogram, Winner, by_logit_rank};
 use flash_sampling_core::{Domain, Noise};
 
-/// The sizes of a case: first token, tokens, length of the list; and what the logits are.
+/// A case: first token, number of tokens, length of the list, and kind of logits.
 #[derive(Clone, Copy, Debug)]
 #[expect(dead_code, reason = "printed where a case fails")]
 struct Case {
@@ -41,11 +42,11 @@ fn a_pass_over_a_row_finds_its_masses_their_sum_and_the_largest_logits() {
             0 => 2.0 * normal(t),
             1 => (2.0 * normal(t)).round() / 2.0,
             2 if t.is_multiple_of(3) => f32::NEG_INFINITY,
-            // Beyond the window of masses, and beyond the grid: more tokens than there is room to list.
+            // Beyond the window of masses, and beyond the grid: more tokens than the list has room for.
             3 => 200.0 * normal(t),
             4 => 4e6 * normal(t),
             5 => f32::NEG_INFINITY,
-            // The same of equal logits.
+            // The same with equal logits.
             6 => 1.5,
             // A row whose first part is below the window of the second.
             7 if t < 9000 => normal(t) - 90.0,
@@ -53,7 +54,7 @@ fn a_pass_over_a_row_finds_its_masses_their_sum_and_the_largest_logits() {
             8 if t == 3 => 30.0,
             9 => 1e-3 * normal(t),
             10 => 1e-40 * normal(t),
-            // Below and beyond the sizes that the fast path takes.
+            // Below and above the sizes that the fast path supports.
             11 => normal(t) - 130_000.0,
             12 => normal(t) + 131_072.0,
             13 => 3e5 + 2.0 * normal(t),
@@ -106,7 +107,7 @@ fn a_pass_over_a_row_finds_its_masses_their_sum_and_the_largest_logits() {
         let mut best: Vec<_> = finite.map(|(token, &logit)| (logit, token)).collect();
         best.sort_by(|a, b| (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(a.1.cmp(&b.1)));
         best.truncate(case.limit as usize);
-        // More tokens than there is room to list.
+        // More tokens than the list has room for.
         let may_be_lost = matches!(case.kind, 3 | 4 | 6 | 9 | 10) && tokens > 512;
         assert!(!is_lost || may_be_lost, "{case:?}");
         lost += u32::from(is_lost);

@@ -1,5 +1,5 @@
-//! The scans of stored logits on the processor: the system's C++ compiler builds the kernels with a small emulator of a block's
-//! threads, and the test compares every result with the core's plain scan.
+//! Runs the scans of stored logits on the processor. The system's C++ compiler builds the kernels with a small emulator
+//! of a block's threads, and the test compares every result with the core's plain scan.
 
 mod emulated;
 
@@ -9,7 +9,7 @@ use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Domain, Head, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams};
 use std::path::Path;
 
-/// What the kernels found.
+/// The output of the kernels.
 struct Found(Vec<u8>);
 
 impl Found {
@@ -30,7 +30,7 @@ impl Found {
     }
 }
 
-/// A number times a power of two: its low 128 bits, and the others.
+/// Returns a number times a power of two, as its low 128 bits and its high bits.
 fn shifted(number: u64, by: u32) -> [u128; 2] {
     let high = if by > 64 { number >> (128 - by) } else { 0 };
     [u128::from(number) << by, high.into()]
@@ -88,7 +88,7 @@ fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
             order: Order::LlamaCpp,
             ..RowParams::default()
         };
-        // Falls as the noise rises, half as fast: every token is on the frontier.
+        // Falls as the noise rises, at half the rate: every token is on the frontier.
         let falling = |t| -0.5 * Noise::new(seed, 4).unwrap().gumbel(Domain::Token, 2, t);
         let logit = |t: u32| match case % 5 {
             _ if case % 7 == 6 && temperature == 1.0 => falling(t),
@@ -96,7 +96,7 @@ fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
             1 => (2.0 * normal(t)).round() / 2.0,
             2 if t.is_multiple_of(3) => f32::NEG_INFINITY,
             3 => 200.0 * normal(t),
-            // Nearly equal; and so large that sums of squares take more than 128 bits.
+            // Nearly equal logits, and logits so large that sums of squares exceed 128 bits.
             4 if temperature != 1.0 => 64.0 + 2f32.powi(-16) * normal(t).round(),
             4 => 1e9 * normal(t),
             _ => 2.0 * normal(t),
@@ -121,7 +121,7 @@ fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
         let (points, mut frontier) = (found.kept(), Frontier::default());
         points.iter().for_each(|&point| frontier.push(point));
         assert_eq!(&frontier, &overview.frontiers()[0], "case {case}");
-        // Few more than the frontiers of parts of 4096 tokens.
+        // Only a few more than the frontiers of parts of 4096 tokens have.
         assert!(points.len() <= frontier.len() + 60, "{} for {} points, case {case}", points.len(), frontier.len());
         most_points = most_points.max(frontier.len());
         let mut above = found.kept();
@@ -133,7 +133,7 @@ fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
         for rank in doubts.iter().map(|doubt| doubt.rank) {
             assert_eq!(found.u64(), u64::from(rank.count_before(first, &logits)), "case {case}, {rank:?}");
         }
-        // Of |x| = 2^40 a + 2^20 b + c the products of two of them.
+        // With |x| = 2^40 a + 2^20 b + c, the products of pairs of a, b and c.
         let [count, high, low, products @ ..] = [(); 9].map(|()| found.u64());
         let squares = products.into_iter().zip([80, 61, 41, 40, 21, 0]).map(|(sum, by)| shifted(sum, by));
         let [low_squares, carries] = squares.fold([0u128; 2], |sum, square| {

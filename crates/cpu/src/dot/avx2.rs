@@ -1,4 +1,4 @@
-//! Dot products in AVX2 and FMA: 16 elements a step, two fused multiply-adds into one accumulator of 8 lanes.
+//! Dot products in AVX2 and FMA: 16 elements per step, two fused multiply-adds into one accumulator of 8 lanes.
 
 use super::lanes::{self, Lanes};
 use super::pack::Packed;
@@ -22,7 +22,7 @@ macro_rules! lanes {
 
             #[inline(always)]
             unsafe fn zero() -> __m256 {
-                // SAFETY: the caller vouches for the instruction set (here and below), and for the pointers.
+                // SAFETY: the caller guarantees the instruction set (here and below) and the pointers.
                 unsafe { _mm256_setzero_ps() }
             }
             #[inline(always)]
@@ -68,7 +68,7 @@ lanes!(f16, 32, |at| {
 });
 lanes!(f32, 64, |at| [_mm256_loadu_ps(at.cast()), _mm256_loadu_ps(at.add(32).cast())]);
 
-/// See [`lanes::tile`].
+/// Multiplies a tile; see [`lanes::tile`].
 ///
 /// # Safety
 /// AVX2, FMA and F16C are available, and the requirements of [`lanes::tile`] hold.
@@ -84,7 +84,7 @@ pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32])
     }
 }
 
-/// See [`lanes::products`].
+/// Runs multiply-adds; see [`lanes::products`].
 ///
 /// # Safety
 /// AVX2, FMA and F16C are available.

@@ -1,4 +1,4 @@
-//! Dot products in AVX-512: 32 elements a step, two fused multiply-adds into one accumulator of 16 lanes.
+//! Dot products in AVX-512: 32 elements per step, two fused multiply-adds into one accumulator of 16 lanes.
 
 use super::lanes::{self, Lanes};
 use super::pack::Packed;
@@ -22,7 +22,7 @@ macro_rules! lanes {
 
             #[inline(always)]
             unsafe fn zero() -> __m512 {
-                // SAFETY: the caller vouches for the instruction set (here and below), and for the pointers.
+                // SAFETY: the caller guarantees the instruction set (here and below) and the pointers.
                 unsafe { _mm512_setzero_ps() }
             }
             #[inline(always)]
@@ -64,7 +64,7 @@ lanes!(f16, 64, |at| {
 });
 lanes!(f32, 128, |at| [_mm512_loadu_ps(at.cast()), _mm512_loadu_ps(at.add(64).cast())]);
 
-/// See [`lanes::tile`].
+/// Multiplies a tile; see [`lanes::tile`].
 ///
 /// # Safety
 /// AVX-512 F, BW, DQ and VL are available, and the requirements of [`lanes::tile`] hold.
@@ -80,7 +80,7 @@ pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32])
     }
 }
 
-/// See [`lanes::products`].
+/// Runs multiply-adds; see [`lanes::products`].
 ///
 /// # Safety
 /// AVX-512 F, BW, DQ and VL are available.

@@ -1,5 +1,5 @@
-//! Dot products of bf16 pairs: 32 elements a step, one instruction. It rounds each product's sum its own way and
-//! flushes subnormals, so its bits are not those of the AVX-512 kernel.
+//! Dot products of bf16 pairs: 32 elements per step, one instruction. The instruction has its own rounding of sums and
+//! flushes subnormals, so its bits differ from the AVX-512 kernel's.
 
 use super::lanes::{self, Lanes};
 use super::pack::Packed;
@@ -19,7 +19,7 @@ impl Lanes for Avx512Bf16 {
 
     #[inline(always)]
     unsafe fn zero() -> __m512 {
-        // SAFETY: the caller vouches for the instruction set (here and below), and for the pointers.
+        // SAFETY: the caller guarantees the instruction set (here and below) and the pointers.
         unsafe { _mm512_setzero_ps() }
     }
     #[inline(always)]
@@ -49,7 +49,7 @@ impl Lanes for Avx512Bf16 {
     }
 }
 
-/// See [`lanes::tile`].
+/// Multiplies a tile; see [`lanes::tile`].
 ///
 /// # Safety
 /// AVX-512 F, BW, DQ, VL and BF16 are available, and the requirements of [`lanes::tile`] hold.
@@ -59,7 +59,7 @@ pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32])
     unsafe { lanes::tile::<Avx512Bf16, 4, 6, 8>(weight, hidden, out) }
 }
 
-/// See [`lanes::products`].
+/// Runs multiply-adds; see [`lanes::products`].
 ///
 /// # Safety
 /// AVX-512 F, BW, DQ, VL and BF16 are available.

@@ -5,28 +5,27 @@
 //! for each hidden row r, for each weight row i:
 //!     out[r, i] = sum over k of weight[i, k] * hidden[r, k]
 //! ```
-//! Deviations, and why each keeps the answer:
-//! 1. The sum is taken in steps of `STEP` elements into one vector accumulator per output, whose lanes are added at the
-//!    end in a fixed order. That order depends on the instruction set only: not on the number of rows, the tile or the
+//! Deviations, and why each keeps the result:
+//! 1. The sum runs in steps of `STEP` elements into one vector accumulator per output, and the lanes are added at the
+//!    end in a fixed order. This order depends only on the instruction set, not on the number of rows, the tile or the
 //!    register block. So a row has the same bits in every batch.
-//! 2. `MR x NR` outputs are computed together, so that each loaded vector is used several times. They do not mix.
-//! 3. The weight is cut into blocks that stay in the second-level cache while all hidden rows pass over them: the
-//!    weight is read from memory once for the whole batch.
-//! 4. While a block is multiplied, the next one is prefetched, spread evenly over the work, so that memory and
+//! 2. `MR x NR` outputs are computed at the same time, so that each loaded vector is used several times. Sums stay
+//!    separate.
+//! 3. The weight is divided into blocks that stay in the second-level cache while all hidden rows pass over them. So
+//!    the whole batch reads the weight from memory once.
+//! 4. During the products of a block, the next block is prefetched, spread evenly over the work, so that memory and
 //!    arithmetic overlap at every batch size. A prefetch changes no value and may reach beyond the weight.
-//! 5. What is left of a weight row beyond the last whole step is copied next to zeros; the packed hidden states are
-//!    zero there too.
+//! 5. The elements of a weight row beyond the last whole step are copied next to zeros. So are hidden states.
 
 use super::TILE;
 use super::pack::{Line, Packed};
 use flash_sampling_core::Matrix;
 
-/// The operations that an instruction set brings: all of them, and no loop.
+/// The operations of an instruction set, without any loop.
 ///
 /// # Safety
-/// Every function may only be called where the instruction set is available, with pointers to `STEP` readable elements.
-/// They are `inline(always)` and not marked with `target_feature` themselves, so that they inline into the entry point
-/// that is.
+/// The instruction set is available for every function, and pointers have `STEP` readable elements. The functions are
+/// `inline(always)` without `target_feature`, so that they inline into an entry point with the target feature.
 pub(crate) trait Lanes {
     /// Partial sums of one output.
     type Sums: Copy;
@@ -34,11 +33,11 @@ pub(crate) trait Lanes {
     type Weights: Copy;
     /// `STEP` hidden elements.
     type PackedInput: Copy;
-    /// Elements of a step.
+    /// Elements per step.
     const STEP: usize;
-    /// Bytes of a step of the weight.
+    /// Bytes per step of the weight.
     const WEIGHT_BYTES: usize;
-    /// Bytes of a step of packed hidden states.
+    /// Bytes per step of packed hidden states.
     const HIDDEN_BYTES: usize;
 
     unsafe fn zero() -> Self::Sums;
@@ -46,7 +45,7 @@ pub(crate) trait Lanes {
     unsafe fn hidden(at: *const u8) -> Self::PackedInput;
     unsafe fn multiply_add(sums: Self::Sums, w: Self::Weights, h: Self::PackedInput) -> Self::Sums;
     unsafe fn total(sums: Self::Sums) -> f32;
-    /// Asks for the cache line at `at`, which need not be readable.
+    /// Prefetches the cache line at `at`, which need not be readable.
     unsafe fn prefetch(at: *const u8);
 }
 
@@ -55,7 +54,7 @@ const BLOCK: usize = 32;
 /// Largest `WEIGHT_BYTES` of any instruction set.
 const TAIL_BYTES: usize = 128;
 
-/// Where one register block reads and writes.
+/// The inputs and outputs of one register block.
 struct Block {
     weight: *const u8,
     weight_stride: usize,
@@ -67,7 +66,7 @@ struct Block {
     ahead: *const u8,
 }
 
-/// One register block: `MR` weight rows by `NR` hidden rows.
+/// Computes one register block: `MR` weight rows by `NR` hidden rows.
 ///
 /// # Safety
 /// The instruction set of `L` is available; `block` points to `MR` weight rows of `cols` elements, `NR` packed hidden
@@ -113,12 +112,12 @@ unsafe fn register_block<L: Lanes, const MR: usize, const NR: usize, const AHEAD
     }
 }
 
-/// All rows of a tile. `MR` and `NR` are the register block of the instruction set; a single hidden row takes `M1`
-/// weight rows at a time, which is enough streams for the memory.
+/// Computes all rows of a tile. `MR` and `NR` are the register block of the instruction set. A single hidden row takes
+/// `M1` weight rows at a time, which are enough streams for the memory.
 ///
 /// # Safety
 /// The instruction set of `L` is available, `weight` holds elements of `L`'s type and at most [`TILE`] rows, `hidden` is
-/// packed for `L` with the same number of columns, and `out` holds [`TILE`] floats a hidden row.
+/// packed for `L` with the same number of columns, and `out` holds [`TILE`] floats per hidden row.
 #[inline(always)]
 pub(crate) unsafe fn tile<L: Lanes, const MR: usize, const NR: usize, const M1: usize>(
     weight: &Matrix<'_>,
@@ -169,8 +168,9 @@ struct All<'a, 'w> {
 }
 
 impl All<'_, '_> {
-    /// The weight rows of the block at `start` for the `NR` hidden rows from `r` on. Every register block prefetches
-    /// `AHEAD` rows of the next block, from row `share` of it on, until it is through; returns how many rows that was.
+    /// Multiplies the weight rows of the block at `start` by `NR` hidden rows, starting at `r`. Every register block
+    /// prefetches `AHEAD` rows of the next block, starting at its row `share`, and this returns the number of these
+    /// rows.
     ///
     /// # Safety
     /// As for [`tile`], and `r + NR` is at most the number of hidden rows.
@@ -223,8 +223,8 @@ impl All<'_, '_> {
     }
 }
 
-/// At least `count` multiply-adds in register blocks of `MR x NR`, with operands from a few lines of the first-level cache:
-/// what [`tile`] would take if neither memory nor caches cost anything. Returns the sums' total, which is zero.
+/// Runs at least `count` multiply-adds in register blocks of `MR x NR`, with operands from a few lines of the
+/// first-level cache: the time of [`tile`] without costs of memory and caches. Returns the total, zero.
 ///
 /// # Safety
 /// The instruction set of `L` is available.
@@ -233,9 +233,10 @@ pub(crate) unsafe fn products<L: Lanes, const MR: usize, const NR: usize>(count:
     const LINES: usize = 4 * TAIL_BYTES / 64;
     const { assert!(MR <= 4 && NR * L::HIDDEN_BYTES <= 2 * LINES * 64) }
     let operands = [Line::ZERO; 2 * LINES];
-    // The compiler must not know what they are.
+    // The compiler must not know the values.
     let at: *const u8 = core::hint::black_box(operands.as_ptr()).cast();
-    // SAFETY: the instruction set by this function's contract; `MR` weights and `NR` hidden are inside the operands.
+    // SAFETY: the instruction set by this function's contract; `MR` weights and `NR` hidden vectors are inside the
+    // operands.
     unsafe {
         let mut sums = [[L::zero(); MR]; NR];
         for _ in 0..count.div_ceil((MR * NR * L::STEP) as u64) {

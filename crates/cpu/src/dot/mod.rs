@@ -1,4 +1,4 @@
-//! Dot products of one vocabulary tile with every hidden state of the batch. README.md beside this file has the design.
+//! Dot products of one vocabulary tile with every hidden state of the batch. README.md in this folder has the design.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -16,19 +16,19 @@ use crate::isa::Isa;
 use flash_sampling_core::{DType, Matrix};
 use pack::{Layout, Packed};
 
-/// Tokens of a tile. The logits of a tile are `[rows, TILE]`, and nothing larger is ever kept.
+/// Tokens per tile. The logits of a tile are `[rows, TILE]`; no larger array of logits exists.
 pub(crate) const TILE: usize = 256;
 
-/// Memory that the dot products of one worker need.
+/// The memory for the dot products of one worker.
 #[derive(Debug, Default)]
 pub(crate) struct DotScratch {
-    /// AMX accumulators, tile by tile.
+    /// AMX accumulators, ordered by tile.
     pub(crate) sums: Vec<pack::Line>,
     /// Weight rows copied into AMX tiles.
     pub(crate) tiles: Vec<pack::Line>,
 }
 
-/// The dot products of one weight, on one instruction set.
+/// The dot products with one weight, on one instruction set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dot {
     isa: Isa,
@@ -36,13 +36,13 @@ pub(crate) struct Dot {
 }
 
 impl Dot {
-    /// The kernel for these types on an instruction set that is available.
+    /// Chooses the kernel for these types on an available instruction set.
     pub(crate) fn new(isa: Isa, weight: DType, hidden: DType) -> Self {
         assert!(isa.is_available(), "{isa} was checked at planning");
         Dot { isa: isa.for_types(weight, hidden), weight }
     }
 
-    /// How this kernel wants the hidden states.
+    /// Returns the layout of the hidden states for this kernel.
     pub(crate) fn layout(&self) -> Layout {
         match (self.isa, self.weight) {
             (Isa::Amx, _) => Layout::Amx,
@@ -53,7 +53,7 @@ impl Dot {
         }
     }
 
-    /// A worker's scratch for up to `rows` rows on an instruction set.
+    /// Creates a worker's scratch for up to `rows` rows on an instruction set.
     pub(crate) fn scratch(isa: Isa, rows: usize) -> DotScratch {
         let mut scratch = DotScratch::default();
         #[cfg(target_arch = "x86_64")]
@@ -64,8 +64,8 @@ impl Dot {
         scratch
     }
 
-    /// At least `count` multiply-adds with this kernel's instructions and register block, on operands in the first-level
-    /// cache: the arithmetic limit of [`Dot::tile`].
+    /// Runs at least `count` multiply-adds with this kernel's instructions and register block, on operands in the
+    /// first-level cache: the arithmetic limit of [`Dot::tile`].
     pub(crate) fn products(&self, count: u64) {
         let total = match self.isa {
             Isa::Portable => portable::products(self.weight, count),
@@ -90,7 +90,8 @@ impl Dot {
         core::hint::black_box(total);
     }
 
-    /// Writes `out[r * TILE + i]` = row `i` of `weight` (at most [`TILE`] rows) times row `r` of `hidden`.
+    /// Writes to `out[r * TILE + i]` the product of row `i` of `weight` (at most [`TILE`] rows) and row `r` of
+    /// `hidden`.
     pub(crate) fn tile(&self, weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
         assert!(weight.rows() <= TILE && weight.dtype() == self.weight);
         assert!(weight.cols() == hidden.cols() && hidden.layout() == self.layout());
@@ -98,7 +99,7 @@ impl Dot {
         let _ = &scratch;
         match self.isa {
             Isa::Portable => portable::tile(weight, hidden, out),
-            // SAFETY: `new` has checked that the instruction set is available; the asserts above are the other
+            // SAFETY: `new` has checked that the instruction set is available; the asserts above check the other
             // requirements.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { avx2::tile(weight, hidden, out) },
@@ -127,7 +128,7 @@ mod tests {
         (((i * 7919 + j * 104_729 + 13) % 1009) as f32 / 504.5 - 1.0) * 3.0
     }
 
-    /// A matrix of `value`s in any type, over its own bytes.
+    /// Returns the bytes of a matrix of test values in any type.
     fn bytes(rows: usize, cols: usize, salt: usize, dtype: DType, integers: bool) -> Vec<u8> {
         let values = (0..rows * cols).map(|at| {
             let v = value(at / cols + salt, at % cols);

@@ -25,7 +25,7 @@ impl<T: Element> Lanes for Portable<T> {
     }
     #[inline(always)]
     unsafe fn weights(at: *const u8) -> Self::Weights {
-        // SAFETY: the caller gives `STEP` readable elements; the read allows any alignment.
+        // SAFETY: the caller passes `STEP` readable elements; the read allows any alignment.
         unsafe { at.cast::<[T; WIDTH]>().read_unaligned() }.map(T::widen)
     }
     #[inline(always)]
@@ -51,7 +51,7 @@ impl<T: Element> Lanes for Portable<T> {
     }
 }
 
-/// See [`lanes::tile`].
+/// Multiplies a tile; see [`lanes::tile`].
 pub(super) fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
     // SAFETY: plain Rust is always available; the dispatcher has checked types and sizes.
     unsafe {
@@ -63,7 +63,7 @@ pub(super) fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
     }
 }
 
-/// See [`lanes::products`].
+/// Runs multiply-adds; see [`lanes::products`].
 pub(super) fn products(weight: DType, count: u64) -> f32 {
     // SAFETY: plain Rust is always available.
     unsafe {

@@ -1,7 +1,7 @@
 //! The canonical option: decides near ties by dot products with the same bits on every machine.
 //!
 //! A pass collects the best candidate and all candidates within a slack of it
-//! ([`ScoreBound`](flash_sampling_core::backend::ScoreBound)). Each is then re-evaluated as in the
+//! ([`ScoreBound`](flash_sampling_core::backend::ScoreBound)). Then each candidate is re-evaluated as in the
 //! [reference](flash_sampling_core::reference).
 
 use flash_sampling_core::backend::canonical::{canonical_logit, norm};
@@ -27,13 +27,13 @@ impl Canonical {
         }
     }
 
-    /// The slack of a row; its hidden state is row `r` of `input`.
+    /// Returns the slack of a row with hidden state `r` of `input`.
     pub(crate) fn slack(&mut self, head: &Head<'_>, row: &Row<'_>, input: &Matrix<'_>, r: usize) -> f32 {
         input.row_to_f32(r, &mut self.hidden);
         self.error_bounds.row(head, row, norm(&self.hidden)).slack()
     }
 
-    /// Sets the hidden state that [`Canonical::resolve`] works with.
+    /// Sets the hidden state for [`Canonical::resolve`].
     pub(crate) fn load(&mut self, input: &Matrix<'_>, r: usize) {
         input.row_to_f32(r, &mut self.hidden);
     }
@@ -45,8 +45,7 @@ impl Canonical {
         Candidate { winner: Winner::new(logit[0] + noise, token), logit: logit[0] }
     }
 
-    /// The `limit` best of a pass's candidates by canonical score (`draw` selects the noise) or by canonical logit
-    /// (`None`).
+    /// Returns the `limit` best candidates by canonical score (`draw` selects the noise) or logit (`None`).
     pub(crate) fn resolve(
         &mut self,
         head: &Head<'_>,

@@ -1,8 +1,7 @@
 //! Decides rows with filters after a pass over the whole vocabulary, on all threads.
 //!
-//! The summary of the pass decides most rows. For a row with top-p and points in doubt, the mass before the points may
-//! follow from the logits that the threads cached above the cutoff (`logit_cache.rs`). All other rows are left to the
-//! driver.
+//! The summary of the pass decides most rows. For a row with top-p and points in doubt, the logits that the threads
+//! cached above the cutoff may give the mass before the points (`logit_cache.rs`). The driver decides all other rows.
 
 use crate::scan::engine::{Engine, Rows};
 use crate::scan::filter_state::FilterState;
@@ -14,9 +13,8 @@ use flash_sampling_core::backend::LogitRank;
 use flash_sampling_core::backend::selection::{FilterResolver, FilteredRow, FollowUp, PrefixMass, RowView};
 use rayon::prelude::*;
 
-/// The most points in doubt of a row that are decided from cached logits. Each point is a scan of the row's cached
-/// logits by one thread, while a pass sums before all points at once, on all threads. Most draws have one point in
-/// doubt.
+/// The maximum number of points in doubt of a row that cached logits decide. Each point takes a scan of the row's
+/// cached logits by one thread. A pass sums for all points on all threads. Most draws have one point in doubt.
 const DOUBTS: usize = 8;
 
 /// Decides a row from its state, or sets its follow-up.
@@ -55,8 +53,8 @@ fn set_doubts(doubts: &mut [PrefixMass], lookup: impl Fn(LogitRank) -> Option<Pr
     known
 }
 
-/// Decides a row with points in doubt, if the mass before them follows from cached logits. `own` is the cache of the
-/// worker that has the merged `state`.
+/// Decides a row with points in doubt, if cached logits give the mass before them. `own`: the cache of the merged
+/// `state`.
 fn look_up<'a>(
     resolver: &mut FilterResolver,
     row: &Result<Planned<'_>, RowError>,

@@ -20,35 +20,35 @@ use flash_sampling_core::{
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Limits of a plan, so that an oversized plan is an error and does not exhaust memory: rows, the draws of all rows,
-/// the log-probabilities of all rows.
+/// Limits of a plan, so that an oversized plan causes an error instead of exhausting memory: rows, the draws of all
+/// rows, the log-probabilities of all rows.
 const MAX_ROWS: u64 = 1 << 16;
 const MAX_DRAWS: u64 = 1 << 26;
 const MAX_LOGPROBS: u64 = 1 << 26;
-/// Tokens of a part, and the most parts that a worker claims at a time. Claims shrink towards the end, so that all
-/// workers end at about the same time: with 594 tiles and 16 workers, constant claims of four left eleven workers idle
-/// for the last tenth.
+/// Tokens per part, and the maximum number of parts that a worker claims at a time. Claims shrink towards the end, so
+/// that all workers end at about the same time. With 594 tiles and 16 workers, constant claims of four parts left
+/// eleven workers idle for the last tenth.
 pub(crate) const CHUNK: u32 = TILE as u32;
 const CLAIM: u64 = 4;
 
 /// The number of row states (rows times workers) from which all threads share the merge.
 const SHARED: usize = 256;
 
-/// The length of short lists, summed over all workers, and the least of one worker. With full lists, 16 workers would
-/// each list 64 of 9500 tokens, to find the first 64 of the row. If the logits above the cutoff are cached, the list is
-/// the first token alone: top-p took 1.081x the plain draw rather than 1.101x (median, 64 rows, 16 cores of a Xeon with
-/// AMX). Rows of few tokens with ties, or with several draws, take a second pass more often.
+/// The length of short lists, summed over all workers, and the minimum per worker. With full lists, each of 16 workers
+/// would list 64 of its 9500 tokens to find the first 64 of the row. If the logits above the cutoff are cached, the
+/// list is only the first token: top-p took 1.081x the plain draw instead of 1.101x (median, 64 rows, 16 cores of a
+/// Xeon with AMX). Rows of few tokens with ties, or with several draws, take a second pass more often.
 const SHORT: usize = 128;
 const SHORTEST: usize = 8;
 
-/// A call's rows, checked.
+/// The checked rows of a call.
 pub(crate) type Rows<'a> = Vec<Result<Planned<'a>, RowError>>;
 
 /// Threads, their scratch, and the plan.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) plan: Plan,
-    /// Whether rows keep masses always.
+    /// Whether all rows keep masses.
     weigh: bool,
     pub(crate) weight: DType,
     pub(crate) isa: Isa,
@@ -58,7 +58,7 @@ pub(crate) struct Engine {
     /// Empty between calls; only its memory is reused.
     rows: Rows<'static>,
     adjustments: ParallelAdjustments,
-    /// One per worker.
+    /// One resolver per worker.
     pub(crate) resolvers: Vec<FilterResolver>,
     /// The rows that take part in a pass, ascending.
     pub(crate) members: Vec<usize>,
@@ -66,7 +66,7 @@ pub(crate) struct Engine {
     pub(crate) requested_logits: Vec<RequestedLogit>,
 }
 
-/// Refuses plans without rows or draws, and plans that would exhaust memory.
+/// Rejects plans without rows or draws, and plans that would exhaust memory.
 fn check_size(plan: &Plan) -> Result<(), CpuError> {
     if plan.max_rows == 0 {
         return Err(CpuError::EmptyPlan { knob: Knob::MaxRows });
@@ -85,7 +85,7 @@ fn check_size(plan: &Plan) -> Result<(), CpuError> {
     }
 }
 
-/// The scratch of a plan: bounds that workers share, and one worker per thread.
+/// Creates the scratch of a plan: bounds that workers share, and one worker per thread.
 fn workers(plan: &Plan, isa: Isa, weigh: bool, count: usize) -> (Arc<SharedBounds>, Vec<Worker>) {
     let known = Arc::new(SharedBounds::new(plan.max_rows));
     let worker = |_| {
@@ -97,7 +97,7 @@ fn workers(plan: &Plan, isa: Isa, weigh: bool, count: usize) -> (Arc<SharedBound
 }
 
 impl Engine {
-    /// Plans for a weight's type. `weigh`: rows keep masses always.
+    /// Plans for a weight's type. With `weigh`, all rows keep masses.
     pub(crate) fn new(plan: Plan, weight: DType, options: &CpuOptions, weigh: bool) -> Result<Self, CpuError> {
         check_size(&plan)?;
         let isa = options.isa.unwrap_or_else(|| Isa::best_for(DType::BF16, DType::BF16));
@@ -134,7 +134,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The capabilities of a variant over hidden states.
+    /// Returns the capabilities of a variant over hidden states.
     pub(crate) fn capabilities(&self, variant: Variant, exactness: Exactness) -> Capabilities {
         let pathwise = exactness == Exactness::Pathwise;
         Capabilities {
@@ -145,7 +145,7 @@ impl Engine {
             without_replacement: pathwise,
             knobs: match (self.plan.canonical, pathwise) {
                 (true, _) => Knobs::ADJUSTMENTS,
-                // Single tokens of groups that are gone have no logits.
+                // The groups of single tokens are no longer available, so their logits cannot be computed.
                 (false, false) if variant == Variant::Online => Knobs::ADJUSTMENTS.with(Knob::LogprobsMode),
                 (false, false) => Knobs::ADJUSTMENTS.union(Knobs::LOGPROBS),
                 (false, true) => Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept),
@@ -177,7 +177,7 @@ impl Engine {
         adjustments
     }
 
-    /// Checks the rows of a call of a variant that has no driver.
+    /// Checks the rows of a call, for a variant without a driver.
     pub(crate) fn begin<'a>(
         &mut self,
         rows: &[RowParams<'a>],
@@ -209,11 +209,10 @@ impl Engine {
         self.adjustments = adjustments;
     }
 
-    /// Runs `work` for parts of `tokens` that begin at multiples of `chunk`, on all workers. The assignment of parts to
-    /// workers is unspecified.
+    /// Runs `work` for parts of `tokens` that begin at multiples of `chunk`, each on any of the workers.
     ///
-    /// Each worker first runs `begin`. On one thread, resetting the states of 64 rows for 16 workers took as long as a
-    /// tenth of their work.
+    /// Each worker first runs `begin`. On one thread, resets of 64 rows for 16 workers took as long as a tenth of their
+    /// work.
     pub(crate) fn for_parts(
         &mut self,
         tokens: Range<u32>,
@@ -248,8 +247,8 @@ impl Engine {
         });
     }
 
-    /// Evaluates `tokens` for all rows on all workers. Their states are gathered by [`Engine::gather`], or by
-    /// [`Engine::gather_and_decide`]. `begin_row` prepares a worker's state of a row further.
+    /// Evaluates `tokens` for all rows on all workers. [`Engine::gather`] or [`Engine::gather_and_decide`] gathers
+    /// their states. `begin_row` further prepares a worker's state of a row.
     pub(crate) fn pass(
         &mut self,
         source: &Source<'_>,
@@ -301,8 +300,8 @@ impl Engine {
         self.shares_rows(rows) || self.is_parallel() && rows.len() * self.workers.len() >= SHARED
     }
 
-    /// Whether all threads share the merge and decision of a call's rows after the pass. Rows with filters take about
-    /// 15 microseconds each with 16 workers.
+    /// Whether all threads share the merge and the decision of a call's rows after the pass. Rows with filters take
+    /// about 15 microseconds each with 16 workers.
     pub(crate) fn shares_rows(&self, rows: &Rows<'_>) -> bool {
         let filtered = |row: &&Result<Planned<'_>, RowError>| row.is_ok_and(|planned| planned.row.filters.is_some());
         self.is_parallel() && rows.iter().filter(filtered).count() >= 4

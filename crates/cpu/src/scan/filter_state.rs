@@ -19,7 +19,7 @@ use flash_sampling_core::backend::{Filters, Frontier, Moments, Row};
 pub(crate) enum PassKind {
     /// The summary of the row.
     Summary,
-    /// The mass before the points in doubt, and that of all logits below `below`.
+    /// The mass before the points in doubt, and the mass of all logits below `below`.
     PrefixMass { below: f32 },
     /// The numbers of tokens before ranks.
     PrefixCount,
@@ -27,7 +27,7 @@ pub(crate) enum PassKind {
     List { floor: f32, slot: usize },
 }
 
-/// The reduced state of rows with top-p alone, which decides most of them.
+/// The reduced state of rows with top-p alone, which decides most of these rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ListBudget {
     /// The length of a worker's list.
@@ -38,7 +38,7 @@ pub(crate) struct ListBudget {
     pub(crate) above: bool,
 }
 
-/// The state of a row with filters, beside its masses.
+/// The state of a row with filters, except its masses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FilterState {
     pub(crate) moments: Moments,
@@ -49,10 +49,10 @@ pub(crate) struct FilterState {
     pub(crate) floor: MassCutoff,
     /// The row's cached logits.
     pub(crate) run: CachedRow,
-    /// Whether bounds from other workers may prune tokens here: a filter drops tokens by the largest logit, or the row
-    /// may have a mass cutoff.
+    /// Whether bounds from other workers may prune tokens here. True if a filter drops tokens by the largest logit, or
+    /// if the row may have a mass cutoff.
     pub(crate) follows: bool,
-    /// One per draw; none if the row is drawn from a list.
+    /// One frontier per draw; none if the row is drawn from a list.
     pub(crate) frontiers: Vec<Frontier>,
     pub(crate) used: usize,
     /// The mass before the points in doubt.
@@ -65,9 +65,9 @@ pub(crate) struct FilterState {
 }
 
 impl FilterState {
-    /// Resets the state for a row's first pass; returns whether the row needs its masses.
+    /// Resets the state for a row's first pass, and returns whether the row needs its masses.
     ///
-    /// `short` allows a shorter list and a mass cutoff, for rows that these decide as a rule.
+    /// `short` allows a shorter list and a mass cutoff, for rows that usually need no more.
     pub(crate) fn begin(&mut self, row: &Row<'_>, filters: &Filters, short: Option<ListBudget>) -> bool {
         let spec = SummarySpec::of(row, filters);
         self.moments = filters.moments();

@@ -1,30 +1,28 @@
 //! A cache of the logits above a row's mass cutoff, for top-p.
 //!
-//! Bins give the mass before a token, except the mass before it in its own bin. If the winner lies in the bin of the
+//! Bins give the mass before a token, except the mass before it in its own bin. If the winner is in the bin of the
 //! limit, only a pass over the whole weight would decide the row. This happens to every 150th row with much mass in
-//! many tokens: with 64 rows, every fourth call took such a pass for one row. So each worker caches the logits that go
-//! into bins, while there is room. Each tile's logits follow a header, which points to the same row's logits of an
-//! earlier tile.
+//! many tokens: with 64 rows, every fourth call took such a pass for one row. So each worker caches the logits that
+//! enter bins, up to its capacity. A header precedes each tile's logits, and points to the row's previous tile.
 
 use crate::simd::SPAN;
 use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::backend::{LogitRank, MassHistogram};
 
-/// The room for logits of a call, as the fraction `KEPT / OF`: rows of language models need 26%. Each worker has room
-/// for `MORE` logits of a row beyond its share: before the cutoff is well known, and if it takes more tiles than other
-/// workers.
+/// The capacity of a call, as the fraction `KEPT / OF` of its logits: rows of language models need 26%. Each worker has
+/// room for `MORE` additional logits per row, for an imprecise first cutoff and an uneven number of tiles.
 const KEPT: u64 = 3;
 const OF: u64 = 10;
 const MORE: usize = 2048;
 /// A call that would cache more than these logits, 12 MiB, caches none.
 const WORTH: u64 = 3 << 20;
-/// The most words of all workers, 20 MiB, without the words that each worker gathers at a time. It limits the extra
-/// room of many workers with many rows; rows without a cutoff fill it.
+/// The maximum number of words of all workers, 20 MiB, without the words that each worker gathers at a time. It limits
+/// the additional capacity of many workers with many rows, which rows without a cutoff fill.
 const MOST: usize = 5 << 20;
-/// The most logits that are gathered at a time, and the words that a vector store may write beyond them.
+/// The maximum number of logits that are gathered at a time, and the words that a vector store may write beyond them.
 pub(crate) const GATHERED: usize = 4 * SPAN;
 pub(crate) const VECTOR: usize = 16;
-/// Words before the logits of a tile: their number, and the begin of the row's previous tile.
+/// Words before the logits of a tile: the number of logits, and the start of the row's previous tile.
 const HEADER: usize = 2;
 const NONE: u32 = u32::MAX;
 
@@ -50,7 +48,7 @@ impl Default for CachedRow {
 }
 
 impl CachedRow {
-    /// Resets the row; `keep`: its logits are to be cached.
+    /// Resets the row. `keep`: whether its logits are cached.
     pub(crate) fn begin(&mut self, keep: bool) {
         *self = CachedRow { last: NONE, complete: keep };
     }
@@ -69,8 +67,7 @@ impl CachedRow {
 }
 
 impl LogitCache {
-    /// Empties the cache for a call of `rows` with `tokens` each, on one of `workers`; returns whether the call caches
-    /// logits.
+    /// Empties the cache for a call of `rows` with `tokens` each, on one of `workers`. Returns whether it caches any.
     pub(crate) fn begin(&mut self, rows: usize, tokens: u32, workers: usize) -> bool {
         self.end = 0;
         let logits = rows as u64 * u64::from(tokens) / OF * KEPT;
@@ -84,7 +81,7 @@ impl LogitCache {
         logits <= WORTH
     }
 
-    /// Room for [`GATHERED`] logits of a row and one vector more; `None` if the row is not cached.
+    /// Returns room for [`GATHERED`] logits of a row and one more vector; `None` if the row is not cached.
     #[inline(always)]
     pub(crate) fn room(&mut self, run: &mut CachedRow) -> Option<&mut [u32]> {
         if run.complete {
@@ -95,7 +92,7 @@ impl LogitCache {
         None
     }
 
-    /// Appends `count` logits, which were written to [`LogitCache::room`].
+    /// Appends `count` logits that the caller wrote to [`LogitCache::room`].
     #[inline(always)]
     pub(crate) fn keep(&mut self, run: &mut CachedRow, count: usize) {
         if count > 0 {
@@ -120,14 +117,14 @@ impl LogitCache {
         }
     }
 
-    /// The memory of the next logits, to be prefetched.
+    /// Returns the memory of the next logits, for prefetches.
     #[inline(always)]
     pub(crate) fn next(&self) -> &[u32] {
         let from = self.end + GATHERED / 2;
         self.words.get(from..from + GATHERED / 2).unwrap_or_default()
     }
 
-    /// The logits of a row, in unspecified order.
+    /// Returns the logits of a row, in unspecified order.
     pub(crate) fn logits(&self, run: CachedRow) -> impl Iterator<Item = f32> + '_ {
         let mut next = run.last;
         let tiles = core::iter::from_fn(move || {
@@ -139,8 +136,8 @@ impl LogitCache {
         tiles.flatten().map(|&bits| f32::from_bits(bits))
     }
 
-    /// The mass before a token in its own bin, from the cached logits of all workers; `None` if they do not decide it.
-    /// `floor` is the highest of the workers' cutoffs.
+    /// Returns the mass before a token in its own bin, from the cached logits of all workers; `None` if they do not
+    /// determine it. `floor` is the highest of the workers' cutoffs.
     pub(crate) fn prefix_mass<'a>(
         workers: impl Iterator<Item = (&'a LogitCache, CachedRow)> + Clone,
         rank: LogitRank,
@@ -159,7 +156,7 @@ impl LogitCache {
             }
             equal += u32::from(logit == rank.logit);
         }
-        // Of equal logits the lower token comes first, and the cache has no tokens.
+        // With equal logits, the lower token comes first, but the cache has no tokens.
         (equal == 1).then(|| PrefixMass::with_mass(rank, mass))
     }
 }
@@ -215,14 +212,14 @@ mod tests {
                 most = most.max(words * workers);
             }
         }
-        // What it would be without the limit is more.
+        // Without the limit, the number would be larger.
         assert!(most > 4 << 20, "{most} words");
     }
 
     #[test]
     fn rows_without_room_are_not_kept() {
         let (mut above, mut run) = (LogitCache::default(), CachedRow::default());
-        // More rows than there is room for.
+        // More rows than the cache has room for.
         assert!(!above.begin(1 << 10, 1 << 17, 1));
         run.begin(false);
         assert!(above.room(&mut run).is_none());

@@ -1,65 +1,63 @@
 //! The mass cutoff of rows with top-p, and the bounds that workers share.
 //!
-//! Top-p keeps the first tokens until their mass reaches `p` of the whole. It needs bins at and above this limit. The
-//! mass below the limit is one number, and its tokens need no noise. The limit is known only at the end of the pass. So
-//! one worker guesses a cutoff (a *floor*) for all, below which less than `1 - p` of the mass will lie. The guess uses
-//! the worker's masses so far, and the largest logit of all workers. At the end, the masses show whether the guess
-//! holds. If not, the row repeats its pass; later guesses are more cautious, and become bolder after calls without a
-//! miss.
+//! Top-p keeps the first tokens until their mass reaches `p` of the total mass. It needs bins at and above this limit.
+//! The mass below the limit is one number, and its tokens need no noise. The limit is known only at the end of the
+//! pass. So one worker estimates a cutoff (a *floor*) for all workers: less than `1 - p` of the mass should be below
+//! it. The estimate uses the worker's masses so far, and the largest logit of all workers. At the end, the masses show
+//! whether the floor is low enough. If not, the row repeats its pass. Later estimates are more cautious, and become
+//! bolder after calls without a miss.
 //!
-//! Without shared bounds, 16 workers with 64 rows spent more time on this than on all other work for top-p: each worker
-//! guessed, each listed the largest of its own 9500 tokens, and each added frontier points that tokens of other workers
-//! beat.
+//! Without shared bounds, 16 workers with 64 rows spent more time on this than on all other work for top-p. Each worker
+//! made estimates, listed the largest of its 9500 tokens, and added frontier points that other workers beat.
 
 use crate::scan::prefetch::prefetch;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use flash_sampling_core::backend::selection::TailMass;
 use flash_sampling_core::backend::{Candidate, MassHistogram};
 
-/// Tokens of a worker before the first guess of a row's floor, and the binary logarithm of the growth of this number
-/// until the next guess.
+/// A worker's number of tokens before the first estimate of a row's floor, and the binary logarithm of the growth of
+/// this number until the next estimate.
 const FIRST: u32 = 256;
 const AGAIN: u32 = 2;
-/// The rise of a row's largest logit, in nats, that causes another guess.
+/// The rise of a row's largest logit, in nats, that causes another estimate.
 const RISE: f32 = 1.0;
-/// The share of `1 - p` that a guess may leave below the floor: its maximum, its factors after a miss and after a call
-/// without a miss, and the least share with a floor.
+/// The share of `1 - p` that an estimate may leave below the floor: its maximum, its factors after a miss and after a
+/// call without a miss, and the minimum share for a floor.
 const BOLDEST: f32 = 0.9;
 const AFTER_MISS: f32 = 0.5;
 const AFTER_CALL: f32 = 1.02;
 const LEAST: f32 = 0.02;
 
-/// The reduction of the share, divided by the square root of the number of tokens behind the guess. Without it, one in
-/// a thousand guesses from 256 Gaussian logits of deviation 1 left 1.3 times the share below the floor. With deviations
-/// 2 and 3, none of 100000 left more than 1.001 times the share: the few largest tokens count once.
+/// The reduction of the share, divided by the square root of the number of tokens behind the estimate. Without it, one
+/// in a thousand estimates from 256 Gaussian logits of deviation 1 left 1.3 times the share below the floor. With
+/// deviations 2 and 3, none of 100000 left more than 1.001 times the share: the few largest tokens count once.
 const CAUTION: f32 = 6.0;
 
 /// The bounds of all rows, shared by all workers.
 #[derive(Debug)]
 pub(crate) struct SharedBounds {
     rows: Vec<RowBounds>,
-    /// The share that guesses may take, as bits.
+    /// The share that estimates may leave below the floor, as bits.
     share: AtomicU32,
 }
 
-/// The bounds of a row, shared by all workers. Logits are integers of the same order. Bounds only prune work and never
-/// change a result, so relaxed atomics suffice.
+/// The bounds of a row, shared by all workers. Logits are stored as integers in the same order. Bounds only prune work
+/// and never change a result, so relaxed atomics suffice.
 #[derive(Debug)]
 #[repr(align(32))]
 pub(crate) struct RowBounds {
     largest: AtomicU32,
     /// The highest floor.
     floor: AtomicU32,
-    /// The largest logit at the last guess.
+    /// The largest logit at the last estimate.
     guessed: AtomicU32,
-    /// The number of guesses due to the number of tokens.
+    /// The number of estimates due to the number of tokens.
     guesses: AtomicU32,
-    /// A token of the first draw: its score, and its logit in the low half. For rows without filters only the best
-    /// score.
+    /// A token of the first draw: its score, and its logit in the low half. Without filters, only the best score.
     rival: AtomicU64,
 }
 
-/// An integer that rises with a float. Both zeros have one value, as in the order of logits.
+/// Returns an integer that rises with a float. Both zeros have one value, as in the order of logits.
 fn ordered(logit: f32) -> u32 {
     let bits = (logit + 0.0).to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
@@ -89,16 +87,15 @@ impl RowBounds {
         self.rival.store(0, Ordering::Relaxed);
     }
 
-    /// The score of a known token of the first draw with a logit above `logit`; -inf if none is known. No token up to
-    /// `logit` with a lower score is ever drawn.
+    /// Returns the score of a known token of the first draw with a logit above `logit`; -inf if none is known. A token
+    /// with a logit up to `logit` and a lower score is never drawn.
     #[inline(always)]
     pub(crate) fn rival(&self, logit: f32) -> f32 {
         let rival = self.rival.load(Ordering::Relaxed);
         if rival as u32 > ordered(logit) { of_ordered((rival >> 32) as u32) } else { f32::NEG_INFINITY }
     }
 
-    /// Returns the best score of the first draw that workers share, and the logit of its token; -inf and +inf before
-    /// any.
+    /// Returns the best shared score of the first draw, and the logit of its token; -inf and +inf before the first.
     #[inline(always)]
     pub(crate) fn best(&self) -> (f32, f32) {
         match self.rival.load(Ordering::Relaxed) {
@@ -119,14 +116,14 @@ impl RowBounds {
         }
     }
 
-    /// Raises the best score of a row without filters, in which no logit is compared.
+    /// Raises the best score of a row without filters, which needs no logits.
     #[inline(always)]
     pub(crate) fn raise_best_score(&self, score: f32) {
         self.rival.fetch_max(u64::from(ordered(score)) << 32, Ordering::Relaxed);
     }
 
-    /// The largest logit of all workers, after `own` is included. Stores are rare, since each takes the cache line from
-    /// all other workers.
+    /// Returns the largest logit of all workers, after it includes `own`. Stores are rare, because each takes the cache
+    /// line from others.
     #[inline(always)]
     pub(crate) fn largest(&self, own: f32) -> f32 {
         let known = of_ordered(self.largest.load(Ordering::Relaxed));
@@ -137,7 +134,7 @@ impl RowBounds {
         known
     }
 
-    /// Whether this worker, after `tokens` of the row, has to guess. At most one worker gets true for each guess.
+    /// Whether this worker must make an estimate, after `tokens` of the row. True for at most one worker.
     #[inline(always)]
     fn is_guess_due(&self, tokens: u32, largest: f32) -> bool {
         let guesses = self.guesses.load(Ordering::Relaxed);
@@ -172,7 +169,7 @@ impl SharedBounds {
         prefetch(&self.rows[r..=r]);
     }
 
-    /// Adapts the share after a call; `missed`: the floor of some row was too high.
+    /// Adapts the share after a call. `missed`: whether the floor of some row was too high.
     pub(crate) fn note(&self, missed: bool) {
         let share = f32::from_bits(self.share.load(Ordering::Relaxed));
         let factor = if missed { AFTER_MISS } else { AFTER_CALL };
@@ -214,7 +211,7 @@ impl MassCutoff {
         self.p.is_some_and(|p| !self.tail.is_spared(mass, p))
     }
 
-    /// Adopts the floor that a worker has guessed, if it is above this one.
+    /// Adopts the shared floor, if it is above this floor.
     #[inline(always)]
     pub(crate) fn follow(&mut self, mass: &mut MassHistogram, known: &RowBounds) {
         let floor = of_ordered(known.floor.load(Ordering::Relaxed));
@@ -236,8 +233,8 @@ impl MassCutoff {
         self.lowest = self.lowest.min(edge);
     }
 
-    /// Counts a tile of `tokens` of `of`, and guesses a floor if one is due; `largest` is the row's largest logit so
-    /// far.
+    /// Counts a tile of `tokens` out of `of`, and estimates a floor if one is due. `largest` is the row's largest
+    /// logit.
     #[inline(always)]
     pub(crate) fn learn(
         &mut self,
@@ -292,9 +289,9 @@ mod tests {
         assert_eq!(row.rival(-5.0), f32::NEG_INFINITY);
         row.share_token(&token(0.0, 3.5));
         assert_eq!(row.rival(-1.0), 3.5);
-        // A token of the same logit may come before it, whatever its zero's sign.
+        // A token with the same logit may precede it, whatever the sign of its zero.
         assert_eq!([row.rival(-0.0), row.rival(0.0), row.rival(1.0)], [f32::NEG_INFINITY; 3]);
-        // A better score of a smaller logit spares less; a larger logit more.
+        // A better score with a smaller logit prunes less; one with a larger logit prunes more.
         row.share_token(&token(-3.0, 4.0));
         assert_eq!(row.rival(-1.0), 3.5);
         row.share_token(&token(8.0, 7.5));

@@ -1,6 +1,6 @@
 //! One pass over the tokens of a head or of existing logits, on all threads, and the summaries of its rows.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! | --- | --- |
 //! | [`engine`] | threads, their scratch, and a pass |
 //! | [`tile`] | a thread's work on a tile of logits |

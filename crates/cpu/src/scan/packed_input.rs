@@ -9,7 +9,7 @@ use crate::scan::tile::Source;
 use flash_sampling_core::backend::{Row, RowSummary};
 use flash_sampling_core::{DType, Head, Matrix, Plan};
 
-/// The packed hidden states of a call, and the canonical option. Independent of the weight.
+/// The packed hidden states of a call, and the canonical option. They do not depend on the weight.
 #[derive(Debug)]
 pub(crate) struct PackedInput {
     packed: Packed,
@@ -27,7 +27,7 @@ impl PackedInput {
         }
     }
 
-    /// Makes room for another number of rows.
+    /// Reserves memory for another number of rows.
     pub(crate) fn replan(&mut self, max_rows: usize) {
         self.packed = Packed::new(max_rows, self.packed.cols());
     }
@@ -52,7 +52,7 @@ impl PackedInput {
         dot
     }
 
-    /// The slack of a row, 0 without the canonical option.
+    /// Returns the slack of a row; 0 without the canonical option.
     pub(crate) fn slack(&mut self, head: &Head<'_>, row: &Row<'_>, input: &Matrix<'_>, r: usize) -> f32 {
         self.canonical.as_mut().map_or(0.0, |c| c.slack(head, row, input, r))
     }

@@ -1,7 +1,7 @@
 //! Collects the adjustments of a call's rows on all threads.
 //!
 //! Each thread takes one run of rows. On one thread, penalties over 1000 tokens for each of 64 rows took a tenth of the
-//! time of the rest of the call on 16 threads.
+//! time of the other work of the call on 16 threads.
 
 use crate::options::Threads;
 use flash_sampling_core::RowParams;
@@ -42,7 +42,7 @@ impl ParallelAdjustments {
         self.parts[r / self.each].row(r % self.each)
     }
 
-    /// The same, with an index.
+    /// Returns the adjustments of a collected row, with an index.
     pub(crate) fn indexed(&self, r: usize) -> IndexedAdjustments<'_> {
         self.parts[r / self.each].indexed(r % self.each)
     }

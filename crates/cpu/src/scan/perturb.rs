@@ -116,8 +116,8 @@ impl Perturbed<'_> {
                 let b = open.trailing_zeros() as usize;
                 open &= open - 1;
                 // The cutoff rises with each candidate, and the cutoff of a span may exceed the cutoff of its batch. A
-                // threshold of a lower cutoff must not be shifted to a higher one: it has the rounding error of the lower
-                // one, which is whole nats for a cutoff of -1e7.
+                // threshold of a lower cutoff must not be shifted to a higher cutoff, because it has the rounding error
+                // of the lower one: several nats for a cutoff of -1e7.
                 let of_span = from + b..from + b + 1;
                 let cut = keep.cut_in(of_span.clone()).max(cut);
                 let threshold = Threshold::of(cut, self.floor);
@@ -136,7 +136,7 @@ impl Perturbed<'_> {
         }
     }
 
-    /// Offers a token if the token can reach `cut`; `word` is the word of the token's granule.
+    /// Offers a token if it can reach `cut`. `word` is the word of the token's granule.
     #[inline(always)]
     fn score(&self, token: u32, logit: f32, word: u32, cut: f32, keep: &mut impl Keep) {
         let is_leader = token % granule::TOKENS == word % granule::TOKENS;

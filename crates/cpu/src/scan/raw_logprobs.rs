@@ -1,8 +1,8 @@
 //! Raw log-probabilities: log-probabilities of the model's logits, before all transforms of the row.
 //!
-//! On request, a pass adds a row's raw logits to a second [`MassHistogram`]. The raw logit of a drawn token is
-//! recomputed by the same kernel, and so has the same bits. A second logit with every candidate would cost all rows. A
-//! stream of groups recomputes it right after the group's sample is taken, while the group's weights are available.
+//! On request, a pass adds a row's raw logits to a second [`MassHistogram`]. The same kernel recomputes the raw logit
+//! of a drawn token, which so has the same bits. A second logit with every candidate would slow down all rows. A stream
+//! of groups recomputes the raw logit right after it takes the group's sample, while the group's weights are available.
 
 use flash_sampling_core::Samples;
 use flash_sampling_core::backend::{Candidate, MassHistogram, Row, TopList, Winner};
@@ -10,7 +10,7 @@ use flash_sampling_core::backend::{Candidate, MassHistogram, Row, TopList, Winne
 /// The state of a row with raw log-probabilities.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RawState {
-    /// Allocated by the first such row.
+    /// Allocated by the first row with raw log-probabilities.
     mass: Option<MassHistogram>,
     top: TopList,
     on: bool,
@@ -53,13 +53,12 @@ impl RawState {
         }
     }
 
-    /// The masses and the largest raw logits of the row after the pass, if it requests them.
+    /// Returns the masses and the largest raw logits of the row after the pass, if the row requests them.
     pub(crate) fn kept(&self) -> Option<(&MassHistogram, &TopList)> {
         self.mass.as_ref().filter(|_| self.on).map(|mass| (mass, &self.top))
     }
 
-    /// Sets the raw log-probabilities of row `r` of `out`, if it requests them; `drawn` are the raw logits of its
-    /// draws.
+    /// Sets the raw log-probabilities of row `r` of `out`, if the row requests them. `drawn`: its draws' raw logits.
     pub(crate) fn note(&self, r: usize, drawn: impl Iterator<Item = f32>, out: &mut Samples) {
         if let (true, Some(mass), Ok(_)) = (self.on, &self.mass, out.row(r)) {
             out.set_raw(r, mass, self.top.as_slice(), drawn);

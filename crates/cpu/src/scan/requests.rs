@@ -27,7 +27,7 @@ pub(crate) trait Logits {
     /// The logits of some rows of the input, ascending.
     fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize]) -> Source<'s>;
 
-    /// The gap below the best score within which canonical candidates lie.
+    /// Returns the largest gap below the best score of a canonical candidate.
     fn slack(&mut self, _row: &Row<'_>, _input: &Matrix<'_>, _r: usize) -> f32 {
         0.0
     }
@@ -95,18 +95,18 @@ impl Logits for ExistingLogits {
     }
 }
 
-/// A token whose logit is requested. Sorted by token, so that one evaluation serves all rows.
+/// A token with a requested logit. Sorted by token, so that one evaluation serves all rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestedLogit {
     token: u32,
     row: usize,
-    /// Its index in the request.
+    /// The index of the token in the request.
     at: usize,
     logit: f32,
 }
 
 impl Engine {
-    /// Makes one pass over the tokens for the rows with a request. A worker claims `chunk` tokens at a time.
+    /// Makes one pass over the tokens, for the rows with a request. A worker claims `chunk` tokens at a time.
     pub(crate) fn scan(
         &mut self,
         logits: &mut impl Logits,
@@ -186,7 +186,7 @@ impl Engine {
         self.members = members;
     }
 
-    /// Writes the logits of requested tokens. They have the bits of a pass, since the kernel is the same.
+    /// Writes the logits of requested tokens. They have the bits of a pass, because the kernel is the same.
     fn write_logits(
         &mut self,
         logits: &mut impl Logits,
@@ -331,7 +331,7 @@ mod tests {
         summary.raw_mass.as_ref().filter(|mass| !mass.is_empty())
     }
 
-    /// Integer inputs, so that dot products are exact and every bit must agree.
+    /// Integer inputs, so that dot products are exact and all bits must agree.
     #[test]
     fn a_scan_is_the_plain_one_of_the_reference() {
         let weight = integers(VOCAB * WIDTH, 7);
@@ -407,7 +407,7 @@ mod tests {
                 assert!(counts.len() == 2 && counts[0] == counts[1] && (own == 0 || counts[0] > 0));
                 assert!(overview[7].raw_top.as_slice().len() == 4.min(shard.tokens().len()));
                 assert_eq!(summaries[5].list.len(), shard.tokens().len());
-                // By raw logits, and by those that masks and biases leave.
+                // By raw logits, and by logits after masks and biases.
                 let mut requests = [Request::Skip; 11];
                 requests[7] = Request::PrefixCount { ranks: &ranks, stage: Stage::Raw };
                 requests[2] = Request::PrefixCount { ranks: &ranks, stage: Stage::Transformed };

@@ -1,4 +1,4 @@
-//! The summary of a row's groups so far, for variants that draw or merge groups.
+//! The summary of a row's groups so far, for variants that draw groups or merge them.
 
 use super::finish::Summary;
 use super::raw_logprobs::RawState;
@@ -11,7 +11,7 @@ pub(crate) trait GroupMerge: Copy {
     /// No group.
     const NONE: Self;
 
-    /// Adds group `k`, which has mass; `sample` is its sample of the draw.
+    /// Adds group `k`, which has mass. `sample` is its sample for the draw.
     fn add(self, row: &Row<'_>, draw: u32, k: u32, mass: LogMass, sample: Candidate) -> Self;
 
     /// The sample of the draw.
@@ -43,7 +43,7 @@ impl<D: GroupMerge> RowGroups<D> {
         }
     }
 
-    /// Empties it for a row. All draws of a greedy row are one.
+    /// Resets the state for a row. A greedy row has one draw.
     pub(crate) fn begin(&mut self, row: &Row<'_>) {
         let draws = if row.greedy { 1 } else { row.draws as usize };
         self.draws.clear();
@@ -55,7 +55,7 @@ impl<D: GroupMerge> RowGroups<D> {
         self.raw.begin(row);
     }
 
-    /// Adds group `k`, of which `state` is the summary.
+    /// Adds group `k` with the summary `state`.
     pub(crate) fn add(&mut self, row: &Row<'_>, k: u32, state: &RowState) {
         self.invalid = StagedError::first(self.invalid, state.invalid);
         self.raw.merge(&state.raw);
@@ -99,7 +99,7 @@ impl RowGroups<GroupWinner> {
     }
 }
 
-/// The best group of a draw: the larger score wins, then the lower number.
+/// The best group of a draw: the larger score wins, then the lower group number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupWinner {
     score: f64,
@@ -131,7 +131,7 @@ impl GroupMerge for GroupWinner {
     }
 }
 
-/// The binary merge of groups that come one after the other.
+/// The binary merge of consecutive groups.
 impl GroupMerge for GroupSummary<Candidate> {
     const NONE: Self = GroupSummary::EMPTY;
 

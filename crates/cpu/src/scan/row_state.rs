@@ -9,16 +9,16 @@ use flash_sampling_core::backend::{Candidate, LogitRank, MassHistogram, Row, Sta
 /// The best candidates of a row's draws, over some set of tokens.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Best {
-    /// The winner of each draw; empty when lists are kept.
+    /// The winner of each draw; empty if there are lists.
     pub(crate) winners: Vec<Candidate>,
-    /// One list per draw with a slack, for canonical re-evaluation; or one list of draws without replacement.
+    /// One list per draw if there is a slack, for canonical re-evaluation; or one list of draws without replacement.
     lists: Vec<TopList>,
-    /// Lists in use.
+    /// The number of lists in use.
     used: usize,
 }
 
 impl Best {
-    /// Resets it for a row. With a `slack`, each draw has a list in place of a winner.
+    /// Resets the state for a row. With a `slack`, each draw has a list instead of a winner.
     pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32) {
         // All draws of a greedy row are equal, so there is one winner. Draws without replacement are one list.
         let (draws, limit) = match (row.without_replacement, row.greedy) {
@@ -43,17 +43,17 @@ impl Best {
         self.used = 0;
     }
 
-    /// The lists; empty when winners are kept.
+    /// Returns the lists; empty if there are winners.
     pub(crate) fn lists(&self) -> &[TopList] {
         &self.lists[..self.used]
     }
 
-    /// The lists, to be filled.
+    /// Returns the lists, to be filled.
     pub(crate) fn lists_mut(&mut self) -> &mut [TopList] {
         &mut self.lists[..self.used]
     }
 
-    /// The draws of a row, in order; every draw of a greedy row is its winner.
+    /// Returns the draws of a row, in order. Every draw of a greedy row is its winner.
     pub(crate) fn draws(&self, row: &Row<'_>) -> impl Iterator<Item = Candidate> {
         let (found, times) = match (self.lists(), row.greedy) {
             ([list, ..], _) => (list.as_slice(), 1),
@@ -81,9 +81,9 @@ pub(crate) struct RowState {
     filtered: bool,
     /// The state of raw log-probabilities.
     pub(crate) raw: RawState,
-    /// Masses, when the plan allows log-probabilities, groups are weighed, or a row came with filters.
+    /// Masses, if the plan allows log-probabilities, groups are weighed, or a row has had filters.
     pub(crate) mass: Option<MassHistogram>,
-    /// Whether groups are weighed: every row needs its masses.
+    /// Whether groups are weighed, so that every row needs its masses.
     weigh: bool,
     /// Whether this row needs its masses.
     pub(crate) weighed: bool,
@@ -94,12 +94,12 @@ pub(crate) struct RowState {
     pub(crate) invalid: Option<StagedError>,
     /// Whether any logit was finite.
     pub(crate) has_finite: bool,
-    /// Whether the best score of all workers may prune tokens here: each draw has one winner of all tokens.
+    /// Whether the best score of all workers may prune tokens here, because each draw has one winner of all tokens.
     pub(crate) shares: bool,
 }
 
 impl RowState {
-    /// A state for any row of a plan; `weigh`: sum masses even without log-probabilities.
+    /// Creates a state for any row of a plan. With `weigh`, it sums masses even without log-probabilities.
     pub(crate) fn new(plan: &Plan, weigh: bool) -> Self {
         let mut state = RowState {
             best: Best::default(),
@@ -121,8 +121,8 @@ impl RowState {
         state
     }
 
-    /// Resets the state for a row; `short` as for [`FilterState::begin`]. `shares`: workers share the best score of the
-    /// first draw.
+    /// Resets the state for a row. `short` is as for [`FilterState::begin`]. `shares`: workers share the first draw's
+    /// best score.
     pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32, short: Option<ListBudget>, shares: bool) {
         self.raw.begin(row);
         if let Some(mass) = &mut self.mass {

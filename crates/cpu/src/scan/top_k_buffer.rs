@@ -1,8 +1,8 @@
 //! The first tokens of a row in the order of falling logits.
 //!
 //! The plain version inserts into a sorted list. This version appends tokens, and selects the first ones when it has
-//! twice as many as needed. So a token costs one store, and one comparison of its span. Tokens are integers, which are
-//! selected without branches: with 16 workers, branches took a fifth of the time of top-p.
+//! twice as many as needed. So a token costs one store, and one comparison of its span. Tokens are stored as integers,
+//! so that selection has no branches. With 16 workers, branches took a fifth of the time of top-p.
 
 use flash_sampling_core::backend::{Candidate, Winner};
 
@@ -10,17 +10,17 @@ use flash_sampling_core::backend::{Candidate, Winner};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TopKBuffer {
     limit: usize,
-    /// The number of first tokens that are complete before a merge; at most `limit`.
+    /// The number of first tokens that are complete before a merge, at most `limit`.
     own: usize,
     /// Keys of the tokens.
     keys: Vec<u64>,
-    /// All pushed tokens up to this one are in the buffer: the last of the first `own` at the last selection.
+    /// The last of the first `own` tokens at the last selection. All pushed tokens up to this one are in the buffer.
     last: Option<u64>,
     /// The sorted tokens, after [`TopKBuffer::finish`].
     sorted: Vec<Candidate>,
 }
 
-/// An integer that rises in the order of falling logits.
+/// Returns an integer that rises in the order of falling logits.
 fn key(logit: f32, token: u32) -> u64 {
     !Winner::new(logit, token).to_ordered_bits()
 }
@@ -31,8 +31,8 @@ fn candidate(key: u64) -> Candidate {
 }
 
 impl TopKBuffer {
-    /// Empties the buffer. It collects `own` tokens, at least one, until others are merged. The merged tokens may be
-    /// fewer than `limit`, but have no gap.
+    /// Empties the buffer. Before a merge, it collects `own` tokens, at least one. The merged tokens may be fewer than
+    /// `limit`, but have no gap.
     pub(crate) fn begin(&mut self, limit: usize, own: usize) {
         (self.limit, self.own, self.last) = (limit.max(1), own.clamp(1, limit.max(1)), None);
         self.sorted.clear();
@@ -40,10 +40,10 @@ impl TopKBuffer {
         self.keys.reserve(2 * self.limit);
     }
 
-    /// The least logit with which a token from `first` on may be among the first tokens.
+    /// Returns the smallest logit with which a token from `first` on may be among the first tokens.
     pub(crate) fn threshold(&self, first: u32) -> f32 {
         match self.last.map(candidate) {
-            // Of equal logits the lower token comes first.
+            // With equal logits, the lower token comes first.
             Some(last) if first > last.winner.token => last.logit.next_up(),
             Some(last) => last.logit,
             None => f32::MIN,
@@ -56,7 +56,7 @@ impl TopKBuffer {
         self.own == 1
     }
 
-    /// Skips tokens with a logit below `cut` from now on: enough tokens are at or above it.
+    /// From now on, skips tokens with a logit below `cut`, because enough tokens are at or above it.
     #[inline(always)]
     pub(crate) fn bound(&mut self, cut: f32) {
         let last = key(cut, u32::MAX);
@@ -65,7 +65,7 @@ impl TopKBuffer {
         }
     }
 
-    /// Adds a token; returns whether the threshold has risen.
+    /// Adds a token, and returns whether the threshold has risen.
     pub(crate) fn push(&mut self, logit: f32, token: u32) -> bool {
         self.add(key(logit, token))
     }
@@ -112,7 +112,7 @@ impl TopKBuffer {
         }
     }
 
-    /// The number of tokens if others were skipped; the requested number otherwise.
+    /// Returns the number of tokens if other tokens were skipped, or else the requested number.
     pub(crate) fn limit(&self) -> usize {
         if self.last.is_some() { self.sorted.len() } else { self.limit }
     }

@@ -96,8 +96,8 @@ impl Vector for Avx512 {
         mass: &mut MassHistogram,
     ) -> (f32, usize) {
         let mut count = 0;
-        // SAFETY: as above; loads stay within the spans. A store of 16 words begins after at most as
-        // many words as the loop has loaded before. Later loads read only stored words.
+        // SAFETY: as above; loads stay within the spans. A store of 16 words begins after at most as many words as the
+        // loop has loaded before. Later loads read only stored words.
         unsafe {
             let (edge, least) = (_mm512_set1_ps(floor), _mm512_set1_ps(floor.max(lowest)));
             let mut sums = [_mm512_setzero_ps(); 2];

@@ -73,7 +73,7 @@ pub(crate) trait Vector {
     ) -> f32 {
         let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let Some(lowest) = mass.make_room(top) else {
-            // Logits of this size have no entries, so the loop pushes them one by one.
+            // Logits of this size have no entries, so the loop adds them one by one.
             run.end();
             let mut sum = 0.0;
             for &logit in spans.as_flattened() {

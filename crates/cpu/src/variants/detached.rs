@@ -8,10 +8,10 @@ use crate::variants::tiled::{HeadScan, Tiled};
 use flash_sampling_core::backend::Driver;
 use flash_sampling_core::{DType, Head};
 
-/// What a [`Tiled`] sampler has planned, without the borrow of its weight.
+/// The plan of a [`Tiled`] sampler, without the borrow of its weight.
 ///
-/// For an owner whose weight can be borrowed for one call at a time, as when it lies behind a lock: attach, sample, detach.
-/// Nothing is allocated and nothing planned anew.
+/// For an owner whose weight can be borrowed only for one call at a time, for example behind a lock: attach, sample,
+/// detach. This allocates no memory and makes no new plan.
 #[derive(Debug)]
 pub struct DetachedTiled {
     engine: Engine,
@@ -26,7 +26,7 @@ fn size(head: &Head<'_>) -> (usize, usize, DType) {
 }
 
 impl Tiled<'_> {
-    /// Ends the borrow of the weight and keeps the plan.
+    /// Releases the weight and keeps the plan.
     pub fn detach(self) -> DetachedTiled {
         let Tiled { scan: HeadScan { engine, logits: HeadLogits { head, hidden }, .. }, driver } = self;
         DetachedTiled { weight: size(&head), engine, hidden, driver }
@@ -34,11 +34,11 @@ impl Tiled<'_> {
 }
 
 impl DetachedTiled {
-    /// Makes a sampler over a head with a weight of the same size and type. With [`Plan::canonical`] its values must be
-    /// the same too: the bound on rounding was found from them.
+    /// Restores the sampler, over a head with a weight of the same size and type. With [`Plan::canonical`] the weight's
+    /// values must also be the same, because the rounding bound depends on them.
     ///
     /// # Errors
-    /// [`CpuError::OtherWeight`], and the plan is lost.
+    /// [`CpuError::OtherWeight`]; then the plan is lost.
     ///
     /// [`Plan::canonical`]: flash_sampling_core::Plan
     pub fn attach(self, head: Head<'_>) -> Result<Tiled<'_>, CpuError> {

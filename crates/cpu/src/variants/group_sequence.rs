@@ -1,4 +1,4 @@
-//! Groups that come one after the other, merged by a coin (paper Alg. I.3).
+//! Merges consecutive groups by a coin (paper Alg. I.3).
 
 use crate::error::CpuError;
 use crate::options::CpuOptions;
@@ -25,7 +25,7 @@ impl Running {
         Running { groups: RowGroups::new(plan), raw_logits: Vec::with_capacity(plan.max_draws as usize) }
     }
 
-    /// Sets the raw logits of the draws whose sample came with the last group, `tokens`.
+    /// Sets the raw logits of the draws whose sample belongs to the last group, `tokens`.
     fn set_raw_logits(&mut self, tokens: &Range<u32>, mut raw_logit: impl FnMut(u32) -> f32) {
         for (logit, draw) in self.raw_logits.iter_mut().zip(&self.groups.draws) {
             if let Some(token) = draw.sample.map(|sample| sample.winner.token).filter(|t| tokens.contains(t)) {
@@ -35,18 +35,18 @@ impl Running {
     }
 }
 
-/// Draws from groups in their order. Keeps one log-mass and one sample per draw between groups.
+/// Draws from consecutive groups. Keeps one log-mass and one sample per draw between groups.
 #[derive(Debug)]
 pub(crate) struct GroupSequence {
     engine: Engine,
     hidden: PackedInput,
-    /// Tokens of a group.
+    /// Tokens per group.
     pub(crate) group: u32,
     running: Vec<Running>,
 }
 
 impl GroupSequence {
-    /// Plans for heads of the same type and hidden size as `head`. The errors are those of
+    /// Plans for heads of the same type and hidden size as `head`. The errors are the errors of
     /// [`Online::new`](crate::Online::new).
     pub(crate) fn new(head: &Head<'_>, plan: Plan, group: u32, options: &CpuOptions) -> Result<Self, CpuError> {
         check_group(group)?;
@@ -80,10 +80,10 @@ impl GroupSequence {
     }
 
     /// Draws the rows of a checked call. `for_each` calls its argument for each group of the vocabulary in order, with
-    /// the group's tokens and a head that has them.
+    /// the group's tokens and a head that contains them.
     ///
     /// # Errors
-    /// The error of `for_each`; `out` is then empty.
+    /// The error of `for_each`; then `out` is empty.
     pub(crate) fn sample<E>(
         &mut self,
         vocab_size: u32,
@@ -123,7 +123,7 @@ impl GroupSequence {
                 Ok(planned.row.draws)
             });
             match drawn {
-                // A greedy row keeps one of its draws, which are all the same.
+                // A greedy row keeps one draw, because all its draws are equal.
                 Ok(draws) => {
                     let raw_logits = running.raw_logits.iter().copied().cycle().take(draws as usize);
                     running.groups.raw.note(r, raw_logits, out);

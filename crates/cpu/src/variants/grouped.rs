@@ -12,8 +12,9 @@ use flash_sampling_core::{
     Shape, Variant,
 };
 
-/// Log-mass and local sample of each group of tokens, then a draw of the group (paper Alg. I.2). Groups lie on the
-/// absolute grid of multiples of their size, so they are the same in every shard.
+/// The parallel-group sampler: a log-mass and a local sample per group, then a draw of the group (paper Alg. I.2).
+///
+/// Groups are on the absolute grid of multiples of their size, so they are the same in every shard.
 #[derive(Debug)]
 pub struct Grouped<'w> {
     scan: HeadScan<'w>,
@@ -27,7 +28,7 @@ impl<'w> Grouped<'w> {
     /// # Errors
     /// * [`CpuError::GroupSize`]: `group` is not a positive multiple of 64.
     /// * [`CpuError::Unsupported`]: [`Plan::canonical`] with [`GroupDraw::Fresh`], which is not pathwise.
-    /// * Those of [`Tiled::new`](crate::Tiled::new).
+    /// * Errors of [`Tiled::new`](crate::Tiled::new).
     pub fn new(
         head: Head<'w>,
         plan: Plan,
@@ -46,7 +47,7 @@ impl<'w> Grouped<'w> {
         Ok(grouped)
     }
 
-    /// Makes the states of the groups, one per row.
+    /// Creates the states of the groups, one per row.
     fn make_groups(&mut self) {
         let plan = self.scan.engine.plan;
         for worker in self.scan.engine.workers.iter_mut().filter(|_| self.draw == GroupDraw::Fresh) {
@@ -55,7 +56,7 @@ impl<'w> Grouped<'w> {
     }
 }
 
-/// Groups are whole spans of noise.
+/// Checks that a group is a whole number of noise spans.
 pub(crate) fn check_group(size: u32) -> Result<(), CpuError> {
     if size == 0 || !size.is_multiple_of(SPAN as u32) { Err(CpuError::GroupSize { size }) } else { Ok(()) }
 }
@@ -95,7 +96,7 @@ impl PerturbedArgmax for Grouped<'_> {
     }
 }
 
-/// A scan whose draws are those of a group that is drawn by its log-mass.
+/// A scan that draws a group by its log-mass, and takes the group's draws.
 struct GroupScan<'s, 'w>(&'s mut HeadScan<'w>);
 
 impl Scan for GroupScan<'_, '_> {

@@ -1,4 +1,4 @@
-//! The samplers of this crate: what each variant of the paper does with a scan.
+//! The samplers of this crate, one per variant of the paper.
 
 mod detached;
 mod group_sequence;

@@ -7,11 +7,11 @@ use flash_sampling_core::backend::check_call;
 use flash_sampling_core::reference::groups;
 use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 
-/// Groups of tokens one after another, merged by a coin (paper Alg. I.3). Exact in distribution. Groups lie on the
-/// absolute grid of multiples of their size.
+/// The online sampler: consecutive groups of tokens, merged by a coin (paper Alg. I.3). Exact in distribution.
 ///
-/// The local sample is drawn in the same pass as the log-mass, where the paper draws it only after the coin: it is the
-/// same token, since noise is a pure function, and logits need not be kept.
+/// Groups are on the absolute grid of multiples of their size. The local sample is drawn in the same pass as the
+/// log-mass, but in the paper after the coin. Noise is a pure function, so it is the same token, and no logits are
+/// stored.
 #[derive(Debug)]
 pub struct Online<'w> {
     head: Head<'w>,
@@ -23,8 +23,8 @@ impl<'w> Online<'w> {
     ///
     /// # Errors
     /// * [`CpuError::GroupSize`]: `group` is not a positive multiple of 64.
-    /// * [`CpuError::Unsupported`]: [`Plan::canonical`], as this variant is not pathwise.
-    /// * Those of [`Tiled::new`](crate::Tiled::new).
+    /// * [`CpuError::Unsupported`]: [`Plan::canonical`], because this variant is not pathwise.
+    /// * Errors of [`Tiled::new`](crate::Tiled::new).
     pub fn new(head: Head<'w>, plan: Plan, group: u32, options: &CpuOptions) -> Result<Self, CpuError> {
         Ok(Online { groups: GroupSequence::new(&head, plan, group, options)?, head })
     }

@@ -1,4 +1,4 @@
-//! The sampler over logits that already exist (paper Alg. I.1).
+//! The sampler over existing logits (paper Alg. I.1).
 
 use crate::error::CpuError;
 use crate::options::CpuOptions;
@@ -12,7 +12,8 @@ use flash_sampling_core::{
 };
 
 /// Draws from existing logits, `[rows, vocab]` in bf16, f16 or f32: one streaming pass, no softmax (paper Alg. I.1).
-/// Exact pathwise: the draws are those of [`Tiled`](crate::Tiled) on the same logits.
+///
+/// Exact pathwise: the draws equal the draws of [`Tiled`](crate::Tiled) on the same logits.
 #[derive(Debug)]
 pub struct Standalone {
     scan: LogitsScan,
@@ -43,8 +44,8 @@ impl Standalone {
     ///
     /// # Errors
     /// * [`CpuError::Head`]: `vocab_size` is zero or above 2^32 - 2.
-    /// * [`CpuError::Unsupported`]: [`Plan::canonical`], since logits are taken as they are.
-    /// * Those of [`Tiled::new`](crate::Tiled::new).
+    /// * [`CpuError::Unsupported`]: [`Plan::canonical`], because the logits are given.
+    /// * Errors of [`Tiled::new`](crate::Tiled::new).
     pub fn new(vocab_size: usize, plan: Plan, options: &CpuOptions) -> Result<Self, CpuError> {
         if plan.canonical {
             return Err(CpuError::Unsupported { knob: Knob::Canonical });

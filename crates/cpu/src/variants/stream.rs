@@ -9,10 +9,10 @@ use flash_sampling_core::{
 };
 use std::io::Read;
 
-/// The online variant (paper Alg. I.3) over a reader that yields the weight, row-major and in native byte order: a head
-/// larger than memory. It holds two groups of weight rows, one being read while the other is multiplied.
+/// The online variant (paper Alg. I.3) over a reader, for a head larger than memory.
 ///
-/// The draws are those of [`Online`](crate::Online) with the same group size.
+/// The reader yields the weight, row-major and in native byte order. The sampler holds two groups of weight rows, and
+/// reads one while it multiplies the other. It draws as [`Online`](crate::Online) does with equal groups.
 #[derive(Debug)]
 pub struct OnlineStream<'a> {
     head: StreamHead<'a>,
@@ -25,7 +25,7 @@ impl<'a> OnlineStream<'a> {
     ///
     /// # Errors
     /// * [`CpuError::Head`]: the head's shape or transforms cannot be used.
-    /// * Those of [`Online::new`](crate::Online::new).
+    /// * Errors of [`Online::new`](crate::Online::new).
     pub fn new(head: StreamHead<'a>, plan: Plan, group: u32, options: &CpuOptions) -> Result<Self, CpuError> {
         head.check()?;
         let nothing = Matrix::from_bytes(&[], head.dtype, 0, head.hidden, head.hidden)?;
@@ -35,12 +35,12 @@ impl<'a> OnlineStream<'a> {
         Ok(OnlineStream { head, groups, blocks: [vec![0; bytes], vec![0; bytes]] })
     }
 
-    /// What this sampler can do.
+    /// Returns the capabilities of this sampler.
     pub fn capabilities(&self) -> Capabilities {
         self.groups.capabilities()
     }
 
-    /// The size of its head.
+    /// Returns the shape of the head.
     pub fn shape(&self) -> Shape {
         let tokens = self.head.vocab_size as u32;
         Shape { tokens: 0..tokens, vocab_size: tokens, input: self.head.hidden }
@@ -49,7 +49,7 @@ impl<'a> OnlineStream<'a> {
     /// Draws for `input [rows, hidden]`, reading the weight once, in order, from `weight`.
     ///
     /// # Errors
-    /// [`StreamError::Read`] when the reader fails or ends early; [`StreamError::Call`] for what is wrong with the call.
+    /// [`StreamError::Read`] if the reader fails or ends early; [`StreamError::Call`] for an error of the call.
     pub fn sample(
         &mut self,
         weight: &mut (impl Read + Send),

@@ -10,11 +10,11 @@ use flash_sampling_core::{
     Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Variant,
 };
 
-/// Draws inside the matmul: one pass over the weight for the whole batch, logits never leave their tile, one winner per
-/// row and thread is left (paper Alg. 1). Exact pathwise.
+/// The fused tiled sampler: draws within the matmul, in one pass over the weight for the whole batch (paper Alg. 1).
 ///
-/// Weight and hidden states in any pair of bf16, f16 and f32; sums in float32. Every number of rows, vocabulary and
-/// hidden size; whole multiples of 64 tokens and 32 elements are fastest.
+/// Logits never leave their tile; one winner per row and thread remains. Exact pathwise. Weight and hidden states are
+/// any pair of bf16, f16 and f32; sums are float32. Every number of rows, vocabulary size and hidden size is allowed;
+/// multiples of 64 tokens and 32 elements are fastest.
 #[derive(Debug)]
 pub struct Tiled<'w> {
     pub(super) scan: HeadScan<'w>,
@@ -31,7 +31,7 @@ pub(super) struct HeadScan<'w> {
 }
 
 impl<'w> HeadScan<'w> {
-    /// `weigh`: rows keep masses always.
+    /// Plans a scan. With `weigh`, all rows keep masses.
     pub(super) fn new(head: Head<'w>, plan: Plan, options: &CpuOptions, weigh: bool) -> Result<Self, CpuError> {
         let engine = Engine::new(plan, head.weight().dtype(), options, weigh)?;
         Ok(HeadScan { logits: HeadLogits { hidden: PackedInput::new(&head, &plan), head }, engine, chunk: CHUNK })
@@ -63,11 +63,11 @@ impl Scan for HeadScan<'_> {
 }
 
 impl<'w> Tiled<'w> {
-    /// Plans a sampler; allocates its scratch. With [`Plan::canonical`] it reads the weight once, for its norms.
+    /// Plans a sampler, and allocates its scratch. With [`Plan::canonical`], reads the weight once for its norms.
     ///
     /// # Errors
     /// * [`CpuError::IsaUnavailable`], [`CpuError::ThreadCount`], [`CpuError::Threads`]: the options.
-    /// * [`CpuError::EmptyPlan`], [`CpuError::PlanSize`]: the plan has no rows or no draws, or more than there can be.
+    /// * [`CpuError::EmptyPlan`], [`CpuError::PlanSize`]: the plan has no rows or no draws, or too many.
     pub fn new(head: Head<'w>, plan: Plan, options: &CpuOptions) -> Result<Self, CpuError> {
         Ok(Tiled { scan: HeadScan::new(head, plan, options, false)?, driver: Driver::default() })
     }

@@ -1,6 +1,6 @@
-// The kernels that draw, on the processor: the epilogues of the portable kernels, the selection from groups, the sampler over
-// existing logits, and the lists of stored ones. Reads problems from standard input, writes draws and log Z to standard output.
-// crates/cuda/tests/draws.rs makes the problems and compares with core's reference.
+// Runs the draw kernels on the processor: the epilogues of the portable kernels, the selection from groups, the sampler over
+// existing logits, and the lists of stored logits. Reads problems from standard input, and writes draws and log Z to standard
+// output. crates/cuda/tests/draws.rs makes the problems and compares the results with core's reference.
 #include <algorithm>
 
 #include "emulator.hpp"
@@ -47,7 +47,7 @@ namespace ties {
 using namespace flash_sampling;
 constexpr int COLUMNS = 16;
 
-// Beside the rules of groups: the fused draw, and draws from existing logits of two types.
+// Further codes besides the rules of groups: the fused draw, and draws from existing logits of two types.
 constexpr u32 FUSED = 3, EXISTING_F32 = 4, EXISTING_BF16 = 5;
 
 template <class T>
@@ -57,7 +57,7 @@ static T get() {
     return value;
 }
 
-// Runs an epilogue over the tokens from `from` on, as a launch of `blocks` blocks does. `dots` has `stride` tokens a row.
+// Runs an epilogue over the tokens from `from` on, as a launch of `blocks` blocks does. `dots` has `stride` tokens per row.
 template <class Epilogue>
 static void run_blocks(const Call& call, const typename Epilogue::Arguments& arguments, const float* dots, u32 stride, u32 from,
                        u32 blocks) {
@@ -89,7 +89,7 @@ static void run_blocks(const Call& call, const typename Epilogue::Arguments& arg
     }
 }
 
-// A fused draw; its scratch is left as it was found.
+// Makes a fused draw. Its scratch must be unchanged afterwards.
 static void draw_fused(Call call, const float* dots, u32 blocks) {
     using Epilogue = DrawEpilogue<COLUMNS>;
     const u32 granules = (call.tokens + Epilogue::GRANULE - 1) / Epilogue::GRANULE;
@@ -104,7 +104,7 @@ static void draw_fused(Call call, const float* dots, u32 blocks) {
     if (arrived != 0) abort();
 }
 
-// Draws from existing logits, in rows that 16 bytes may be loaded of or not; their scratch is left as it was found.
+// Draws from existing logits, with rows that 16-byte loads can read or not. Their scratch must be unchanged afterwards.
 template <class T, class Existing, class Kernel>
 static void draw_existing(Call call, const float* dots, u32 blocks, bool aligned, Kernel kernel) {
     const u32 parts = (call.first_token + call.tokens - 1) / SCAN_TOKENS + 1 - call.first_token / SCAN_TOKENS;
@@ -125,7 +125,7 @@ static void draw_existing(Call call, const float* dots, u32 blocks, bool aligned
         if (best[r] != 0 || arrived[r] != 0) abort();
 }
 
-// Rows whose log Z is hard to sum: hidden tokens of very low logits, very large logits, and ascending ones.
+// Checks rows whose log Z is hard to sum: masked tokens with very low logits, very large logits, and ascending logits.
 static void check_log_z() {
     constexpr u32 TOKENS = 3000, ROWS = 8;
     std::vector<float4> memory(ROWS * TOKENS / 4);
@@ -153,7 +153,7 @@ static void check_log_z() {
     call.rows = rows.data(), call.best = best.data(), call.invalid = invalid.data(), call.arrived = arrived.data();
     call.draws = draws.data(), call.row_count = ROWS, call.tokens = TOKENS, call.head.scale = 1.0f;
     const Masses masses{parts.data(), found.data()};
-    const log_z::Existing existing{logits, nullptr, TOKENS, 2, 8};  // two parts a warp in the first block
+    const log_z::Existing existing{logits, nullptr, TOKENS, 2, 8};  // two parts per warp in the first block
     emulator::launch(2 * ROWS, 1, 128, [&] { log_z::standalone_log_z(call, existing, masses); });
     for (u32 r = 0; r < ROWS; ++r) {
         const float* const of_row = logits + r * TOKENS;
@@ -165,7 +165,7 @@ static void check_log_z() {
     }
 }
 
-// Both kernels must list every token whose score is within a slack of a row's draw, and no other.
+// Checks that both kernels list exactly the tokens whose score is within a slack of a row's draw.
 static void check_lists(const Call& call, const float* dots) {
     for (u32 r = 0; r < call.row_count; ++r) {
         const Draw& draw = call.draws[r];
@@ -216,7 +216,7 @@ static void launch(const Call& whole, const float* dots, u32 from, u32 to, u32 s
     selection.begins = from == 0;
     selection.ends = to == whole.tokens;
     const u32 slots = selection.groups.slots();
-    // Poisoned: what is not written must not be read.
+    // Poisoned, so that a read of unwritten partials is detected.
     std::vector<Partial> partials(static_cast<size_t>(call.row_count) * slots, Partial{NAN, NAN, NAN, 12345, NAN});
     run_blocks<SummaryEpilogue<COLUMNS>>(call, {partials.data(), size, slots}, dots, whole.tokens, from, blocks);
     selection.partials = partials.data();

@@ -1,6 +1,6 @@
-// Runs the blocks of a kernel on the processor, so that kernels are tested without a GPU: every thread of a block is a
-// fiber, and barriers and warp functions switch to the next one. Slow, one block at a time, in one fixed order of
-// threads: it finds wrong results, not races.
+// Runs the blocks of a kernel on the processor, so that tests of kernels need no GPU. Every thread of a block is a fiber, and
+// barriers and warp functions switch to the next fiber. The emulator is slow, and runs one block at a time in one fixed order of
+// threads. So it detects wrong results, but not races.
 //
 // Include this before every kernel header.
 #pragma once
@@ -39,7 +39,7 @@ inline struct Index {
 
 namespace emulator {
 
-// A context starts a fiber; from then on jumps switch, which leave the signal mask alone and so need no system call.
+// A context starts a fiber. Then jumps switch between fibers: they do not change the signal mask, so they need no system call.
 struct Fiber {
     ucontext_t context;
     jmp_buf place;
@@ -52,7 +52,7 @@ struct Block {
     jmp_buf scheduler;
     unsigned arrived = 0, generation = 0;              // of the block's barrier
     std::vector<unsigned> warp_arrived, warp_generation;
-    std::vector<unsigned long long> slots[2];          // a value a thread, for two warp functions in a row
+    std::vector<unsigned long long> slots[2];          // one value per thread, for two consecutive warp functions
     std::function<void()> body;
 };
 
@@ -87,7 +87,7 @@ inline void run(unsigned threads, std::function<void()> body) {
     block.warp_arrived.assign(threads / 32, 0);
     block.warp_generation.assign(threads / 32, 0);
     for (auto& slots : block.slots) slots.assign(threads, 0);
-    static std::vector<char> stacks;  // kept from block to block
+    static std::vector<char> stacks;  // reused by all blocks
     if (stacks.size() < threads * STACK) stacks.resize(threads * STACK);
     char* stack = stacks.data();
     for (auto& fiber : block.fibers) {
@@ -111,7 +111,7 @@ inline void run(unsigned threads, std::function<void()> body) {
     }
 }
 
-// A launch of `x` by `y` blocks, one after another.
+// Runs a launch of `x` by `y` blocks, one block after another.
 inline void launch(unsigned x, unsigned y, unsigned threads, const std::function<void()>& kernel) {
     gridDim = {x, y};
     for (blockIdx.y = 0; blockIdx.y < y; ++blockIdx.y)
@@ -128,7 +128,7 @@ inline void block_barrier() {
     while (current->generation == generation) next_fiber();
 }
 
-// Every lane gives a value, and gets the place where all 32 lie.
+// Takes one value per lane, and returns the address of all 32 values.
 inline const unsigned long long* exchange(unsigned long long value) {
     const unsigned warp = thread / 32, generation = current->warp_generation[warp];
     auto& slots = current->slots[generation % 2];
@@ -189,7 +189,7 @@ T __shfl_up_sync(unsigned, T value, unsigned distance) {
     const unsigned lane = emulator::thread % 32;
     return emulator::of_lane(value, lane < distance ? lane : lane - distance);
 }
-// Where lanes part ways each goes by itself, and is all the mask that there is.
+// Divergent lanes run one by one, so the mask has only this lane.
 inline unsigned __activemask() { return 1u << emulator::thread % 32; }
 template <class T>
 T __shfl_sync(unsigned mask, T value, unsigned lane) {
@@ -223,7 +223,7 @@ T atomicAdd(T* at, T value) {
     *at = old + value;
     return old;
 }
-// Never contended: fibers switch at barriers alone.
+// Never contended, because fibers switch only at barriers.
 inline unsigned atomicCAS(unsigned* at, unsigned expected, unsigned value) {
     const unsigned old = *at;
     if (old == expected) *at = value;

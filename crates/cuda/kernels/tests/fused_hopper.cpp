@@ -1,5 +1,6 @@
-// The blocks of the fused Hopper kernel on the processor, one after another: reads launches from standard input, writes draws and
-// lists to standard output. crates/cuda/tests/fused_hopper.rs makes the launches and compares with core's reference.
+// Runs blocks of the fused Hopper kernel on the processor, one after another. Reads launches from standard input, and writes
+// draws and lists to standard output. crates/cuda/tests/fused_hopper.rs makes the launches and compares the results with core's
+// reference.
 #pragma GCC optimize("no-strict-aliasing")
 #include "emulator.hpp"
 
@@ -37,7 +38,7 @@ static std::vector<T> get_all(size_t count) {
     return values;
 }
 
-// A launch with all that its rows point to.
+// A launch and all data of its rows.
 struct Launch {
     Call call{};
     u32 blocks;
@@ -101,7 +102,7 @@ struct Launch {
                                       map_of(hidden, call.row_count, T::loaded_rows(call.row_count))};
         gridDim.x = blocks;
         for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-            // Bytes that nothing has written must not count.
+            // Poisoned, so that a use of unwritten bytes is detected.
             memset(ptx::shared_memory, 0xff, sizeof(ptx::shared_memory));
             emulator::run(T::THREADS, [&] {
                 fused_hopper::block<T, ptx::Operand::BF16>(call, maps, LogitStore{}, lists, Masses{}, Peers{},

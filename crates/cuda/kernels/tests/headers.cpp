@@ -1,10 +1,10 @@
-// The headers as plain C++: writes what their functions give on fixed inputs, as little-endian words on standard output.
-// crates/cuda/tests/headers.rs computes the same in Rust and compares every bit.
+// The headers as plain C++: writes the results of their functions on fixed inputs to standard output, as little-endian words.
+// crates/cuda/tests/headers.rs computes the same results in Rust and compares every bit.
 #include <algorithm>
 #include <cstdio>
 #include <vector>
 
-// CUDA has it without a namespace.
+// CUDA has this function without a namespace.
 using std::min;
 
 #include "flash_sampling/abi.cuh"
@@ -35,22 +35,22 @@ static void put(double x) {
     put(bits);
 }
 
-// The inputs: word i of a fixed stream.
+// Returns word i of the input stream.
 static u32 input(u32 i) { return Noise{1, 2}.word(Domain::Generator, 3, i); }
 
-// A finite float of any size, from a word.
+// Returns a finite float of any size, from a word.
 static float any_float(u32 word) {
     const float x = bits_to_f32(word);
     return is_finite(x) ? x : 1.0f;
 }
 
-// A float below x, nothing but -0 or +0 in between; -inf stays.
+// Returns the next float below x; 0 and -0 count as one number; -inf stays.
 static float next_below(float x) {
     if (x == 0.0f) return bits_to_f32(0x80000001u);
     return x == -f32_infinity() ? x : from_monotone_bits(to_monotone_bits(x) - 1);
 }
 
-// The nearest number of f16, of two the even one; beyond the largest, infinity.
+// Rounds to the nearest f16, with ties to even; infinity beyond the largest.
 static float to_f16(float x) {
     if (!is_finite(x) || x == 0.0f) return x;
     const int exponent = std::max(ilogb(x), -14);
@@ -59,7 +59,7 @@ static float to_f16(float x) {
     return x < 0.0f ? -f32_infinity() : f32_infinity();
 }
 
-// No granule that has a raw logit may be passed over, and what counts of the others is no more than they have.
+// Counts granules with a raw logit that a pass would skip, and granules whose lower bound exceeds their largest logit.
 static u32 broken_block_maxima() {
     u32 broken = to_f16(65519.996f) != 65504.0f || to_f16(65520.0f) != f32_infinity() || to_f16(-65520.0f) != -f32_infinity();
     broken += to_f16(0x1p-25f) != 0.0f || to_f16(0x1.8p-24f) != 0x1p-23f || to_f16(2049.0f) != 2048.0f;
@@ -74,7 +74,7 @@ static u32 broken_block_maxima() {
         const float below = nextafterf(t, -f32_infinity()), lower = t - fabsf(t) * 0x1p-11f;
         const float raws[] = {t, below, lower, t - 0x1p-25f, -f32_infinity()};
         for (float raw : raws) broken += !(stored >= BlockMaxima::least_maximum(raw));
-        // The control: some granules are passed over, by little.
+        // The control: a slightly larger logit skips some granules.
         passed += stored < BlockMaxima::least_maximum(t + fabsf(t) * 0x1p-8f + 0x1p-22f);
         if (!(stored <= 65000.0f)) continue;
         broken += !(BlockMaxima::lower_bound(stored) <= t);
@@ -83,7 +83,7 @@ static u32 broken_block_maxima() {
     return broken + (passed < 100000) + (bounds < 100000);
 }
 
-// Runs must follow each other, cover all tokens, and be found again from their tokens.
+// Counts errors of runs. Runs must be consecutive and cover all tokens, and owner() must return the run of each token.
 static u32 broken_runs() {
     u32 broken = 0;
     for (u32 i = 0; i < 3000; ++i) {
@@ -103,15 +103,16 @@ static u32 broken_runs() {
     return broken;
 }
 
-// The sizes of fused_hopper::Tile that its schedule reads.
+// The sizes of fused_hopper::Tile that the schedule reads.
 template <u32 CLUSTER_, bool EVEN_>
 struct Shares {
     static constexpr bool EVEN = EVEN_;
     static constexpr u32 CLUSTER = CLUSTER_, TILE_UNITS = 2, UNIT_GRANULES = 4, GRANULE = 16, UNIT = 64, CONSUMER_WARPS = 8;
 };
 
-// The blocks' tiles must hold every token once, each of them at most a tile, and be found again from their tokens. Warps without
-// tokens must be counted by the loading threads of all blocks of a cluster, and in a run not dealt evenly only at its end.
+// Counts errors of schedules. The blocks' tiles must contain every token once, each tile must have at most the maximum size, and
+// owner() must return the block of each token. The loading threads of all blocks of a cluster must count the warps without
+// tokens. In a run that is not divided evenly, such warps occur only at its end.
 template <u32 CLUSTER, bool EVEN>
 static u32 broken_schedules() {
     using Schedule = fused_hopper::Schedule<Shares<CLUSTER, EVEN>>;
@@ -151,7 +152,8 @@ static u32 broken_schedules() {
     return broken + (turns == 0 || absences == 0);
 }
 
-// Every chunk must have its own place, and eight neighbouring rows of a column of chunks eight banks of 16 bytes.
+// Counts errors of the swizzle. Every chunk has its own place, and eight adjacent rows of a column are in eight banks of 16
+// bytes.
 template <int DEPTH>
 static u32 broken_swizzle() {
     const u32 rows = 32, chunks = Swizzle<DEPTH>::CHUNKS;
@@ -168,15 +170,16 @@ static u32 broken_swizzle() {
     return broken;
 }
 
-// Biases with their penalties, as they lie in memory.
+// Biases and their penalties, in their memory layout.
 struct Penalised {
     LogitBias bias[3];
     Penalty least;
     Penalty penalties[3];
 };
 
-// Draws that their keys do not give back, or that are ordered otherwise than ranks must: invalid before drawn before none,
-// of the invalid the raw ones first, then the larger score, then the lower token; and slots that are of a step that one of their words is not of.
+// Counts draws that their keys do not reproduce, and wrong orders of keys. The order is: invalid, drawn, none. Among invalid
+// rows, raw ones come first; then the larger score, then the lower token. Also counts slots accepted for a step although one of
+// their words is of another step.
 static u32 keys_broken() {
     u32 broken = 0;
     std::vector<Draw> ascending = {{0xffffffffu, -f32_infinity(), -f32_infinity(), Status::NoFiniteLogit}};
@@ -218,7 +221,7 @@ static u32 keys_broken() {
     const u32 word = 0;
     row.mask = &word;
     broken += digest_of(row, 4, 0) == digest;
-    // A share of a list is another one on every rank.
+    // A rank may have only its share of a list.
     row.mask = nullptr;
     row.biases = 7, row.mask_words = 9;
     broken += digest_of(row, 4, 0) != digest;
@@ -226,8 +229,8 @@ static u32 keys_broken() {
     return broken;
 }
 
-// Dot products that can win although they are at or below the threshold, where a transform scales them out of the range of
-// normal numbers on the way back: zeros, the least numbers and the threshold itself.
+// Counts dot products that can win although they are at or below the threshold. The inverse transform scales them out of the
+// range of normal numbers: zeros, the smallest numbers and the threshold itself.
 static u32 broken_thresholds_out_of_range() {
     u32 broken = 0;
     for (u32 i = 0; i < 200000; ++i) {
@@ -235,7 +238,7 @@ static u32 broken_thresholds_out_of_range() {
         Row row{};
         row.inv_temperature = i % 2 ? power(0) : 1.0f;
         HeadTransform head{i % 5 == 0 ? power(1) : 0.0f, i % 3 ? power(2) : 1.0f};
-        // A soft cap of a few bits.
+        // A soft-cap of a few bits.
         if (i % 10 == 0) head = {exp2f(-130.0f - i % 16), 0x1p127f}, row.inv_temperature = exp2f(i % 32);
         const LogitBias bias{7, (input(i + 3) >> 24) * 0.1f * power(4)};
         const Penalty penalty{power(5), (static_cast<i32>(input(i + 6)) >> 24) * power(7)};
@@ -255,8 +258,8 @@ static u32 broken_thresholds_out_of_range() {
     return broken;
 }
 
-// Tokens whose scores no bound of their granule reaches, and leaders' scores below their lower bound. The controls: the bounds of
-// most granules are close.
+// Counts tokens whose scores exceed the bound of their granule, and leaders' scores below their lower bound. The controls: the
+// bounds of most granules are close.
 static u32 broken_noise_bounds() {
     u32 broken = 0, loose = 0, low = 0;
     for (u32 i = 0; i < 200000; ++i) {
@@ -274,7 +277,7 @@ static u32 broken_noise_bounds() {
     return broken + loose + low;
 }
 
-// Logits that min-p keeps, at or below the threshold of their row.
+// Counts logits that min-p keeps although they are at or below the row's threshold.
 static u32 broken_min_p_cuts() {
     u32 broken = 0;
     for (u32 i = 0; i < 100000; ++i) {
@@ -291,8 +294,8 @@ static u32 broken_min_p_cuts() {
     return broken;
 }
 
-// Guesses that too few of a row's tokens reach (more often than stated), that 4096 or more reach, or that grow when less
-// is known.
+// Counts estimates that too few of a row's tokens reach (more often than stated), that 4096 or more reach, or that grow with less
+// data.
 static u32 broken_top_k_cuts() {
     constexpr u32 TOKENS = 32768, PART = 128;
     static u32 logits[TOKENS];
@@ -371,7 +374,7 @@ int main() {
             put(mass_units(l, edge));
         }
     }
-    // The pruning threshold: whatever lies at or below it must lose.
+    // The pruning threshold: every dot product at or below it must lose.
     u32 broken = 0;
     for (u32 i = 0; i < 200000; ++i) {
         Row row{};
@@ -392,7 +395,7 @@ int main() {
             const float l = row.transform().apply(head.apply(dot, 0.0f, false), 7);
             if (l > -f32_infinity() && add_rn(l, noise) >= best) ++broken;
         }
-        // The Hopper kernel's thresholds, of a bound of its own.
+        // The Hopper kernel's thresholds, with its own bound.
         const float bound = noise_bound(input(i + 5) >> (4 + input(i + 6) % 28));
         broken += LosingLine::of(best, head, row).losing_dot(bound, head) > losing_dot(best, bound, head, row);
     }

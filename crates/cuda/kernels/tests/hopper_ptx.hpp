@@ -1,5 +1,5 @@
 // The instructions of the fused Hopper kernel on the processor, for a cluster of one block: FS_EMULATED names this file. Copies
-// complete at once, products are plain sums, and a wait lets the other fibers run.
+// complete at once, products are plain sums, and a wait runs the other fibers.
 #pragma once
 
 #include "flash_sampling/ptx/operand.cuh"
@@ -60,10 +60,10 @@ void raise_registers() {}
 template <int REGISTERS>
 void lower_registers() {}
 
-// A byte of a tile in rows of 128 bytes, as the engine swizzles it.
+// Returns the address of a byte of a tile in rows of 128 bytes, after the swizzle of the copy engine.
 inline u8* swizzled(u32 address) { return shared_memory + (address ^ (address >> 3 & 0x70)); }
 
-// words: the address of a matrix of 16-bit elements, its rows, its columns, and the rows of a box of 64 columns.
+// `words`: the address of a matrix of 16-bit elements, its rows, its columns, and the rows of a box of 64 columns.
 template <class Map>
 void prefetch_map(const Map*) {}
 template <class Map>
@@ -124,7 +124,7 @@ inline void exchange_if(void* at, u64& old_low, u64& old_high, u64 low, u64 high
 template <u32 VALUE>
 u32 opaque() { return VALUE; }
 inline float tagged(float x, u32 kept, u32 tag) { return bits_to_f32((f32_to_bits(x) & kept) | tag); }
-// Of instances that are not emulated.
+// Only declared, for instances that are not emulated.
 u32 pair_of_halves(float low, float high);
 u32 max_of_pairs(u32 a, u32 b);
 

@@ -1,5 +1,6 @@
-// The draw of a listed row on the processor, from the list of one GPU and from the lists of several ranks: reads a row and its
-// filters from standard input, and writes its draws to standard output. crates/cuda/tests/lists.rs compares with the reference.
+// Runs the draw of a listed row on the processor, from the list of one GPU and from the lists of several ranks. Reads a row and
+// its filters from standard input, and writes its draws to standard output. crates/cuda/tests/lists.rs compares them with the
+// reference.
 #include "emulator.hpp"
 
 #include "flash_sampling/selection/filter_row.cuh"
@@ -29,7 +30,7 @@ static List list_of(const std::vector<float>& logits, u32 first, u32 end, float 
     return list;
 }
 
-// One block on a row of these filters.
+// Runs one block on a row with these filters.
 static void run(const RowFilters& filters, const std::function<void(FilterRow&)>& body) {
     emulator::run(FilterRow::THREADS, [&] {
         FilterRow select{filters, ExistingRow{nullptr, 0, 0}, shared};
@@ -37,7 +38,7 @@ static void run(const RowFilters& filters, const std::function<void(FilterRow&)>
     });
 }
 
-// As filter_list_ranks.cu, without the exchange: each shard shortens its list, and the draw is from all lists.
+// Draws as filter_list_ranks.cu, without the exchange: each shard shortens its list, and the draw is from all lists.
 static Draw draw_joined(const RowFilters& filters, const std::vector<List>& lists, float largest, u32 room) {
     List all{{}, {0, 0}};
     for (const List& list : lists) {

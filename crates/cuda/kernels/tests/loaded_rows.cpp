@@ -1,10 +1,10 @@
-// The rows that a block of the fused Hopper kernel loads: reads columns, cluster and rows of the batch, as little-endian words,
-// from standard input, and writes a word for each case to standard output. src/device/fused_hopper.rs compares them with the
+// Computes the rows that a block of the fused Hopper kernel loads. Reads columns, cluster and rows of the batch, as little-endian
+// words, from standard input, and writes one word per case to standard output. src/device/fused_hopper.rs compares them with the
 // host's.
 #include <algorithm>
 #include <cstdio>
 
-// CUDA has it without a namespace.
+// CUDA has this function without a namespace.
 using std::min;
 
 #include "flash_sampling/fused_hopper/schedule.cuh"

@@ -1,5 +1,5 @@
-// The summaries of stored rows on the processor: reads a row and requests from standard input, and writes the kernel's results to
-// standard output. crates/cuda/tests/row_summary.rs compares them with core's.
+// Runs the summaries of stored rows on the processor. Reads a row and requests from standard input, and writes the kernel's
+// results to standard output. crates/cuda/tests/row_summary.rs compares them with core's results.
 #include "emulator.hpp"
 
 // No case has logits of 16 bits.
@@ -26,7 +26,7 @@ int main() {
     for (u32& word : mask) word = get<u32>();
     row.mask = mask.empty() ? nullptr : mask.data();
     row.mask_words = static_cast<u32>(mask.size());
-    // Row 1 of three; the others make no list, and store nothing. Row 2 is the first one's logits again.
+    // Row 1 of three. The other rows make no list, and store nothing. Row 2 has the logits of row 0.
     const u64 stride = (tokens + 3) / 4 * 4;
     std::vector<float> logits(2 * stride);
     for (u32 t = 0; t < tokens; ++t) logits[t] = logits[stride + t] = get<float>();
@@ -49,7 +49,7 @@ int main() {
     emulator::launch(3, 1, THREADS, [&] { row_summaries(call); });
     for (const u32 each : listed_counts)
         if (each) abort();
-    // All rows have the same masses; the last one writes their sum alone.
+    // All rows have the same masses. The last row writes only their sum.
     if (memcmp(&words[0], &words[1 + MASS_BINS], 8 * (1 + MASS_BINS))) abort();
     for (u32 i = 0; i < 1 + MASS_BINS; ++i) {
         if (words[2 * (1 + MASS_BINS) + i] != 7) abort();
@@ -64,7 +64,7 @@ int main() {
         if (top[top_stride + i].item != 1) abort();
         put(top[top_stride + i].key), put(top[top_stride + i].logit);
     }
-    // Two sums that are wrong: from the lowest bin up, and with a rounding too few.
+    // Two wrong sums: from the lowest bin up, and with one rounding too few.
     double upwards = 0.0, fused = 0.0;
     const u32 slot = result.max == -f32_infinity() ? 0 : mass_slot(result.max);
     const auto mass = [&](u32 i) { return static_cast<double>(words[1 + MASS_BINS + 1 + ((slot - i) & (MASS_BINS - 1))]) / 1073741824.0; };

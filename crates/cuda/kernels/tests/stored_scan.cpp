@@ -1,4 +1,4 @@
-// The scans of stored logits on the processor: reads a stored row and requests from standard input, and writes the kernels'
+// Runs the scans of stored logits on the processor. Reads a stored row and requests from standard input, and writes the kernels'
 // results to standard output. crates/cuda/tests/stored_scan.rs compares them with core's plain scan.
 #include "emulator.hpp"
 
@@ -32,7 +32,7 @@ int main() {
     std::vector<SumQuery> places(get<u32>());
     for (SumQuery& place : places) place = {1, get<u32>(), get<float>(), 0};
     const SumQuery scale{1, 0, get<float>(), 0};
-    // Row 1 of two; the other one is not to be read.
+    // Row 1 of two. The kernels must not read the other row.
     const u64 stride = (tokens + 3) / 4 * 4;
     std::vector<float> logits(2 * stride, NAN);
     for (u32 t = 0; t < tokens; ++t) logits[stride + t] = get<float>();

@@ -5,8 +5,9 @@ use core::fmt;
 use core::marker::PhantomData;
 use cudarc::driver::{CudaStream, DevicePtr};
 
-/// The device address of one or more values of type `T`, 64 bits wide; 0 = none. Matrices whose element type is known at
-/// run time lie at addresses of `u8`.
+/// A device address of one or more values of type `T`, 64 bits wide; 0 = none.
+///
+/// Matrices whose element type is known only at run time have addresses of `u8`.
 #[repr(transparent)]
 #[derive(Zeroable, Pod)]
 pub struct DeviceAddress<T> {
@@ -15,35 +16,35 @@ pub struct DeviceAddress<T> {
 }
 
 impl<T> DeviceAddress<T> {
-    /// No address.
+    /// The null address.
     pub const NULL: Self = DeviceAddress::new(0);
 
-    /// The address with this number, as the driver counts.
+    /// Creates an address from the driver's number.
     pub const fn new(address: u64) -> Self {
         DeviceAddress { address, pointee: PhantomData }
     }
 
-    /// The address of an allocation, for work on `stream`.
+    /// Returns the address of an allocation, for work on `stream`.
     pub fn of(memory: &impl DevicePtr<T>, stream: &CudaStream) -> Self {
         DeviceAddress::new(memory.device_ptr(stream).0)
     }
 
-    /// The address as a number.
+    /// Returns the address as a number.
     pub const fn get(self) -> u64 {
         self.address
     }
 
-    /// Whether there is no address.
+    /// Whether the address is null.
     pub const fn is_null(self) -> bool {
         self.address == 0
     }
 
-    /// The address `count` values further on.
+    /// Returns the address `count` values further.
     pub const fn add(self, count: usize) -> Self {
         DeviceAddress::new(self.address + (count * size_of::<T>()) as u64)
     }
 
-    /// The same address of values of another type.
+    /// Returns the same address for values of another type.
     pub const fn cast<U>(self) -> DeviceAddress<U> {
         DeviceAddress::new(self.address)
     }

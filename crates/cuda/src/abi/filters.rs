@@ -9,7 +9,7 @@ use flash_sampling_core::backend::{Filter, Filters};
 /// The largest top-k of [`RowFilters`].
 pub const TOP_K_MAX: u32 = 1024;
 
-/// Min-p, top-k and top-p of a row. Where all are off the draw stays.
+/// Min-p, top-k and top-p of a row. If all are off, the draw does not change.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct RowFilters {
@@ -27,16 +27,16 @@ pub struct RowFilters {
 layout!(RowFilters 24: ln_min_p 0, top_p 8, top_k 12, rescale 16, min_p_last 20);
 
 impl RowFilters {
-    /// No filters: the draw stays.
+    /// No filters: the draw does not change.
     pub const OFF: RowFilters =
         RowFilters { ln_min_p: f64::NEG_INFINITY, top_p: 1.0, top_k: 0, rescale: 1.0, min_p_last: 0 };
 
-    /// Whether the kept tokens are a row's few largest logits: a min-p first, of at least e^-8, or a top-k.
+    /// Whether filters keep only a few largest logits: min-p of at least e^-8 comes first, or there is a top-k.
     pub fn is_listed(&self) -> bool {
         self.begins_with_min_p() || self.top_k > 0
     }
 
-    /// Whether a min-p of at least e^-8 comes first.
+    /// Whether min-p comes first and is at least e^-8.
     pub(crate) fn begins_with_min_p(&self) -> bool {
         self.ln_min_p > -8.0 && self.min_p_last == 0
     }
@@ -46,13 +46,13 @@ impl RowFilters {
         self.top_p < 1.0 && self.top_k == 0 && (self.ln_min_p == f64::NEG_INFINITY || self.min_p_last > 0)
     }
 
-    /// Whether there is top-p and nothing else, or nothing at all.
+    /// Whether top-p is the only filter, or no filter is on.
     pub(crate) fn is_top_p_alone(&self) -> bool {
         let off = RowFilters::OFF;
         *self == RowFilters { top_p: self.top_p, ..off } || *self == RowFilters { rescale: self.rescale, ..off }
     }
 
-    /// These filters, if the GPU supports them in this order.
+    /// Converts filters; `None` if the GPU does not support them in this order.
     pub fn of(filters: &Filters) -> Option<RowFilters> {
         let mut all = RowFilters { rescale: filters.rescale, ..RowFilters::OFF };
         for (i, step) in filters.steps().iter().enumerate() {
@@ -70,7 +70,7 @@ impl RowFilters {
     }
 }
 
-/// `RowLists::ROOM` and `RowLists::POSTS`.
+/// `RowLists::ROOM` and `RowLists::POSTS` of row_lists.cuh.
 pub(crate) const LIST_ROOM: usize = 4096;
 pub(crate) const LIST_POSTS: usize = 16;
 
@@ -84,17 +84,17 @@ pub(crate) struct ListCounters {
 layout!(ListCounters 8: count 0, cut 4);
 pub(crate) const LIST_COUNTERS_BYTES: usize = size_of::<ListCounters>();
 
-/// Where the fused kernel lists the largest logits of rows.
+/// The output of the fused kernel for lists of the largest logits of rows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowLists {
-    /// One [`RowFilters`] a row.
+    /// One [`RowFilters`] per row.
     pub(crate) filters: DeviceAddress<RowFilters>,
-    /// One `ListCounters` a row, zeros between launches.
+    /// One `ListCounters` per row, zeros between launches.
     pub(crate) counters: DeviceAddress<ListCounters>,
-    /// [`LIST_POSTS`] words a row, zeros between launches.
+    /// [`LIST_POSTS`] words per row, zeros between launches.
     pub(crate) posted: DeviceAddress<u32>,
-    /// [`LIST_ROOM`] words of 64 bits a row.
+    /// [`LIST_ROOM`] words of 64 bits per row.
     pub(crate) keys: DeviceAddress<u64>,
 }
 layout!(RowLists 32: filters 0, counters 8, posted 16, keys 24);
@@ -130,13 +130,13 @@ layout!(FilterCall 72:
     count 60, block_maxima 64
 );
 
-/// Bytes of an `UndecidedRow`, the fewest rows with room, the bins of a row, and the rows with sums (undecided_rows.cuh).
+/// Bytes of an `UndecidedRow`, the minimum capacity, the bins per row, and the rows with sums (undecided_rows.cuh).
 const UNDECIDED_ROW_BYTES: usize = 64;
 const UNDECIDED_ROWS_LEAST: usize = 32;
 const OPEN_BINS: usize = 32;
 pub(crate) const UNDECIDED_ROWS_SUMMED: usize = 256;
 
-/// Where rows that the first pass leaves undecided are listed and decided: device memory, zeros before the first call.
+/// Device memory that lists and decides the rows that the first pass leaves undecided. Zeros before the first call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UndecidedRows {
@@ -152,13 +152,13 @@ pub(crate) struct UndecidedRows {
 layout!(UndecidedRows 64: counters 0, arrived 8, masses 16, all 24, best 32, rows 40, sums 48, barrier 56);
 
 impl UndecidedRows {
-    /// Bytes for up to `draws` draws.
+    /// Returns the bytes for up to `draws` draws.
     pub(crate) fn bytes(draws: usize) -> usize {
         let sums = 2 * 2 * 8 * UNDECIDED_ROWS_SUMMED;
         UNDECIDED_ROW_BYTES * draws.max(UNDECIDED_ROWS_LEAST) + sums + draws * (2 * 8 * OPEN_BINS + 8 + 4) + 16
     }
 
-    /// In memory that begins at `base`, a multiple of 16.
+    /// Divides the memory at `base`, a multiple of 16.
     pub(crate) fn at(base: DeviceAddress<u8>, draws: usize) -> UndecidedRows {
         let sums = base.add(UNDECIDED_ROW_BYTES * draws.max(UNDECIDED_ROWS_LEAST)).cast::<u64>();
         let masses = sums.add(2 * 2 * UNDECIDED_ROWS_SUMMED);

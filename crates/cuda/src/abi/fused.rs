@@ -5,7 +5,7 @@ use crate::abi::layout::layout;
 use crate::abi::{Draw, Row};
 use flash_sampling_core::DType;
 
-/// From dot products to raw logits.
+/// The transform from dot products to raw logits.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HeadTransform {
@@ -16,7 +16,7 @@ pub(crate) struct HeadTransform {
 layout!(HeadTransform 8: soft_cap 0, scale 4);
 
 impl HeadTransform {
-    /// Dot products are raw logits.
+    /// The identity: dot products are raw logits.
     pub(crate) const NONE: HeadTransform = HeadTransform { soft_cap: 0.0, scale: 1.0 };
 }
 
@@ -48,7 +48,7 @@ layout!(Call 80:
 pub(crate) struct Matrices {
     pub(crate) weight: DeviceAddress<u8>,
     pub(crate) hidden: DeviceAddress<u8>,
-    /// Bytes from one row to the next.
+    /// Bytes between rows.
     pub(crate) weight_stride: u64,
     pub(crate) hidden_stride: u64,
     /// 0 = bf16, 1 = f16, 2 = f32.
@@ -63,12 +63,12 @@ layout!(Matrices 48:
     hidden_unit 44
 );
 
-/// Where transformed logits go, `[rows, tokens]`; 0 = nowhere.
+/// The output for transformed logits, `[rows, tokens]`; 0 = none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LogitStore {
     pub(crate) logits: DeviceAddress<f32>,
-    /// Floats from one row to the next.
+    /// Floats between rows.
     pub(crate) stride: u64,
     /// The largest logit of each granule, if the kernel stores it: block_maxima.cuh.
     pub(crate) block_maxima: DeviceAddress<u16>,
@@ -80,7 +80,7 @@ pub(crate) fn block_maxima_bytes(rows: usize, tokens: usize) -> usize {
     2 * rows.next_multiple_of(8) * tokens.div_ceil(16)
 }
 
-/// What the driver encodes.
+/// A tensor map, which the driver encodes.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TensorMap(pub(crate) [u64; 16]);
@@ -95,7 +95,7 @@ pub(crate) struct Maps {
 }
 layout!(Maps 384: weight 0, granule 128, hidden 256);
 
-/// The kernels' number of a type.
+/// Returns the kernels' code of a type.
 pub(crate) fn element(dtype: DType) -> u32 {
     match dtype {
         DType::BF16 => 0,
@@ -104,7 +104,7 @@ pub(crate) fn element(dtype: DType) -> u32 {
     }
 }
 
-/// The kernels' name of a type.
+/// Returns the kernels' name of a type.
 pub(crate) fn element_name(dtype: DType) -> &'static str {
     match dtype {
         DType::BF16 => "BF16",

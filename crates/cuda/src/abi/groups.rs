@@ -4,19 +4,19 @@ use crate::abi::address::DeviceAddress;
 use crate::abi::layout::layout;
 use crate::abi::{Draw, Row};
 
-/// Where the summaries of groups go: `[rows, slots]` of [`PARTIAL_BYTES`] each.
+/// The output for summaries of groups: `[rows, slots]` of [`PARTIAL_BYTES`] each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Summaries {
     pub(crate) partials: DeviceAddress<u8>,
     /// Tokens of a group: a multiple of 64.
     pub(crate) size: u32,
-    /// Of a row.
+    /// Slots per row.
     pub(crate) slots: u32,
 }
 layout!(Summaries 16: partials 0, size 8, slots 12);
 
-/// The groups of a launch and who works on them.
+/// The groups and the blocks of a launch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Groups {
@@ -28,15 +28,14 @@ pub(crate) struct Groups {
 layout!(Groups 16: size 0, first_token 4, tokens 8, blocks 12);
 
 impl Groups {
-    /// Places for summaries of a row: one for each group, and one more for each block, which may share a group with the
-    /// block before.
+    /// The summaries of a row: one per group, and one more per block, which may share a group with the previous block.
     pub(crate) fn slots(&self) -> u32 {
         let last = u64::from(self.first_token) + u64::from(self.tokens.max(1)) - 1;
         (last / u64::from(self.size)) as u32 - self.first_token / self.size + 1 + self.blocks
     }
 }
 
-/// From the summaries of groups to draws.
+/// The arguments of the kernel that draws from the summaries of groups.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Selection {
@@ -45,13 +44,13 @@ pub(crate) struct Selection {
     pub(crate) running: DeviceAddress<u8>,
     pub(crate) invalid: DeviceAddress<u64>,
     pub(crate) draws: DeviceAddress<Draw>,
-    /// 0 = not wanted.
+    /// 0 = not requested.
     pub(crate) log_z: DeviceAddress<f64>,
     pub(crate) groups: Groups,
     pub(crate) row_count: u32,
     /// A [`GroupRule`](crate::GroupRule).
     pub(crate) rule: u32,
-    /// 1 = these are the head's first tokens, and its last ones.
+    /// `begins`: 1 if the launch has the head's first tokens. `ends`: 1 if it has the last.
     pub(crate) begins: u32,
     pub(crate) ends: u32,
 }
@@ -60,10 +59,10 @@ layout!(Selection 80:
     ends 76
 );
 
-/// Bytes that a block leaves of a group and row: `Partial` of partial.cuh.
+/// Bytes of a block's summary of a group and row: `Partial` of partial.cuh.
 pub(crate) const PARTIAL_BYTES: usize = 24;
 
-/// Bytes that are kept of a row between the launches of a head in parts: `Running` of groups.cuh.
+/// Bytes of a row's state between the launches of a head in parts: `Running` of groups.cuh.
 pub(crate) const RUNNING_BYTES: usize = 40;
 
 #[cfg(test)]

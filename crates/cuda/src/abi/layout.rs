@@ -1,6 +1,6 @@
-//! Where the fields of a type lie, as both sides state it.
+//! Checks of type layouts, which Rust and the kernels both declare.
 
-/// Asserts a type's size and the place of each of its fields in bytes, as `FS_LAYOUT` does in the kernels.
+/// Asserts the size of a type and the offset of each field in bytes, as `FS_LAYOUT` does in the kernels.
 macro_rules! layout {
     ($type:ident $size:literal: $($field:ident $place:literal),+ $(,)?) => {
         const _: () = assert!(size_of::<$type>() == $size $(&& core::mem::offset_of!($type, $field) == $place)+);
@@ -13,10 +13,10 @@ mod tests {
     use crate::compile::sources;
     use std::collections::BTreeMap;
 
-    /// Size, and places of the fields, by type.
+    /// Size and field offsets of each type.
     type Layouts = BTreeMap<String, (usize, BTreeMap<String, usize>)>;
 
-    /// What stands between `open` and `);`, without punctuation: a type, its size, then a field and its place by turns.
+    /// Parses the text between `open` and `);` without punctuation: a type, its size, then pairs of field and offset.
     fn stated<'a>(texts: impl IntoIterator<Item = &'a str>, open: &str) -> Layouts {
         let mut layouts = Layouts::new();
         for layout in texts.into_iter().flat_map(|text| text.split(open).skip(1)) {

@@ -1,8 +1,10 @@
-//! The types that cross from the host to the kernels. Each has a twin of its name in `kernels/`; both sides state sizes
-//! and places of fields, and a test that they state the same. Rust asserts all of it, the kernels' compilers too where they
-//! know how (see platform.cuh). Pointers are of type [`DeviceAddress`].
+//! The types that the host passes to the kernels.
 //!
-//! Public is what callers of the entry points over device memory write and read.
+//! Each type has a twin of the same name in `kernels/`. Both sides declare sizes and field offsets, and a test compares
+//! the declarations. Rust asserts all of them. The kernels' compilers assert as many as they support (see
+//! platform.cuh). Pointers have the type [`DeviceAddress`].
+//!
+//! Types that callers of the device-memory entry points write or read are public.
 
 mod address;
 mod filters;
@@ -38,7 +40,7 @@ use bytemuck::{Pod, Zeroable};
 use cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 use layout::layout;
 
-/// A token and what is added to its logit.
+/// A token and the value added to its logit.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct LogitBias {
@@ -49,7 +51,7 @@ pub struct LogitBias {
 }
 layout!(LogitBias 8: token 0, value 4);
 
-/// What is done to a biased logit.
+/// The penalties of a biased logit.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct Penalty {
@@ -60,27 +62,29 @@ pub struct Penalty {
 }
 layout!(Penalty 8: repetition 0, subtract 4);
 
-/// Added to [`Row::biases`]: behind the biases lie a [`Penalty`] with the smallest of all values, and at most 1 and 0, and
-/// then one [`Penalty`] for each bias. Larger values in the first of them would lose tokens that should win.
+/// A flag in [`Row::biases`]: penalties follow the biases.
+///
+/// The first [`Penalty`] has the smallest of all values, at most 1 and 0; then one [`Penalty`] per bias. Larger values
+/// in the first one would lose tokens that should win.
 pub const PENALISED: u32 = 1 << 31;
 
-/// All that differs from row to row.
+/// The parameters of a row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct Row {
     /// The key of the row's noise.
     pub seed: u64,
-    /// The token's place in its sequence, below 2^56.
+    /// The position of the token in its sequence, below 2^56.
     pub position: u64,
     /// `mask_words` words, 1 = allowed, by global token id; 0 = every token is allowed.
     pub mask: DeviceAddress<u32>,
-    /// `biases` entries of [`LogitBias`], tokens strictly ascending; penalties follow where there is [`PENALISED`].
+    /// `biases` entries of [`LogitBias`], tokens strictly ascending. Penalties follow if [`PENALISED`] is set.
     pub bias: DeviceAddress<LogitBias>,
     /// Words of the mask; tokens beyond them are forbidden.
     pub mask_words: u32,
-    /// Number of biases; with [`PENALISED`] where penalties follow them.
+    /// Number of biases, plus [`PENALISED`] if penalties follow them.
     pub biases: u32,
-    /// One over the temperature, positive and finite: tokens are left out by bounds that grow with it. 1 for a greedy row.
+    /// One over the temperature, positive and finite, because bounds that skip tokens grow with it. 1 for a greedy row.
     pub inv_temperature: f32,
     /// The largest of the biases and 0. A smaller value would lose tokens that should win.
     pub largest_bias: f32,
@@ -94,8 +98,10 @@ layout!(Row 56:
     greedy 52
 );
 
-/// The result of a row; for an invalid row `token` is the offending one and `score` 1 where its raw logit was valid and a
-/// transform made it what it is, else 0; for a failed exchange `token` is the rank to blame.
+/// The result of a row.
+///
+/// For an invalid row, `token` is the invalid token, and `score` is 1 if its raw logit was valid and a transform made
+/// it invalid, else 0. For a failed exchange, `token` is the failed rank.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct Draw {
@@ -110,7 +116,7 @@ pub struct Draw {
 }
 layout!(Draw 16: token 0, score 4, logit 8, status 12);
 
-/// Lets these types lie in typed device memory.
+/// Allows these types in typed device memory.
 macro_rules! device_repr {
     ($($type:ty),+) => {$(
         // SAFETY: plain data, as `Pod` states, with the layout that `layout!` asserts.
@@ -123,7 +129,7 @@ macro_rules! device_repr {
 }
 device_repr!(Row, Draw, RowFilters, KeptToken, Item, SumQuery, SummaryRequest);
 
-/// What a row came to.
+/// The statuses of a row's result.
 pub mod status {
     /// A token was drawn.
     pub const DRAWN: u32 = 0;
@@ -133,10 +139,10 @@ pub mod status {
     pub const NAN: u32 = 2;
     /// A logit is +inf.
     pub const POSITIVE_INFINITY: u32 = 3;
-    /// A rank of the group did not come in time; `token` is the rank.
+    /// A rank of the group timed out; `token` is the rank.
     pub const LATE_RANK: u32 = 4;
-    /// A rank of the group was called otherwise; `token` is the rank.
+    /// A rank of the group made a different call; `token` is the rank.
     pub const OTHER_CALL: u32 = 5;
-    /// The filters of the row are left to the host; only [`DeviceFilters`](crate::DeviceFilters) leaves any.
+    /// The host applies the row's filters. Only [`DeviceFilters`](crate::DeviceFilters) returns this status.
     pub const UNDECIDED: u32 = 6;
 }

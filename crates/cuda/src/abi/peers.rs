@@ -5,25 +5,25 @@ use crate::abi::layout::layout;
 use crate::abi::{Draw, Row};
 use bytemuck::{Pod, Zeroable};
 
-/// The most ranks of a group.
+/// The maximum number of ranks in a group.
 pub(crate) const MAX_PEERS: usize = 32;
 
-/// Bytes of a row's draw on its way to a rank.
+/// Bytes of a row's draw in an exchange.
 pub(crate) const SLOT_BYTES: usize = 32;
 
-/// Words of what a rank tells of a row with filters: `PeerRecords::WORDS`.
+/// Words in a rank's record of a row with filters: `PeerRecords::WORDS`.
 pub(crate) const RECORD_WORDS: usize = 129;
 
-/// Bytes of that on its way.
+/// Bytes of such a record in an exchange.
 pub(crate) const RECORD_BYTES: usize = RECORD_WORDS * 16;
 
-/// What a rank remembers from launch to launch.
+/// The state of a rank between launches.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub(crate) struct PeerState {
     pub(crate) step: u32,
     pub(crate) arrived: u32,
-    /// A bit for each rank that did not come in time.
+    /// A bit for each rank that timed out.
     pub(crate) late: u32,
     pub(crate) unused: u32,
 }
@@ -33,24 +33,24 @@ layout!(PeerState 16: step 0, arrived 4, late 8, unused 12);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Peers {
-    /// Of every rank, as this rank's device sees it: `[turns, world, max_rows]` slots.
+    /// The mailbox of every rank, as this rank's device addresses it: `[turns, world, max_rows]` slots.
     pub(crate) mailboxes: [DeviceAddress<u8>; MAX_PEERS],
     pub(crate) rows: DeviceAddress<Row>,
     pub(crate) draws: DeviceAddress<Draw>,
     pub(crate) state: DeviceAddress<PeerState>,
-    /// Nanoseconds that a wait may take.
+    /// Nanoseconds before a wait times out.
     pub(crate) limit: u64,
-    /// Nanoseconds between sending and receiving; 0 but in tests.
+    /// Nanoseconds between sending and receiving; 0 except in tests.
     pub(crate) pause: u64,
-    /// Of the call, the same on every rank.
+    /// Identifies the call; equal on every rank.
     pub(crate) mark: u64,
     pub(crate) rank: u32,
     pub(crate) world: u32,
-    /// The power of two at or above `world`.
+    /// `world`, rounded up to a power of two.
     pub(crate) lanes: u32,
     pub(crate) row_count: u32,
     pub(crate) max_rows: u32,
-    /// Mailboxes used in turn: 2, but in the negative control.
+    /// Mailboxes used in turn: 2, except in the negative control.
     pub(crate) turns: u32,
 }
 layout!(Peers 328:
@@ -62,9 +62,9 @@ layout!(Peers 328:
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerRecords {
-    /// Without rows and draws.
+    /// No rows and draws.
     pub(crate) peers: Peers,
-    /// Bytes from the begin of a mailbox to its records, `[kinds, world, max_rows]`.
+    /// Bytes from the start of a mailbox to its records, `[kinds, world, max_rows]`.
     pub(crate) offset: u64,
 }
 layout!(PeerRecords 336: peers 0, offset 328);

@@ -12,7 +12,7 @@ pub(crate) struct Reduction {
     pub(crate) words: DeviceAddress<u64>,
     pub(crate) rows: DeviceAddress<Row>,
     pub(crate) draws: DeviceAddress<Draw>,
-    /// Of the call, the same on every rank.
+    /// Identifies the call; equal on every rank.
     pub(crate) mark: u64,
     pub(crate) row_count: u32,
     pub(crate) max_rows: u32,

@@ -1,4 +1,4 @@
-//! The arguments of the kernels over logits that exist or were stored.
+//! The arguments of the kernels over existing or stored logits.
 
 use crate::abi::address::DeviceAddress;
 use crate::abi::fused::HeadTransform;
@@ -20,7 +20,7 @@ pub(crate) struct Existing {
 }
 layout!(Existing 32: logits 0, sources 8, row_stride 16, blocks 24, parts_of_block 28);
 
-/// Where masses go: the twin of row_mass.cuh.
+/// The output for masses: the twin of row_mass.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Masses {
@@ -31,7 +31,7 @@ pub(crate) struct Masses {
 }
 layout!(Masses 16: parts 0, log_z 8);
 
-/// Transformed logits that were stored: the twin of stored.cuh, as are the five below.
+/// Stored, transformed logits: the twin of stored.cuh, as are the next five types.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoredLogits {
@@ -42,7 +42,7 @@ pub(crate) struct StoredLogits {
 }
 layout!(StoredLogits 24: logits 0, row_stride 8, first_token 16, tokens 20);
 
-/// Something asked of a stored row: the `limit` best, and all within `slack` of the last of those.
+/// A request about a stored row: the `limit` best tokens, and all tokens within `slack` of the last of these.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub(crate) struct Item {
@@ -65,7 +65,7 @@ pub(crate) struct KeptToken {
 }
 layout!(KeptToken 16: key 0, logit 8, item 12);
 
-/// Where items keep their entries.
+/// The output for kept tokens.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeptTokens {
@@ -135,7 +135,7 @@ pub(crate) struct SummaryRequest {
     pub(crate) limit: u32,
     /// Whether transformed logits are stored: 1 or 0.
     pub(crate) stores: u32,
-    /// Whether the masses are written, beside their sum: 1 or 0.
+    /// Whether the masses are written besides their sum: 1 or 0.
     pub(crate) masses: u32,
     pub(crate) padding: u32,
 }
@@ -145,12 +145,12 @@ layout!(SummaryRequest 16: limit 0, stores 4, masses 8, padding 12);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub(crate) struct SummaryResult {
-    /// The first bad logit; all ones without one.
+    /// The first invalid logit; all ones if there is none.
     pub(crate) invalid: u64,
     pub(crate) sum: f64,
     /// -inf: no finite logit.
     pub(crate) max: f32,
-    /// Largest logits, at most as many as requested; all ones: too many may belong to the list.
+    /// Number of largest logits, at most `limit`; all ones if too many tokens may belong to the list.
     pub(crate) listed: u32,
 }
 layout!(SummaryResult 24: invalid 0, sum 8, max 16, listed 20);

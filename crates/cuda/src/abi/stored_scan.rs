@@ -30,7 +30,7 @@ pub(crate) struct SumQuery {
 layout!(SumQuery 16: source 0, token 4, value 8, padding 12);
 
 impl SumQuery {
-    /// What comes before a rank in a stored row.
+    /// Requests the sum over the tokens before a rank in a stored row.
     pub(crate) fn before(source: usize, rank: &LogitRank) -> Self {
         SumQuery { source: source as u32, token: rank.token, value: rank.logit, padding: 0 }
     }

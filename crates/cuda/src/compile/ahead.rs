@@ -48,26 +48,27 @@ pub struct Built {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// Whether the kernel is hot, and so must have no faults. Draws without filters, of tensor-core types, wait for it.
+    /// Whether the kernel is hot, so that it must have no faults. A hot kernel is on the path of unfiltered draws with
+    /// tensor-core types.
     pub hot: bool,
     /// The resources of the kernel's functions.
     pub resources: Vec<Resources>,
     /// The compiler's warnings.
     pub warnings: Vec<String>,
-    /// Faults that no hot kernel may have: spills, local memory, and tensor-core products that wait for each other or
-    /// for moves of their addresses.
+    /// Faults that a hot kernel must not have: spills, local memory, and tensor-core products that wait for each other
+    /// or for moves of their addresses.
     pub faults: Vec<String>,
 }
 
 /// An instance and its architecture.
 type Part = (&'static KernelSource, Instance, Architecture);
 
-/// The files of all kernels.
+/// Returns the source files of all kernels.
 pub fn kernels() -> impl Iterator<Item = &'static str> {
     KERNELS.iter().map(|kernel| kernel.file)
 }
 
-/// Every instance of every kernel for any of the architectures. If `files` is not empty, only kernels of these files.
+/// Returns every instance for any of the architectures. If `files` is not empty, only kernels in these files.
 fn parts(architectures: &[Architecture], files: &[&str]) -> Vec<Part> {
     let mut wanted = architectures.to_vec();
     wanted.sort_unstable();
@@ -80,14 +81,14 @@ fn parts(architectures: &[Architecture], files: &[&str]) -> Vec<Part> {
     KERNELS.iter().filter(|kernel| files.is_empty() || files.contains(&kernel.file)).flat_map(of).collect()
 }
 
-/// The number of files of a [`build`].
+/// Returns the number of files of a [`build`].
 pub fn count(architectures: &[Architecture], files: &[&str]) -> usize {
     parts(architectures, files).len()
 }
 
-/// Compiles all kernels for these architectures into a folder. If `files` is not empty, only kernels of these files.
+/// Compiles all kernels for these architectures into a folder. If `files` is not empty, only these files.
 ///
-/// Several threads compile. `each` receives every finished instance, in no order, and may stop the build.
+/// Several threads compile. `each` receives every finished instance in unspecified order, and may stop the build.
 ///
 /// # Errors
 /// [`CudaError::NoCompiler`] without the compiler's library, [`CudaError::Compile`], [`CudaError::Folder`].
@@ -210,7 +211,7 @@ mod tests {
         }
         let folder = Folder::new("ahead-build");
         let mut built = Vec::new();
-        // Only the first few instances: CI builds all of them.
+        // Only the first few instances, because CI builds all of them.
         let mut each = |one| {
             built.push(one);
             ControlFlow::Break(())

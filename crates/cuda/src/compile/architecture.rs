@@ -1,12 +1,12 @@
-//! Names of what machine code is for: `sm_80`, `sm_90a` and the like.
+//! Names of target architectures: `sm_80`, `sm_90a` and the like.
 
 use core::fmt;
 use core::str::FromStr;
 
-/// What machine code is for: a compute capability, and whether the code uses what only that one has.
+/// A target architecture: a compute capability, and whether the code uses instructions of this capability only.
 ///
-/// Code for `sm_80` runs on 8.0, 8.6 and 8.9 (the same major number, no smaller minor number); code for `sm_90a` runs on
-/// 9.0 alone, and may use its own instructions.
+/// Code for `sm_80` runs on 8.0, 8.6 and 8.9 (the same major number, and no smaller minor number). Code for `sm_90a`
+/// runs on 9.0 only, and may use its specific instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Architecture {
     major: u32,
@@ -23,7 +23,7 @@ const fn specific(major: u32, minor: u32) -> Architecture {
 }
 
 impl Architecture {
-    /// What kernels can be built for, with a compiler that knows it.
+    /// The architectures that kernels can be built for, given a compiler that supports them.
     pub const ALL: [Architecture; 16] = [
         plain(8, 0),
         plain(8, 6),
@@ -43,23 +43,23 @@ impl Architecture {
         specific(12, 1),
     ];
 
-    /// The one of each generation that CI compiles for: Ampere (and Ada), Hopper, Blackwell in data centres and on desks.
+    /// One architecture per generation, for which CI compiles: Ampere (and Ada), Hopper, Blackwell (server, desktop).
     pub const USUAL: [Architecture; 4] = [plain(8, 0), specific(9, 0), specific(10, 0), specific(12, 0)];
 
-    /// `sm_90a`, the only one with the instructions of the Hopper kernel.
+    /// `sm_90a`, the only architecture with the instructions of the Hopper kernel.
     pub const HOPPER: Architecture = specific(9, 0);
 
-    /// What is compiled for a GPU of this compute capability.
+    /// Returns the architecture to compile for on a GPU of this compute capability.
     pub(crate) fn of_capability((major, minor): (i32, i32)) -> Architecture {
         Architecture { major: major.max(0) as u32, minor: minor.max(0) as u32, specific: major >= 9 }
     }
 
-    /// Other architectures whose code runs where this one's does, best first.
+    /// Returns other architectures whose code runs on this one, best first.
     pub(crate) fn also(self) -> impl Iterator<Item = Architecture> {
         (0..=self.minor).rev().map(move |minor| plain(self.major, minor)).filter(move |other| *other != self)
     }
 
-    /// Compute capability, major and minor.
+    /// Returns the compute capability, major and minor.
     pub fn capability(self) -> (u32, u32) {
         (self.major, self.minor)
     }
@@ -71,7 +71,7 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// The text names no architecture that kernels can be built for.
+/// The text does not name an architecture that kernels can be built for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{name}' is no architecture that kernels can be built for; known are {}", known())]
 pub struct UnknownArchitecture {

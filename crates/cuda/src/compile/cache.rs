@@ -34,7 +34,7 @@ pub fn folder() -> Option<PathBuf> {
         .or_else(|| variable("HOME").map(|home| home.join(".cache/flash-sampling")))
 }
 
-/// The folders of kernels compiled ahead of time, from the environment. Warns once of each missing folder.
+/// The folders of kernels compiled ahead of time, from the environment. Warns once about each missing folder.
 pub fn ahead() -> Vec<PathBuf> {
     let paths = std::env::var_os(AHEAD).unwrap_or_default();
     let folders: Vec<_> = std::env::split_paths(&paths).filter(|path| !path.as_os_str().is_empty()).collect();
@@ -59,7 +59,7 @@ pub struct Kept {
     pub bytes: usize,
 }
 
-/// Reads a file's header and machine code. Warns once of a file that cannot be used.
+/// Reads a file's header and machine code. Warns once about an unusable file.
 fn open(path: &Path) -> Option<(KernelHeader, Vec<u8>)> {
     let opened = permissions::read(path).and_then(|file| match cached_kernel::open(&file) {
         Some((label, code)) => Ok((label, code.to_vec())),
@@ -68,10 +68,10 @@ fn open(path: &Path) -> Option<(KernelHeader, Vec<u8>)> {
     opened.map_err(|error| warn(path, "a compiled kernel is not taken from", &error)).ok()
 }
 
-/// The complete files of a folder, by name; empty if the folder does not exist. Warns of other files.
+/// Returns the complete files of a folder, by name; empty if the folder does not exist. Warns about other files.
 ///
 /// # Errors
-/// The folder cannot be read, or others may write to it.
+/// The folder cannot be read, or other users may write to it.
 pub fn list(folder: &Path) -> io::Result<Vec<Kept>> {
     match permissions::folder(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -87,7 +87,7 @@ pub fn list(folder: &Path) -> io::Result<Vec<Kept>> {
     Ok(paths.into_iter().filter_map(kept).collect())
 }
 
-/// Reads the machine code of a recipe from a folder, of the given compiler or of the newest.
+/// Reads the machine code of a recipe from a folder, compiled by the given compiler or by the newest.
 pub(crate) fn find(folder: &Path, recipe: &str, compiler: Option<CompilerVersion>) -> Option<Vec<u8>> {
     match permissions::folder(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -119,7 +119,7 @@ pub(crate) fn find(folder: &Path, recipe: &str, compiler: Option<CompilerVersion
 /// Stores machine code, first under a temporary name.
 ///
 /// # Errors
-/// The system's error; the folder is writable for others.
+/// The system's error, or the folder is writable for other users.
 pub(crate) fn keep(folder: &Path, label: &KernelHeader, code: &[u8]) -> io::Result<PathBuf> {
     permissions::make_folder(folder)?;
     permissions::folder(folder)?;
@@ -133,7 +133,7 @@ pub(crate) fn keep(folder: &Path, label: &KernelHeader, code: &[u8]) -> io::Resu
     result.map(|()| path)
 }
 
-/// Warns once per path that the path cannot be used.
+/// Warns once per path that the path is unusable.
 pub(crate) fn warn(path: &Path, what: &str, error: &io::Error) {
     static TOLD: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned()) {

@@ -1,4 +1,4 @@
-//! A kept kernel: one file with what it was made of before the machine code.
+//! The format of a compiled kernel: one file with a header and the machine code.
 //!
 //! ```text
 //! flash-sampling kernel 1
@@ -13,14 +13,14 @@
 //! (the machine code)
 //! ```
 //!
-//! One file is moved into place whole, and says all that a host without a compiler must know.
+//! A rename puts a complete file in place. The header has all information that a host without a compiler needs.
 
 use core::fmt;
 use core::str::FromStr;
 
-/// The first line; another layout gets another number.
+/// The first line. Each format has its own number.
 const MAGIC: &str = "flash-sampling kernel 1";
-/// The end of the files' names.
+/// The file name extension.
 pub(crate) const EXTENSION: &str = "kernel";
 
 /// A version of the run-time compiler.
@@ -38,36 +38,36 @@ impl fmt::Display for CompilerVersion {
     }
 }
 
-/// `None` stands for whatever is not two numbers with a point between them.
+/// Parses a version; `None` if the text is not two numbers with a point between them.
 fn version(text: &str) -> Option<CompilerVersion> {
     let (major, minor) = text.split_once('.')?;
     Some(CompilerVersion { major: u32::from_str(major).ok()?, minor: u32::from_str(minor).ok()? })
 }
 
-/// What a kept kernel was made of.
+/// The header of a compiled kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelHeader {
-    /// The file of its source.
+    /// The source file.
     pub kernel: String,
     /// The macro definitions, as `COLUMNS=8 OPERAND=BF16`.
     pub instance: String,
-    /// What it is for, as `sm_90a`.
+    /// The target architecture, as `sm_90a`.
     pub architecture: String,
-    /// What compiled it.
+    /// The version of the compiler.
     pub compiler: CompilerVersion,
-    /// Hash of the file's name, the options, and the source with every header.
+    /// A hash of the file's name, the options, and the source with every header.
     pub recipe: String,
 }
 
 impl KernelHeader {
-    /// The file's name: the recipe and the compiler's version tell files apart, the rest is for people.
+    /// Returns the file's name. The recipe and the compiler's version make it unique; the rest is for people.
     pub(crate) fn file_name(&self) -> String {
-        // A kernel may stand in a folder of its own; its code stands in no folder.
+        // A kernel may be in a subfolder; compiled files are not.
         let stem = self.kernel.strip_suffix(".cu").unwrap_or(&self.kernel).replace('/', ".");
         format!("{stem}-{}-{}-{}.{EXTENSION}", self.architecture, self.recipe, self.compiler)
     }
 
-    /// The file's bytes.
+    /// Returns the file's bytes.
     pub(crate) fn seal(&self, code: &[u8]) -> Vec<u8> {
         let KernelHeader { kernel, instance, architecture, compiler, recipe } = self;
         let (bytes, hash) = (code.len(), hash(&[code]));
@@ -79,13 +79,13 @@ impl KernelHeader {
     }
 }
 
-/// The recipe and the compiler's version that a file's name tells.
+/// Parses a file's name into recipe and compiler version.
 pub(crate) fn of_file_name(name: &str) -> Option<(&str, CompilerVersion)> {
     let (rest, compiler) = name.strip_suffix(EXTENSION)?.strip_suffix('.')?.rsplit_once('-')?;
     Some((rest.rsplit_once('-')?.1, version(compiler)?))
 }
 
-/// The parts of a file; `None` when it is not whole, or not of this layout.
+/// Parses a file into header and machine code; `None` if the file is incomplete or has another format.
 pub(crate) fn open(file: &[u8]) -> Option<(KernelHeader, &[u8])> {
     let end = file.windows(2).position(|pair| pair == b"\n\n")?;
     let (text, code) = (str::from_utf8(&file[..end]).ok()?, &file[end + 2..]);
@@ -105,8 +105,10 @@ pub(crate) fn open(file: &[u8]) -> Option<(KernelHeader, &[u8])> {
     (whole && !code.is_empty()).then_some((label, code))
 }
 
-/// FNV-1a over 128 bits, each part ended by its length, so that no two lists of parts run together. It finds damage and
-/// tells sources apart; against people who mean harm there are the folder's permissions.
+/// Hashes parts with 128-bit FNV-1a.
+///
+/// The length of each part follows the part, so different divisions into parts have different hashes. The hash detects
+/// damage and distinguishes sources. Folder permissions protect against attacks.
 pub(crate) fn hash(parts: &[&[u8]]) -> String {
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;

@@ -1,29 +1,29 @@
-//! Instructions that no kernel may have, found in its machine code.
+//! Detects instructions in machine code that no kernel may have.
 //!
-//! The assembler of CUDA 13.0 encodes one form of asynchronous copies wrongly (`ptxas`, seen for sm_90a, sm_100a and
-//! sm_120a): `LDGSTS [R + UR], desc[UR]`, a copy with a cache policy to an address of which a part lies in a uniform
-//! register. The pair of uniform registers, address and policy, is written as UR0 and UR1, whatever it is; on an H200 that
-//! ends as an illegal instruction. The assembler of 13.5 names the right pair. The kernels keep those addresses in vector
-//! registers (mainloop/tensor.cuh), and this is the guard that sees that the compiler does not move them back. It refuses the
-//! form as such, since a right pair may be UR0 and UR1 too.
+//! The assembler of CUDA 13.0 encodes one form of asynchronous copy wrongly (`ptxas`, seen for sm_90a, sm_100a and
+//! sm_120a): `LDGSTS [R + UR], desc[UR]`, a copy with a cache policy whose address uses a uniform register. It writes
+//! the pair of uniform registers, address and policy, as UR0 and UR1, whatever the pair is. On an H200 this causes an
+//! illegal-instruction error. The assembler of 13.5 writes the right pair. The kernels keep these addresses in vector
+//! registers (mainloop/tensor.cuh). This module checks that the compiler does not move them back. It rejects the form
+//! itself, because a right pair may also be UR0 and UR1.
 //!
-//! And instructions that products of the tensor cores should not wait for: `R2UR`, a move to a uniform register, between the
-//! products of a kernel. Few products are queued ahead, so a loop whose descriptors come from ordinary registers takes up to
-//! 1.05 of the time (docs/kernel-log.md, version 42). The compiler keeps them in uniform registers when it sees that all they
-//! come of is the same in all lanes, which changes elsewhere in a kernel can undo.
+//! It also detects `R2UR`, a move to a uniform register, between the products of a kernel. Few products are queued
+//! ahead. So a loop with descriptors from ordinary registers takes up to 1.05 of the time (docs/kernel-log.md, version
+//! 42). The compiler keeps descriptors in uniform registers if it can prove that their inputs are equal in all lanes.
+//! Changes elsewhere in a kernel can break this proof.
 
-/// Of an instruction of 16 bytes, the lowest 12 bits tell what it is.
+/// The opcode: the lowest 12 bits of an instruction of 16 bytes.
 const OPCODE: u128 = 0xfff;
-/// `LDGSTS` with a uniform register in the address that is written; without, it is 0xfae.
+/// `LDGSTS` with a uniform register in the destination address; without one, the opcode is 0xfae.
 const COPY_TO_UNIFORM: u128 = 0xdae;
 /// `HGMMA`, a product of a warpgroup.
 const PRODUCT: u128 = 0x9f0;
-/// `R2UR`.
+/// `R2UR`, a move to a uniform register.
 const MOVE_TO_UNIFORM: u128 = 0x2ca;
-/// A section that holds instructions.
+/// The flag of a section with instructions.
 const EXECUTABLE: u64 = 4;
 
-/// What is wrong with the instructions of a kernel, in words; empty when nothing is.
+/// Describes the wrong instructions of a kernel; empty if there are none.
 pub(crate) fn faults(code: &[u8]) -> Vec<String> {
     let Some(sections) = executable_sections(code) else {
         return vec!["the compiler's output is no machine code that can be read".to_owned()];
@@ -36,7 +36,7 @@ pub(crate) fn faults(code: &[u8]) -> Vec<String> {
     }
 }
 
-/// What the products of a hot kernel wait for needlessly, in words; empty when there is nothing, and without products.
+/// Describes needless waits between the products of a hot kernel; empty if there are none, or no products.
 pub(crate) fn delays(code: &[u8]) -> Vec<String> {
     let moves = |section: &[u8]| {
         let opcodes: Vec<_> = opcodes(section).collect();
@@ -53,12 +53,12 @@ pub(crate) fn delays(code: &[u8]) -> Vec<String> {
     }
 }
 
-/// What each instruction is.
+/// Returns the opcode of each instruction.
 fn opcodes(section: &[u8]) -> impl Iterator<Item = u128> {
     section.as_chunks::<16>().0.iter().map(|bytes| u128::from_le_bytes(*bytes) & OPCODE)
 }
 
-/// The parts of an ELF file of 64 bits that are executed; `None` for other bytes, and for a file without any.
+/// Returns the executable sections of a 64-bit ELF file; `None` for other bytes, and for a file without such sections.
 fn executable_sections(code: &[u8]) -> Option<Vec<&[u8]>> {
     let short = |at: usize| Some(u16::from_le_bytes(code.get(at..at + 2)?.try_into().ok()?));
     let long = |at: usize| Some(u64::from_le_bytes(code.get(at..at + 8)?.try_into().ok()?));
@@ -87,8 +87,8 @@ mod tests {
     const CONTROL: &str = include_str!("../../kernels/tests/controls/copies_to_uniform.cu");
     const MOVES: &str = include_str!("../../kernels/tests/controls/moves_to_uniform.cu");
 
-    /// Copies that this machine's compiler keeps in uniform registers: the negative control of CI's guard. The same copies
-    /// without a policy are no fault.
+    /// The negative control of CI's guard: copies whose addresses this machine's compiler keeps in uniform registers.
+    /// Without a cache policy, the same copies are no fault.
     #[test]
     fn copies_to_addresses_in_uniform_registers_are_refused() {
         if !nvrtc::tests::runs(1) {
@@ -108,8 +108,7 @@ mod tests {
         }
     }
 
-    /// Products whose descriptors come of a value that the compiler cannot know to be the same in all lanes, and of one that
-    /// it knows.
+    /// Products with descriptors from a value that is not provably equal in all lanes, and from one that is.
     #[test]
     fn moves_between_products_are_refused() {
         if !nvrtc::tests::runs(1) {

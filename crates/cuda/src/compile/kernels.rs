@@ -1,8 +1,7 @@
-//! The kernels and all their instances: the one list that loading, building ahead of time and CI go by.
+//! The list of all kernels and their instances, for loading, building ahead of time and CI.
 //!
-//! A new kernel is a file below `kernels/` (named in sources.rs), a [`KernelSource`] beside the Rust code that launches
-//! it, and a place in [`KERNELS`]. It is loaded by [`Device::module`](crate::Device), which takes the source and one of
-//! its instances.
+//! A new kernel needs a file below `kernels/` (listed in sources.rs), a [`KernelSource`] next to the Rust code that
+//! launches it, and an entry in [`KERNELS`]. [`Device::module`](crate::Device) loads one instance of a source.
 
 use crate::compile::architecture::Architecture;
 use crate::device::{fused_hopper, fused_portable, select, standalone};
@@ -34,14 +33,14 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     &stored_scan::SOURCE,
 ];
 
-/// A file of kernels and what is built of it.
+/// A source file of kernels and its instances.
 #[derive(Debug)]
 pub(crate) struct KernelSource {
     /// The file below `kernels/`.
     pub(crate) file: &'static str,
-    /// Whether it can run on an architecture.
+    /// Whether the kernels can run on an architecture.
     pub(crate) serves: fn(Architecture) -> bool,
-    /// Every instance that may be asked for.
+    /// Returns every instance that may be requested.
     pub(crate) instances: fn() -> Vec<Instance>,
 }
 
@@ -51,18 +50,18 @@ impl KernelSource {
         KernelSource { file, serves, instances: || vec![Instance::new(&[])] }
     }
 
-    /// As [`KernelSource::single`], cold: its rare functions are calls, which keep registers in local memory.
+    /// Like [`KernelSource::single`], but cold: its rare functions are calls, which keep registers in local memory.
     pub(crate) const fn single_cold(file: &'static str, serves: fn(Architecture) -> bool) -> KernelSource {
         KernelSource { file, serves, instances: || vec![Instance::new(&[]).cold()] }
     }
 
-    /// The first instance, which is the only one of a single source.
+    /// Returns the first instance, which is the only instance of a single source.
     pub(crate) fn instance(&self) -> Instance {
         (self.instances)().swap_remove(0)
     }
 }
 
-/// Serves every GPU that this crate knows: compute capability 8.0 and up.
+/// Accepts every GPU that this crate supports: compute capability 8.0 and up.
 pub(crate) fn any(architecture: Architecture) -> bool {
     architecture.capability().0 >= 8
 }
@@ -70,24 +69,24 @@ pub(crate) fn any(architecture: Architecture) -> bool {
 /// One translation unit: macro definitions for a file of kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Instance {
-    /// Name after `FS_`, value.
+    /// Pairs of name (without `FS_`) and value.
     defines: Vec<(&'static str, String)>,
-    /// Whether CI refuses spills, local memory and serialised wgmma in it.
+    /// Whether CI rejects spills, local memory and serialised wgmma in the instance.
     pub(crate) hot: bool,
 }
 
 impl Instance {
-    /// An instance in which each macro `FS_<name>` has this value. Hot.
+    /// Creates a hot instance in which each macro `FS_<name>` has this value.
     pub(crate) fn new(defines: &[(&'static str, &dyn fmt::Display)]) -> Instance {
         Instance { defines: defines.iter().map(|(name, value)| (*name, value.to_string())).collect(), hot: true }
     }
 
-    /// The same, where time does not count: CI reports its spills and does not refuse them.
+    /// Marks the instance as not time-critical: CI reports its spills, but accepts them.
     pub(crate) fn cold(self) -> Instance {
         Instance { hot: false, ..self }
     }
 
-    /// What the compiler is told.
+    /// Returns the compiler options.
     pub(crate) fn options(&self, architecture: Architecture) -> Vec<String> {
         let of_all = [format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
         let defines = self.defines.iter().map(|(name, value)| format!("--define-macro=FS_{name}={value}"));
@@ -95,7 +94,7 @@ impl Instance {
     }
 }
 
-/// `COLUMNS=8 OPERAND=BF16`, or nothing where the file has one instance.
+/// Formats as `COLUMNS=8 OPERAND=BF16`, or as nothing if the file has one instance.
 impl fmt::Display for Instance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let defines: Vec<_> = self.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -126,8 +125,8 @@ mod tests {
         }
     }
 
-    /// Needs the compiler's library, but no GPU. What the folders have that `FLASH_SAMPLING_KERNELS` names is not compiled
-    /// again: CI compiles all ahead of its tests.
+    /// Needs the compiler's library, but no GPU. Skips instances that the folders in `FLASH_SAMPLING_KERNELS` have: CI
+    /// compiles all instances before its tests.
     #[test]
     fn every_kernel_compiles() {
         if !nvrtc::tests::runs(1) {

@@ -29,7 +29,7 @@ pub(crate) struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// The header of a cache entry for this request.
+    /// Returns the header of a cache entry for this request.
     pub(crate) fn label(&self, compiler: CompilerVersion) -> KernelHeader {
         KernelHeader {
             kernel: self.kernel.file.into(),

@@ -1,9 +1,9 @@
-//! From the embedded sources to machine code that a GPU takes. Needs no GPU.
+//! Compiles the embedded sources to machine code for a GPU. Needs no GPU.
 //!
 //! ```text
-//! kernels + sources -> machine_code -> a file of a folder (cache, kept_kernel, trust)
-//!                                   -> the compiler (nvrtc), and then into the cache
-//! ahead             -> the compiler for every kernel, with what each takes (resources)
+//! kernels + sources -> loader -> a file in a folder (cache, cached_kernel, permissions)
+//!                             -> or the compiler (nvrtc), and then a file in the cache
+//! ahead             -> the compiler for every kernel, with the resources of each (resources)
 //! ```
 
 pub mod ahead;

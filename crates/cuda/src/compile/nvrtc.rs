@@ -22,7 +22,7 @@ pub(crate) fn is_present() -> bool {
     *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() } && version_of_library().is_some())
 }
 
-/// A program that is linked with the library does not start without it.
+/// True: a program that is linked with the library starts only if the library is present.
 #[cfg(feature = "linked")]
 pub(crate) fn is_present() -> bool {
     true
@@ -42,12 +42,12 @@ pub(crate) fn names() -> Vec<String> {
     names
 }
 
-/// The version of NVIDIA's run-time compiler; `None` if its library cannot be loaded.
+/// Returns the version of NVIDIA's run-time compiler; `None` if its library cannot be loaded.
 pub fn version() -> Option<CompilerVersion> {
     if is_present() { version_of_library() } else { None }
 }
 
-/// The version of the library, which must be present.
+/// Returns the version of the library, which must be present.
 fn version_of_library() -> Option<CompilerVersion> {
     let (mut major, mut minor) = (0 as c_int, 0 as c_int);
     // SAFETY: two integers to write to.
@@ -105,8 +105,7 @@ pub(crate) fn machine_code(kernel: &'static str, unit: &str, options: &[String])
 
 /// Compiles as [`machine_code`] does, with the assembler's report in the log.
 ///
-/// On a host with a driver, NVRTC caches its output and omits the report the second time, so this function disables the
-/// cache.
+/// On a host with a driver, NVRTC caches its output and then omits the report, so this function disables the cache.
 ///
 /// # Errors
 /// As [`machine_code`].
@@ -129,7 +128,7 @@ pub(crate) mod tests {
 
     use std::io::Write;
 
-    /// Whether tests of the compiler run here; says how many are skipped, unless they are required.
+    /// Whether the compiler tests can run here. Reports the number of skipped tests, unless the tests are required.
     pub(crate) fn runs(count: usize) -> bool {
         if super::is_present() {
             return true;

@@ -1,16 +1,16 @@
-//! Whether files may be loaded into the GPU: machine code runs with all of this process's rights on it.
+//! Checks whether files may be loaded into the GPU. On a GPU, machine code has all rights of this process.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// No kernel is larger; a file that is was not written by us.
+/// The largest size that a kernel's file may have. Every kernel is smaller.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Whether a folder's files are to be used: nobody but this user and root may put files there.
+/// Checks that only this user and root may put files into a folder.
 ///
 /// # Errors
-/// What the system says, or [`io::ErrorKind::PermissionDenied`] with what is wrong.
+/// The system's error, or [`io::ErrorKind::PermissionDenied`] with the reason.
 pub(crate) fn folder(path: &Path) -> io::Result<()> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_dir() {
@@ -19,7 +19,7 @@ pub(crate) fn folder(path: &Path) -> io::Result<()> {
     owned(&metadata)
 }
 
-/// The bytes of a file that nobody but this user and root may write.
+/// Reads a file that only this user and root may write.
 ///
 /// # Errors
 /// As [`folder`].
@@ -56,7 +56,7 @@ fn judge(user: u32, owner: u32, mode: u32) -> Result<(), &'static str> {
     }
 }
 
-/// Makes a folder that only this user may write to, with those above it.
+/// Creates a folder that only this user may write to, and its missing parent folders.
 pub(crate) fn make_folder(path: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);

@@ -1,18 +1,18 @@
-//! What a kernel takes of a multiprocessor, as the assembler tells it.
+//! The resources that a kernel needs on a multiprocessor, from the assembler's report.
 
-/// What one function takes.
+/// The resources of one function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resources {
-    /// Its name in the machine code.
+    /// The function's name in the machine code.
     pub function: String,
-    /// Whether the host launches it; others are called by one that is.
+    /// Whether the host launches the function; otherwise another function calls it.
     pub entry: bool,
-    /// 32-bit registers of a thread; 0 for functions that are no entry.
+    /// 32-bit registers per thread; 0 for functions that are not entries.
     pub registers: u32,
-    /// Static shared memory of a block, in bytes.
+    /// Static shared memory per block, in bytes.
     pub shared: u32,
-    /// Local memory of a thread, in bytes: arrays indexed at run time, and what was spilled.
+    /// Local memory per thread, in bytes: arrays with run-time indices, and spilled registers.
     pub stack: u32,
     /// Bytes that spilled registers write.
     pub spill_stores: u32,
@@ -20,11 +20,11 @@ pub struct Resources {
     pub spill_loads: u32,
 }
 
-/// The functions of a compiler's log.
+/// Parses the functions from a compiler's log.
 pub(crate) fn of_log(log: &str) -> Vec<Resources> {
     let mut entries: Vec<&str> = Vec::new();
     let mut found: Vec<Resources> = Vec::new();
-    // "Used" speaks of the entry whose compilation was announced last.
+    // A "Used" line belongs to the last announced entry.
     let mut entry = None;
     for line in log.lines() {
         if let Some(name) = line.split("Compiling entry function '").nth(1).and_then(|rest| rest.split('\'').next()) {
@@ -52,17 +52,17 @@ pub(crate) fn of_log(log: &str) -> Vec<Resources> {
     found
 }
 
-/// The number that stands before `unit`; 0 without any.
+/// Returns the number before `unit`; 0 if there is none.
 fn number_before(line: &str, unit: &str) -> u32 {
     let digits = line.split(unit).next().filter(|before| before.len() < line.len()).unwrap_or_default();
     let start = digits.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| at + 1);
     digits[start..].parse().unwrap_or(0)
 }
 
-/// What the assembler says when it makes products of the tensor cores wait for each other.
+/// The assembler's messages about serialised tensor-core products.
 const WGMMA: [&str; 2] = ["wgmma.mma_async instructions are serialized", "wgmma.wait_group is injected"];
 
-/// What must not be in a hot kernel, in words; empty when it is as it should be. `functions` are those of the log.
+/// Describes the faults of a hot kernel; empty if there are none. `functions` are the functions of the log.
 pub(crate) fn faults(functions: &[Resources], log: &str) -> Vec<String> {
     let mut faults = Vec::new();
     if !functions.iter().any(|f| f.entry && f.registers > 0) {
@@ -79,7 +79,7 @@ pub(crate) fn faults(functions: &[Resources], log: &str) -> Vec<String> {
     faults
 }
 
-/// The lines of a log that warn.
+/// Returns the warning lines of a log.
 pub(crate) fn warnings(log: &str) -> impl Iterator<Item = String> {
     let warns = |line: &&str| line.contains(": warning") || line.contains("ptxas warning");
     log.lines().filter(warns).map(|line| line.trim().to_owned())
@@ -128,7 +128,7 @@ ptxas info    : Used 64 registers, used 0 barriers, 288 bytes cumulative stack s
         assert_eq!((warnings(&unused).count(), faults(&of_log(&unused), &unused).len()), (1, 0));
     }
 
-    /// Two kernels that must be refused, as this machine's compiler reports them: the negative control of CI's guard.
+    /// The negative control of CI's guard: two kernels that it must reject, in the report of this machine's compiler.
     #[test]
     fn kernels_that_spill_or_index_local_arrays_are_refused() {
         const SPILLS: &str = include_str!("../../kernels/tests/controls/spills.cu");

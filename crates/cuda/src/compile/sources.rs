@@ -1,13 +1,13 @@
-//! The kernels' sources, embedded, and one translation unit out of them.
+//! The embedded sources of the kernels, and the translation unit of a kernel.
 
-/// A file below `kernels/`: its path there and its text.
+/// A file below `kernels/`, as its path and its text.
 macro_rules! file {
     ($path:literal) => {
         ($path, include_str!(concat!("../../kernels/", $path)))
     };
 }
 
-/// Every kernel and every header; a test holds the list against the folder.
+/// All kernels and all headers. A test compares the list with the folder.
 const FILES: &[(&str, &str)] = &[
     file!("canonical.cu"),
     file!("filter_list.cu"),
@@ -115,22 +115,23 @@ const FILES: &[(&str, &str)] = &[
     file!("top_p_ranks.cu"),
 ];
 
-/// The text of a kernel with every header in place of its first `#include "..."`: NVRTC looks names up literally, so it
-/// cannot follow includes that are relative to the file they stand in. The whole of what is compiled is in one string,
-/// which is what the cache hashes.
+/// Returns the text of a kernel with every header in place of its first `#include "..."`.
+///
+/// NVRTC looks names up literally, so it cannot follow includes that are relative to the including file. The cache
+/// hashes this one string, which contains all compiled text.
 pub(crate) fn translation_unit(kernel: &'static str) -> String {
     let mut unit = String::new();
     append(kernel, &mut Vec::new(), &mut unit);
     unit
 }
 
-/// The texts of all embedded files.
+/// Returns the texts of all embedded files.
 #[cfg(test)]
 pub(crate) fn texts() -> impl Iterator<Item = &'static str> {
     FILES.iter().map(|(_, text)| *text)
 }
 
-/// The paths of all embedded files.
+/// Returns the paths of all embedded files.
 #[cfg(test)]
 pub(crate) fn files() -> impl Iterator<Item = &'static str> {
     FILES.iter().map(|(path, _)| *path)
@@ -160,7 +161,7 @@ fn text(path: &str) -> Option<&'static str> {
     FILES.iter().find(|(name, _)| *name == path).map(|(_, text)| *text)
 }
 
-/// The path of an included file: beside the including one, or below `include`.
+/// Resolves the path of an included file, relative to the including file or to `include`.
 fn resolve(from: &str, name: &str) -> String {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();

@@ -1,19 +1,19 @@
-//! Kernels on the processor: the system's C++ compiler builds `kernels/tests/NAME.cpp`, which takes its cases on standard
-//! input and says on standard output what it found.
+//! Runs kernels on the processor. The system's C++ compiler builds `kernels/tests/NAME.cpp`, which reads cases from
+//! standard input and writes results to standard output.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The program, or nothing on a machine without a C++ compiler, which is said on standard error.
+/// Builds the program; `None` without a C++ compiler, with a message on standard error.
 ///
 /// # Panics
-/// Where it cannot be built, or `FLASH_SAMPLING_REQUIRE` names c++ and there is no compiler.
+/// If the program cannot be built, or if there is no compiler and `FLASH_SAMPLING_REQUIRE` names c++.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
     let program = folder().join(name);
-    // The emulator's jumps between stacks look like smashed ones to a hardened library.
+    // A fortified C library reports the emulator's jumps between stacks as stack corruption.
     let flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-U_FORTIFY_SOURCE"];
     std::fs::create_dir_all(folder()).unwrap();
     let build = Command::new(&compiler)
@@ -28,7 +28,7 @@ pub(crate) fn program(name: &str) -> Option<PathBuf> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
             assert!(!required.split(',').any(|r| r == "c++"), "no C++ compiler, but FLASH_SAMPLING_REQUIRE names c++");
-            // The test harness captures what the print macros write, not this.
+            // The test harness captures the print macros' output, but not this.
             let _ = writeln!(std::io::stderr(), "skipped: 1 test of cuda/{name}: no C++ compiler (set CXX)");
             None
         }
@@ -39,7 +39,7 @@ pub(crate) fn program(name: &str) -> Option<PathBuf> {
     }
 }
 
-/// Where programs are built: Cargo names a folder to the tests beside the crate, and those within it have their own.
+/// Returns the folder for built programs. Cargo names one for integration tests; unit tests use their own.
 fn folder() -> PathBuf {
     match option_env!("CARGO_TARGET_TMPDIR") {
         Some(folder) => folder.into(),
@@ -47,7 +47,7 @@ fn folder() -> PathBuf {
     }
 }
 
-/// What the program says of `input`.
+/// Returns the program's output for `input`.
 pub(crate) fn answer(program: &Path, input: Vec<u8>) -> Vec<u8> {
     let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();

@@ -1,11 +1,11 @@
-//! A unit's weights, copied into tiles on their own: the first of a tile, and those next to a missing row or element.
+//! Copies a unit's weights into tiles, for units without an overlapped copy: a tile's first unit, and incomplete units.
 
 use super::GROUP;
 use super::schedule::WeightUnit;
 use crate::dot::pack::Line;
 use flash_sampling_core::Matrix;
 
-/// Copies a unit: a pair of tiles for each step, 32 lines. Missing rows and elements are zero.
+/// Copies a unit: a pair of tiles per step, 32 lines. Missing rows and elements are zero.
 pub(super) fn copy_unit(weight: &Matrix<'_>, unit: &WeightUnit, tiles: &mut [Line]) {
     let first = unit.group * GROUP;
     let rows = GROUP.min(weight.rows() - first);

@@ -1,21 +1,21 @@
 //! Dot products in AMX-BF16 tiles, through stable inline assembly.
 //!
-//! The weight is the A operand: 16 rows x 32 elements a tile. The hidden states are the B operand, packed once per call.
-//! An output's sum runs over hidden in ascending steps of 32, whatever the batch.
+//! The weight is the A operand, with 16 rows x 32 elements per tile. The hidden states are the B operand, packed once
+//! per call. The sum of an output runs over hidden in ascending steps of 32, whatever the batch.
 //!
 //! Plain version, for a tile of the vocabulary:
 //! ```text
 //! for each 32 weight rows, for each 32 hidden rows, for each step: C += A x B in 2 x 2 tiles
 //! ```
-//! Deviations, and why each keeps the answer:
-//! 1. The work is cut into units of 32 weight rows by a chunk of steps, and a unit's weights are copied into tiles, next
-//!    to zeros where rows or elements are missing. Its 16 KiB stay in the first-level cache while all hidden rows pass,
-//!    and the rows' power-of-two distance, which would send a tile's lines to one set, is gone.
-//! 2. The copy of the next unit is spread over the products of this one, and so is a prefetch of a later one into the
-//!    second-level cache: memory and the tile unit work at the same time.
-//! 3. Accumulators go to memory between chunks as float32, which is what they are, so no bit changes.
-//! 4. Where the batch is too large for the second-level cache, hidden is cut into slabs of chunks, and the vocabulary tile
-//!    passes over one slab after another. A sum still takes its steps in ascending order.
+//! Deviations, and why each keeps the result:
+//! 1. The work is divided into units of 32 weight rows by a chunk of steps. A unit's weights are copied into tiles,
+//!    with zeros for missing rows or elements. The 16 KiB of a unit stay in the first-level cache while all hidden rows
+//!    pass. Without the copy, the power-of-two distance of the rows would map a tile's lines to one set of the cache.
+//! 2. The copy of the next unit is spread over the products of the current unit, as is a prefetch of a later unit into
+//!    the second-level cache. So memory and the tile unit work at the same time.
+//! 3. Between chunks, accumulators are stored in memory as float32, their own type, so no bit changes.
+//! 4. If the batch is too large for the second-level cache, hidden is divided into slabs of chunks, and the vocabulary
+//!    tile passes over one slab after another. A sum still takes its steps in ascending order.
 
 mod copy;
 mod multiply;
@@ -38,68 +38,68 @@ const GROUP: usize = 32;
 const GROUPS: usize = TILE / GROUP;
 /// Bytes of a tile: 16 rows of 64.
 const TILE_BYTES: usize = 1024;
-/// How many units the prefetch runs ahead of the copy.
+/// The number of units between the copy and the prefetch.
 const AHEAD: usize = 2;
 
-/// The operations of a tile unit; the loop around them is [`tile_on`].
+/// The operations of a tile unit. [`tile_on`] is the loop around them.
 ///
 /// # Safety
-/// Every function may only be called where the unit is available; [`Unit::multiply`] between `begin` and `end`, on one thread.
+/// The unit is available for every function; [`Unit::multiply`] is called between `begin` and `end`, on one thread.
 trait Unit {
-    /// Sets the unit up.
+    /// Configures the unit.
     unsafe fn begin();
-    /// Releases it; no state outlives this.
+    /// Releases the unit. No state remains afterwards.
     unsafe fn end();
-    /// `C += A x B` for a block, and its part of the next unit's copy: `share` rows, which is 0, 4, 8, 16 or 32.
+    /// Computes `C += A x B` for a block, and its part of the next unit's copy: `share` rows (0, 4, 8, 16 or 32).
     ///
     /// # Safety
-    /// What [`Block`] says, and `steps` is not zero.
+    /// The pointers of `block` are valid as [`Block`] states, and `steps` is not zero.
     unsafe fn multiply(block: &Block, share: usize);
     /// Writes `rows` columns of a C tile, `count` floats each, to `out`, [`TILE`] floats apart.
     ///
     /// # Safety
-    /// `tile` points to a C tile, `out` to that many rows and floats; neither is above 16.
+    /// `tile` points to a C tile, `out` to that many rows and floats; neither exceeds 16.
     unsafe fn turn(tile: *const f32, out: *mut f32, rows: usize, count: usize);
 }
 
-/// A register block of 2 x 2 tiles, and what is copied meanwhile.
+/// A register block of 2 x 2 tiles, and the copy that overlaps it.
 struct Block {
-    /// `steps` pairs of tiles, one pair after another.
+    /// `steps` pairs of tiles, one after another.
     a: *const u8,
     /// Two runs of `steps` tiles.
     b: [*const u8; 2],
     /// Four tiles: (A0 B0), (A1 B0), (A0 B1), (A1 B1).
     c: *mut u8,
     steps: usize,
-    /// The first of `share` weight rows, `stride` bytes apart, of which `steps` lines are readable.
+    /// The first of `share` weight rows, `stride` bytes apart, with `steps` readable lines each.
     source: *const u8,
     stride: usize,
-    /// Where the first line goes; the next row's is 64 bytes on, the next step's two tiles. Writable where `source` is read.
+    /// The destination of the first line. The next row is 64 bytes further, the next step two tiles. Writable per line.
     target: *mut u8,
-    /// The first of as many rows to prefetch; it need not be readable.
+    /// The first of `share` rows to prefetch; it need not be readable.
     ahead: *const u8,
 }
 
 /// The machine's tile unit.
 struct Amx;
 
-/// Reserves what [`tile`] needs for up to `rows` hidden rows.
+/// Reserves the memory of [`tile`] for up to `rows` hidden rows.
 pub(super) fn reserve(scratch: &mut DotScratch, rows: usize) {
     scratch.sums = vec![Line::ZERO; rows.div_ceil(32) * GROUPS * 4 * TILE_BYTES / 64];
     scratch.tiles = vec![Line::ZERO; 2 * CHUNK * GROUP];
 }
 
-/// See [`super::lanes::tile`]; `scratch` was reserved by [`reserve`] for at least this many rows.
+/// Multiplies a tile; see [`super::lanes::tile`]. [`reserve`] has prepared `scratch` for at least this many rows.
 ///
 /// # Safety
 /// AMX-BF16 and AVX-512 F are available; `weight` holds bf16 and at most [`TILE`] rows; `hidden` is in AMX layout with the
-/// same columns; `out` holds [`TILE`] floats a hidden row.
+/// same columns; `out` holds [`TILE`] floats per hidden row.
 pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
     // SAFETY: by this function's contract.
     unsafe { tile_on::<Amx>(weight, hidden, out, scratch) }
 }
 
-/// At least `count` multiply-adds on tiles in the first-level cache; see [`super::lanes::products`].
+/// Runs at least `count` multiply-adds on tiles in the first-level cache; see [`super::lanes::products`].
 ///
 /// # Safety
 /// AMX-BF16 is available.
@@ -117,7 +117,7 @@ unsafe fn tile_on<U: Unit>(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]
     }
     let panels = hidden.rows().div_ceil(16);
     let pairs = panels.div_ceil(2);
-    // The next unit's rows, shared out among the pairs; the assembly has these four.
+    // The next unit's rows, divided among the pairs. The assembly exists for these numbers.
     let share = match pairs {
         1 => 32,
         2..4 => 16,
@@ -132,8 +132,8 @@ unsafe fn tile_on<U: Unit>(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]
     let (mut current, mut next) = scratch.tiles.split_at_mut(CHUNK * GROUP);
     let panel_bytes = 16 * hidden.row_bytes();
     copy_unit(weight, &schedule.unit(0), current);
-    // SAFETY: sums, panels and copies are inside their memory: there are `needed` lines of sums, a unit's steps are steps
-    // of the panels and fit into either half of the tiles; a whole unit's lines are inside the weight.
+    // SAFETY: sums, panels and copies are inside their memory: there are `needed` lines of sums; a unit's steps are
+    // steps of the panels and fit into either half of the tiles; the lines of a complete unit are inside the weight.
     unsafe {
         U::begin();
         for i in 0..schedule.len() {
@@ -142,7 +142,7 @@ unsafe fn tile_on<U: Unit>(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]
             let alongside = following.as_ref().is_some_and(|f| f.whole && f.steps == unit.steps);
             let (source, ahead) = (schedule.address(i + 1), schedule.address(i + 1 + AHEAD));
             for pair in 0..pairs {
-                // An odd last panel is multiplied twice; the copy's sums are never read.
+                // An odd last panel is multiplied twice. The sums of its copy are never read.
                 let panel = |p: usize| hidden.as_ptr().add(p.min(panels - 1) * panel_bytes + unit.from * TILE_BYTES);
                 let row = pair * share;
                 let block = Block {

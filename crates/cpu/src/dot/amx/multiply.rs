@@ -1,16 +1,16 @@
 //! The register block in assembly: 2 x 2 tiles, with the copy of the next unit's weights between the products.
 //!
-//! A step is four products, which keep the tile unit busy for 64 cycles, and four loads of tiles, which take half of that.
-//! The other loads and stores go in the gaps: for each of `share` weight rows one line, copied to where a tile wants it,
-//! and one prefetch. There is one block of assembly for each `share`.
+//! A step has four products, which keep the tile unit busy for 64 cycles, and four loads of tiles, which take half of
+//! that. The other loads and stores fill the gaps: for each of `share` weight rows, one line is copied to its place in
+//! a tile, and one line is prefetched. There is one block of assembly for each `share`.
 //!
-//! B is loaded with the hint that its lines are not wanted in the first-level cache (`tileloaddt1`): a unit's hidden states
-//! are many times what that cache holds, and pushed A out of it.
+//! B is loaded with a hint not to fill the first-level cache (`tileloaddt1`): a unit's hidden states are many times
+//! larger than this cache, and evicted A from it.
 
 use super::{Amx, Block, Unit};
 use core::arch::asm;
 
-/// Palette 1, all eight tiles 16 rows of 64 bytes.
+/// Palette 1; all eight tiles have 16 rows of 64 bytes.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -33,8 +33,8 @@ const fn config() -> Config {
 
 static CONFIG: Config = config();
 
-/// A line of each of four weight rows from `{s}` on, to four lines from `{target}` + 256 `$at` on; the same lines of a
-/// later unit, from `{p}` on, are asked for.
+/// Copies one line of each of four weight rows, starting at `{s}`, to four lines at `{target}` + 256 `$at`. Prefetches
+/// the same lines of a later unit, starting at `{p}`.
 macro_rules! copy_four {
     ($at:literal) => {
         concat!(
@@ -64,7 +64,7 @@ macro_rules! copy_four {
     };
 }
 
-/// The block, with what goes after each of the four products.
+/// The block, with the instructions that follow each of the four products.
 macro_rules! block {
     ($name:ident: $first:expr, $second:expr, $third:expr, $fourth:expr) => {
         /// # Safety
@@ -140,8 +140,7 @@ block!(multiply_32:
     concat!(copy_four!("6"), copy_four!("7"))
 );
 
-/// `steps` steps of the block on the same four tiles: what it would take if neither memory nor caches cost anything. The
-/// sums are given up.
+/// Runs `steps` steps of the block on the same four tiles, without costs of memory and caches. Drops the sums.
 ///
 /// # Safety
 /// AMX-BF16 is available; `tiles` points to four tiles.
@@ -179,7 +178,7 @@ pub(super) unsafe fn products(tiles: *const u8, steps: u64) {
 impl Unit for Amx {
     #[inline(always)]
     unsafe fn begin() {
-        // SAFETY: AMX is available; the configuration is a valid one.
+        // SAFETY: AMX is available; the configuration is valid.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack)) };
     }
 
@@ -205,7 +204,7 @@ impl Unit for Amx {
 
     #[inline(always)]
     unsafe fn turn(tile: *const f32, out: *mut f32, rows: usize, count: usize) {
-        // SAFETY: by this function's contract; AVX-512 F comes with AMX.
+        // SAFETY: by this function's contract; AMX implies AVX-512 F.
         unsafe { super::transpose::turn(tile, out, rows, count) };
     }
 }

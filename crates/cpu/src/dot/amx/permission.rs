@@ -1,11 +1,11 @@
-//! Whether AMX may be used: the processor, the operating system's state saving, and its permission.
+//! Checks whether AMX may be used: the processor, the operating system's state saving, and its permission.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid_count, CpuidResult};
 
-/// What the processor says of itself.
+/// Returns the processor's answer to `cpuid`.
 fn cpuid(leaf: u32) -> CpuidResult {
-    // SAFETY: every x86-64 processor has this instruction. Newer compilers know so.
+    // SAFETY: every x86-64 processor has this instruction. Newer compilers know this.
     #[allow(unused_unsafe)]
     unsafe {
         __cpuid_count(leaf, 0)
@@ -30,7 +30,7 @@ fn os_keeps_tiles() -> bool {
     low >> 17 & 3 == 3
 }
 
-/// Asks Linux for the tile state: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), for the whole process.
+/// Requests the tile state from Linux: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), for the whole process.
 #[cfg(target_os = "linux")]
 fn request_permission() -> bool {
     let result: isize;

@@ -1,4 +1,4 @@
-//! The tile unit in plain Rust: the loop nest around it is tested with this where there is no AMX.
+//! The tile unit in plain Rust, for tests of the loop nest on machines without AMX.
 
 use super::{Amx, Block, Unit, reserve, tile_on};
 use crate::dot::pack::{Layout, Packed};
@@ -10,7 +10,7 @@ use half::bf16;
 /// Plain Rust.
 struct Plain;
 
-// SAFETY (every block below): the pointers are those of a block or a tile, and the elements are inside them.
+// SAFETY (every block below): the pointers belong to a block or a tile, and the elements are inside them.
 impl Unit for Plain {
     unsafe fn begin() {}
     unsafe fn end() {}
@@ -49,7 +49,7 @@ impl Unit for Plain {
     }
 }
 
-/// The dot products of a tile, on the unit of `U`; the weight's rows are `stride` elements apart in `data`.
+/// Computes the dot products of a tile with the unit `U`.
 ///
 /// # Safety
 /// The unit of `U` is available.
@@ -64,12 +64,12 @@ unsafe fn dots<U: Unit>(weight: &Matrix<'_>, hidden: &Matrix<'_>) -> Vec<f32> {
     out
 }
 
-/// Small integers, so that every order of summation gives the same bits.
+/// Returns small integers, so that every order of summation gives the same bits.
 fn integers(len: usize, salt: usize) -> Vec<bf16> {
     (0..len).map(|i| bf16::from_f32((((i + salt) * 7919 % 1009) % 9) as f32 - 4.0)).collect()
 }
 
-/// Tiles that are whole and not, chunks of one size and of two, one slab and several, every share.
+/// Complete and incomplete tiles, chunks of one size and of two, one slab and several, every share.
 const SIZES: [(usize, usize, usize, usize); 11] = [
     (256, 1, 256, 256),
     (256, 16, 512, 512),
@@ -87,11 +87,11 @@ const SIZES: [(usize, usize, usize, usize); 11] = [
 fn check<U: Unit>() {
     for (rows, batch, cols, stride) in SIZES {
         let (w, h) = (integers(rows * stride, 1), integers(batch * cols, 500));
-        // At an odd address, as a mapped file may have it.
+        // At an odd address, as is possible in a mapped file.
         let mut bytes = vec![0u8; 1 + w.len() * 2];
         w.iter().zip(bytes[1..].chunks_exact_mut(2)).for_each(|(w, b)| b.copy_from_slice(&w.to_ne_bytes()));
         let weight = Matrix::from_bytes(&bytes[1..], flash_sampling_core::DType::BF16, rows, cols, stride).unwrap();
-        // SAFETY: `check` is called for available units only.
+        // SAFETY: the tests call `check` only for available units.
         let out = unsafe { dots::<U>(&weight, &Matrix::new(&h, batch, cols).unwrap()) };
         for (at, &value) in out.iter().enumerate() {
             let (r, i) = (at / TILE, at % TILE);

@@ -3,33 +3,33 @@
 use super::{GROUP, GROUPS, TILE_BYTES};
 use flash_sampling_core::Matrix;
 
-/// Steps of a unit at most: two tiles of weights a step, 16 KiB together.
+/// The maximum number of steps of a unit: two tiles of weights per step, 16 KiB in total.
 pub(super) const CHUNK: usize = 8;
-/// What a slab of the batch may take of the second-level cache, in bytes.
+/// The bytes of the second-level cache that a slab of the batch may use.
 const SLAB_BYTES: usize = 1 << 19;
-/// A batch up to this size needs no slabs, in bytes.
+/// A batch of up to this many bytes needs no slabs.
 const WHOLE_BYTES: usize = 1 << 20;
 
 /// 32 weight rows by some steps.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct WeightUnit {
-    /// Which 32 rows of the tile.
+    /// The index of the 32 rows in the tile.
     pub(super) group: usize,
     /// The first step.
     pub(super) from: usize,
     /// Steps, at most [`CHUNK`].
     pub(super) steps: usize,
-    /// Whether all 32 rows and all elements are there.
+    /// Whether no row and no element is missing.
     pub(super) whole: bool,
 }
 
-/// The units of a tile: slab by slab, in it group by group, in it chunk by chunk.
+/// The units of a tile: ordered by slab, then by group, then by chunk.
 pub(super) struct Schedule {
     first: *const u8,
     stride: usize,
     rows: usize,
     cols: usize,
-    /// Steps of a chunk, chunks over hidden, chunks of a slab, groups of the tile.
+    /// Steps per chunk, chunks over hidden, chunks per slab, groups per tile.
     chunk: usize,
     chunks: usize,
     slab: usize,
@@ -37,11 +37,11 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// The units of a tile of the weight for this many panels of hidden states.
+    /// Creates the units of a tile of the weight, for this many panels of hidden states.
     pub(super) fn new(weight: &Matrix<'_>, panels: usize) -> Self {
         let steps = weight.cols().div_ceil(32);
         let chunks = steps.div_ceil(CHUNK);
-        // Chunks of one size, if that is possible: the copy runs alongside units of its own size only.
+        // Chunks of one size, if possible: the copy overlaps only units of its own size.
         let chunk = steps.div_ceil(chunks);
         let chunks = steps.div_ceil(chunk);
         let slab = match steps * panels * TILE_BYTES {
@@ -60,17 +60,17 @@ impl Schedule {
         }
     }
 
-    /// How many units there are.
+    /// Returns the number of units.
     pub(super) fn len(&self) -> usize {
         self.groups * self.chunks
     }
 
-    /// Bytes from one weight row to the next.
+    /// Bytes between weight rows.
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Unit `i`, which is below [`Schedule::len`].
+    /// Returns unit `i`, which is below [`Schedule::len`].
     pub(super) fn unit(&self, i: usize) -> WeightUnit {
         let (slab, at) = (i / (self.groups * self.slab), i % (self.groups * self.slab));
         let width = self.slab.min(self.chunks - slab * self.slab);
@@ -80,8 +80,8 @@ impl Schedule {
         WeightUnit { group, from, steps, whole }
     }
 
-    /// Where a unit's first row begins. Units beyond the last are those of the next tile, if that follows in memory: good
-    /// enough for a prefetch.
+    /// Returns the address of a unit's first row, for a prefetch. Units beyond the last one may belong to the next
+    /// tile.
     pub(super) fn address(&self, i: usize) -> *const u8 {
         let unit = self.unit(i % self.len());
         let row = i / self.len() * GROUPS * GROUP + unit.group * GROUP;

@@ -1,18 +1,17 @@
-//! Sums of a tile, turned around: the tile unit leaves weight rows by hidden rows, and the logits lie the other way.
+//! Transposes the sums of a tile, from weight rows by hidden rows to hidden rows by weight rows.
 
 use crate::dot::TILE;
 use core::arch::x86_64::*;
 
-/// Writes the first `rows` columns of a 16 x 16 tile, the first `count` floats of each, to rows of `out`, [`TILE`] floats
-/// apart.
+/// Writes `rows` columns of a 16 x 16 tile, `count` floats each, to rows of `out`, [`TILE`] floats apart.
 ///
 /// # Safety
-/// AVX-512 F is available; `tile` points to 256 floats, `out` to that many rows and floats, neither above 16.
+/// AVX-512 F is available; `tile` points to 256 floats, `out` to that many rows and floats; neither exceeds 16.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn turn(tile: *const f32, out: *mut f32, rows: usize, count: usize) {
     // SAFETY: the rows are inside the tile.
     let mut r: [__m512; 16] = core::array::from_fn(|i| unsafe { _mm512_loadu_ps(tile.add(16 * i)) });
-    // Pairs, then quadruples of rows, within 128-bit parts.
+    // Interleaves pairs, then quadruples of rows, within 128-bit parts.
     for i in (0..16).step_by(2) {
         (r[i], r[i + 1]) = (_mm512_unpacklo_ps(r[i], r[i + 1]), _mm512_unpackhi_ps(r[i], r[i + 1]));
     }
@@ -25,7 +24,7 @@ pub(super) unsafe fn turn(tile: *const f32, out: *mut f32, rows: usize, count: u
         r[i + 2] = whole(_mm512_unpacklo_pd(b, d));
         r[i + 3] = whole(_mm512_unpackhi_pd(b, d));
     }
-    // The 128-bit parts: column 4 p + j gathers part p of rows j, j + 4, j + 8, j + 12.
+    // Gathers the 128-bit parts: column 4 p + j has part p of rows j, j + 4, j + 8, j + 12.
     let mask = ((1u32 << count) - 1) as __mmask16;
     for j in 0..4 {
         let low = [_mm512_shuffle_f32x4::<0x88>(r[j], r[j + 4]), _mm512_shuffle_f32x4::<0xdd>(r[j], r[j + 4])];
@@ -39,7 +38,7 @@ pub(super) unsafe fn turn(tile: *const f32, out: *mut f32, rows: usize, count: u
         ];
         for (p, part) in parts.into_iter().enumerate() {
             if 4 * p + j < rows {
-                // SAFETY: the row is one of `rows`, and the mask leaves `count` floats of it.
+                // SAFETY: the row is one of `rows`, and the mask selects `count` floats of it.
                 unsafe { _mm512_mask_storeu_ps(out.add((4 * p + j) * TILE), mask, part) };
             }
         }

@@ -174,8 +174,7 @@ impl Keep for KeepFrontier<'_> {
         let at = (c.winner.token - self.first) as usize;
         let (logit, tops) = (self.spans.as_flattened()[at], &self.tops[spans.clone()]);
         self.offer(c);
-        // The first of the largest logits ranks before all other tokens of the spans, so none with a lower score
-        // counts.
+        // The first of the largest logits ranks before all other tokens of the spans, so lower scores do not count.
         let is_largest = spans.contains(&(at / SPAN)) && tops.iter().all(|&top| top <= logit);
         self.cut_in(spans).max(if is_largest { c.winner.score } else { f32::NEG_INFINITY })
     }

@@ -28,29 +28,29 @@ mod threshold_scan;
 
 /// Tokens per tile of existing logits.
 ///
-/// Larger than [`TILE`], because the fixed cost of a tile is half of its time at 256 tokens.
+/// Larger than [`TILE`], because with 256 tokens half of a tile's time is its fixed cost.
 pub(crate) const LOGITS_TILE: usize = 4096;
 const SPANS: usize = (LOGITS_TILE / SPAN).next_multiple_of(BLOCKS);
 
-/// A row that takes part in a pass.
+/// A row of a pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned<'a> {
     pub(crate) row: Row<'a>,
-    /// The keys of the Philox rounds under the row's seed.
+    /// The Philox round keys of the row's seed.
     pub(crate) keys: RoundKeys,
     /// The row's adjustments of single tokens.
     pub(crate) adjustments: IndexedAdjustments<'a>,
-    /// The largest gap below the best score at which a candidate may be the canonical winner; 0 = not canonical.
+    /// The largest gap below the best score of a possible canonical winner; 0 = not canonical.
     pub(crate) slack: f32,
     /// The index of the row in the source.
     pub(crate) at: usize,
     pub(crate) kind: PassKind,
-    /// Whether the pass is over the whole vocabulary, so that the row may be decided from it alone.
+    /// Whether the pass is over the whole vocabulary, so that it alone may decide the row.
     pub(crate) is_whole: bool,
 }
 
 impl<'a> Planned<'a> {
-    /// Row `r` of a call, for its summary, without a slack.
+    /// Creates row `r` of a call, for its summary, without a slack.
     pub(crate) fn new(row: &Row<'a>, r: usize, adjustments: &'a ParallelAdjustments) -> Self {
         Planned {
             row: row.with_adjustments(adjustments.row(r)),
@@ -69,7 +69,7 @@ impl<'a> Planned<'a> {
 pub(crate) struct Worker {
     /// The logits of a tile.
     ///
-    /// A head fills `[rows, TILE]`, plus one span of margin for a tile that begins off the grid. Existing logits fill
+    /// A head fills `[rows, TILE]`, plus one span for a tile that begins off the grid. Existing logits fill
     /// [`LOGITS_TILE`] of one row.
     logits: Vec<f32>,
     dot: DotScratch,
@@ -100,7 +100,7 @@ impl Worker {
         }
     }
 
-    /// Computes the raw logit of a token, as a pass over `source` does, and returns it as a function of the row.
+    /// Computes the raw logits of a token as a pass over `source` does, and returns them as a function of the row.
     pub(crate) fn raw_logits(&mut self, source: &Source<'_>, token: u32) -> impl Fn(usize) -> f32 {
         source.fill(token..token + 1, &mut self.logits, &mut self.dot);
         move |r| {
@@ -131,7 +131,7 @@ impl Worker {
             for (r, row) in rows.iter().enumerate() {
                 let Ok(planned) = row else { continue };
                 prefetch(self.above.next());
-                // A row's state lies behind pointers: each step follows pointers that the previous step prefetched.
+                // Pointers lead to a row's state. Each step follows pointers that the previous step prefetched.
                 if let (Some(state), Some(Ok(third))) = (self.rows.get(r + 3), rows.get(r + 3)) {
                     state.prefetch();
                     self.known.prefetch(r + 3);
@@ -169,7 +169,7 @@ struct Span<'a, 'b> {
     logits: &'a mut [f32],
     lists: &'a mut [Vec<Candidate>],
     above: &'a mut LogitCache,
-    /// The index of the row, and the bounds that workers share.
+    /// The index of the row, and the shared bounds.
     known: (usize, &'a SharedBounds),
 }
 
@@ -211,7 +211,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
                 if needs_raw {
                     state.raw.add(token, &logits[at..end]);
                 }
-                // All logits are finite or -inf here. The transform turns none into NaN, but may overflow.
+                // All logits are finite or -inf here. The transform produces no NaN, but may overflow.
                 transform.apply(token, &mut logits[at..end]);
             }
             logits[..at].fill(f32::NEG_INFINITY);
@@ -303,7 +303,7 @@ unsafe fn add<V: Vector>(
         unsafe { rank::<V>(first, spans, tops, cut, offer) };
     }
     for (winner, draw) in state.best.winners.iter_mut().zip(row.first_draw..) {
-        // Workers share the first draw alone.
+        // Workers share only the first draw.
         let known = Some(known).filter(|_| state.shares && draw == row.first_draw);
         let mut keep = KeepWinner::new(winner, known);
         // SAFETY: by this function's contract.
@@ -315,7 +315,7 @@ unsafe fn add<V: Vector>(
     }
 }
 
-/// The winner of a draw, and the best score of all workers, which spares tokens that score below it.
+/// The winner of a draw, and the best score of all workers, which prunes tokens with a lower score.
 struct KeepWinner<'a> {
     winner: &'a mut Candidate,
     known: Option<&'a RowBounds>,

@@ -1,4 +1,4 @@
-//! Where the logits of a tile come from.
+//! The sources of a tile's logits.
 
 use super::LOGITS_TILE;
 use crate::dot::pack::Packed;
@@ -8,17 +8,17 @@ use core::ops::Range;
 use flash_sampling_core::backend::widen;
 use flash_sampling_core::{Head, Matrix};
 
-/// Where logits come from.
+/// The source of logits.
 #[derive(Clone, Copy)]
 pub(crate) enum Source<'a> {
     /// The matmul with a head.
     Head { head: &'a Head<'a>, dot: Dot, hidden: &'a Packed },
-    /// Logits that exist, `[rows, vocab]`; `rows`: these rows alone, in this order.
+    /// Existing logits, `[rows, vocab]`. `rows` selects rows, in this order.
     Logits { logits: Matrix<'a>, rows: Option<&'a [usize]> },
 }
 
 impl Source<'_> {
-    /// How many tokens a row has.
+    /// Returns the number of tokens of a row.
     pub(crate) fn tokens(&self) -> u32 {
         match self {
             Source::Head { head, .. } => head.tokens().len() as u32,
@@ -26,7 +26,7 @@ impl Source<'_> {
         }
     }
 
-    /// How many tokens a tile has.
+    /// Returns the number of tokens of a tile.
     pub(super) fn tile(&self) -> usize {
         match self {
             Source::Head { .. } => TILE,
@@ -48,7 +48,7 @@ impl Source<'_> {
         }
     }
 
-    /// The existing logits of `tokens` of row `at` where they lie, if these are whole spans of float32.
+    /// Returns the existing logits of `tokens` of row `at` without a copy, if they are whole spans of float32.
     #[inline(always)]
     pub(super) fn spans(&self, at: usize, tokens: Range<u32>) -> Option<&[[f32; SPAN]]> {
         let Source::Logits { logits, rows } = self else { return None };
@@ -57,7 +57,7 @@ impl Source<'_> {
         Some(row[tokens.start as usize..tokens.end as usize].as_chunks::<SPAN>().0)
     }
 
-    /// Writes the existing logits of `tokens` of row `at`; those of a head do not exist.
+    /// Writes the existing logits of `tokens` of row `at`. Does nothing for a head.
     pub(super) fn read(&self, at: usize, tokens: Range<u32>, out: &mut [f32]) {
         let Source::Logits { logits, rows } = self else { return };
         let size = logits.dtype().size();

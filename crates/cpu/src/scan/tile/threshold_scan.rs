@@ -1,11 +1,11 @@
-//! The tokens of a tile that can reach a cut, one by one.
+//! Finds the tokens of a tile that can reach a cutoff, one by one.
 
 use crate::scan::granules::RoundKeys;
 use crate::scan::perturb::{Keep, Perturbed};
 use crate::simd::{SPAN, Vector};
 use flash_sampling_core::backend::{Candidate, Row, Winner};
 
-/// Offers the tokens of a tile that can reach a draw's cut, perturbed or greedy.
+/// Offers the tokens of a tile that can reach a draw's cutoff, perturbed or greedy.
 ///
 /// # Safety
 /// The instruction set of `V` is available.
@@ -34,7 +34,7 @@ pub(super) unsafe fn draw_tile<V: Vector>(
     }
 }
 
-/// Offers the logits that reach `cut` as their own scores; `tops` are the largest of each span.
+/// Offers the logits that reach `cut` as their own scores. `tops` has the largest logit of each span.
 ///
 /// # Safety
 /// The instruction set of `V` is available.
@@ -50,7 +50,7 @@ pub(super) unsafe fn rank<V: Vector>(
         if top < cut {
             continue;
         }
-        // SAFETY: by this function's contract. Above -inf.
+        // SAFETY: by this function's contract. The minimum cutoff is above -inf.
         let mut hits = unsafe { V::at_least(span, [cut.max(f32::MIN); 4]) };
         while hits != 0 {
             let i = hits.trailing_zeros();

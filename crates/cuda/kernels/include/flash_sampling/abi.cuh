@@ -1,5 +1,5 @@
-// The types that cross from the host to all kernels. The host's module abi holds the same ones, and those of single
-// kernels, which stand beside them here. Both state their layouts; a test of the host's compares what they state.
+// The types that the host passes to all kernels. The host's module abi has the twins of these types, and of the types of single
+// kernels. Both sides declare the layouts, and a test of the host compares the declarations.
 #pragma once
 
 #include "head.cuh"
@@ -7,14 +7,14 @@
 
 namespace flash_sampling {
 
-// All that differs from row to row.
+// The parameters of a row.
 struct Row {
     u64 seed;
     u64 position;
     const u32* mask;        // null = every token is allowed
     const LogitBias* bias;  // tokens strictly ascending; penalties may follow
     u32 mask_words;
-    u32 biases;             // with PENALISED
+    u32 biases;             // the number of biases, plus PENALISED if penalties follow
     float inv_temperature;
     float largest_bias;  // the largest of the biases and 0
     u32 draw;
@@ -29,14 +29,14 @@ FS_LAYOUT(Row, 56,
           FS_AT(greedy, 52));
 
 #ifdef __CUDACC__
-// The first threads of a block copy a row, word by word; a barrier must follow.
+// Copies a row, word by word, with the first threads of a block. A barrier must follow.
 __device__ __forceinline__ void copy_row(Row* to, const Row* from) {
     const u32 i = threadIdx.x;
     if (i < sizeof(Row) / 4) reinterpret_cast<u32*>(to)[i] = reinterpret_cast<const u32*>(from)[i];
 }
 #endif
 
-// For LateRank and OtherCall, which exchanges between ranks report, `token` is the rank.
+// The result of a row. With LateRank and OtherCall, which exchanges between ranks return, `token` is the rank.
 enum class Status : u32 {
     Drawn = 0,
     NoFiniteLogit = 1,
@@ -47,8 +47,8 @@ enum class Status : u32 {
     Undecided = 6,  // the host applies the row's filters
 };
 
-// The result of a row; for an invalid row `token` is the offending one, and `score` is 1 where its raw logit was valid and a
-// transform made it what it is, else 0.
+// The draw of a row. For an invalid row, `token` is the invalid token, and `score` is 1 if its raw logit was valid and a
+// transform made it invalid, else 0.
 struct Draw {
     u32 token;
     float score;
@@ -63,8 +63,8 @@ struct Call {
     const float* bias;      // [tokens], or null
     u64* best;              // [row_count] ordered bits of the best winner so far; 0 between launches
     u64* invalid;           // [row_count] first invalid logit; all ones between launches
-    float* logits;          // [blocks, row_count] the logit of each block's own winner
-    u32* arrived;           // blocks that are done; 0 between launches
+    float* logits;          // [blocks, row_count] the logit of each block's winner
+    u32* arrived;           // finished blocks; 0 between launches
     Draw* draws;            // [row_count]
     HeadTransform head;
     u32 row_count;

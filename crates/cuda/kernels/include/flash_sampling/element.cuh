@@ -1,4 +1,4 @@
-// Numbers of three types, read as float32.
+// Three element types, read as float32.
 #pragma once
 
 #include "platform.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ float widen_f16(u32 bits) {
     return value;
 }
 
-// The number whose bits are the low (or, for 16 bits, the high) part of a word.
+// Returns the number in a word: its float32, or its low or high 16-bit number.
 template <Element TYPE>
 __device__ __forceinline__ float widen(u32 word, bool high) {
     if (TYPE == Element::F32) return bits_to_f32(word);
@@ -33,7 +33,7 @@ __device__ __forceinline__ float element(const void* from, u64 at) {
     return widen<TYPE>(static_cast<const u16*>(from)[at], false);
 }
 
-// The same for a type known at run time.
+// Loads one number of a type known only at run time.
 __device__ __forceinline__ float element(Element type, const void* from, u64 at) {
     if (type == Element::F32) return element<Element::F32>(from, at);
     return type == Element::BF16 ? element<Element::BF16>(from, at) : element<Element::F16>(from, at);

@@ -1,4 +1,4 @@
-// A block of a kernel that is a mainloop and an epilogue.
+// A block of a kernel: a mainloop and an epilogue.
 #pragma once
 
 #include "mainloop/dot_tile.cuh"

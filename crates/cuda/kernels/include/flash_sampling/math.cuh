@@ -1,4 +1,4 @@
-// exp and tanh with the same bits everywhere: the twin of core's math.rs.
+// exp and tanh with the same bits on all platforms: the twin of core's math.rs.
 #pragma once
 
 #include "noise/log.cuh"

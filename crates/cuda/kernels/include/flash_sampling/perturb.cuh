@@ -8,25 +8,25 @@
 
 namespace flash_sampling {
 
-// The order of errors within a row is core's: an invalid raw logit comes before an invalid transformed one, then the
-// lower token. Returns all ones for a valid logit.
+// Returns the key of an invalid logit; all ones for a valid logit. The order of errors within a row is core's: an invalid raw
+// logit precedes an invalid transformed one, then the lower token precedes.
 FS_FUNCTION u64 invalid_key(float logit, u32 token, u32 stage) {
     if (logit < f32_infinity()) return ~0ull;
     return static_cast<u64>(stage) << 33 | static_cast<u64>(token) << 1 | static_cast<u64>(!is_nan(logit));
 }
 
-// Returns a value below `l`, which is finite or an overflow, by more than the rounding error of `l` and of the summand `added`.
-// The constant covers denormals.
+// Lowers `l`, finite or overflowed, by more than the rounding errors of `l` and the summand `added`. The constant covers
+// denormals.
 FS_FUNCTION float lowered(float l, float added = 0.0f) {
     l = fminf(l, bits_to_f32(0x7f7fffffu));
     return l - 1e-6f * (fabsf(l) + added) - 1e-37f;
 }
 
-// Returns the threshold below which no token of a row can win, as a bound on the dot product with the head's bias, before the
-// head's soft-cap (`before_cap` undoes it).
+// Returns the threshold below which no token of a row can win. It bounds the dot product with the head's bias, before the head's
+// soft-cap (`before_cap` undoes the soft-cap).
 //
-// `losing_logit` bounds the transformed logit. Then the function undoes the transforms, each widened by more than its rounding.
-// NaN and +inf exceed every threshold. The threshold is a falling, concave function of the noise bound.
+// `losing_logit` bounds the transformed logit. Then the function undoes the transforms, and widens each result by more than its
+// rounding. NaN and +inf exceed every threshold. The threshold is a falling, concave function of the noise bound.
 FS_FUNCTION float losing_capped(float best, float noise_bound, const HeadTransform& head, const Row& row) {
     if (best == -f32_infinity()) return best;
     float l = losing_logit(best, noise_bound);
@@ -50,7 +50,7 @@ FS_FUNCTION float before_cap(float l, const HeadTransform& head) {
         } else if (t <= -1.0f) {
             l = -f32_infinity();
         } else {
-            // The computed tanh is within 4e-7 of the true one; 1e-6 more is taken away on both sides.
+            // The computed tanh is within 4e-7 of the true one; the code takes another 1e-6 away on both sides.
             const float below = t - 2e-6f;
             l = below <= -1.0f ? -f32_infinity() : below >= 0.99999f ? 6.0f : atanhf(below);
             l = (l - 1e-5f * fabsf(l)) * head.soft_cap;
@@ -64,9 +64,9 @@ FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform&
     return before_cap(losing_capped(best, noise_bound, head, row), head);
 }
 
-// A line at or below `losing_dot` for every noise bound from 0 to NOISE_CEILING: a chord of `losing_capped`, lowered by more
-// than its own rounding. The chord needs a concave function, so the least repetition penalty must be at most 1: the host's
-// list of least penalties starts at 1.
+// A line at or below `losing_dot` for every noise bound from 0 to NOISE_CEILING: a chord of `losing_capped`, lowered by more than
+// its rounding. The chord needs a concave function, so the smallest repetition penalty must be at most 1. The host ensures this,
+// because its search for the smallest penalties starts at 1.
 struct LosingLine {
     float at_zero, slope;
 
@@ -75,18 +75,18 @@ struct LosingLine {
         const float first = losing_capped(best, 0.0f, head, row), last = losing_capped(best, NOISE_CEILING, head, row);
         return {lowered(first, fabsf(last)), (last - first) / NOISE_CEILING};
     }
-    // The line of a row whose best so far has these ordered bits (0 = none), for tokens from `next_token` on. Rows without
-    // noise have one threshold.
+    // Returns the line of a row for tokens from `next_token` on. `key` has the ordered bits of the row's best winner so far; 0 =
+    // none. A row without noise has one threshold.
     static FS_FUNCTION LosingLine of_best(u64 key, u32 next_token, const HeadTransform& head, const Row& row) {
         if (key == 0) return flat(-f32_infinity());
         const Winner winner = from_ordered_bits(key);
         if (!row.greedy) return of(winner.score, head, row);
         const bool is_plain = row.inv_temperature == 1.0f && row.biases == 0 && head.scale == 1.0f && head.soft_cap == 0.0f;
-        // An equal logit of a later token loses.
+        // A later token with an equal logit loses.
         if (is_plain && winner.token < next_token) return flat(winner.score);
         return flat(losing_capped(winner.score, 0.0f, head, row));
     }
-    // NaN if the chord is beyond the range of floats; no dot product is at or below NaN.
+    // Returns the threshold. It is NaN if the chord exceeds the range of floats; no dot product is at or below NaN.
     FS_FUNCTION float losing_dot(float noise_bound, const HeadTransform& head) const {
         return before_cap(fma_rn(slope, noise_bound, at_zero), head);
     }
@@ -107,7 +107,7 @@ __device__ __forceinline__ bool check_logit(float raw, const RowOrTransform& row
     return false;
 }
 
-// The same, with -inf for an invalid logit.
+// As check_logit, but returns the transformed logit; -inf for an invalid one.
 template <class RowOrTransform>
 __device__ __forceinline__ float checked_logit(float raw, const RowOrTransform& row, u32 token, u64* invalid) {
     float logit = 0.0f;

@@ -1,7 +1,8 @@
-// The basis of headers that are CUDA and plain C++: fixed-width types, bit casts, and arithmetic that no compiler fuses.
+// The basis of headers that compile as CUDA and as plain C++: fixed-width types, bit casts, and arithmetic that no compiler
+// fuses.
 //
-// Noise has the same bits everywhere because every operation below is one IEEE operation, rounded to nearest. On the
-// device the intrinsics forbid contraction; a plain C++ build must pass -ffp-contract=off.
+// Noise has the same bits everywhere, because every operation below is one IEEE operation, rounded to nearest. On the device the
+// intrinsics forbid contraction. A plain C++ build must pass -ffp-contract=off.
 #pragma once
 
 #ifdef __CUDACC__
@@ -17,13 +18,13 @@
 #endif
 #endif
 
-// States the size of a type that crosses from the host, and the place of each of its fields, in bytes.
+// Declares the size of a type that the host passes, and the offset of each of its fields, in bytes.
 #define FS_LAYOUT(TYPE, SIZE, ...)                                                                        \
     struct TYPE##Layout {                                                                                 \
         using Type = TYPE;                                                                                \
         static_assert(sizeof(TYPE) == SIZE && (__VA_ARGS__), "the host has this layout, in its module abi"); \
     }
-// Older run-time compilers do not know offsetof: there the size alone is checked. Nvcc and plain C++ check every place.
+// Older run-time compilers lack offsetof, so they check only the size. Nvcc and plain C++ check every offset.
 #ifdef __CUDACC_RTC__
 #define FS_AT(FIELD, PLACE) true
 #else
@@ -75,7 +76,7 @@ constexpr u32 F32_INFINITY_BITS = 0x7f800000u;
 FS_FUNCTION float f32_infinity() { return bits_to_f32(F32_INFINITY_BITS); }
 FS_FUNCTION bool is_nan(float x) { return x != x; }
 
-// The larger one; NaN where either is.
+// Returns the larger number; NaN if either is NaN.
 FS_FUNCTION float max_or_nan(float a, float b) {
 #ifdef __CUDA_ARCH__
     float largest;

@@ -1,12 +1,12 @@
-// From raw to transformed logits of one row: the twin of core's transform.rs.
-// The order is mask, sparse bias, penalties, temperature.
+// From raw to transformed logits of one row: the twin of core's transform.rs. The order is mask, sparse bias, penalties,
+// temperature.
 #pragma once
 
 #include "platform.cuh"
 
 namespace flash_sampling {
 
-// FS_NO_PENALTIES: a kernel whose launches have no rows with penalties.
+// FS_NO_PENALTIES: no launch of the kernel has rows with penalties.
 #ifdef FS_NO_PENALTIES
 constexpr bool HAS_PENALTIES = false;
 #else
@@ -19,7 +19,7 @@ struct LogitBias {
 };
 FS_LAYOUT(LogitBias, 8, FS_AT(token, 0) && FS_AT(value, 4));
 
-// The penalties of a biased logit: the rest of core's Adjustment.
+// The penalties of a biased logit: the other part of core's Adjustment.
 struct Penalty {
     float repetition;  // divides a positive logit and multiplies another; 1 = none
     float subtract;
@@ -31,14 +31,13 @@ struct Penalty {
 };
 FS_LAYOUT(Penalty, 8, FS_AT(repetition, 0) && FS_AT(subtract, 4));
 
-// Added to the number of a row's biases if penalties follow them: first one with the smallest values of all, at most 1 and 0,
-// then one for each bias.
+// A flag in the number of biases: penalties follow. The first has the smallest values of all, at most 1 and 0; then one per bias.
 constexpr u32 PENALISED = 1u << 31;
 
 struct RowTransform {
     const u32* mask;  // null = every token is allowed
     u32 mask_words;
-    u32 biases;             // with PENALISED
+    u32 biases;             // the number of biases, plus PENALISED if penalties follow
     const LogitBias* bias;  // tokens strictly ascending
     float inv_temperature;
 
@@ -57,7 +56,7 @@ struct RowTransform {
         return (token >> 5) < mask_words && (mask[token >> 5] >> (token & 31) & 1);
     }
 
-    // Returns the index of a token's bias, or of the first larger token's.
+    // Returns the index of a token's bias, or of the first larger token's bias.
     FS_FUNCTION u32 find_bias(u32 token) const {
         u32 low = 0, high = bias_count();
         while (low < high) {

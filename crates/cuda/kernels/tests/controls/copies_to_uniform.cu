@@ -1,5 +1,5 @@
-// What CI's guard must refuse with POLICY, and not without: copies with a cache policy to a ring of stages, whose
-// address the compiler keeps in a uniform register (see src/compile/instructions.rs).
+// With POLICY, CI's guard must reject this kernel; without POLICY, it must accept it. The kernel makes copies with a cache policy
+// to a ring of stages whose address the compiler keeps in a uniform register (see src/compile/instructions.rs).
 
 __device__ __forceinline__ void copy(unsigned to, const void* from, unsigned long long keep) {
     if constexpr (POLICY)

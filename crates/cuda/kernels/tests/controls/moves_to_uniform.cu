@@ -1,5 +1,5 @@
-// What CI's guard must refuse: products whose descriptors come from ordinary registers, because the compiler does not see that
-// a warpgroup's number is the same in all lanes; where KNOWN it does.
+// CI's guard must reject this kernel unless KNOWN. Its products have descriptors from ordinary registers, because the compiler
+// cannot prove that a warpgroup's number is equal in all lanes. With KNOWN, the compiler can.
 
 __device__ __forceinline__ void step(float (&d)[4], unsigned long long a, unsigned long long b) {
     asm volatile(

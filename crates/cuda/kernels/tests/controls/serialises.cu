@@ -1,5 +1,4 @@
-// What CI's guard must refuse: the accumulators of a wgmma in flight are read before it is waited for, so the compiler
-// waits after each one.
+// CI's guard must reject this kernel. It reads the accumulators of a wgmma in flight, so the compiler waits after each product.
 
 __device__ __forceinline__ void step(float (&d)[4], unsigned long long a, unsigned long long b) {
     asm volatile(

@@ -1,4 +1,4 @@
-// What CI's guard must refuse: 96 live values in at most 64 registers, and an array indexed at run time.
+// CI's guard must reject this kernel: 96 live values in at most 64 registers, and an array with a run-time index.
 
 extern "C" __global__ void __launch_bounds__(1024) spills(float* x, int n) {
     float a[96];

@@ -1,13 +1,13 @@
-// Draws (paper Alg. 1): for each row, the token with the largest perturbed score. On request stores the logits.
+// Draws (paper Alg. 1): for each row, finds the token with the largest perturbed score. Stores the logits on request.
 //
-// The plain version scores every token of the tile, and keeps the best. The deviations, and why each keeps the result:
+// The plain version scores every token of the tile, and keeps the best score. The deviations, and why each keeps the result:
 //
-// 1. A granule's word bounds the noise of its tokens, and so gives a limit: no token of the granule wins with a dot product at
-//    or below it (see `LosingLine`). All threads make the limits of a tile first.
-// 2. The limits come from the best winner of all blocks; an old winner only scores more tokens.
-// 3. In a block's first tile the leaders of granules are guesses: their scores have cheap lower bounds. The best guess of all
-//    blocks makes the limits.
-// 4. The remaining tokens wait in a queue of the warp, so that full warps score them exactly.
+// 1. A granule's word bounds the noise of its tokens, and so gives a limit: no token of the granule with a dot product at or
+//    below the limit wins (see `LosingLine`). All threads first compute the limits of a tile.
+// 2. The limits come from the best winner of all blocks. An outdated winner only causes more tokens to be scored.
+// 3. In a block's first tile, the leaders of granules give estimates, because their scores have cheap lower bounds. The best
+//    estimate of all blocks sets the limits.
+// 4. The remaining tokens enter the warp's queue, so that full warps score them exactly.
 #pragma once
 
 #include "sample.cuh"
@@ -18,7 +18,7 @@ namespace flash_sampling {
 // A token that may win.
 struct Waiting {
     float dot;  // with the head's bias
-    u32 place;  // row of the batch, then token within the tile
+    u32 place;  // row of the batch in the low half, token within the tile in the high half
 };
 
 template <int COLUMNS>
@@ -28,11 +28,11 @@ struct DrawEpilogue {
     static_assert(COLUMNS <= 32 * WARPS, "a lane keeps the best of one row");
     struct Shared {
         Winners<COLUMNS> winners;
-        LosingLine lines[COLUMNS];  // the limits of a row, by the bound of a granule's noise
+        LosingLine lines[COLUMNS];  // a row's limits, as a function of a granule's noise bound
         u64 guesses[PART_COLUMNS<COLUMNS>];  // a lower bound of the tile's best score, as ordered bits; 0 = none
         float limits[PART_COLUMNS<COLUMNS>][TILE_GRANULES];
         Waiting queue[WARPS][32];
-        u8 queued[EPILOGUE_THREADS];  // tokens in the warp's queue; a copy per thread, so that no lane reads what another writes
+        u8 queued[EPILOGUE_THREADS];  // tokens in the warp's queue; a copy per thread, so that no lane reads another's write
     };
     const Call& call;
     const LogitStore& stored;
@@ -44,20 +44,20 @@ struct DrawEpilogue {
         shared.queued[threadIdx.x] = 0;
     }
 
-    // Publishes the block's best of a row, and sets the row's limits from the best of all blocks.
+    // Publishes the block's best winner of a row, and sets the row's limits from the best winner of all blocks.
     __device__ __forceinline__ void refresh_limits(u32 column, u32 next_token) {
         const u64 mine = shared.winners.key(column), theirs = __ldcg(&call.best[column]);
         if (mine > theirs) atomicMax(&call.best[column], mine);
         shared.lines[column] = LosingLine::of_best(max(mine, theirs), next_token, call.head, call.rows[column]);
     }
 
-    // Makes the first limits of a part's rows. All threads of the block call this function.
+    // Computes the first limits of a part's rows. All threads of the block call this function.
     __device__ __forceinline__ void guess(const DotTile& tile, u32 thread) {
         if (thread < tile.columns) shared.guesses[thread] = 0;
         __syncthreads();
         const u32 first = call.first_token + tile.first;
         each_granule(call, tile, thread, [&](u32 c, u32 place, u32 word) {
-            // Wraps to a large number for a token before the tile.
+            // A token before the tile wraps to a large number.
             const u32 token = (first / Granule::TOKENS + place) * Granule::TOKENS + word % Granule::TOKENS, t = token - first;
             if (t >= tile.tokens) return;
             const Row& row = call.rows[tile.column + c];
@@ -71,7 +71,7 @@ struct DrawEpilogue {
             atomicMax(&shared.guesses[c], to_ordered_bits(Winner::of(score, token)));
         });
         __syncthreads();
-        // No guess stays a row's winner unless the token's score is the same: the block scores the token itself.
+        // The block scores the token itself. So an estimate remains a row's winner only if it equals the token's score.
         if (thread < tile.columns && shared.guesses[thread]) {
             const u32 column = tile.column + thread;
             const u64 mine = shared.guesses[thread], theirs = atomicMax(&call.best[column], mine);
@@ -82,7 +82,7 @@ struct DrawEpilogue {
 
     __device__ __forceinline__ void tile(const DotTile& tile) {
         const u32 thread = thread_index(), warp = thread / 32, lane = thread % 32;
-        // Once for all parts of a tile, at the latency of one read.
+        // Once for all parts of a tile, so the latency of one read occurs once.
         if (tile.column == 0) {
             for (u32 column = thread; column < call.row_count; column += EPILOGUE_THREADS)
                 refresh_limits(column, call.first_token + tile.first);
@@ -103,10 +103,10 @@ struct DrawEpilogue {
         shared.queued[thread] = static_cast<u8>(queued);
     }
 
-    // A warp and its row: each lane takes four tokens of a granule, and queues those above its limit.
+    // Filters a row by a warp. Each lane takes four tokens of a granule, and queues the tokens above its limit.
     __device__ __forceinline__ void filter_row(const DotTile& tile, u32 c, u32 lane, Waiting* queue, u32& queued) {
         const u32 first = call.first_token + tile.first;
-        // Quads are of global token ids; a shard may begin within one.
+        // Quads have global token ids, and a shard may begin within a quad.
         const u32 shift = first & 3;
 #pragma unroll 1
         for (u32 begin = 0; begin < shift + tile.tokens; begin += TILE_TOKENS) {
@@ -114,7 +114,7 @@ struct DrawEpilogue {
             float d[4];
             read_quad(tile, c, t, shift == 0, d);
             const float limit = shared.limits[c][granule_of_tile(first, first + t)];
-            // A token beyond the tile has -inf: it passes only a limit that is NaN, and its score then wins nothing.
+            // A token beyond the tile has -inf. It passes only a limit of NaN, and then its score wins nothing.
             u32 left = 0;
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) left |= d[j] <= limit ? 0 : 1u << j;
@@ -148,7 +148,7 @@ struct DrawEpilogue {
             const float logit = checked_logit(raw, row, token, &call.invalid[column]);
             if (logit != -f32_infinity()) candidate = {Winner::of(add_rn(logit, gumbel), token), logit};
         }
-        // The lane that keeps a row's best merges the candidates that beat it, one after another, without a lock.
+        // The lane that has a row's best candidate merges the better candidates one by one, without a lock.
         const bool beats = !candidate.winner.is_none() && candidate.winner.beats(shared.winners.best[column].winner);
         __syncwarp();
 #pragma unroll 1

@@ -1,8 +1,8 @@
 // A block's summary of one group of one row: the scratch between the two kernels of the grouped and online variants.
 //
-// Groups lie on the absolute grid of multiples of their size. A block's run of tokens is contiguous, so it overlaps contiguous
-// groups, and neighbouring blocks share at most the group at their border. Hence the slot of (block b, group k)
-// is b + k - (the first group), which no two pairs share: groups + blocks slots a row are enough.
+// Groups are on the absolute grid of multiples of their size. A block's run of tokens is contiguous, so it overlaps contiguous
+// groups, and neighbouring blocks share at most the group at their border. Hence each pair (block b, group k) has its own slot b
+// + k - (the first group), and groups + blocks slots per row are enough.
 #pragma once
 
 #include "../mainloop/dot_tile.cuh"
@@ -11,7 +11,7 @@
 namespace flash_sampling {
 
 struct Partial {
-    double sum;  // of e^(logit - max); 0 = none of the tokens has mass
+    double sum;  // of e^(logit - max); 0 = no token has mass
     float max;   // the lower edge of the largest logit's bin, as in core's mass histogram
     float score;
     u32 token;
@@ -33,14 +33,14 @@ struct Groups {
     u32 size;         // tokens of a group
     u32 first_token;  // global id of the launch's first token
     u32 tokens;       // of the launch
-    u32 blocks;       // of the launch; at most one for each granule of tokens
+    u32 blocks;       // at most one block per granule of tokens
 
     FS_FUNCTION u32 first() const { return first_token / size; }
     FS_FUNCTION u32 count() const { return tokens ? (first_token + tokens - 1) / size - first() + 1 : 0; }
     FS_FUNCTION u32 slots() const { return count() + blocks; }
     FS_FUNCTION u32 slot(u32 block, u32 group) const { return block + (group - first()); }
 
-    // Computes the blocks that overlap a group: the first, and one beyond the last.
+    // Computes the blocks that overlap a group: the first block, and the end of the range.
     FS_FUNCTION void blocks_of(u32 group, u32& from, u32& to) const {
         const u32 before = group * size;
         const u32 start = before > first_token ? before - first_token : 0;

@@ -25,8 +25,7 @@ __device__ __forceinline__ u32 granule_of_tile(u32 first, u32 token) {
     return min(token / Granule::TOKENS - first / Granule::TOKENS, TILE_GRANULES - 1);
 }
 
-// Reads threadIdx.x again, because the compiler would keep values derived from an earlier one in registers that the products
-// need.
+// Reads threadIdx.x again. Otherwise values from an earlier read stay in registers that the products need.
 __device__ __forceinline__ u32 thread_index() {
 #ifdef __CUDA_ARCH__
     u32 index;
@@ -48,18 +47,18 @@ __device__ __forceinline__ void each_granule(const Call& call, const DotTile& ti
     if (c >= tile.columns || granule > last) return;
     const Row& row = call.rows[tile.column + c];
     const Words words = Noise{row.seed, row.position}.words(Domain::Granule, row.draw, granule / 4);
-    // NOTE: not unrolled, because the code of a visit is long.
+    // NOTE: not unrolled, because the code of `visit` is long.
 #pragma unroll 1
     for (u32 w = 0; w < 4; ++w) {
-        // Wraps to a large number for a granule before the tile.
+        // A granule before the tile wraps to a large number.
         const u32 place = granule + w - first / Granule::TOKENS;
         if (place < TILE_GRANULES) visit(c, place, Noise::pick(words, w));
     }
 }
 
-// Raises `best` to the best of a warp's tokens and itself. Each lane passes four tokens from `first` on, with their
-// logits (-inf = no token). The four tokens lie in one granule, which has the word `word`. All lanes of a warp call
-// this function with the same `best`. Scored logits become -inf.
+// Raises `best` to the best of a warp's tokens. Each lane passes four tokens from `first` on, with their logits (-inf = no
+// token). The four tokens are in one granule with the word `word`. All lanes of a warp call this function with the same `best`.
+// The logits of scored tokens become -inf.
 __device__ __forceinline__ void raise_best(const Row& row, float (&logits)[4], u32 first, u32 word, Candidate& best) {
     const Noise noise{row.seed, row.position};
     const u32 draw = row.draw;

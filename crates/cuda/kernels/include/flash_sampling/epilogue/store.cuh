@@ -5,15 +5,15 @@
 
 namespace flash_sampling {
 
-// Where transformed logits go: [rows, tokens].
+// The output for transformed logits: [rows, tokens].
 struct LogitStore {
-    float* logits;  // null = nowhere
-    u64 stride;     // floats from one row to the next
-    u16* block_maxima;      // for the variant that stores BlockMaxima; it needs room for whole octets of rows
+    float* logits;  // null = none
+    u64 stride;     // floats between rows
+    u16* block_maxima;      // for the variant that stores BlockMaxima; has room for whole octets of rows
 };
 FS_LAYOUT(LogitStore, 24, FS_AT(logits, 0) && FS_AT(stride, 8) && FS_AT(block_maxima, 16));
 
-// A warp stores row `column + c` of a tile.
+// Stores row `column + c` of a tile by one warp.
 __device__ __forceinline__ void store_row(const Call& call, const LogitStore& stored, const DotTile& tile, u32 c) {
     const u32 column = tile.column + c;
     const float* const dots = tile.dots + c * tile.stride;

@@ -10,8 +10,8 @@
 //
 // The deviations, and why each keeps the result:
 //
-// 1. A warp takes 32 x 4 tokens at a time. e^l is e^edge e^r with edge the lower multiple of 1/8, so that r is exact in
-//    float32; e^(edge - largest edge) comes from two small tables. Relative error of a mass: below 2^-26.
+// 1. A warp takes 32 x 4 tokens at a time. e^l is e^edge e^r, where edge is the next lower multiple of 1/8, so r is exact in
+//    float32. e^(edge - largest edge) comes from two small tables. The relative error of a mass is below 2^-26.
 // 2. Few tokens are scored: see sample.cuh.
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace flash_sampling {
 
-// e^r - 1 for r in [0, 1/8].
+// Returns e^r - 1 for r in [0, 1/8].
 FS_FUNCTION float expm1_of_rest(float r) {
     const float p = fma_rn(fma_rn(bits_to_f32(0x3d341741u), r, bits_to_f32(0x3e2a7721u)), r, bits_to_f32(0x3f000057u));
     return fma_rn(mul_rn(r, r), p, r);
@@ -32,7 +32,7 @@ FS_FUNCTION float expm1_of_rest(float r) {
 struct Summaries {
     Partial* partials;  // [row_count, slots]
     u32 size;           // tokens of a group: a multiple of 64
-    u32 slots;          // of a row
+    u32 slots;          // per row
 };
 FS_LAYOUT(Summaries, 16, FS_AT(partials, 0) && FS_AT(size, 8) && FS_AT(slots, 12));
 
@@ -47,7 +47,7 @@ struct SummaryEpilogue {
     struct Shared {
         double nats[MASS_BINS / 8];  // e^-i
         double eighths[8];           // e^(-i / 8)
-        Partial open[COLUMNS];       // of the group that the rows are in
+        Partial open[COLUMNS];       // of the current group of each row
         u32 words[PART_COLUMNS<COLUMNS>][TILE_GRANULES];
     };
 
@@ -72,7 +72,7 @@ struct SummaryEpilogue {
         for (u32 c = threadIdx.x / 32; c < tile.columns; c += WARPS) {
             u32 token = first;
             while (true) {
-                // The part of the tile within one group.
+                // Adds the part of the tile that is within one group.
                 const u32 group = token / arguments.size;
                 const u32 left = arguments.size - 1 - (token - group * arguments.size);
                 const u32 stop = left < last - token ? token + left : last;
@@ -103,7 +103,7 @@ struct SummaryEpilogue {
         if (threadIdx.x % 32 == 0) arguments.partials[static_cast<u64>(row) * arguments.slots + slot] = shared.open[row];
     }
 
-    // Adds the tokens from `token` to `stop`, all of one group, of row `c` of the tile.
+    // Adds the tokens from `token` to `stop`, all in one group, of row `c` of the tile.
     __device__ __forceinline__ void add(const DotTile& tile, u32 c, u32 group, u32 token, u32 stop) {
         const u32 lane = threadIdx.x % 32, index = tile.column + c;
         const Row& row = call.rows[index];
@@ -122,7 +122,7 @@ struct SummaryEpilogue {
         __syncwarp();
     }
 
-    // Adds four tokens per lane, from `mine` on; ignores tokens outside [token, stop].
+    // Adds four tokens per lane, starting at `mine`. Ignores tokens outside [token, stop].
     __device__ __forceinline__ void add_quads(const DotTile& tile, u32 c, const Row& row, u32 mine, u32 token, u32 stop,
                                               GroupSummary& open) {
         float logits[4];
@@ -131,7 +131,7 @@ struct SummaryEpilogue {
         const float largest = from_monotone_bits(__reduce_max_sync(ALL, to_monotone_bits(high)));
         if (largest == -f32_infinity()) return;
 
-        // The masses.
+        // Adds the masses.
         const float edge = mass_edge(largest);
         const float top = edge > open.mass.max ? edge : open.mass.max;
         double sum = 0.0;
@@ -149,14 +149,14 @@ struct SummaryEpilogue {
         raise_best(row, logits, mine, shared.words[c][granule_of_tile(call.first_token + tile.first, mine)], open.sample);
     }
 
-    // Computes transformed logits of four tokens; -inf outside [token, stop] and for invalid logits, which are recorded.
+    // Computes transformed logits of four tokens; -inf outside [token, stop] and for invalid logits, which it records.
     __device__ __forceinline__ void load(const DotTile& tile, u32 c, const Row& row, u32 mine, u32 token, u32 stop,
                                          float (&logits)[4]) const {
 #pragma unroll
         for (int j = 0; j < 4; ++j) logits[j] = -f32_infinity();
         if (mine > stop) return;
         const RowTransform transform = row.transform();
-        // Aligned heads have a lane's four products side by side.
+        // In an aligned head, a lane's four products are adjacent.
         const float* const dots = tile.dots + c * tile.stride;
         const u32 place = mine - call.first_token - tile.first;
         float4 side_by_side{};

@@ -1,5 +1,5 @@
-// The best candidate of each row within a block, and the end of a launch: the last block writes the draws of all rows, and clears
-// the scratch.
+// The best candidate of each row within a block, and the end of a launch: the last block writes all draws, and clears the
+// scratch.
 #pragma once
 
 #include "../mainloop/dot_tile.cuh"
@@ -16,13 +16,13 @@ struct Winners {
         for (u32 column = threadIdx.x; column < COLUMNS; column += EPILOGUE_THREADS) best[column] = Candidate::none();
     }
 
-    // Ordered bits of a row's best; 0 = none.
+    // Returns the ordered bits of a row's best candidate; 0 = none.
     __device__ __forceinline__ u64 key(u32 column) const {
         const Winner winner = best[column].winner;
         return winner.is_none() ? 0 : to_ordered_bits(winner);
     }
 
-    // All threads of the block, after a barrier.
+    // Merges the block's candidates, and writes the draws in the last block. All threads of the block call this after a barrier.
     __device__ __forceinline__ void conclude_rows(const Call& call, const Run& run, u32 granule) {
         for (u32 column = threadIdx.x; column < call.row_count; column += EPILOGUE_THREADS) {
             if (key(column)) atomicMax(&call.best[column], key(column));

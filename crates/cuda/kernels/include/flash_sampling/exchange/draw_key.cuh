@@ -1,5 +1,5 @@
-// The exchanged data of a row: the shard's draw as a key, of which the largest wins, and a digest of the row's parameters. Keys
-// are core's ordered bits of a winner, with larger keys for invalid rows.
+// The exchanged data of a row: the shard's draw as a key, and a digest of the row's parameters. The largest key wins. Keys are
+// core's ordered bits of a winner. An invalid row has a larger key than any winner.
 //
 //   0                                       no token of the shard has a finite logit
 //   to_ordered_bits(winner)                 below 0xff80'0000'0000'0000, as scores are finite
@@ -36,8 +36,8 @@ FS_FUNCTION Draw draw_of(u64 key, float logit) {
 }
 
 // Returns a digest that differs if ranks are called with different parameters: a row's noise and temperature, whether it has a
-// mask, the number of rows, and the call's mark (its number, the type of the hidden states, the contents of the rows' lists).
-// It ignores addresses, and the lengths of lists, of which a rank may have only its shard's share.
+// mask, the number of rows, and the call's mark (its number, the type of the hidden states, the contents of the rows' lists). The
+// digest ignores addresses, and the lengths of lists, because a rank may have only its shard's part of a list.
 FS_FUNCTION u32 digest_of(const Row& row, u32 row_count, u64 mark) {
     const u32 flags = row.greedy | (row.mask ? 2u : 0u);
     const u64 fields[5] = {row.seed, row.position, static_cast<u64>(row.draw) << 32 | row_count,

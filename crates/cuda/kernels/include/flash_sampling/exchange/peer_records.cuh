@@ -1,10 +1,10 @@
 // The exchange of rows with filters through peers' memory: a record of words for each row and rank.
 //
-// As in peers.cuh, each half of a word has the step number beside it, so no flag follows the data. The step is that of the
-// exchange of the call's draws, which precedes on the stream. One mailbox for each kind of record is enough:
+// As in peers.cuh, the step number is next to each half of a word, so no flag follows the data. The step is the step of the
+// call's exchange of draws, which precedes on the stream. One mailbox per kind of record is enough:
 //
-//   a rank stores records of a call after its exchange of that call's draws, and thus after every rank has sent its draws. A
-//   rank sends draws in a launch that begins after its launches of the call before, which read that call's records, have ended.
+//   A rank stores records of a call after its exchange of that call's draws, and so after every rank has sent its draws. A rank
+//   sends draws in a launch that begins after its launches of the previous call, which read that call's records, have ended.
 //
 // Records of both kinds belong to one step, so they need separate mailboxes. One mailbox for both is the test's negative control.
 #pragma once
@@ -15,7 +15,7 @@ namespace flash_sampling {
 
 // The parameters of a step of records.
 struct PeerRecords {
-    static constexpr u32 WORDS = 129;  // of a record
+    static constexpr u32 WORDS = 129;  // per record
 
     Peers peers;  // without rows and draws
     u64 offset;   // bytes from the start of a mailbox to its records: [kinds, world, max_rows, WORDS]
@@ -31,15 +31,15 @@ static_assert(sizeof(HalvedWord) == 16, "the host allocates this size");
 
 #ifdef __CUDACC__
 
-// The content of a record. First: a list, or sums. Second: bins.
+// The kind of a record. First: a list, or sums. Second: bins.
 enum class RecordKind : u32 { First = 0, Second = 1 };
 
 struct RecordsStep {
     const PeerRecords& records;
     RecordKind kind;
     u32 step;
-    u32 missed;  // a bit for each rank that was already late; if any, nothing is sent
-    u64 begun;   // start of one time limit for all waits of a block, because several ranks may be gone, each with many words
+    u32 missed;  // a bit for each rank that has already timed out; if any is set, nothing is sent
+    u64 begun;   // start of one time limit for all waits of a block, because several ranks may fail, each with many words
 
     __device__ __forceinline__ RecordsStep(const PeerRecords& records, RecordKind kind)
         : records(records),
@@ -50,7 +50,7 @@ struct RecordsStep {
 
     __device__ __forceinline__ u32 world() const { return records.peers.world; }
 
-    // Returns the address, in a rank's mailbox, of word `at` of rank `from`'s record of a row.
+    // Returns the address, in a rank's mailbox, of word `at` in rank `from`'s record of a row.
     __device__ __forceinline__ HalvedWord* place(u32 mailbox, u32 from, u32 row, u32 at) const {
         const Peers& peers = records.peers;
         u8* const begin = reinterpret_cast<u8*>(peers.mailboxes[mailbox]) + records.offset;
@@ -85,7 +85,7 @@ struct RecordsStep {
         return false;
     }
 
-    // Returns the draw of a row with late ranks, one bit each, and keeps them in the state for good.
+    // Returns the draw of a row with late ranks, one bit each, and stores these ranks in the state permanently.
     __device__ __forceinline__ Draw blame(u32 late) const {
         atomicOr(&records.peers.state->late, late);
         return {static_cast<u32>(__ffs(static_cast<int>(late))) - 1, 0.0f, 0.0f, Status::LateRank};

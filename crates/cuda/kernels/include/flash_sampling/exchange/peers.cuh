@@ -11,27 +11,27 @@
 //
 // The deviations from it, and why each keeps the result:
 //
-// 1. A thread handles a pair of row and rank: it sends the row's draw to the rank, then waits for the rank's draw. The
-//    ranks of a row are neighbouring lanes, so shuffles reduce the draws of a row.
-// 2. No flag follows the data: every 8-byte word is half data and half step number. An aligned 8-byte word is stored
-//    and loaded whole over any link. So a word of step s has the data of step s, in whatever order words arrive.
-// 3. Two mailboxes, used in turn, are enough. A rank stores step s over step s - 2 after its launch of step s - 1 has
-//    ended, and thus after every rank has sent step s - 1. A rank sends step s - 1 in a launch that begins after its
-//    launch of step s - 2 has ended, and thus after it has read all of step s - 2.
-// 4. Device memory holds the step number, so a graph that captured the launch can be replayed.
-// 5. A wait has a time limit. The state keeps every late rank for good. A rank with a late rank in its state sends no
-//    more draws, so the other ranks also learn that the group is broken.
-// 6. A word of step s may belong to a call that this rank never launched: the rank failed first, and its next launch is
-//    of step s. The call's mark counts such calls, and the digest contains the mark.
+// 1. A thread handles a pair of row and rank: it sends the row's draw to the rank, then waits for the rank's draw. The ranks of a
+//    row are neighbouring lanes, so shuffles reduce the draws of a row.
+// 2. No flag follows the data: every 8-byte word is half data and half step number. Every link stores and loads an aligned 8-byte
+//    word whole. So a word of step s has the data of step s, in whatever order words arrive.
+// 3. Two mailboxes, used in turn, are enough. A rank stores step s over step s - 2 after its launch of step s - 1 has ended, and
+//    so after every rank has sent step s - 1. A rank sends step s - 1 in a launch that begins after its launch of step s - 2 has
+//    ended, and so after it has read all of step s - 2.
+// 4. Device memory holds the step number, so a captured graph can be replayed.
+// 5. A wait has a time limit. The state stores every late rank permanently. A rank with a late rank in its state sends no more
+//    draws, so the other ranks also detect the failure of the group.
+// 6. A word of step s may belong to a call that this rank never launched, because the rank failed before the launch, and its next
+//    launch is step s. The call's mark counts such calls, and the digest contains the mark.
 //
-// The fused kernel can make the exchange without this launch: see fan_out.cuh.
+// The fused kernel can exchange draws without this launch: see fan_out.cuh.
 #pragma once
 
 #include "draw_key.cuh"
 
 namespace flash_sampling {
 
-// A row's draw in transit: four words, each with data in the high half and the step in the low half.
+// A row's draw in the exchange: four words, each with data in the high half and the step in the low half.
 struct alignas(16) Slot {
     u64 key_high;
     u64 key_low;
@@ -57,7 +57,7 @@ static_assert(sizeof(Slot) == 32, "the host allocates this size");
 struct PeerState {
     u32 step;     // of the last launch that has ended; 0 before the first
     u32 arrived;  // blocks that have finished; 0 between launches
-    u32 late;     // a bit for each late rank; any bit set = the group is broken
+    u32 late;     // a bit for each late rank; if any is set, the group has failed
     u32 unused;
 };
 FS_LAYOUT(PeerState, 16, FS_AT(step, 0) && FS_AT(arrived, 4) && FS_AT(late, 8) && FS_AT(unused, 12));
@@ -119,7 +119,7 @@ __device__ __forceinline__ Slot load_slot(const Slot* from) {
     return slot;
 }
 
-// Loads the late ranks. Other blocks of the launch may add to them at the same time.
+// Loads the late ranks. Other blocks of the launch may add ranks at the same time.
 __device__ __forceinline__ u32 load_late(const PeerState* state) {
     u32 late;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(late) : "l"(&state->late) : "memory");
@@ -149,7 +149,7 @@ __device__ __forceinline__ void pause(u64 length) {
     }
 }
 
-// Ends a launch. The last block changes the state, after every block has read it. All threads of a block call it.
+// Ends a launch. The last block changes the state after every block has read it. All threads of a block call this.
 __device__ __forceinline__ void end_step(PeerState* state, u32 step) {
     __syncthreads();
     if (threadIdx.x == 0 && atomicAdd(&state->arrived, 1u) == gridDim.x - 1) {
@@ -158,8 +158,8 @@ __device__ __forceinline__ void end_step(PeerState* state, u32 step) {
     }
 }
 
-// Returns the draw of a key, or the error of a rank. `late` has a bit for each late rank, `others` for each rank of
-// another call.
+// Returns the draw of a key, or the error of a rank. `late` has the bits of late ranks, and `others` of ranks with different
+// calls.
 __device__ __forceinline__ Draw draw_or_blame(u64 key, float logit, u32 late, u32 others) {
     if (late) return {static_cast<u32>(__ffs(late)) - 1, 0.0f, 0.0f, Status::LateRank};
     if (others) return {static_cast<u32>(__ffs(others)) - 1, 0.0f, 0.0f, Status::OtherCall};
@@ -173,9 +173,8 @@ struct PeerPair {
     const u32 step, missed, row, other;
     const bool takes_part;
 
-    // `missed` has the ranks that are already late, with one value for all lanes of a warp, and thus of a row. Separate
-    // loads could differ, since another block may set a bit at any time. A row with only some of its lanes would then
-    // look complete.
+    // `missed` has the ranks that are already late, with the same value for all lanes of a warp, and so of a row. Separate loads
+    // could differ, because another block may set a bit at any time. Then a row with only some of its lanes would look complete.
     __device__ __forceinline__ PeerPair(const Peers& peers, u32 step, u32 missed, u32 pair)
         : peers(peers), step(step), missed(missed), row(pair / peers.lanes), other(pair % peers.lanes),
           takes_part(row < peers.row_count && other < peers.world && !missed) {}
@@ -185,8 +184,7 @@ struct PeerPair {
                    Slot::of(key_of(mine), mine.logit, digest, step));
     }
 
-    // Waits for the rank's draw, and writes the row's draw. All lanes of a warp call it, with this rank's digest of the
-    // row.
+    // Waits for the rank's draw, and writes the row's draw. All lanes of a warp call this with this rank's digest of the row.
     __device__ __forceinline__ void receive(u32 digest) const {
         u64 key = 0;
         float logit = 0.0f;
@@ -202,7 +200,7 @@ struct PeerPair {
                 logit = slot.logit_value();
             }
         }
-        // Reduces over the row's lanes: the largest key, the late ranks, and the ranks of another call.
+        // Reduces over the row's lanes: the largest key, the late ranks, and the ranks with a different call.
         __syncwarp();
         const u32 first = threadIdx.x % 32 / peers.lanes * peers.lanes;
         const u32 of_row = (peers.lanes == 32 ? 0xffffffffu : (1u << peers.lanes) - 1) << first;
@@ -225,7 +223,7 @@ struct JoinPeers {
 
     const Peers& peers;
 
-    // All threads of a block call it.
+    // Runs a block of the exchange's launch. All threads of the block call this.
     __device__ __forceinline__ void block() const {
         const u32 step = step_after(peers.state->step);
         const u32 missed = __shfl_sync(0xffffffffu, load_late(peers.state), 0);

@@ -1,4 +1,4 @@
-// Merges the sums and bins of shards into those of the vocabulary, through records between ranks.
+// Merges the sums and bins of shards into sums and bins of the vocabulary, through records between ranks.
 #pragma once
 
 #include "../selection/undecided_rows.cuh"
@@ -11,7 +11,7 @@ namespace flash_sampling {
 
 struct RankSums {
     static constexpr bool DRAWS_ALONE = false;
-    // Words of a record: a row's sums; a row's bins, three words per lane, and two more.
+    // Words per record: a row's sums; a row's bins, with three words per lane and two more.
     static constexpr u32 SUMS = 3, BINS = UndecidedRows::BINS;
     static_assert(3 * BINS + 2 <= PeerRecords::WORDS, "a record has room");
 

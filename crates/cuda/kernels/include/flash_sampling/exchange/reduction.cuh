@@ -3,9 +3,9 @@
 //   word r              the key of row r's draw; 0 for rows beyond the call
 //   word max_rows, + 1  a digest of the call and its complement: their maxima show whether all ranks have the same call
 //
-// The number of words depends on the plan, not on the call. So ranks with different rows still reduce equally many words, and
-// detect the mismatch. The logit is not sent: it is the score minus the noise, which every rank can compute, up to the rounding
-// of that subtraction.
+// The number of words depends on the plan, not on the call. So ranks with different rows still reduce the same number of words,
+// and detect the mismatch. Ranks do not send the logit: every rank computes it as score minus noise, up to the rounding of this
+// subtraction.
 #pragma once
 
 #include "draw_key.cuh"
@@ -18,14 +18,15 @@ struct Reduction {
     u64* words;       // [max_rows + 2] reduced in place, then this rank's own digest
     const Row* rows;  // [row_count]
     Draw* draws;      // [row_count] in: of this shard; out: of the whole vocabulary
-    u64 mark;         // of the call, the same on every rank
+    u64 mark;         // identifies the call; equal on every rank
     u32 row_count;
     u32 max_rows;
 };
 FS_LAYOUT(Reduction, 40, FS_AT(words, 0) && FS_AT(rows, 8) && FS_AT(draws, 16) && FS_AT(mark, 24) &&
                              FS_AT(row_count, 32) && FS_AT(max_rows, 36));
 
-// Returns a row's share of the call's digest, the exclusive or of all shares. It contains the row's index, so order counts.
+// Returns a row's share of the call's digest, which is the exclusive or of all shares. It contains the row's index, so row order
+// counts.
 FS_FUNCTION u64 share_of_digest(u32 digest, u32 row) {
     u64 hash = (static_cast<u64>(digest) << 32 | row) * 0x9e3779b97f4a7c15ull;
     hash ^= hash >> 32;
@@ -39,8 +40,8 @@ struct ReduceWinners {
 
     const Reduction& call;
 
-    // Writes the words of this rank, in one block. Shuffles reduce the digest: 64-bit atomics on shared memory retry by compare
-    // and swap, several microseconds for 64 rows.
+    // Writes the words of this rank, in one block. Shuffles reduce the digest, because 64-bit atomics on shared memory retry by
+    // compare and swap, which takes several microseconds for 64 rows.
     __device__ __forceinline__ void to_words(u64 (&of_warp)[THREADS / 32]) const {
         u64 share = 0;
         for (u32 row = threadIdx.x; row < call.max_rows; row += THREADS) {

@@ -1,5 +1,5 @@
 // The first pass over a shard of rows with top-p alone, from the largest logit of each granule (block_max_sums.cuh). The last
-// block merges the sums with those of the other ranks, and lists the undecided rows.
+// block merges its sums with the sums of the other ranks, and lists the undecided rows.
 #pragma once
 
 #include "rank_sums.cuh"
@@ -28,7 +28,7 @@ struct TopPBlockMaxRanks {
 
     __device__ __forceinline__ void run() {
         BlockMaxSums pass{call, shared.rows, shared.pass};
-        // Uses the memory of the bins, which is cleared below, because no row is listed yet.
+        // No row is listed yet, so the sums use the memory of the bins, which is cleared below.
         double* const sums = open.masses;
         pass.add_to(sums, [&, own = pass.row_of_thread(0.0f)] {
             if (threadIdx.x < UndecidedRows::ROOM) shared.rows[threadIdx.x] = own;

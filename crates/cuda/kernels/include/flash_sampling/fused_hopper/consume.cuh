@@ -1,4 +1,4 @@
-// The consumers: two warpgroups that multiply and filter. The scouts score what passes.
+// The consumers: two warpgroups that multiply and filter. The scouts score the tokens that pass the filter.
 #pragma once
 
 #include "initial_threshold.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
 
     for (u32 t = 0; t < schedule.tiles; ++t) {
         schedule.tile(t, self.first, self.size);
-        // NOTE: no branch: the compiler serialises products behind one.
+        // NOTE: without a branch, because the compiler serialises products behind a branch.
         const bool has_tokens = !T::SKIPS || __any_sync(0xffffffffu, schedule.has_tokens(self.group, self.size));
         multiply<T, OPERAND>(d, stages, ring, has_tokens ? steps : 0, self);
         const u32 real = add_bias(d, self);

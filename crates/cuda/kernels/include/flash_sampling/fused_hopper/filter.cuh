@@ -1,5 +1,5 @@
-// The filter: finds the elements of a tile that can still win, as bits of a thread's accumulators, and moves them to the warp's
-// queue, so that full warps score them.
+// The filter: finds the elements of a tile that can still win, as bits of a thread's accumulators. Moves these elements to the
+// warp's queue, so that full warps score them.
 #pragma once
 
 #include "multiply.cuh"
@@ -7,7 +7,7 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Calls take(i, is_above) for each accumulator of a word; is_above also for NaN.
+// Calls take(i, is_above) for each accumulator of a word. NaN also counts as above.
 template <class T, class Take>
 __device__ __forceinline__ void compare(const float (&d)[T::ACCUMULATORS], int w, const Consumer<T>& self, const Take& take) {
 #pragma unroll
@@ -18,7 +18,7 @@ __device__ __forceinline__ void compare(const float (&d)[T::ACCUMULATORS], int w
     }
 }
 
-// Sets, in `pending`, the bits of the elements above their thresholds that are among `counted`. Returns whether a lane has any.
+// Sets the bits in `pending` of the `counted` elements above their thresholds. Returns whether any lane has such an element.
 template <class T>
 __device__ __forceinline__ bool filter(u32 (&pending)[T::WORDS], const float (&d)[T::ACCUMULATORS],
                                        const u32 (&counted)[T::WORDS], const Consumer<T>& self) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ bool filter(u32 (&pending)[T::WORDS], const float (&d
         compare(d, w, self, [&](int, bool is_above) { above |= is_above; });
         u32 bits = 0;
         if (above) {
-            // NOTE: loads the thresholds again, or the compiler computes the bits before the branch.
+            // NOTE: loads the thresholds a second time. Otherwise the compiler computes the bits before the branch.
             Consumer<T> other = self;
             asm volatile("" : "+r"(other.lane));
             compare(d, w, other, [&](int i, bool is_above) { bits |= is_above ? 1u << i : 0; });
@@ -39,10 +39,10 @@ __device__ __forceinline__ bool filter(u32 (&pending)[T::WORDS], const float (&d
     return __any_sync(0xffffffffu, any);
 }
 
-// Returns the largest power of two below a length above 1.
+// Returns the largest power of two below `length`, or 1 for a length up to 2.
 FS_FUNCTION constexpr int power_below(int length) { return length <= 2 ? 1 : 2 * power_below((length + 1) / 2); }
 
-// Returns one of LENGTH registers from FIRST on, by a run-time index, through selects.
+// Returns one of LENGTH registers, starting at FIRST, by a run-time index and through selects.
 template <int FIRST, int LENGTH, int ALL>
 __device__ __forceinline__ float pick(const float (&d)[ALL], u32 index) {
     if constexpr (LENGTH == 1) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ float pick(const float (&d)[ALL], u32 index) {
     }
 }
 
-// The same within word `at` of a thread's accumulators; all lanes have the same word.
+// Returns one of the registers of word `at` of a thread's accumulators. All lanes have the same word.
 template <class T, int W = 0>
 __device__ __forceinline__ float pick_of_word(const float (&d)[T::ACCUMULATORS], u32 at, u32 index) {
     if constexpr (W + 1 < T::WORDS) {
@@ -73,13 +73,13 @@ __device__ __forceinline__ void flush(u32& queued, const Consumer<T>& self) {
     queued = 0;
 }
 
-// Moves the pending elements to the queue, word by word. An element of one word takes a fourth of the selects of an element of all
-// accumulators, and a mask that all rows share leaves many elements in few lanes.
+// Moves the pending elements to the queue, word by word. Selecting an element of one word takes a quarter of the selects of all
+// accumulators. If all rows share a mask, few lanes hold many elements.
 template <class T>
 __device__ __forceinline__ void enqueue(u32 (&pending)[T::WORDS], u32& queued, const float (&d)[T::ACCUMULATORS],
                                         const Consumer<T>& self) {
     for (;;) {
-        // The first word in which any lane has an element, and the lane's first element in it.
+        // The first word in which any lane has an element, and the bits of this lane in it.
         u32 at = T::WORDS, bits = 0;
 #pragma unroll
         for (int w = 0; w < T::WORDS; ++w) {

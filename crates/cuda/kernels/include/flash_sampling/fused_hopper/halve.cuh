@@ -5,9 +5,9 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Reduces values that eight lanes hold: the lanes halve them among themselves while each holds more than LEAST. `at`, the index of
-// x[0], becomes the index of the remaining x[0]. LEAST values are adjacent, and the next ones LEAST * STEP further. Returns
-// whether this lane writes the remaining values.
+// Reduces values that eight lanes hold. While each lane holds more than LEAST values, a step halves them between pairs of lanes.
+// `at`, the index of x[0], becomes the index of the remaining x[0]. LEAST values are adjacent, and the next LEAST values are
+// LEAST * STEP further. Returns whether this lane writes the remaining values.
 template <int LEAST, int STEP, int HELD, class X, class Join>
 __device__ __forceinline__ bool reduce_by_halves(X (&x)[HELD], u32 lane, u32& at, Join join) {
     bool owns = true;

@@ -1,8 +1,8 @@
-// A block's first thresholds, before any token has a score. For each row, each block publishes a guess: a lower bound of the
-// score of one token of its first tile that is likely to be the tile's best. The best guess of the blocks so far is close to
+// A block's first thresholds, before any token has a score. Each block publishes an estimate for each row: a lower bound of the
+// score of one token of its first tile that is probably the best of the tile. The best estimate of all blocks so far is close to
 // the best score of all first tiles.
 //
-// Until then `losing` holds bounds on the noise of granules, with the indices of their leaders in the last four bits.
+// Before the first thresholds, `losing` holds noise bounds of granules, with their leaders' indices in the last four bits.
 #pragma once
 
 #include "../ptx/arithmetic.cuh"
@@ -11,10 +11,10 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Added to the launch's counter of finished blocks (low half) by a block that has published its guesses.
+// A block that has published its estimates adds this to the launch's counter. The low half of the counter counts finished blocks.
 constexpr u32 GUESSED = 1u << 16;
 
-// The most times that an early block checks for the guesses of others.
+// The maximum number of times that an early block reads the estimates of other blocks.
 constexpr u32 MOST_LOOKS = 16;
 
 // Returns a bound, rounded up, with a leader's index in the last four bits.
@@ -22,21 +22,21 @@ __device__ __forceinline__ float with_leader(float bound, u32 leader) {
     return bits_to_f32(((f32_to_bits(bound) | 15) + 1) | leader);
 }
 
-// Returns the dot product that is worth noise of 1. It is 0 for rows without noise, and if a consumer's sixteen tokens belong to
-// two granules: then noise makes no token likelier.
+// Returns the dot product that equals 1 nat of noise. Returns 0 for rows without noise. Also returns 0 if the sixteen tokens of a
+// consumer warp overlap two granules: then noise makes no token likelier.
 __device__ __forceinline__ float nat_of(const Call& call, const Row& row) {
     const float nat = 1.0f / (row.inv_temperature * call.head.scale);
     return !row.greedy && call.first_token % Granule::TOKENS == 0 && nat < 1e28f ? nat : 0.0f;
 }
 
-// Writes the likeliest token of each row's first tile to `largest`: the largest dot product, plus the noise of leaders, with the
+// Writes the likeliest token of each row's first tile to `largest`: the largest dot product plus the leaders' noise, with the
 // token's index in the last bits. Eight lanes hold the tokens of a column.
 template <class T>
 __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS],
                                             const Consumer<T>& self) {
     constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
     constexpr int AT_ONCE = HELD < 16 ? HELD : HELD % 16 ? 8 : 16;
-    // NOTE: opaque, or the compiler reads products before they have ended, and serialises them.
+    // NOTE: opaque. Otherwise the compiler reads products before they are complete, and serialises them.
     const u32 kept = ptx::opaque<~(T::TOKENS - 1u)>();
 #pragma unroll
     for (int first = 0; first < HELD; first += AT_ONCE) {
@@ -64,9 +64,9 @@ __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], c
     }
 }
 
-// Returns the guess of a row: a lower bound of the likeliest token's score, as a winner; 0 = none. The block scores the token
-// later, because its dot product passes every threshold from a score not above its own. So no guess stays a row's winner unless
-// it equals the token's score.
+// Returns the estimate of a row as a winner: a lower bound of the likeliest token's score; 0 = none. The token's dot product
+// passes every threshold of a score up to its own, so the block scores the token later. So an estimate remains a row's winner
+// only if it equals the token's score.
 template <class T>
 __device__ __forceinline__ u64 guess_of(const Call& call, const Shared<T>& shared, u32 first, u32 column) {
     const float largest = from_monotone_bits(shared.largest[column]);
@@ -75,8 +75,7 @@ __device__ __forceinline__ u64 guess_of(const Call& call, const Shared<T>& share
     const u32 m = f32_to_bits(largest) % T::TOKENS, token = call.first_token + first + m;
     const float bound = shared.losing[m / T::GRANULE][column];
     const float bonus = f32_to_bits(bound) % T::GRANULE == m % T::GRANULE ? bound * shared.nat[column] : 0.0f;
-    // Lowered by more than the error from the token's index and the bonus, also for the smallest floats, and by more than the
-    // rounding of a soft-cap.
+    // Lowered by more than the errors from index and bonus (also for the smallest floats) and the rounding of a soft-cap.
     const float dot = largest - bonus - 1e-4f * (fabsf(largest) + fabsf(bonus)) - 1e-37f;
     const float logit = row.apply(lowered(call.head.apply(dot, 0.0f, false)), token);
     if (!is_finite(logit)) return 0;
@@ -85,8 +84,8 @@ __device__ __forceinline__ u64 guess_of(const Call& call, const Shared<T>& share
     return to_ordered_bits(Winner::of(score, token));
 }
 
-// Returns the best guess of a row. An early block waits until half of the blocks have published: with its own guesses alone, many
-// tokens of flat logits would pass.
+// Returns the best estimate of a row. An early block waits until half of the blocks have published. With its own estimates alone,
+// many tokens of flat logits would pass the filter.
 template <class T>
 __device__ __forceinline__ u64 best_guess(const Call& call, u32 column) {
     u64 best;
@@ -98,7 +97,7 @@ __device__ __forceinline__ u64 best_guess(const Call& call, u32 column) {
     return best;
 }
 
-// Publishes the guesses of a block's first tile, and turns the bounds into thresholds. One thread per row.
+// Publishes the estimates of a block's first tile, and replaces the noise bounds by thresholds. One thread per row.
 template <class T>
 __device__ __forceinline__ void guess(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS],
                                       const Consumer<T>& self) {

@@ -12,15 +12,15 @@
 //
 // 1. One noise word bounds the noise of a granule of sixteen tokens, and a consumer warp holds a granule of each tile. While a
 //    tile's products run, three *scout* warps turn these bounds into thresholds, one for each granule and row: a dot product at
-//    or below `losing_dot(best, bound)` cannot win. A shard that begins within a granule has two granules a warp, and takes the
-//    larger bound.
-// 2. At the end of a tile the consumers compare each element with its threshold and queue what passes. The scouts score the
-//    queue exactly while the next tile's products run. `best` may be old: an older best only scores more tokens.
-// 3. A block's first tile has no best yet. For each row the blocks publish a bound on the score of one likely token; the best
-//    of these guesses makes the first thresholds.
-// 4. Winners are merged by integer maxima, so neither blocks nor order matter.
-// 5. Dot products are one accumulator over hidden in ascending order, whatever the number of rows: a row's bits do not
-//    depend on its neighbours.
+//    or below `losing_dot(best, bound)` cannot win. If a shard begins within a granule, a warp takes the larger bound of two
+//    granules.
+// 2. At the end of a tile, the consumers compare each element with its threshold and queue the elements that pass. The scouts
+//    score the queue exactly while the next tile's products run. `best` may be outdated: then only more tokens are scored.
+// 3. A block's first tile has no best score yet. For each row, the blocks publish a lower bound of the score of one likely token.
+//    The best of these estimates sets the first thresholds.
+// 4. Integer maxima merge the winners, so the result does not depend on blocks or order.
+// 5. A dot product has one accumulator over hidden in ascending order, whatever the number of rows. So a row's bits are
+//    independent of other rows.
 #pragma once
 
 #include "consume.cuh"
@@ -30,7 +30,7 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Clears, in all stages, the columns that no load fills: old bytes may be NaN, which passes every filter.
+// Clears the columns that no load fills, in all stages. Old bytes may be NaN, which passes every filter.
 template <class T>
 __device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 hand, u32 hands) {
     const u32 loaded = T::CLUSTER * T::loaded_rows(call.row_count) * T::ROW_BYTES;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
     ptx::named_barrier(PREPARED_BARRIER, HANDS);
 }
 
-// A block of the kernel, with `memory` as Ring<T>::SHARED_BYTES of shared memory.
+// Runs one block of the kernel. `memory` is Ring<T>::SHARED_BYTES of shared memory.
 template <class T, ptx::Operand OPERAND>
 __device__ __forceinline__ void block(const Call& call, const Maps& maps, const LogitStore& stored, const RowLists& lists,
                                       const Masses& masses, const Peers& peers, u8* memory) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
     if (T::CLUSTER == 2) ptx::cluster_sync();
 
     if (threadIdx.x >= 32) prepare(call, lists, stages, shared);
-    // A shuffle, so that the compiler knows the value to be uniform: it serialises wgmma behind branches that may diverge.
+    // NOTE: a shuffle makes the value uniform for the compiler, which serialises wgmma behind branches that may diverge.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup < T::FIRST_CONSUMER / 128) {
         ptx::lower_registers<T::SCOUT_REGISTERS>();
@@ -101,7 +101,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
         consume<T, OPERAND>(call, stored, stages, shared, schedule);
         publish(call, masses, peers, shared);
     }
-    // No block ends while its peer may still write to it or arrive at its barriers.
+    // No block ends while the other block of its cluster may still write to it or arrive at its barriers.
     if (T::CLUSTER == 2) {
         __syncwarp();
         ptx::cluster_sync();

@@ -1,12 +1,11 @@
-// The variant for rows with filters: it writes, for each row, a short list of the tokens that min-p or top-k may keep, in place of
-// the row's logits.
+// The variant for rows with filters. For each row, it writes a short list of the tokens that min-p or top-k may keep.
 //
-// A listed row runs as a greedy row: its best is the largest logit that any block has found, without noise. Its threshold lies
-// below the best by min-p's distance, or at a cutoff for top-k, guessed from the first tiles. Every token above the threshold is
-// listed once.
+// A listed row runs as a greedy row: its best score is the largest logit that any block has found, without noise. For min-p, the
+// threshold is below the best score by min-p's distance. For top-k, the threshold is a cutoff that the first tiles estimate.
+// Every token above the threshold is listed once.
 //
-// No cutoff can make a result wrong: the counters keep the largest cutoff that a block has used, and filter_list.cu decides a row
-// only if all its kept tokens lie above it. Every token above it is listed.
+// A bad cutoff cannot make a result wrong. The counters keep the largest cutoff that a block has used, and every token above it
+// is listed. filter_list.cu decides a row only if all its kept tokens are above this cutoff.
 #pragma once
 
 #include "../perturb.cuh"
@@ -15,10 +14,10 @@
 
 namespace flash_sampling::fused_hopper {
 
-// The threshold of a row without further candidates: the largest finite float, which no finite dot product exceeds.
+// The threshold of a row without further candidates: the largest finite float. No finite dot product exceeds it.
 constexpr u32 LOSES_ALWAYS = 0x7f7fffffu;
 
-// The kinds of rows in the shared copy's `greedy`.
+// The kinds of listed rows, as values of `greedy` in the shared copy of a row.
 [[maybe_unused]] constexpr u32 LISTED_BY_MIN_P = 2, LISTED_BY_TOP_K = 3;
 
 // The shared memory for lists.
@@ -47,7 +46,7 @@ __device__ __forceinline__ void prepare_lists(const Call& call, const RowLists& 
     }
 }
 
-// Returns the threshold of a listed row, before the head's soft-cap. A list that has lost a token gets no more tokens.
+// Returns the threshold of a listed row, before the head's soft-cap. A list that has overflowed takes no more tokens.
 template <class Shared>
 __device__ __forceinline__ float listed_losing_capped(const Call& call, const Shared& shared, u32 column, u64 key) {
     const Row& row = shared.rows[column];
@@ -57,18 +56,18 @@ __device__ __forceinline__ float listed_losing_capped(const Call& call, const Sh
     return key ? losing_capped(from_ordered_bits(key).score, shared.cut[column], call.head, row) : -f32_infinity();
 }
 
-// Posts the largest logit of a block's first tile, or a little less (the score of `key`), from some of the blocks. One thread per
-// row.
+// Publishes the largest logit of a block's first tile, or slightly less (the score of `key`), for some blocks only. One thread
+// per row.
 template <class Shared>
 __device__ __forceinline__ void post(const Shared& shared, u32 column, u64 key) {
     const u32 every = gridDim.x / RowLists::POSTS, at = every ? blockIdx.x / every : RowLists::POSTS;
     if (shared.rows[column].greedy != LISTED_BY_TOP_K || at >= RowLists::POSTS || blockIdx.x % every) return;
-    // 1: nothing finite.
+    // 1: the tile has no finite logit.
     const u32 largest = key ? static_cast<u32>(key >> 32) : 1;
     *const_cast<volatile u32*>(&shared.lists.posted[column * RowLists::POSTS + at]) = largest;
 }
 
-// Sets the cutoff of a row from the posts, after a short wait for late ones. One thread per row.
+// Sets the cutoff of a row from the published logits, after a short wait for late blocks. One thread per row.
 template <class Shared>
 __device__ __forceinline__ void guess_cut(const Call& call, Shared& shared, u32 column, u32 tile_tokens) {
     if (shared.rows[column].greedy != LISTED_BY_TOP_K) return;

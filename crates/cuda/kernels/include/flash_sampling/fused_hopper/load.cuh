@@ -1,4 +1,4 @@
-// One thread keeps the ring of stages full.
+// The loading thread, which keeps the ring of stages full.
 #pragma once
 
 #include "schedule.cuh"
@@ -17,8 +17,8 @@ FS_LAYOUT(Maps, 384, FS_AT(weight, 0) && FS_AT(granule, 128) && FS_AT(hidden, 25
 template <class T>
 __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* stages, Shared<T>& shared,
                                      const Schedule<T>& schedule) {
-    // Measured: evict-first evicts dirty lines of earlier kernels, and the weight waits for their write to memory:
-    // 303 microseconds against 290 (151936 x 4096, 1 row, after a write of 256 MB).
+    // Measured: evict-first evicts dirty lines of earlier kernels, and the weight waits until these are written to memory: 303
+    // microseconds against 290 (151936 x 4096, 1 row, after a write of 256 MB).
     const u64 stream = ptx::policy_evict_unchanged();
     const u64 keep = ptx::policy_evict_last();
     const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
@@ -37,7 +37,7 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
             ptx::mbarrier_arrive_expect(full, T::SLABS * (granules * T::GRANULE_BYTES + T::CLUSTER * rows * T::ROW_BYTES));
             u8* to = stages + ring.stage * T::STAGE_BYTES;
 
-            // The slabs of a unit in sequence: neighbours in device memory.
+            // The slabs of a unit are consecutive, because they are neighbours in device memory.
             for (u32 u = 0; u < units; ++u)
 #pragma unroll
                 for (int slab = 0; slab < T::SLABS; ++slab)

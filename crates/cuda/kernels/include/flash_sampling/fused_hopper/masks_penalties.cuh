@@ -1,4 +1,4 @@
-// The variant for rows with masks, biases and penalties. It stores the raw logits of a tile on request, and applies masks before
+// The variant for rows with masks, biases and penalties. It stores the raw logits of a tile on request. It applies masks before
 // it scores, so that forbidden tokens cost nothing.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Stores the raw logits of a thread's elements. Eight lanes hold tokens side by side: whole sectors.
+// Stores the raw logits of a thread's elements. Eight lanes hold adjacent tokens, so stores fill whole sectors.
 template <class T, bool PLAIN>
 __device__ __forceinline__ void store_raw_of(const float (&d)[T::ACCUMULATORS], u32 real, const LogitStore& stored,
                                              const Consumer<T>& self) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ void store_raw(const float (&d)[T::ACCUMULATORS], u32
         store_raw_of<T, false>(d, real, stored, self);
 }
 
-// Whether any row has a mask. Reads the rows each time, and so needs no register.
+// Whether any row has a mask. Reads the rows at each call, so the result needs no register.
 template <class T>
 __device__ __forceinline__ bool has_masks(const Consumer<T>& self) {
     bool any = false;
@@ -42,7 +42,7 @@ __device__ __forceinline__ bool has_masks(const Consumer<T>& self) {
     return __any_sync(0xffffffffu, any);
 }
 
-// Returns the mask of sixteen tokens from `at` on in the low bits; ones without a mask.
+// Returns the mask of sixteen tokens, starting at token `at`, in the low bits; all ones without a mask.
 __device__ __forceinline__ u32 mask_of_slab(const Row& row, u32 at) {
     if (!row.mask) return ~0u;
     const u32 word = at >> 5, shift = at & 31;
@@ -51,13 +51,13 @@ __device__ __forceinline__ u32 mask_of_slab(const Row& row, u32 at) {
     return __funnelshift_r(low, high, shift);
 }
 
-// Clears, in `counted`, the bits of the elements that a mask forbids. Each lane loads the masks of its warp's sixteen tokens in
+// Clears the bits in `counted` of the elements that a mask forbids. Each lane loads the masks of its warp's sixteen tokens for
 // every 32nd column, and shuffles distribute them: one load per 16 elements. All lanes call this.
 template <class T>
 __device__ __forceinline__ void apply_masks(u32 (&counted)[T::WORDS], const Consumer<T>& self) {
     constexpr int AT_ONCE = T::WORD_BITS < 16 ? T::WORD_BITS : 16;  // accumulators of 32 columns
     constexpr int HALVES = T::WORD_BITS / AT_ONCE;
-    // Starts all loads before the first is needed.
+    // Starts all loads before the first result is used.
     u32 slabs[T::WORDS];
 #pragma unroll
     for (int w = 0; w < T::WORDS; ++w) {
@@ -72,11 +72,11 @@ __device__ __forceinline__ void apply_masks(u32 (&counted)[T::WORDS], const Cons
 #pragma unroll
     for (int w = 0; w < T::WORDS; ++w) {
         u32 bits = 0;
-        // Unrolled it spills.
+        // NOTE: an unrolled loop spills.
 #pragma unroll 1
         for (int half = 0; half < HALVES; ++half) {
             const u32 slab = slabs[w] >> half * 16 & 0xffff;
-            // Under strict masks most slabs are empty.
+            // Under strict masks most slabs have no allowed token.
             if (!__any_sync(0xffffffffu, slab)) continue;
 #pragma unroll
             for (int i = 0; i < AT_ONCE / 2; ++i) {
@@ -88,11 +88,11 @@ __device__ __forceinline__ void apply_masks(u32 (&counted)[T::WORDS], const Cons
     }
 }
 
-// Dot products below the first constant are finite, also after a scale of at most the second.
+// A dot product below SURELY_VALID is finite, also after a scale of at most LARGEST_SCALE.
 constexpr float SURELY_VALID = 1e18f, LARGEST_SCALE = 1e20f;
 
-// Whether a warp's elements may have an invalid logit, which is an error of the row even if masked. Then scoring applies the
-// masks. All lanes call this.
+// Whether a warp's elements may have an invalid logit. An invalid logit is an error of the row even if its token is masked. Then
+// scoring applies the masks. All lanes call this.
 template <class T>
 __device__ __forceinline__ bool may_be_invalid(const float (&d)[T::ACCUMULATORS], const Consumer<T>& self) {
     float largest = d[0];

@@ -1,9 +1,8 @@
-// The instance for log Z: every consumer warp adds up the masses of its tokens, row by row, while it still holds the
-// tile. The head has no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
+// The instance for log Z: every consumer warp adds up the masses of its tokens for each row while it holds the tile. The head has
+// no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
 //
-// Each warp keeps a reference for each row, and sums e^(logit - reference). The reference rises above the largest logit
-// of a tile if the tile's mass exceeds LARGEST_MASS. A row's first tile raises the reference, and later tiles seldom
-// do.
+// Each warp keeps a reference for each row, and sums e^(logit - reference). If the mass of a tile exceeds LARGEST_MASS, the
+// reference rises above the tile's largest logit. A row's first tile raises the reference; later tiles seldom do.
 #pragma once
 
 #include "../summary/row_mass.cuh"
@@ -13,12 +12,12 @@
 namespace flash_sampling::fused_hopper {
 
 [[maybe_unused]] constexpr float LOWEST = -3.402823466e38f;  // finite, so that differences from it are not NaN
-// The mass of a logit that lies 7 above the reference. The error of an exponential grows with the distance: in a search for
-// the worst row, 2^14 gave an error of 2.3e-6, and 2^10 1.8e-6.
+// The mass of a logit that is 7 nats above the reference. The error of an exponential grows with the distance from the reference:
+// in a search for the worst row, 2^14 gave an error of 2.3e-6, and 2^10 gave 1.8e-6.
 [[maybe_unused]] constexpr float LARGEST_MASS = 0x1p10f;
 
-// Returns the reference for logits whose largest is `top`. The reference is an integer, so that the difference of a larger
-// logit from it is exact, and lies above `top`, so that later tokens may be larger.
+// Returns the reference for logits with the largest logit `top`. An integer reference makes the difference to a larger logit
+// exact. The reference is above `top`, so later tokens may be larger.
 __device__ __forceinline__ float reference_above(float top) {
     return fabsf(top) < 0x1p22f ? rintf(top) + 4.0f : top;
 }
@@ -43,11 +42,10 @@ __device__ __forceinline__ void hide_absent(float (&d)[T::ACCUMULATORS], u32 rea
         if (!(real >> i % 4 & 1)) d[i] = -f32_infinity();
 }
 
-// Adds the masses of a warp's tokens to its sums. All lanes call it.
+// Adds the masses of a warp's tokens to its sums. All lanes call this.
 template <class T>
 __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consumer<T> self) {
-    // NOTE: the next line makes separate addresses. Addresses shared with the filter would stay in registers, and cause
-    // spills.
+    // NOTE: the next line forces separate addresses. Addresses shared with the filter would stay in registers and spill.
     asm volatile("" : "+r"(self.lane), "+r"(self.warp));
     constexpr int HELD = T::ACCUMULATORS / 2;  // columns per lane
     constexpr int AT_ONCE = HELD < 16 ? HELD : HELD % 16 ? 8 : 16;
@@ -62,8 +60,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consume
         bool is_much = false;
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
-            // NOTE: every turn loads the scale. Otherwise the compiler scales the products of all turns at once, which
-            // causes spills.
+            // NOTE: every iteration loads the scale. Otherwise the compiler scales all products at once, and spills.
             const float scale = *static_cast<volatile float*>(&self.shared.scale);
             const auto logit = [&](float dot, float inv_temperature) { return mul_rn(mul_rn(dot, scale), inv_temperature); };
             float masses[AT_ONCE];
@@ -128,8 +125,8 @@ __device__ __forceinline__ RowMass mass_of_block(const Shared<T>& shared, u32 co
     return RowMass::empty().with(parts);
 }
 
-// Adds the masses of a row from `count` blocks, `step` apart. Twelve reads are in flight while the previous twelve are
-// added. A longer unrolled run would be more code, which a launch loads from memory and executes only once.
+// Adds the masses of a row from `count` blocks, `step` elements from each other. Twelve reads are in flight during the additions
+// of the previous twelve. A launch loads the code from memory and executes it once, so a longer unrolled loop costs more.
 __device__ __forceinline__ RowMass mass_of_parts(const float2* parts, u32 count, u64 step) {
     constexpr u32 AT_ONCE = 12;
     const auto read = [&](u32 i) { return i < count ? __ldcg(parts + i * step) : float2{-f32_infinity(), 0.0f}; };
@@ -150,7 +147,7 @@ __device__ __forceinline__ RowMass mass_of_parts(const float2* parts, u32 count,
     return mass;
 }
 
-// Writes log Z of all rows, after every block has stored its masses. If there are few rows, a warp handles each row.
+// Writes log Z of all rows after every block has stored its masses. With few rows, a warp handles each row.
 template <class T>
 __device__ __forceinline__ void write_log_z(const Call& call, const Shared<T>& shared, const Masses& masses, u32 thread) {
     const u32 rows = call.row_count, blocks = gridDim.x;

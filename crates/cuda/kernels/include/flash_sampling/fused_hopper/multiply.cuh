@@ -1,11 +1,11 @@
-// The products of a tile, and where a consumer thread holds them.
+// The products of a tile, and their positions in a consumer thread's accumulators.
 #pragma once
 
 #include "tile.cuh"
 
 namespace flash_sampling::fused_hopper {
 
-// A consumer thread in a tile: its warpgroup holds a unit of the tile, its warp a granule.
+// A consumer thread in a tile. Its warpgroup holds a unit of the tile, and its warp holds a granule.
 template <class T>
 struct Consumer {
     const Call& call;
@@ -17,20 +17,21 @@ struct Consumer {
         : call(call), shared(shared), thread(thread), lane(thread % 32), warp(thread / 32), group(thread / 128) {}
     // The first token of the warp's granule within the tile.
     __device__ __forceinline__ u32 slab() const { return warp * T::GRANULE; }
-    // The columns of four accumulators from 4 j on: e % 2 after this.
+    // Returns the column of accumulators 4 j to 4 j + 3; accumulator 4 j + e has column(j) + e % 2.
     __device__ __forceinline__ u32 column(u32 j) const { return j * 8 + lane % 4 * 2; }
-    // The values of these columns.
+    // Returns the values of these two columns.
     __device__ __forceinline__ float2 pair(const float (&of_columns)[T::COLUMNS], u32 j) const {
         return *reinterpret_cast<const float2*>(&of_columns[column(j)]);
     }
     __device__ __forceinline__ void barrier() const { ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS); }
 };
 
-// Multiplies a tile: one accumulator over hidden, ascending. A warpgroup without tokens has no steps, and undefined accumulators.
+// Multiplies a tile, with one accumulator over hidden in ascending order. A warpgroup without tokens has no steps, and undefined
+// accumulators.
 //
-// Few products are queued, so the tensor cores wait for every instruction between a step's last product and the next step's first.
-// NOTE: stage and descriptors are in uniform registers because all of them come from `uniform`; from ordinary registers each
-// product takes four moves.
+// Few products are queued, so the tensor cores wait for every instruction between the last product of a step and the first
+// product of the next step. NOTE: stage and descriptors are in uniform registers, because all of them come from `uniform`. From
+// ordinary registers each product takes four moves.
 template <class T, ptx::Operand OPERAND>
 __device__ __forceinline__ void multiply(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring, u32 steps,
                                          const Consumer<T>& self) {
@@ -57,7 +58,7 @@ __device__ __forceinline__ void multiply(float (&d)[T::ACCUMULATORS], const u8* 
         }
         ptx::wgmma_commit();
         ptx::wgmma_wait<T::AHEAD>();
-        // Releases the stage that has been read: this one or the one before.
+        // Releases the stage whose products are complete: this one, or the previous one if AHEAD.
         if (T::AHEAD == 0 || step > 0) release(T::AHEAD ? ring.before() : stage);
         ring.advance();
     }

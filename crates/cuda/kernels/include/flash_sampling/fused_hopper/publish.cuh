@@ -1,4 +1,4 @@
-// The end of a block: merges its winners with those of other blocks. The last block writes the draws.
+// The end of a block: merges its winners with the winners of other blocks. The last block writes the draws.
 #pragma once
 
 #include "../exchange/fan_out.cuh"
@@ -7,7 +7,7 @@
 
 namespace flash_sampling::fused_hopper {
 
-// The consumers call this last. The last block clears the scratch.
+// Publishes the block's results. The consumers call this last. The last block clears the scratch.
 template <class T>
 __device__ __forceinline__ void publish(const Call& call, const Masses& masses, const Peers& peers, Shared<T>& shared) {
     const u32 thread = threadIdx.x - T::FIRST_CONSUMER;
@@ -19,7 +19,7 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
         if constexpr (T::LOG_Z) {
             masses.parts[static_cast<u64>(block) * call.row_count + column] = mass_of_block(shared, column).part();
         }
-        // Computed while the atomics are in flight; `largest` has no other use now.
+        // Computed while the atomics are in flight. `largest` is unused at this point.
         if constexpr (T::FAN_OUT) shared.largest[column] = sender.digest(shared.rows[column]);
     }
     __threadfence();

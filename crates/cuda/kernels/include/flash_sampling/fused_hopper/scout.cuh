@@ -1,5 +1,5 @@
-// The scouts: three warps that score the queues of a tile, and make the thresholds of the next one, while its products run.
-// After the last tile's queues the consumers conclude.
+// The scouts: three warps that score the queues of a tile, and compute the thresholds of the next tile while its products run.
+// After the queues of the last tile, the consumers write the results.
 #pragma once
 
 #include "initial_threshold.cuh"
@@ -7,7 +7,7 @@
 namespace flash_sampling::fused_hopper {
 
 // Calls take(g, word) for each granule g of a tile that begins with token `base`. If the shard begins within a granule, sixteen
-// tokens belong to two granules; the smaller word has the larger bound.
+// tokens overlap two granules. Then take() gets the smaller word, which has the larger bound.
 template <class T, class Take>
 __device__ __forceinline__ void for_granules(const Row& row, u32 base, const Take& take) {
     const Noise noise{row.seed, row.position};
@@ -24,7 +24,7 @@ __device__ __forceinline__ void for_granules(const Row& row, u32 base, const Tak
     }
 }
 
-// Fills `losing` for a tile: thresholds, or in a block's first tile the noise bounds for initial_threshold.cuh.
+// Fills `losing` for a tile with thresholds. For a block's first tile, fills in the noise bounds for initial_threshold.cuh.
 template <class T>
 __device__ __forceinline__ void make_thresholds(const Call& call, Shared<T>& shared, u32 t, u32 base, u32 hand) {
     for (u32 column = hand; column < T::COLUMNS; column += T::SCOUTS) {

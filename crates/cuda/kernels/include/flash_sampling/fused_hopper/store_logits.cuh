@@ -1,5 +1,5 @@
-// The variant for rows with top-p alone: it stores the raw logits of a tile, and the largest of each granule. Rows have neither
-// masks, biases nor penalties, and the head has no transform.
+// The variant for rows with top-p alone. It stores the raw logits of a tile, and the largest logit of each granule. Rows have
+// neither masks, biases nor penalties, and the head has no transform.
 #pragma once
 
 #include "../epilogue/store.cuh"
@@ -10,8 +10,8 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Stores the logits of a warp's 16 tokens of a unit. Eight lanes hold adjacent tokens, so stores fill whole sectors. There is room
-// for whole octets of rows, so no warp diverges, which saves 2 us at 64 rows; up to 8 rows are stored without the rest.
+// Stores the logits of a warp's 16 tokens of a unit. Eight lanes hold adjacent tokens, so stores fill whole sectors. Above 8
+// rows, whole octets of rows are stored, so no warp diverges, which saves 2 us at 64 rows.
 template <class T, bool FULL>
 __device__ __forceinline__ void store_slab(const float (&d)[T::ACCUMULATORS], u32 real, float* to, u64 stride,
                                            const Consumer<T>& self) {
@@ -25,8 +25,8 @@ __device__ __forceinline__ void store_slab(const float (&d)[T::ACCUMULATORS], u3
     }
 }
 
-// Stores the largest of a warp's 16 tokens for each row, two rows per word. Lanes halve the octets among themselves while they
-// hold more than one. All lanes call this.
+// Stores the largest logit of a warp's 16 tokens for each row, two rows per word. While a lane holds more than one octet, pairs
+// of lanes halve their octets. All lanes call this.
 template <class T, bool FULL>
 __device__ __forceinline__ void store_block_maxima(const float (&d)[T::ACCUMULATORS], u32 real, u32* to, u64 octet_step,
                                            const Consumer<T>& self) {
@@ -52,12 +52,12 @@ template <class T>
 __device__ __forceinline__ void store_with_maxima(const float (&d)[T::ACCUMULATORS], u32 real, const LogitStore& stored,
                                                 Consumer<T> self) {
     static_assert(T::GRANULE == BlockMaxima::TOKENS, "a warp has a granule of each unit");
-    // NOTE: makes separate addresses. Addresses shared with the filter would stay in registers.
+    // NOTE: forces separate addresses. Addresses that the filter also uses would stay in registers.
     asm volatile("" : "+r"(self.lane), "+r"(self.warp));
     if (!__any_sync(0xffffffffu, real)) return;
     const u32 slab = self.first + self.slab();
     float* const to = stored.logits + self.column(0) * stored.stride + slab + self.lane / 4;
-    // A granule of an octet has four words, one per pair of rows; each of four lanes stores one.
+    // A granule of an octet has four words, one per pair of rows. Each of four lanes stores one word.
     constexpr u32 WORDS = BlockMaxima::ROWS / 2;
     u32* const maxima = reinterpret_cast<u32*>(stored.block_maxima) + slab / T::GRANULE * WORDS + self.lane % 4;
     const u64 octet_step = static_cast<u64>(BlockMaxima::granules_of(self.call.tokens)) * WORDS;

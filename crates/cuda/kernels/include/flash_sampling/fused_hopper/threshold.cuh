@@ -1,4 +1,4 @@
-// Thresholds: bounds on the dot products of a tile, from the best score of all blocks.
+// Thresholds: bounds on the dot products of a tile, from the best scores of all blocks.
 #pragma once
 
 #include "../ptx/atomic.cuh"
@@ -6,8 +6,7 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Returns a row's thresholds, as a function of a granule's noise bound, from its best winner so far, for tokens from
-// `next_token` on.
+// Returns a row's thresholds as a function of noise bounds, for tokens from `next_token` on. `key` is the row's best winner.
 template <class T>
 __device__ __forceinline__ LosingLine thresholds_of(const Call& call, const Shared<T>& shared, u32 column, u64 key,
                                                     u32 next_token) {
@@ -35,8 +34,8 @@ __device__ __forceinline__ u64 exchange_best(const Call& call, const Shared<T>& 
     return mine > theirs ? mine : theirs;
 }
 
-// Replaces the best candidate if the new one is better. One 16-byte exchange keeps key and logit consistent. If the row has a
-// best, the first exchange only reads.
+// Replaces the best candidate if the new one is better. One 16-byte exchange keeps key and logit consistent. If the row already
+// has a candidate, the first exchange only reads it.
 __device__ __forceinline__ void improve(Best* best, u64 key, float logit) {
     u64 old_key = 0, old_logit = 0;
     while (key > old_key) {
@@ -46,10 +45,10 @@ __device__ __forceinline__ void improve(Best* best, u64 key, float logit) {
     }
 }
 
-// Scores one token exactly, and lists or keeps it. `dot` includes the head's bias.
+// Scores one token exactly, and updates the list or the best candidate. `dot` includes the head's bias.
 template <class T>
 __device__ __forceinline__ void offer(const Call& call, Shared<T>& shared, u32 column, u32 token, float dot) {
-    // A column beyond the batch is all zeros; its products with an infinite or NaN weight are NaN.
+    // A column beyond the batch is all zeros, but its products with an infinite or NaN weight are NaN.
     if (column >= call.row_count) return;
     const Row& row = shared.rows[column];
     const float raw = call.head.apply(dot, 0.0f, false);
@@ -63,7 +62,7 @@ __device__ __forceinline__ void offer(const Call& call, Shared<T>& shared, u32 c
     improve(&shared.best[column], to_ordered_bits(Winner::of(score, token)), logit);
 }
 
-// Scores a queue of a tile that begins with token `first`, by threads that each handle every `hands`-th entry.
+// Scores a queue of a tile that begins with token `first`. Thread `hand` of `hands` handles every `hands`-th entry.
 template <class T>
 __device__ __forceinline__ void score(const Call& call, Shared<T>& shared, u32 queue, u32 queued, u32 first, u32 hand, u32 hands) {
     for (u32 slot = hand; slot < queued; slot += hands) {

@@ -9,12 +9,12 @@
 
 namespace flash_sampling::fused_hopper {
 
-// What an instance computes besides the plain draw: masks_penalties.cuh, lists.cuh (and masks), masses.cuh, fan_out.cuh,
-// store_logits.cuh.
+// What an instance computes besides the plain draw. See masks_penalties.cuh, lists.cuh (which includes masks), masses.cuh,
+// fan_out.cuh and store_logits.cuh.
 enum class FusedVariant { Plain, MasksPenalties, Lists, LogZ, FanOut, StoreLogits };
 
-// COLUMNS rows of the batch (wgmma's N), a unit of 64 tokens for each of the two consumer warpgroups, SLABS slabs of 64 hidden
-// elements a stage, CLUSTER blocks that share the hidden states.
+// The shape of a tile. COLUMNS rows of the batch (wgmma's N), a unit of 64 tokens for each of the two consumer warpgroups, SLABS
+// slabs of 64 hidden elements per stage, CLUSTER blocks that share the hidden states.
 template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain>
 struct Tile {
     static constexpr bool LISTS = VARIANT == FusedVariant::Lists;
@@ -36,12 +36,12 @@ struct Tile {
     static_assert(GRANULE == Granule::TOKENS, "a slab of a shard that begins with a granule is a granule of the noise");
     static constexpr bool EVEN = COLUMNS <= 96;    // see schedule.cuh
     static constexpr bool SKIPS = COLUMNS >= 192;  // see schedule.cuh
-    // Steps of products in flight when the next one begins. With none, a stage is free for loads a step sooner, which counts if
-    // loads are the limit. Measured: 37984 x 4096, 64 and 128 rows, 0.97 and 0.94 of the time, with one step ahead 0.975
-    // and 0.95.
+    // The number of steps of products in flight when the next step begins. With 0, a stage is free for loads one step earlier,
+    // which matters if loads are the limit. Measured: 37984 x 4096 at 64 / 128 rows, 0.97 / 0.94 of the time; with one step ahead
+    // 0.975 / 0.95.
     static constexpr u32 AHEAD = COLUMNS == 256;
-    // Whether early blocks wait for the guesses of others. Measured at 37984 x 4096, logits of deviation 2.2, noise
-    // version 1: 256 rows 1.08 without it, 192 rows 1.07, 128 rows 1.00 and 1.09 on two GPUs.
+    // Whether early blocks wait for the estimates of other blocks. Measured without the wait, 37984 x 4096, logits of deviation
+    // 2.2, noise version 1: 1.08 at 256 rows, 1.07 at 192 rows, 1.00 and 1.09 at 128 rows on two GPUs.
     static constexpr bool AWAITS_GUESSES = COLUMNS >= 64;
 
     static constexpr int UNIT_BYTES = UNIT * DEPTH * 2;
@@ -54,7 +54,7 @@ struct Tile {
     static FS_FUNCTION u32 loaded_rows(u32 row_count) { return fused_hopper::loaded_rows(COLUMNS, CLUSTER, row_count); }
     static constexpr u32 ROW_BYTES = DEPTH * 2;
 
-    // A thread's accumulators, and the words with a bit for each; all words have as many bits.
+    // A thread's accumulators, and the words with one bit per accumulator. All words have the same number of bits.
     static constexpr int ACCUMULATORS = COLUMNS / 2;
     static constexpr int WORD_BITS = ACCUMULATORS < 32 ? ACCUMULATORS : ACCUMULATORS % 32 ? 16 : 32;
     static constexpr int WORDS = ACCUMULATORS / WORD_BITS;
@@ -68,7 +68,7 @@ struct Tile {
     static constexpr int THREADS = FIRST_CONSUMER + CONSUMERS;
     static_assert(CONSUMER_WARPS == GRANULES, "a consumer warp has a granule of a tile");
 
-    // A block starts with equally many registers per thread; then they are redistributed.
+    // A block starts with an equal number of registers per thread, and then redistributes them.
     static constexpr int SCOUT_REGISTERS = 72;
     static constexpr int CONSUMER_REGISTERS = 216;
     static_assert(FIRST_CONSUMER * SCOUT_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS * (65536 / THREADS / 8 * 8),
@@ -85,7 +85,7 @@ struct alignas(16) Best {
 // A token that may win.
 struct Contender {
     float dot;
-    u32 place;  // row of the batch, then token within the tile
+    u32 place;  // row of the batch in the low half, token within the tile in the high half
 };
 constexpr int QUEUE = 64;
 
@@ -95,7 +95,7 @@ struct MassShared {};
 template <class T>
 struct MassShared<T, true> {
     float inv_temperature[T::COLUMNS];
-    float high[T::CONSUMER_WARPS][T::COLUMNS];  // the logit that a warp's sums are relative to
+    float high[T::CONSUMER_WARPS][T::COLUMNS];  // the logit that is the reference of a warp's sum
     double sum[T::CONSUMER_WARPS][T::COLUMNS];
     float scale;
 };
@@ -104,10 +104,10 @@ template <class T>
 struct Shared : ListShared<T::COLUMNS, T::LISTS>, MassShared<T, T::LOG_Z> {
     Best best[T::COLUMNS];
     Row rows[T::COLUMNS];
-    // For each granule of a tile and each row, the dot product up to which a token surely loses; before a block's first
-    // thresholds a bound on the granule's noise (initial_threshold.cuh).
+    // For each granule of a tile and each row, the largest dot product that surely loses. Before a block's first thresholds, a
+    // bound on the granule's noise (initial_threshold.cuh).
     float losing[T::GRANULES][T::COLUMNS];
-    float nat[T::COLUMNS];    // the dot product that is worth noise of 1; 0 if noise does not count
+    float nat[T::COLUMNS];    // the dot product that equals 1 nat of noise; 0 if noise does not count
     u32 largest[T::COLUMNS];  // the first tile's likeliest token, as monotone bits
     Contender queue[T::CONSUMER_WARPS][QUEUE];
     u32 queued[T::CONSUMER_WARPS];
@@ -118,7 +118,7 @@ struct Shared : ListShared<T::COLUMNS, T::LISTS>, MassShared<T, T::LOG_Z> {
     u32 last;
 };
 
-// The rest of shared memory is the ring of stages.
+// The ring of stages, which takes the rest of shared memory.
 template <class T>
 struct Ring {
     static constexpr int LIMIT = 227 * 1024;
@@ -139,7 +139,7 @@ struct Ring {
     __device__ __forceinline__ u32 before() const { return stage == 0 ? STAGES - 1 : stage - 1; }
 };
 
-// Barriers of part of a block; 0 is the whole block's.
+// Barriers of part of a block. Barrier 0 belongs to the whole block.
 constexpr u32 CONSUMERS_BARRIER = 1;
 constexpr u32 PREPARED_BARRIER = 2;
 constexpr u32 SCOUTS_BARRIER = 3;

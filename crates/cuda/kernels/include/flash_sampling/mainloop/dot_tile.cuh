@@ -22,8 +22,8 @@
 //       __device__ void end();
 //   };
 //
-// In `tile` a warp handles one row of the batch at a time, and a lane four tokens of one granule. A row's results lie in `Shared`.
-// They need no lock, because warp `row % WARPS` always handles the row.
+// In `tile` a warp handles one row of the batch at a time, and a lane handles four tokens of one granule. `Shared` holds a row's
+// results. They need no lock, because warp `row % WARPS` always handles the row.
 #pragma once
 
 #include "../abi.cuh"
@@ -35,7 +35,7 @@ constexpr u32 EPILOGUE_THREADS = 256;
 [[maybe_unused]] constexpr u32 TILE_TOKENS = 128;
 [[maybe_unused]] constexpr u32 TILE_COLUMNS = 64;
 
-// The tokens of a block, contiguous rows of the weight. The runs of all blocks cover all tokens, ascending.
+// The tokens of a block: contiguous rows of the weight. The runs of all blocks cover all tokens in ascending order.
 struct Run {
     u32 block, blocks;
     u32 first, end;
@@ -54,8 +54,7 @@ struct Run {
     }
 };
 
-// dots[c * stride + t] is the dot product of row `column + c` of the batch with row `first + t` of the weight; the head's
-// bias is not yet added.
+// A tile of dot products without bias: dots[c * stride + t] is row `column + c` of the batch by row `first + t` of the weight.
 struct DotTile {
     const float* dots;  // 16-byte aligned
     u32 stride;         // floats; a multiple of 4

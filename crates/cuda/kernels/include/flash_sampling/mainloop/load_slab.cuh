@@ -7,7 +7,7 @@
 
 namespace flash_sampling {
 
-// A thread's share of loading a matrix of up to ROWS rows, slab by slab: one chunk of 16 bytes of every AT_ONCE-th row.
+// A thread's share of the loads of a matrix of up to ROWS rows, slab by slab: one chunk of 16 bytes of every AT_ONCE-th row.
 template <int ROWS, int DEPTH, int THREADS>
 struct SlabLoader {
     using Place = Swizzle<DEPTH>;
@@ -17,11 +17,11 @@ struct SlabLoader {
 
     const u8* at;  // the thread's chunk of its first row
     u64 step;      // bytes to its next row
-    u32 place;     // within a slab
-    u32 rows;      // of the matrix, from the thread's first row on
+    u32 place;     // offset within a slab
+    u32 rows;      // rows of the matrix, starting at the thread's first row
     u64 policy;
 
-    // Rows `0..rows` at `from`, from their first elements on.
+    // Begins with the first elements of rows `0..count` at `from`.
     __device__ __forceinline__ void begin(const u8* from, u64 stride, u32 count, u64 keep_policy) {
         const u32 chunk = threadIdx.x % Place::CHUNKS, row = threadIdx.x / Place::CHUNKS;
         at = from + row * stride + chunk * 16;
@@ -31,13 +31,13 @@ struct SlabLoader {
         policy = keep_policy;
     }
 
-    // Returns how many bytes of the thread's chunk, in the slab from element k on, the matrix has.
+    // Returns the number of bytes of the thread's chunk that are within the matrix, in the slab that begins at element k.
     static __device__ __forceinline__ u32 bytes(u32 k, u32 width) {
         const u32 begin = k + threadIdx.x % Place::CHUNKS * 8;
         return begin < width ? min(16u, (width - begin) * 2) : 0;
     }
 
-    // Makes one of COPIES copies. Elements beyond the width become zero; rows beyond the matrix stay as they are.
+    // Makes one of COPIES copies. Elements beyond the width become zero. Rows beyond the matrix stay unchanged.
     template <bool ALIGNED>
     __device__ __forceinline__ void copy(int i, u32 slab, u32 bytes, u32 unit) const {
         const u32 to = slab + place + i * AT_ONCE * Place::ROW_BYTES;

@@ -8,11 +8,11 @@ namespace flash_sampling {
 struct Matrices {
     const u8* weight;   // [tokens, hidden]
     const u8* hidden;   // [rows, hidden]
-    u64 weight_stride;  // bytes from one row to the next
+    u64 weight_stride;  // bytes between rows
     u64 hidden_stride;
     Element weight_type;
     Element hidden_type;
-    u32 weight_unit;    // bytes read at once: a power of two up to 16 that divides address and stride
+    u32 weight_unit;    // bytes per read: a power of two up to 16 that divides address and stride
     u32 hidden_unit;
 };
 FS_LAYOUT(Matrices, 48,
@@ -21,7 +21,7 @@ FS_LAYOUT(Matrices, 48,
 
 #ifdef __CUDACC__
 
-// Loads the first `bytes` of 16 (an even number) from an address that `unit` divides, and fills with zeros. Reads nothing beyond.
+// Loads the first `bytes` (an even number) of 16 bytes from an address that `unit` divides. Fills with zeros; reads no more.
 __device__ __forceinline__ uint4 gather(const u8* from, u32 bytes, u32 unit) {
     if (bytes == 16 && unit >= 8) {
         const uint2* const at = reinterpret_cast<const uint2*>(from);

@@ -5,8 +5,8 @@
 
 namespace flash_sampling {
 
-// Hopper and the Blackwell of data centres have 227 KiB, Ada and the Blackwell of desks 99. Code for 8.0 runs on 8.6 and
-// 8.9 too, so it takes no more than they have.
+// Hopper and data-centre Blackwell have 227 KiB, Ada and desktop Blackwell 99 KiB. Code for 8.0 also runs on 8.6 and 8.9, so it
+// takes no more than they have.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
 constexpr bool IS_ROOMY = true;
 #else

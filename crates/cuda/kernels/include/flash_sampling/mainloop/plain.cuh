@@ -1,5 +1,5 @@
-// The products without tensor cores: any pair of types, any layout. One float32 accumulator over hidden, ascending, a
-// fused multiply-add a step.
+// The products without tensor cores: any pair of types, any layout. One float32 accumulator, ascending over hidden, by fused
+// multiply-adds.
 #pragma once
 
 #include "dot_tile.cuh"
@@ -7,15 +7,15 @@
 
 namespace flash_sampling {
 
-// Handles COLUMNS rows of the batch at a time, and reads the weight again for each further COLUMNS rows. At that size
-// multiplications take longer than reads.
+// Handles COLUMNS rows of the batch at a time, and reads the weight again for each further COLUMNS rows. With this number of
+// rows, multiplications take longer than reads.
 template <int COLUMNS>
 struct PlainMainloop {
     static constexpr int MOST_ROWS = 256;
     static constexpr int THREADS = EPILOGUE_THREADS;
-    static constexpr int BLOCKS = 2;  // on a multiprocessor: one reads while the other multiplies
+    static constexpr int BLOCKS = 2;  // per multiprocessor: one reads while the other multiplies
     static constexpr int DEPTH = 32;
-    // Threads across the rows of the batch and down the tokens, and what a thread holds.
+    // Threads across the rows of the batch and down the tokens, and each thread's rows and tokens.
     static constexpr int WIDE = COLUMNS >= 64 ? 4 : 1;
     static constexpr int ACROSS = COLUMNS / WIDE;
     static constexpr int DOWN = THREADS / ACROSS;
@@ -32,7 +32,7 @@ struct PlainMainloop {
         static constexpr int BYTES = DOTS_BYTES + DEPTH * (WEIGHT_STRIDE + HIDDEN_STRIDE) * 4;
     };
 
-    // A thread's elements of a slab of ROWS rows: one column of the slab.
+    // A thread's elements of a slab of ROWS rows: one column.
     template <int ROWS>
     struct Elements {
         static constexpr int COUNT = (ROWS * DEPTH + THREADS - 1) / THREADS;
@@ -48,7 +48,7 @@ struct PlainMainloop {
                 at += ROWS_AT_ONCE * stride;
             }
         }
-        // Transposed: to[k][row].
+        // Writes the transpose: to[k][row].
         __device__ __forceinline__ void write(float* to, u32 stride) const {
             const u32 column = threadIdx.x % DEPTH, row = threadIdx.x / DEPTH;
 #pragma unroll
@@ -62,7 +62,7 @@ struct PlainMainloop {
         float* const dots = reinterpret_cast<float*>(memory);
         float* const weight = dots + COLUMNS * DOTS_STRIDE;
         float* const hidden = weight + DEPTH * WEIGHT_STRIDE;
-        // Neighbours hold neighbouring tokens.
+        // Neighbouring threads have neighbouring tokens.
         const u32 down = threadIdx.x % DOWN, across = threadIdx.x / DOWN;
         epilogue.begin();
 #pragma unroll 1

@@ -1,5 +1,5 @@
-// A slab of a matrix in shared memory: rows of DEPTH 16-bit elements in chunks of 16 bytes. The row's number permutes the
-// chunks, so that eight rows of one column of chunks lie in eight different banks of 16 bytes.
+// A slab of a matrix in shared memory: rows of DEPTH 16-bit elements in chunks of 16 bytes. The row number permutes the chunks,
+// so that eight rows of one column of chunks are in eight different banks of 16 bytes.
 #pragma once
 
 #include "../platform.cuh"
@@ -12,7 +12,7 @@ struct Swizzle {
     static constexpr int CHUNKS = DEPTH / 8;
     static constexpr int ROW_BYTES = DEPTH * 2;
 
-    // Bytes from the slab's beginning.
+    // Returns the offset of a chunk in bytes, from the start of the slab.
     static FS_FUNCTION u32 at(u32 row, u32 chunk) {
         const u32 key = DEPTH == 32 ? row >> 1 & 3 : row & 7;
         return row * ROW_BYTES + ((chunk ^ key) << 4);

@@ -8,15 +8,13 @@
 //
 // The deviations, and why each keeps the result:
 //
-// 1. Slabs of DEPTH elements of both factors run through a ring of STAGES; loads are STAGES - 1 slabs ahead, also over the
-//    border of tiles, so that memory is busy while an epilogue runs.
-// 2. Each product is one accumulator over hidden, 16 elements at a time, ascending, whatever the number of rows. On
-//    Hopper wgmma was measured to sum in the same way: there the bits are the Hopper kernel's. Another generation may
-//    round otherwise.
-// 3. A factor whose rows are not multiples of 16 bytes apart is read by ordinary loads into the same slabs: the bits do
-//    not depend on the layout.
-// 4. The accumulators go to the epilogue in parts of PART rows of the batch. Warps along the rows take 8 each in turn, so
-//    that all warps hold a share of each part.
+// 1. Slabs of DEPTH elements of both factors pass through a ring of STAGES. Loads are STAGES - 1 slabs ahead, also across tiles,
+//    so that memory is busy while an epilogue runs.
+// 2. Each product is one accumulator over hidden, 16 elements at a time in ascending order, whatever the number of rows. On
+//    Hopper, wgmma was measured to sum in the same way, so the bits equal the Hopper kernel's. Other GPUs may differ.
+// 3. If the rows of a factor are not multiples of 16 bytes apart, ordinary loads fill the same slabs. The bits stay the same.
+// 4. The epilogue gets the accumulators in parts of PART rows of the batch. Warps across the rows take 8 rows each in turn, so
+//    that every warp has a share of each part.
 #pragma once
 
 #include "dot_tile.cuh"
@@ -30,17 +28,17 @@ namespace flash_sampling {
 template <int COLUMNS, ptx::Operand OPERAND, bool ALIGNED>
 struct TensorMainloop {
     static constexpr int MOST_ROWS = COLUMNS;
-    // Longer slabs read the weight in longer runs; shorter ones leave room for a ring.
+    // Longer slabs read the weight in longer runs; shorter slabs leave room for a ring.
     static constexpr int DEPTH = IS_ROOMY ? (COLUMNS <= 32 ? 128 : 64) : (COLUMNS <= 64 ? 64 : 32);
     static constexpr int PART = COLUMNS < 32 ? COLUMNS : 32;
     static constexpr int THREADS = EPILOGUE_THREADS;
-    static constexpr int BLOCKS = 1;  // on a multiprocessor: the ring wants all of the shared memory
-    // Warps across the rows of the batch and down the tokens; what a warp holds in fragments of 16 tokens x 8 rows.
+    static constexpr int BLOCKS = 1;  // per multiprocessor: the ring uses all of the shared memory
+    // Warps across the rows of the batch and down the tokens, and each warp's fragments of 16 tokens x 8 rows.
     static constexpr int ACROSS = COLUMNS >= 256 ? 4 : COLUMNS >= 64 ? 2 : 1;
     static constexpr int DOWN = WARPS / ACROSS;
     static constexpr int HIGH = TILE_TOKENS / 16 / DOWN;
     static constexpr int WIDE = COLUMNS / 8 / ACROSS;
-    static constexpr int PART_WIDE = PART / 8 / ACROSS;  // fragments of a part, of a warp
+    static constexpr int PART_WIDE = PART / 8 / ACROSS;  // a warp's fragments of a part
     static constexpr int PARTS = COLUMNS / PART;
     static_assert(PART_WIDE > 0 && PARTS * PART == COLUMNS, "every warp has a share of each part");
     static_assert(PART <= TILE_COLUMNS, "an epilogue takes no more rows at a time");
@@ -50,7 +48,7 @@ struct TensorMainloop {
     static constexpr int DOTS_STRIDE = TILE_TOKENS + 4;  // the lanes of a fragment use different banks
     static constexpr int DOTS_BYTES = PART * DOTS_STRIDE * 4;
 
-    // The ring takes what the epilogue's KEPT bytes leave.
+    // The ring uses the memory that the epilogue's KEPT bytes leave free.
     template <int KEPT>
     struct Memory {
         static constexpr int FIT = (SHARED_LIMIT - KEPT - DOTS_BYTES) / STAGE_BYTES;
@@ -136,9 +134,9 @@ struct TensorMainloop {
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const Place place{warp / ACROSS, warp % ACROSS, lane};
         float* const dots = reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES);
-        // NOTE: through memory that is not used yet, so that the ring's addresses lie in vector registers. Of uniform ones
-        // the compiler (ptxas 13, sm_90a) makes copies "LDGSTS [R + UR14], desc[UR15]", and the cache policy stays in UR14:
-        // an illegal instruction. (It sees through a shuffle.)
+        // NOTE: through unused memory, so that the ring's addresses are in vector registers. For addresses in uniform registers,
+        // the compiler (ptxas 13, sm_90a) generates copies "LDGSTS [R + UR14], desc[UR15]", while the cache policy is in UR14: an
+        // illegal instruction. A shuffle does not prevent this.
         static_assert(DOTS_BYTES >= THREADS * 4, "a word for each thread");
         volatile u32* const own = reinterpret_cast<volatile u32*>(dots) + threadIdx.x;
         *own = ptx::shared_address(memory);
@@ -147,7 +145,7 @@ struct TensorMainloop {
         using WeightLoader = SlabLoader<TILE_TOKENS, DEPTH, THREADS>;
         using HiddenLoader = SlabLoader<COLUMNS, DEPTH, THREADS>;
 
-        // The slab that is loaded next.
+        // The slab to load next.
         u32 ahead_first = run.first, ahead_k = 0, ahead_slab = ring;
         WeightLoader weight;
         HiddenLoader hidden;
@@ -156,7 +154,7 @@ struct TensorMainloop {
             weight.begin(matrices.weight + ahead_first * matrices.weight_stride, matrices.weight_stride, tokens, once);
             hidden.begin(matrices.hidden, matrices.hidden_stride, tokens ? call.row_count : 0, keep);
         };
-        // Step k's share of the loads of a slab.
+        // Loads step k's share of a slab.
         const auto load = [&](int k) {
             const u32 bytes = WeightLoader::bytes(ahead_k, call.hidden);
 #pragma unroll
@@ -191,7 +189,7 @@ struct TensorMainloop {
         Fragments f[2];
         const auto await = [&] {
             ptx::copy_async_wait<STAGES - 2>();
-            // All threads see the slab, and have read the one before, which the next load replaces.
+            // All threads see the slab, and have read the previous slab, which the next load overwrites.
             __syncthreads();
         };
         await();
@@ -206,7 +204,7 @@ struct TensorMainloop {
                 const u32 next = slab == last ? ring : slab + STAGE_BYTES;
 #pragma unroll
                 for (int step = 0; step < STEPS; ++step) {
-                    // The fragments of a step are loaded while those of the one before are multiplied.
+                    // Loads the fragments of the next step while the fragments of this step are multiplied.
                     load(step);
                     if (step + 1 < STEPS) {
                         place.load(f[(step + 1) % 2], slab, step + 1);
@@ -220,7 +218,7 @@ struct TensorMainloop {
                 slab = next;
             }
             hand_over(d, dots, epilogue, call.row_count, first, min(run.end - first, TILE_TOKENS), place);
-            // Loaded again, so that the epilogue has the registers.
+            // Loads the fragments again, so that the epilogue can use the registers.
             place.load(f[0], slab, 0);
         }
         ptx::copy_async_wait<0>();

@@ -25,7 +25,7 @@ enum class Domain : u8 {
 FS_FUNCTION u32 domain_code(Domain domain) { return static_cast<u32>(domain); }
 FS_FUNCTION u32 refinement_code(Domain domain) { return static_cast<u32>(domain) | 0x80u; }
 
-// Whether a domain's noise comes from granules, as that of tokens does, and the domain of the granules.
+// Whether a domain's noise comes from granules (tokens and residuals), and the domain of these granules.
 FS_FUNCTION bool has_granules(Domain domain) { return domain == Domain::Token || domain == Domain::Residual; }
 FS_FUNCTION Domain granules_of(Domain domain) {
     return domain == Domain::Residual ? Domain::ResidualGranule : Domain::Granule;

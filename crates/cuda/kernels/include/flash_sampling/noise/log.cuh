@@ -8,7 +8,7 @@ namespace flash_sampling {
 constexpr u32 LN_2_HI_BITS = 0x3f318000u;
 constexpr u32 LN_2_LO_BITS = 0xb95e8083u;
 
-// ln(1 + f) + k ln 2 for f in [sqrt(1/2) - 1, sqrt(2) - 1].
+// Returns ln(1 + f) + k ln 2 for f in [sqrt(1/2) - 1, sqrt(2) - 1].
 FS_FUNCTION float ln_1p_reduced(float f, float k) {
     float q = bits_to_f32(0xbd9c5b0cu);
     q = fma_rn(q, f, bits_to_f32(0x3e02adc5u));
@@ -22,7 +22,7 @@ FS_FUNCTION float ln_1p_reduced(float f, float k) {
     return fma_rn(k, bits_to_f32(LN_2_HI_BITS), fma_rn(k, bits_to_f32(LN_2_LO_BITS), r));
 }
 
-// ln x for positive, normal, finite x; relative error below 2^-22.9.
+// Returns ln x for positive, normal, finite x; relative error below 2^-22.9.
 FS_FUNCTION float ln(float x) {
     const u32 bits = f32_to_bits(x);
     const i32 k = static_cast<i32>(bits - 0x3f3504f3u) >> 23;
@@ -30,7 +30,7 @@ FS_FUNCTION float ln(float x) {
     return ln_1p_reduced(sub_rn(m, 1.0f), i32_to_f32(k));
 }
 
-// -ln(1 - v) for v in (0, 1/2]; relative error below 2^-22.9, also as v -> 0.
+// Returns -ln(1 - v) for v in (0, 1/2]; relative error below 2^-22.9, also as v -> 0.
 FS_FUNCTION float neg_ln_1m(float v) {
     const bool low = v <= 0.29289323f;
     const float f = low ? -v : fma_rn(-2.0f, v, 1.0f);

@@ -23,8 +23,8 @@ struct Noise {
     FS_FUNCTION u32 refinement(Domain domain, u32 draw, u32 index) const {
         return pick(words_of_code(refinement_code(domain), draw, index >> 2), index & 3);
     }
-    // The standard Gumbel of an index: of a token by its granule, two Philox blocks and three logarithms (of a leader one
-    // block and two); of a group or a shard by one word.
+    // Returns the standard Gumbel of an index. A token's Gumbel comes from its granule, by two Philox blocks and three logarithms
+    // (one block and two logarithms for a leader). A group's or shard's Gumbel comes from one word.
     FS_FUNCTION float gumbel(Domain domain, u32 draw, u32 index) const {
         if (!has_granules(domain))
             return gumbel_of_word(word(domain, draw, index), [&] { return refinement(domain, draw, index); });
@@ -35,11 +35,11 @@ struct Noise {
     FS_FUNCTION Granule granule(Domain domain, u32 draw, u32 token, u32 word) const {
         return Granule::of_word(word, [&] { return refinement(granules_of(domain), draw, token / Granule::TOKENS); });
     }
-    // The standard Gumbel of a token of a computed granule.
+    // Returns the standard Gumbel of a token of a computed granule.
     FS_FUNCTION float gumbel_in(const Granule& granule, Domain domain, u32 draw, u32 token) const {
         return -outer_ln(granule.exponential_of(token, [&] { return word(domain, draw, token); }));
     }
-    // The standard Gumbels of the four tokens from `first` on, a multiple of four: two Philox blocks.
+    // Computes the standard Gumbels of the four tokens from `first` on, a multiple of four: two Philox blocks.
     FS_FUNCTION void gumbels(Domain domain, u32 draw, u32 first, float (&out)[4]) const {
         const Granule of_four = granule(domain, draw, first, word(granules_of(domain), draw, first / Granule::TOKENS));
         const Words own = words(domain, draw, first / 4);
@@ -50,7 +50,7 @@ struct Noise {
         const Words w = words(Domain::MergeCoin, draw, group);
         return coin_open(w.w[0], w.w[1]);
     }
-    // Returns a word by selects, so that the words stay in registers.
+    // Returns a word through selects, so that the words stay in registers.
     FS_FUNCTION static u32 pick(const Words& w, u32 i) {
         const u32 low = i & 1 ? w.w[1] : w.w[0];
         const u32 high = i & 1 ? w.w[3] : w.w[2];

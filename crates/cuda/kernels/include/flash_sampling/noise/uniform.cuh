@@ -5,17 +5,17 @@
 
 namespace flash_sampling {
 
-// Words below this are extended by a refinement word.
+// A refinement word extends words below this.
 constexpr u32 TAIL_WORDS = 256;
 constexpr float WORD_SCALE = 1.0f / 4294967296.0f;
 
-// A uniform in (0, 1), kept by its distance from the nearer end: v when low, else 1 - v.
+// A uniform in (0, 1) as its distance to the nearer end: v if low, else 1 - v.
 struct U01 {
     float distance;
     bool low;
 };
 
-// The uniform of a word below 2^BITS without refinement.
+// Returns the uniform of a word below 2^BITS, without refinement.
 template <u32 BITS>
 FS_FUNCTION U01 u01_open_coarse(u32 word) {
     const u32 complement = word ^ (0xffffffffu >> (32 - BITS));
@@ -23,7 +23,7 @@ FS_FUNCTION U01 u01_open_coarse(u32 word) {
     return {mul_rn(add_rn(u32_to_f32(low ? word : complement), 0.5f), 1.0f / static_cast<float>(1ull << BITS)), low};
 }
 
-// `refinement` is called only for words below TAIL_WORDS.
+// Returns the uniform of a word. `refinement` is called only for words below TAIL_WORDS.
 template <u32 BITS, class Refinement>
 FS_FUNCTION U01 u01_open(u32 word, Refinement refinement) {
     if (word >= TAIL_WORDS) return u01_open_coarse<BITS>(word);
@@ -33,9 +33,9 @@ FS_FUNCTION U01 u01_open(u32 word, Refinement refinement) {
 
 FS_FUNCTION float exponential(U01 u) { return u.low ? neg_ln_1m(u.distance) : -ln(u.distance); }
 
-// The logarithm of an exponential. With FS_FAST_MATH (paper App. J) the GPU's approximation, relative error 2^-21 and near
-// 1 an absolute one of 2^-21: noise is then no longer the same bits as elsewhere.
-// NOTE: only this one. The inner logarithm must keep its relative accuracy near v = 0, or rare tokens are lost.
+// Returns the logarithm of an exponential. With FS_FAST_MATH (paper App. J), the GPU's approximation, with a relative error of
+// 2^-21, and near 1 an absolute error of 2^-21. Then noise does not have the same bits everywhere. NOTE: only the outer
+// logarithm. The inner one must keep its relative accuracy near v = 0, or rare tokens are lost.
 FS_FUNCTION float outer_ln(float x) {
 #if defined(FS_FAST_MATH) && defined(__CUDA_ARCH__)
     return __logf(x);
@@ -44,13 +44,13 @@ FS_FUNCTION float outer_ln(float x) {
 #endif
 }
 
-// The Gumbel of a 32-bit word: the map of groups and shards. Tokens have the map of granule.cuh.
+// Returns the Gumbel of a 32-bit word: the map of groups and shards. Tokens use the map of granule.cuh.
 template <class Refinement>
 FS_FUNCTION float gumbel_of_word(u32 word, Refinement refinement) {
     return -outer_ln(exponential(u01_open<32>(word, refinement)));
 }
 
-// A uniform in (0, 1) with 64 bits.
+// Returns a uniform in (0, 1) with 64 bits.
 FS_FUNCTION double coin_open(u32 high, u32 low) {
     const u64 bits = static_cast<u64>(high) << 32 | low;
     const double coin = mul_rn(add_rn(static_cast<double>(bits), 0.5), 1.0 / 18446744073709551616.0);

@@ -1,4 +1,4 @@
-// Single instructions on registers that the compiler does not generate by itself.
+// Single instructions on registers that the compiler does not generate.
 #pragma once
 
 #include "address.cuh"
@@ -7,7 +7,7 @@
 
 namespace flash_sampling::ptx {
 
-// Returns a constant that the compiler does not know, in a register that no earlier instruction can use.
+// Returns a constant whose value the compiler does not know, in a register that no earlier instruction can use.
 template <u32 VALUE>
 __device__ __forceinline__ u32 opaque() {
     u32 value;
@@ -15,22 +15,22 @@ __device__ __forceinline__ u32 opaque() {
     return value;
 }
 
-// A float whose bits outside `kept` are those of `tag`. NOTE: with a bit cast the compiler keeps all accumulators as integers,
-// and the products of a step wait for the moves.
+// Returns a float whose bits outside `kept` come from `tag`. NOTE: with a bit cast, the compiler keeps all accumulators as
+// integers, and the products of a step wait for the moves.
 __device__ __forceinline__ float tagged(float x, u32 kept, u32 tag) {
     float y;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=f"(y) : "f"(x), "r"(kept), "r"(tag));
     return y;
 }
 
-// The larger of each of two halves, in f16.
+// Returns the larger number for each of the two halves, in f16.
 __device__ __forceinline__ u32 max_of_pairs(u32 a, u32 b) {
     u32 largest;
     asm("max.f16x2 %0, %1, %2;" : "=r"(largest) : "r"(a), "r"(b));
     return largest;
 }
 
-// Two floats rounded to f16, `low` in the low half.
+// Returns two floats rounded to f16, with `low` in the low half.
 __device__ __forceinline__ u32 pair_of_halves(float low, float high) {
     u32 pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

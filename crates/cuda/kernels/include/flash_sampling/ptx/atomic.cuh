@@ -1,4 +1,4 @@
-// Atomic accesses without a CUDA C++ function in every version of NVRTC.
+// Atomic accesses that lack a CUDA C++ function in some versions of NVRTC.
 #pragma once
 
 #include "address.cuh"
@@ -13,7 +13,7 @@ __device__ __forceinline__ u64 load_relaxed(const u64* pointer) {
     return value;
 }
 
-// Replaces 16 bytes of shared memory by (low, high) where they equal (old_low, old_high). Returns in these the bytes before.
+// Writes (low, high) to 16 bytes of shared memory if these equal (old_low, old_high). Returns the old bytes in the latter.
 __device__ __forceinline__ void exchange_if(void* at, u64& old_low, u64& old_high, u64 low, u64 high) {
     asm volatile(
         "{ .reg .b128 old, now, was;\n"

@@ -1,4 +1,4 @@
-// Clusters, whose blocks read one another's shared memory. Compute capability 9.0 and up.
+// Clusters of blocks, which can read the shared memory of all blocks of their cluster. Compute capability 9.0 and up.
 #pragma once
 
 #include "mbarrier.cuh"
@@ -11,12 +11,12 @@ __device__ __forceinline__ u32 cluster_size() {
     return size;
 }
 
-// Waits for all threads of the cluster, and orders no stores.
+// Waits for all threads of the cluster, but orders no stores.
 __device__ __forceinline__ void cluster_sync_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// Loads from the same place in the shared memory of block `rank` of the cluster.
+// Loads from the same offset in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ u64 load_cluster(const u64* pointer, u32 rank) {
     u64 value;
     asm volatile(

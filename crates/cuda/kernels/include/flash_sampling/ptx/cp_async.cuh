@@ -5,8 +5,8 @@
 
 namespace flash_sampling::ptx {
 
-// Copies the first `bytes` of 16, both addresses multiples of 16, and fills up with zeros; nothing beyond is read. Without
-// `is_wanted` it does nothing. No branch, so that the compiler moves it among other work.
+// Copies the first `bytes` of 16, and fills with zeros; reads nothing beyond. Both addresses are multiples of 16. Does nothing
+// unless `is_wanted`, without a branch, so that the compiler can move the copy among other work.
 __device__ __forceinline__ void copy_async(u32 to, const void* from, u32 bytes, bool is_wanted, u64 policy) {
     asm volatile(
         "{ .reg .pred wanted;\n"
@@ -16,7 +16,7 @@ __device__ __forceinline__ void copy_async(u32 to, const void* from, u32 bytes, 
         : "memory");
 }
 
-// Ends a group: what this thread has copied since the last one.
+// Ends a group: the copies of this thread since the previous group.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most the last `PENDING` groups of this thread are in flight.

@@ -23,7 +23,7 @@ __device__ __forceinline__ void mbarrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// As many arrivals at once.
+// Arrives `arrivals` times.
 __device__ __forceinline__ void mbarrier_arrive(u64* barrier, u32 arrivals) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
@@ -33,20 +33,20 @@ __device__ __forceinline__ void mbarrier_arrive_expect(u64* barrier, u32 bytes) 
                  : "memory");
 }
 
-// The address of the barrier at the same place of block `rank` of the cluster.
+// Returns the address of the same barrier in block `rank` of the cluster.
 __device__ __forceinline__ u32 cluster_address(const u64* barrier, u32 rank) {
     u32 address;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(barrier)), "r"(rank));
     return address;
 }
 
-// Arrives at a barrier of the cluster. NOTE: this orders no ordinary stores of other blocks (with .release.cluster it
-// would, at the price of a fence in the main loop); it says that reads are done.
+// Arrives at a barrier of the cluster, to signal that reads are complete. NOTE: this orders no ordinary stores of other blocks.
+// With .release.cluster it would, at the cost of a fence in the main loop.
 __device__ __forceinline__ void mbarrier_arrive_cluster(u32 address) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
 
-// Waits until the phase of this parity has completed.
+// Waits until the phase with this parity is complete.
 __device__ __forceinline__ void mbarrier_wait(u32 address, u32 parity) {
     asm volatile(
         "{ .reg .pred done;\n"
@@ -61,12 +61,12 @@ __device__ __forceinline__ void mbarrier_wait(const u64* barrier, u32 parity) {
     mbarrier_wait(shared_address(barrier), parity);
 }
 
-// A barrier among `threads` threads of the block; id 0 is __syncthreads.
+// A barrier for `threads` threads of the block. Barrier 0 is __syncthreads.
 __device__ __forceinline__ void named_barrier(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Reads blockIdx.x again, because the compiler would keep an earlier value in a register.
+// Reads blockIdx.x again. Otherwise the compiler keeps an earlier value in a register.
 __device__ __forceinline__ u32 block_index() {
     u32 index;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));

@@ -1,6 +1,7 @@
 // Products of a warp: D [16, 8] += A [16, 16] x B [8, 16]^T, both operands K-major, D in float32 registers.
 //
-// In D, lane l holds rows l / 4 and that + 8, columns 2 (l % 4) + {0, 1}: d[e] is row + 8 (e / 2), column + e % 2.
+// Lane l holds rows l / 4 and l / 4 + 8 of D, columns 2 (l % 4) + {0, 1}:
+// d[e] is row l / 4 + 8 (e / 2), column 2 (l % 4) + e % 2.
 #pragma once
 
 #include "address.cuh"
@@ -8,8 +9,8 @@
 
 namespace flash_sampling::ptx {
 
-// Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8. Rows 0-7, 8-15 of the
-// first 8 columns, then of the last 8 columns, are an A; two halves of 8 columns are a B.
+// Loads four 8 x 8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l / 8. For an A: rows 0-7 and
+// 8-15 of the first 8 columns, then of the last 8 columns. For a B: two halves of 8 columns.
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -1,5 +1,5 @@
-// Atomic words by which the blocks of a launch order their stores. They order all stores of a block if one thread calls them
-// between two barriers of the block, at less cost than __threadfence().
+// Atomic words by which the blocks of a launch order their stores. If one thread uses such a word between two barriers of its
+// block, it orders all stores of the block, at less cost than __threadfence().
 #pragma once
 
 #include "../platform.cuh"
@@ -8,8 +8,8 @@
 
 namespace flash_sampling::ptx {
 
-// Adds, and returns the old value. Releases earlier stores to every thread that sees the sum, and acquires the stores of threads
-// whose sums it sees.
+// Adds, and returns the old value. Releases earlier stores to every thread that reads the sum, and acquires the stores of threads
+// whose sums this thread reads.
 __device__ __forceinline__ u32 add_ordered(u32* to, u32 more) {
 #ifdef __CUDA_ARCH__
     u32 before;

@@ -15,7 +15,7 @@ __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Copies the box at (column, row) and counts its bytes at the barrier.
+// Copies the box at (column, row), and counts its bytes at the barrier.
 __device__ __forceinline__ void copy_box(void* to, const TensorMap* map, u64* barrier, i32 column, i32 row, u64 policy) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
@@ -24,7 +24,7 @@ __device__ __forceinline__ void copy_box(void* to, const TensorMap* map, u64* ba
         : "memory");
 }
 
-// The same into every block of the cluster that `blocks` names, at the same place, counted at each block's barrier.
+// Copies the box into every block of the mask `blocks`, at the same offset, and counts its bytes at each block's barrier.
 __device__ __forceinline__ void copy_box_multicast(void* to, const TensorMap* map, u64* barrier, i32 column, i32 row,
                                                    u16 blocks, u64 policy) {
     asm volatile(

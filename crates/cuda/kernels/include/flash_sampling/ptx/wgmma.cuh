@@ -1,8 +1,8 @@
 // Warpgroup matrix products: D [64, N] += A [64, 16] x B [N, 16]^T, both operands K-major in 128-byte swizzled shared
 // memory, D in float32 registers.
 //
-// In D, thread t of the warpgroup holds rows 16 (t / 32) + (t % 32) / 4 and that + 8, columns 8 j + 2 (t % 4) + {0, 1}:
-// d[4 j + e] is row + 8 (e / 2), column + e % 2.
+// Thread t of the warpgroup holds rows r = 16 (t / 32) + (t % 32) / 4 and r + 8 of D, columns 8 j + 2 (t % 4) + {0, 1}:
+// d[4 j + e] is row r + 8 (e / 2), column 8 j + 2 (t % 4) + e % 2.
 #pragma once
 
 #include "mbarrier.cuh"
@@ -10,17 +10,17 @@
 
 namespace flash_sampling::ptx {
 
-// The descriptor of a K-major operand of 64 elements (128 bytes) a row, in groups of 8 rows.
+// Returns the descriptor of a K-major operand with 64 elements (128 bytes) per row, in groups of 8 rows.
 __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     const u64 group_stride = 1024 >> 4;
     const u64 swizzle_128 = 1;
     return address >> 4 | 1ull << 16 | group_stride << 32 | swizzle_128 << 62;
 }
 
-// The part of an address in shared memory that a descriptor takes: the place within the block's own.
+// Returns the part of an address in shared memory that a descriptor takes: the offset within the block's shared memory.
 __device__ __forceinline__ u32 operand_address(u32 address) { return address & 0x3ffff; }
 
-// From one step of 16 elements to the next.
+// The descriptor's increment per step of 16 elements.
 constexpr u64 DESCRIPTOR_STEP = 32 >> 4;
 
 #ifndef FS_EMULATED
@@ -50,7 +50,7 @@ struct Wgmma;
         }                                                                                                      \
     };
 
-// The accumulators' operands of each shape: those of the next smaller shape, and more.
+// The accumulators' operands of each shape: the operands of the next smaller shape, and more.
 #define FS_R8 "%0, %1, %2, %3"
 #define FS_R16 FS_R8 ", %4, %5, %6, %7"
 #define FS_R32 FS_R16 ", %8, %9, %10, %11, %12, %13, %14, %15"

@@ -1,4 +1,4 @@
-// What row_summary.cu is called with, and the sizes of its blocks. crates/cuda/src/abi/stored.rs has the same types.
+// The argument of row_summary.cu, and the sizes of its blocks. crates/cuda/src/abi/stored.rs has the same types.
 #pragma once
 
 #include "../element.cuh"
@@ -8,25 +8,25 @@
 namespace flash_sampling {
 
 constexpr u32 THREADS = 512;
-// The tokens of a thread, and of a block.
+// Tokens per thread and per block.
 constexpr u32 EACH = 16;
 constexpr u32 TOKENS = THREADS * EACH;
-// The bins of a block that have sums for each lane: 20 nats.
+// The number of bins of a block with sums per lane: 20 nats.
 constexpr u32 NEAR_BINS = 160;
 constexpr u32 MARGIN_BINS = 8;
-// A token's units are this number and a fraction of it.
+// The units of a token are this number plus a fraction of it.
 constexpr u64 UNITS_OF_ONE = 1073741824;
-// What a lane's sum counts, from the lowest bit on: fractions / 2^COARSE, and tokens.
+// The fields of a lane's sum, from the lowest bit: fractions / 2^COARSE, and tokens.
 constexpr u32 COARSE = 14;
 constexpr u32 COUNT_AT = 22;
-// The most tokens that a part lists, and that are sorted for a row.
+// The maximum number of tokens that a part lists, and that are sorted for a row.
 constexpr u32 QUEUE = 512;
 constexpr u32 SORTED = 1024;
 // The mass of one token is below this.
 constexpr float LARGEST_UNITS = 1216800000.0f;
-// As the number of a bin: below the last one.
+// As a bin number: below the last bin.
 constexpr u32 ALL_TOKENS = MASS_BINS;
-// As the length of a list: too many tokens may belong to it.
+// As a list length: too many tokens may belong to the list.
 constexpr u32 LOST = ~0u;
 static_assert(THREADS == MASS_BINS, "a thread has a bin");
 static_assert((static_cast<u64>(LARGEST_UNITS - UNITS_OF_ONE) >> COARSE) * (TOKENS / 32) < 1u << COUNT_AT, "sums of a lane");
@@ -36,17 +36,17 @@ static_assert(TOKENS / 32 < 1u << (32 - COUNT_AT), "the tokens of a lane in all 
 struct SummaryRequest {
     u32 limit;   // largest logits
     u32 stores;  // whether transformed logits are stored
-    u32 masses;  // whether the masses are written, beside their sum
+    u32 masses;  // whether the masses are written besides their sum
     u32 padding;
 };
 FS_LAYOUT(SummaryRequest, 16, FS_AT(limit, 0) && FS_AT(stores, 4) && FS_AT(masses, 8) && FS_AT(padding, 12));
 
 // The summary of a row: its mass is `sum * e^max`.
 struct SummaryResult {
-    u64 invalid;  // the first bad logit; all ones before, and without one
+    u64 invalid;  // the first invalid logit; all ones before the launch, and if there is none
     double sum;
     float max;   // edge of the bin of the largest logit; -inf = no finite logit
-    u32 listed;  // largest logits, at most as many as requested; LOST
+    u32 listed;  // the number of largest logits, at most `limit`; or LOST
 };
 FS_LAYOUT(SummaryResult, 24, FS_AT(invalid, 0) && FS_AT(sum, 8) && FS_AT(max, 16) && FS_AT(listed, 20));
 
@@ -61,15 +61,15 @@ static_assert(sizeof(PartMasses) == 8 + 8 * MASS_BINS, "the host sizes the memor
 struct RowSummaries {
     StoredLogits stored;             // [rows, tokens] written on request; may be the raw logits
     const void* raw;                 // [raw rows, tokens]
-    const u32* sources;              // [rows] the raw row of each; null = its number
+    const u32* sources;              // [rows] the raw row of each row; null = row r takes raw row r
     const Row* rows;                 // [rows] transforms; null = the logits are transformed and valid
     const SummaryRequest* requests;  // [rows]
     SummaryResult* results;          // [rows]
     KeptToken* top;                  // [rows, top_stride] the largest logits, the largest first
-    u64* words;                      // [rows, 1 + MASS_BINS] as core's to_words has them, of rows that request masses
+    u64* words;                      // [rows, 1 + MASS_BINS] as core's to_words, for rows that request masses
     PartMasses* parts;               // [rows, blocks] scratch
     KeptToken* listed;               // [rows, LISTED] scratch
-    u32* listed_counts;              // [rows] tokens listed by all blocks; between calls zeros
+    u32* listed_counts;              // [rows] tokens listed by all blocks; zeros between calls
     const double* weights;           // [MASS_BINS] core's weights of the bins below the highest
     u64 raw_stride;                  // elements
     Element element;

@@ -1,4 +1,4 @@
-// A block's part of a row: raw logits become registers of transformed ones, which are checked, and stored on request.
+// A block's part of a row: loads raw logits into registers, transforms and checks them, and stores them on request.
 #pragma once
 
 #include "../element.cuh"
@@ -8,10 +8,10 @@
 
 namespace flash_sampling {
 
-// The token of a thread's logit within its part. Threads hold fours of neighbours.
+// Returns the position, within its part, of a thread's logit i. Threads hold groups of four neighbours.
 __device__ __forceinline__ u32 token_of(u32 i) { return i / 4 * (4 * THREADS) + 4 * threadIdx.x + i % 4; }
 
-// Reads four neighbours at an address that is a multiple of their size.
+// Reads four neighbours at an address that is a multiple of their total size.
 template <Element ELEMENT>
 __device__ __forceinline__ void load_four(const void* raw, u64 at, float* four) {
     if (ELEMENT == Element::F32) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ void load_four(const void* raw, u64 at, float* four) 
     }
 }
 
-// Stores those of four neighbours that are in the part. Stored rows begin at multiples of 16 bytes.
+// Stores four neighbours, without logits beyond the part. Stored rows begin at multiples of 16 bytes.
 __device__ __forceinline__ void store_four(const float* four, float* stored, u32 t, u32 count) {
     if (t + 4 <= count) {
         *reinterpret_cast<float4*>(stored + t) = {four[0], four[1], four[2], four[3]};
@@ -35,15 +35,15 @@ __device__ __forceinline__ void store_four(const float* four, float* stored, u32
     }
 }
 
-// Whether a transform multiplies logits, and nothing else.
+// Whether a transform only multiplies logits.
 __device__ __forceinline__ bool is_factor(const RowTransform& row) { return !row.mask && !row.biases; }
 
-// The first logit of a part among the raw ones.
+// Returns the index of a part's first logit in the raw logits.
 __device__ __forceinline__ u64 source_of(const RowSummaries& call, u32 r, u32 first) {
     return (call.sources ? call.sources[r] : r) * call.raw_stride + first;
 }
 
-// Reads a part of a row; -inf behind its end.
+// Reads a part of a row; -inf beyond its end.
 template <Element ELEMENT>
 __device__ __forceinline__ void load_part(const RowSummaries& call, u64 source, u32 count, float (&logits)[EACH]) {
     const u32 bytes = element_bytes(ELEMENT);
@@ -80,7 +80,7 @@ __device__ __forceinline__ void transform_part(const RowSummaries& call, u32 r, 
     __syncthreads();
 }
 
-// The largest of a thread's logits.
+// Returns the largest of a thread's logits.
 __device__ __forceinline__ float largest_of(const float (&logits)[EACH]) {
     float largest = logits[0];
 #pragma unroll
@@ -107,7 +107,7 @@ __device__ __forceinline__ float scale_part(const RowSummaries& call, u32 r, u32
         }
         largest = largest_of(logits);
     }
-    // A factor of 1 leaves every bit of a valid logit.
+    // A factor of 1 does not change a valid logit.
     const bool is_in_place = static_cast<const void*>(call.stored.logits) == call.raw;
     if (!call.requests[r].stores || (is_in_place && factor == 1.0f && is_valid)) return largest;
     float* const stored = const_cast<float*>(call.stored.row(r)) + first;

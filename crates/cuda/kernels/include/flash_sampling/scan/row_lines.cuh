@@ -7,20 +7,20 @@
 
 namespace flash_sampling {
 
-// This warp's part of a row: every `warps`-th line of 128 tokens, from the row's first token on. The constructor starts the first
-// loads. SHORT: the code for a line exists once, not AHEAD times, for kernels so short that instruction fetches count.
+// This warp's part of a row: every `warps`-th line of 128 tokens, starting at the row's first token. The constructor starts the
+// first loads. SHORT: the code for a line exists once instead of AHEAD times, for short kernels, where instruction fetches count.
 template <u32 AHEAD, bool SHORT = false>
 struct RowLines {
     static constexpr u32 LINE = 128;
 
     const float* logits;
     u32 first_token, tokens;
-    u32 end;       // tokens in whole 16 bytes
-    u32 at, step;  // the lane's next tokens, and the step from line to line
+    u32 end;       // the number of tokens in whole 16 bytes
+    u32 at, step;  // the lane's next tokens, and the step between lines
     u32 warp;
     u32 next[AHEAD][4];
 
-    // Whether 16-byte loads are possible, and load the tokens of one Philox block.
+    // Whether 16-byte loads are possible and each load has the tokens of one Philox block.
     static __device__ __forceinline__ bool takes(const ExistingRow& row) {
         return reinterpret_cast<u64>(row.logits) % 16 == 0 && row.first_token % 4 == 0;
     }
@@ -35,8 +35,8 @@ struct RowLines {
     // Returns the most tokens of a thread.
     __device__ __forceinline__ u32 most() const { return 4 * (end / step + 2); }
 
-    // Calls add(l, first) with four transformed logits from token `first` on, -inf beyond the row. All lanes of a warp call add
-    // at once.
+    // Calls add(l, first) with four transformed logits from token `first` on; -inf beyond the row. A warp's lanes call add
+    // converged.
     template <class Add>
     __device__ __forceinline__ void each(float inv_temperature, Add add) {
         // NOTE: all lanes continue while the warp's first lane has tokens.

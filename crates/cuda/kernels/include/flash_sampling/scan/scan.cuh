@@ -1,18 +1,18 @@
-// Scans the existing logits of a row: finds tokens that can reach the score cutoff, and computes their exact scores.
+// Scans the existing logits of a row. Finds the tokens that can reach the score cutoff, and computes their exact scores.
 //
 // The plain version computes a Gumbel for every token and keeps the best score:
 //
 //   for each token t: keep.offer(logit[t] + gumbel(t), t)
 //
-// 1. A warp takes a part of 256 tokens that begins at a multiple of 256. A lane takes eight tokens of the part, in two
-//    groups of four. Each group lies in one granule. The granule's word bounds the noise of its tokens
-//    (bound.cuh).
-// 2. A part has sixteen granules, and so four Philox blocks. Once every eight parts each lane computes one Philox block, and
-//    the warp stores words and noise bounds in shared memory. Where that is short, once every four parts, by half of the lanes.
+// 1. A warp takes a part of 256 tokens that begins at a multiple of 256. A lane takes eight tokens of the part, in two groups of
+//    four. Each group is in one granule, and the granule's word bounds the noise of its tokens (bound.cuh).
+// 2. A part has sixteen granules, and so four Philox blocks. Once every eight parts, each lane computes one Philox block, and the
+//    warp stores words and noise bounds in shared memory. With little shared memory, half of the lanes do so every four parts.
 // 3. A lane scores a token only if the logit plus the noise bound can reach the cutoff.
 // 4. A leader's score has a cheap lower bound. The best of these bounds raises the cutoff before any token is scored.
-// 5. The tokens that are left wait in a queue, so that full warps compute their exact scores.
-// A skipped token cannot reach the cutoff, so `keep` ends with the same result as the plain version, bit for bit.
+// 5. The remaining tokens enter a queue, so that full warps compute their exact scores.
+//
+// A skipped token cannot reach the cutoff, so `keep` has the same final result as the plain version, bit for bit.
 #pragma once
 
 #include "../abi.cuh"
@@ -35,8 +35,7 @@ struct Queued {
     u32 word;
 };
 
-// The shared memory of one scanning warp: the words and noise bounds of PARTS parts at a time, and a queue with room for at
-// least one token per lane.
+// The shared memory of one warp: the words and noise bounds of PARTS parts, and a queue for at least one token per lane.
 template <u32 QUEUE, u32 PARTS = 8>
 struct WarpScan {
     static constexpr u32 GRANULES = PARTS * SCAN_TOKENS / Granule::TOKENS;
@@ -88,7 +87,7 @@ template <Element TYPE>
 struct RowParts {
     static constexpr u32 BYTES = SCAN_TOKENS * (TYPE == Element::F32 ? 4 : 2);
     ExistingRow row;
-    u32 first_whole, whole;  // the parts that 16-byte loads take
+    u32 first_whole, whole;  // the parts that 16-byte loads read
     const u8* lane_of_part_0;
 
     __device__ __forceinline__ explicit RowParts(const ExistingRow& row) : row(row) {
@@ -96,7 +95,7 @@ struct RowParts {
         const u64 part_0 = reinterpret_cast<u64>(row.logits) - first_bytes;
         const u32 first = (row.first_token + SCAN_TOKENS - 1) / SCAN_TOKENS;
         const u32 end = (row.first_token + row.tokens) / SCAN_TOKENS;
-        // NOTE: through shuffles, or the compiler computes all of it anew for every part.
+        // NOTE: through shuffles. Otherwise the compiler recomputes these values for every part.
         lane_of_part_0 = reinterpret_cast<const u8*>(__shfl_sync(0xffffffffu, part_0, 0)) + 16 * (threadIdx.x % 32);
         first_whole = __shfl_sync(0xffffffffu, first, 0);
         whole = __shfl_sync(0xffffffffu, part_0 % 16 == 0 && end > first ? end - first : 0, 0);
@@ -161,7 +160,7 @@ __device__ __forceinline__ void transform_lane(const RowTransform& row, u32 firs
     }
 }
 
-// Returns one of eight registers, by select instructions.
+// Returns one of eight registers, through select instructions.
 template <class T>
 __device__ __forceinline__ T pick(const T (&from)[8], u32 i) {
     const T a = i & 1 ? from[1] : from[0], b = i & 1 ? from[3] : from[2];
@@ -170,7 +169,7 @@ __device__ __forceinline__ T pick(const T (&from)[8], u32 i) {
     return i & 4 ? high : low;
 }
 
-// The largest logit of each group of a lane; NaN where one is.
+// Computes the largest logit of each group of a lane, or NaN if the group contains NaN.
 __device__ __forceinline__ void find_tops(const float (&logits)[8], float (&tops)[2]) {
 #pragma unroll
     for (u32 g = 0; g < 2; ++g)
@@ -213,15 +212,15 @@ __device__ __forceinline__ void score_queue(const Row& row, const WarpScan<QUEUE
     __syncwarp();
 }
 
-// Offers every token that can reach the cutoff to `keep`. All lanes of a warp call this function. The warp scans the
-// parts `begin`, `begin + step`, ... below `end` of the vocabulary. `row` lies in shared memory and belongs to one
-// draw. `shared` belongs to the warp. `next` holds the lane's logits of the part `begin`, which the caller has loaded early.
+// Offers every token that can reach the cutoff to `keep`. All lanes of a warp call this function. The warp scans the parts
+// `begin`, `begin + step`, ... below `end` of the vocabulary. `row` is the row of one draw, in shared memory. `shared` belongs to
+// the warp. `next` holds the lane's logits of part `begin`, which the caller loads early.
 //
-//   float Keep::cut()                      returns the current score cutoff; -inf at first, or fixed
+//   float Keep::cut()                      returns the current score cutoff: -inf at first, or a fixed one
 //   constexpr bool Keep::RAISES            whether a lower bound of any token's score may raise the cutoff
 //   float Keep::raise(float score)         with RAISES: some token has at least this score; returns the new cutoff
 //   void Keep::offer(float score, u32 token, float logit)
-//   void Keep::weigh(logits, float top)    with WEIGHS: takes a lane's transformed logits of a part, and their largest
+//   void Keep::weigh(logits, float top)    with WEIGHS: takes a lane's transformed logits of a part, and the largest of them
 template <Element TYPE, bool WEIGHS = false, u32 QUEUE, u32 PARTS, class Keep>
 __device__ __forceinline__ void scan(const RowParts<TYPE>& parts, const Row& row, WarpScan<QUEUE, PARTS>& shared, u32 begin, u32 end,
                                      u32 step, Raw<TYPE> next, u64* invalid, Keep& keep) {
@@ -231,7 +230,7 @@ __device__ __forceinline__ void scan(const RowParts<TYPE>& parts, const Row& row
     const bool adjusts = row.mask || row.biases;
     const bool greedy = row.greedy;
     const float inv_temperature = row.inv_temperature;
-    // The granule of the lane's first group among those of PARTS parts, and how far it is to that of its second group.
+    // The granule index, within PARTS parts, of the lane's first group, and its distance to the second group's granule.
     constexpr u32 APART = (group_offset<TYPE>(0, 1) - group_offset<TYPE>(0, 0)) / Granule::TOKENS;
     u32 granule = GRANULES, queued = 0;
 #pragma unroll 1

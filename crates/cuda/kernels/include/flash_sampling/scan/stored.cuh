@@ -1,5 +1,5 @@
-// Stored, transformed logits, and requests about them: the types of top_list.cu, near_ties.cu, canonical.cu, row_summary.cu
-// and stored_scan.cu. The host's module abi has the same types.
+// Stored, transformed logits, and requests about them: the types of top_list.cu, near_ties.cu, canonical.cu, row_summary.cu and
+// stored_scan.cu. The host's module abi declares the same types.
 #pragma once
 
 #include "../abi.cuh"
@@ -7,7 +7,7 @@
 
 namespace flash_sampling {
 
-// Transformed logits, float32; -inf where a token is forbidden.
+// Transformed logits in float32; -inf for a forbidden token.
 struct StoredLogits {
     const float* logits;  // [rows, tokens]
     u64 row_stride;       // elements
@@ -18,8 +18,8 @@ struct StoredLogits {
 };
 FS_LAYOUT(StoredLogits, 24, FS_AT(logits, 0) && FS_AT(row_stride, 8) && FS_AT(first_token, 16) && FS_AT(tokens, 20));
 
-// A request about a stored row: the `limit` best tokens by score under the noise of a Row (greedy: by logit), and all tokens
-// within `slack` of the last of them.
+// A request about a stored row: the `limit` best tokens by score with the noise of a Row (by logit if greedy), and all tokens
+// within `slack` of the last of these.
 struct Item {
     u32 source;  // row of the stored logits
     u32 limit;
@@ -28,7 +28,7 @@ struct Item {
 };
 FS_LAYOUT(Item, 16, FS_AT(source, 0) && FS_AT(limit, 4) && FS_AT(slack, 8) && FS_AT(padding, 12));
 
-// A token that an item keeps, in no order.
+// A token that an item keeps. The order is unspecified.
 struct KeptToken {
     u64 key;  // ordered bits of score and token
     float logit;
@@ -39,11 +39,11 @@ FS_LAYOUT(KeptToken, 16, FS_AT(key, 0) && FS_AT(logit, 8) && FS_AT(item, 12));
 // The kept tokens of all items.
 struct KeptTokens {
     KeptToken* tokens;  // [capacity]
-    u64* count;         // if it exceeds `capacity`, the rest was dropped
+    u64* count;         // if it exceeds `capacity`, the others were dropped
     u64 capacity;
 
 #ifdef __CUDACC__
-    // Any set of lanes may call this.
+    // Appends a token. Any set of lanes may call this.
     __device__ __forceinline__ void push(const KeptToken& token) const {
         const u32 active = __activemask();
         const u32 lane = threadIdx.x % 32, leader = __ffs(static_cast<int>(active)) - 1;

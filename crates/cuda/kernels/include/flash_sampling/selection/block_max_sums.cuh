@@ -1,16 +1,16 @@
-// For rows with top-p alone: the mass before the winner of the plain draw, and the total mass, from the largest logit of each
-// granule (block_maxima.cuh) and a few logits.
+// The sums of rows with top-p alone: the mass before the winner of the plain draw, and the total mass, from the largest logit of
+// each granule (block_maxima.cuh) and a few logits.
 //
 // The plain version:
 //
 //   before, all = mass of the tokens before the winner's place, mass of all tokens
 //
 // 1. A granule whose largest logit is below the winner's has no token before the winner. It is not read, and only its largest
-//    logit counts, rounded down. So `all` is a lower bound, and a row that keeps its winner by it keeps it.
+//    logit counts, rounded down. So `all` is a lower bound. A winner kept by this bound is surely kept.
 // 2. A thread block handles an octet of rows, whose maxima are adjacent in memory, and a range of their granules, divided among
-//    its warps. A lane checks one granule for all eight rows, and the warp lists the granules to read. Rows need very
-//    different numbers of reads; sums over eight rows differ little.
-// 3. The warp reads the list regardless of rows: each thread has its own column of sums for each row, so no thread waits.
+//    its warps. A lane checks one granule for all eight rows, and the warp lists the granules to read. The number of reads
+//    differs much between rows, but little between octets.
+// 3. The warp reads the list regardless of rows. Each thread has its own column of sums for each row, so no thread waits.
 //
 // The first token of all rows is a multiple of 4, because TopPResolve reads rows by lines (RowLines::takes).
 #pragma once
@@ -22,16 +22,16 @@
 
 namespace flash_sampling {
 
-// Returns a / b of numbers below 2^20, in few instructions: (a + 1/2) / b is further from any integer than the rounding error.
+// Returns a / b of numbers below 2^20, in few instructions. (a + 1/2) / b is further from any integer than its rounding error.
 __device__ __forceinline__ u32 small_quotient(u32 a, u32 b) {
     return static_cast<u32>(__fdividef(u32_to_f32(a) + 0.5f, u32_to_f32(b)));
 }
 
 struct BlockMaxSums {
     static constexpr u32 THREADS = 512, WARPS = THREADS / 32, ROWS = BlockMaxima::ROWS;
-    // Granules per round of a lane, and of a warp.
+    // Granules per round of a lane and of a warp.
     static constexpr u32 TURNS = 3, ROUND = 32 * TURNS;
-    // A lane's tokens of a granule, lanes per granule, granules that a warp reads at once, and such reads in flight.
+    // A lane's tokens per granule, lanes per granule, granules per read of a warp, and reads in flight.
     static constexpr u32 EACH = 4, LANES = BlockMaxima::TOKENS / EACH, AT_ONCE = 32 / LANES, LOADS = 4;
     static_assert(ROWS == 8 && ROUND <= 0x10000 / ROWS, "a row and a granule of a round are 16 bits");
 
@@ -54,8 +54,8 @@ struct BlockMaxSums {
         u32 octet, begin, end;
     };
 
-    // Returns the row of draw `threadIdx.x`, without sums. Invalid rows get a top-p of 1, and stay as they are. Call this before
-    // draws change.
+    // Returns the row of draw `threadIdx.x`, without sums. Invalid rows get a top-p of 1, and keep their draws. Call before draws
+    // change.
     __device__ __forceinline__ UndecidedRow row_of_thread(float error) const {
         const u32 i = threadIdx.x, at = min(i, call.count - 1);
         const Draw plain = call.draws[at];
@@ -70,14 +70,14 @@ struct BlockMaxSums {
         return max(1u, min(small_quotient(gridDim.x, octets()), BlockMaxima::granules_of(call.tokens) / 64));
     }
     __device__ __forceinline__ u32 octets() const { return (call.count + ROWS - 1) / ROWS; }
-    // Returns the most tokens that a thread adds up. Float rounding of the edges makes parts differ.
+    // Returns the maximum number of tokens that a thread adds up. Float rounding of the edges makes parts differ.
     __device__ __forceinline__ u32 most() const {
         const u32 granules = BlockMaxima::granules_of(call.tokens);
         const u32 each = static_cast<u32>(share()) + 3 + granules / (1u << 20);
         return (each + ROUND - 1) / ROUND * (TURNS + EACH * (ROUND / AT_ONCE + 1)) + WARPS;
     }
 
-    // Returns this warp's part of a unit, of octets() * slices() units.
+    // Returns this warp's part of a unit; there are octets() * slices() units.
     __device__ __forceinline__ Part part(u32 unit) const {
         const u32 slice = small_quotient(unit, octets()), part = slice * WARPS + threadIdx.x / 32;
         return {unit - slice * octets(), edge(part), edge(part + 1)};
@@ -89,7 +89,7 @@ struct BlockMaxSums {
         for (u32 r = 0; r < ROWS; ++r) shared.before[r][threadIdx.x] = shared.all[r][threadIdx.x] = 0.0f;
     }
 
-    // Adds the masses of this block's units to sums[row][2], before and all. Calls `keep` while loads are in flight: thread i
+    // Adds the masses of this block's units to sums[row][2], before and all. While loads are in flight, calls `keep`: thread i
     // stores rows[i], which no other thread reads before a barrier. All threads call this; a barrier must follow.
     template <class Keep>
     __device__ __forceinline__ void add_to(double* sums, Keep keep) {
@@ -111,7 +111,7 @@ struct BlockMaxSums {
 #pragma unroll
             for (u32 i = 0; i < THREADS; i += 32) of_lane += columns[i + lane];
             const double of_row = TopPSearch::sum_of_warp(of_lane);
-            // A scale of 0: the row has no sums.
+            // A scale of 0 marks a row without sums.
             if (lane == 0 && shared.rows[row].scale != 0.0f) atomicAdd(&sums[2 * (part.octet * ROWS + row) + is_all], of_row);
             unit += gridDim.x;
             if (unit >= units) break;
@@ -122,7 +122,7 @@ struct BlockMaxSums {
     }
 
   private:
-    // The granules of a part, and the first granule of a part.
+    // Returns the granules per part, as a float.
     __device__ __forceinline__ float share() const {
         return __fdividef(u32_to_f32(BlockMaxima::granules_of(call.tokens)), u32_to_f32(slices() * WARPS));
     }
@@ -158,7 +158,7 @@ struct BlockMaxSums {
                 row.token};
     }
 
-    // Loads a lane's maxima of a round, of eight rows.
+    // Loads a lane's maxima of a round for eight rows.
     __device__ __forceinline__ void load(u32 (&bits)[TURNS][4], const Part& part, u32 at) const {
         const u16* const maxima = call.block_maxima + BlockMaxima::octet(part.octet, BlockMaxima::granules_of(call.tokens));
 #pragma unroll
@@ -168,8 +168,8 @@ struct BlockMaxSums {
         }
     }
 
-    // Lists the granules from `at` on that may have a token at or before the place, for all rows, and returns their number.
-    // Other granules count by their largest logits.
+    // Lists the granules from `at` on that may have a token at or before the place, for all rows, and returns their number. The
+    // largest logits of other granules are added to the sums.
     __device__ __forceinline__ u32 list(const u32 (&bits)[TURNS][4], u32 at, u32 end) {
         u32 count = 0;
         if (end - at > 32) {
@@ -187,7 +187,7 @@ struct BlockMaxSums {
         }
         return count;
     }
-    // Lists the granules of one row, whose maxima are the `which`-th halves of the words.
+    // Lists the granules of one row. Its maxima are the `which`-th halves of the words.
     template <u32 USED>
     __device__ __forceinline__ void list_of(const u32 (&bits)[TURNS][4], u32 r, u32 which, u32 at, u32 end, u32& count) {
         const u32 lane = threadIdx.x % 32;
@@ -217,12 +217,11 @@ struct BlockMaxSums {
             u32 words[LOADS][EACH], codes[LOADS];
 #pragma unroll
             for (u32 k = 0; k < LOADS; ++k) {
-                // Lanes without a granule read the last one again, without a branch. This and the next clamp save 2 us at 64
-                // rows and 3 us at 256.
+                // Lanes without a granule read the last one, without a branch. Both clamps save 2 us at 64 rows, 3 us at 256.
                 codes[k] = listed[min(first + k * AT_ONCE + lane / LANES, count - 1)];
                 const u32 token = (begin + codes[k] / ROWS) * BlockMaxima::TOKENS + own;
                 const float* const from = logits + codes[k] % ROWS * call.row_stride;
-                // A row has room for whole 16 bytes; beyond its end the last ones are read.
+                // A row has room for whole 16 bytes. Beyond its end, the last 16 bytes are read.
                 load_16_bytes(from + min(token, (call.tokens - 1) / EACH * EACH), words[k]);
             }
 #pragma unroll
@@ -265,7 +264,7 @@ struct BlockMaxSums {
             if (l[e] == row.place && token + e < row.token) before += each;
         return before;
     }
-    // Computes the masses at the row's end.
+    // Computes the masses at the end of the row.
     __device__ __forceinline__ void weigh_some(const float (&l)[EACH], u32 token, const RowTerms& row, float& before,
                                                float& all) const {
         before = all = 0.0f;

@@ -1,5 +1,5 @@
-// The largest logit of every block of 16 tokens (a granule), which the fused kernel stores beside the logits. A pass over a
-// row skips blocks by it.
+// The largest logit of every block of 16 tokens (a granule), which the fused kernel stores besides the logits. A pass over a row
+// uses these logits to skip blocks.
 #pragma once
 
 #include "../element.cuh"
@@ -12,10 +12,10 @@ struct BlockMaxima {
     static constexpr u32 TOKENS = 16, ROWS = 8;
 
     static FS_FUNCTION u32 granules_of(u32 tokens) { return (tokens + TOKENS - 1) / TOKENS; }
-    // The index of an octet's first element.
+    // Returns the index of an octet's first element.
     static FS_FUNCTION u64 octet(u32 octet, u32 granules) { return static_cast<u64>(octet) * granules * ROWS; }
 
-    // Rounding is by half a unit in the last place, 2^-11 of the number and at least 2^-25; here doubled.
+    // Twice the largest rounding error, which is half a unit in the last place: 2^-11 of the number, or 2^-25 if larger.
     static constexpr float SLACK = 0x1p-10f, LEAST_SLACK = 0x1p-24f;
 
     // Returns a bound: a granule whose stored maximum is below it has no raw logit of `raw` or above. A stored infinity may

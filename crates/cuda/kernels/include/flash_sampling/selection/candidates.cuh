@@ -1,5 +1,5 @@
-// The largest logits of a row, which one block gathers in shared memory in a pass over the row: every token with a logit of at
-// least the cutoff, which rises during the pass. The keys are the ordered bits of winners, with logits as scores.
+// The largest logits of a row: every token with a logit of at least the cutoff, which rises during the pass. One block gathers
+// them in shared memory in one pass over the row. The keys are the ordered bits of winners with logits as scores.
 #pragma once
 
 #include "../abi.cuh"
@@ -20,7 +20,7 @@ struct Candidates {
     u32 settled;    // the count after the last compaction
     u32 digit, above, within;  // see find_digit
 
-    // All threads; a barrier must follow.
+    // Clears the candidates. All threads call this; a barrier must follow.
     __device__ __forceinline__ void begin() {
         if (threadIdx.x == 0) {
             count = settled = 0;
@@ -33,12 +33,12 @@ struct Candidates {
         if (at < CAPACITY) keys[at] = key;
     }
 
-    // Keeps the keys of at least `least`. All threads call this; it has the barriers that it needs.
+    // Keeps the keys of at least `least`. All threads call this; it contains all necessary barriers.
     __device__ __noinline__ void compact(u64 least) {
         const u32 length = count;
         __syncthreads();
         if (threadIdx.x == 0) count = 0;
-        // Writes only positions that have been read.
+        // Overwrites only positions that have been read.
 #pragma unroll 1
         for (u32 base = 0; base < length; base += THREADS) {
             const u32 at = base + threadIdx.x;
@@ -51,11 +51,11 @@ struct Candidates {
         __syncthreads();
     }
 
-    // Returns the `need`-th largest key, of more keys than that. All threads call this; it has the barriers that it needs.
+    // Returns the `need`-th largest key; there must be more keys. All threads call this; it contains all necessary barriers.
     __device__ __noinline__ u64 find(u32 need) {
         const u32 length = count;
         u64 found = 0;
-        // The bits above `known` are found. The next digit lies below them.
+        // The bits from `known` up are found; the next digit is below them.
         for (u32 known = 64; known > 0;) {
             const u32 low = known > DIGIT_BITS ? known - DIGIT_BITS : 0, mask = (1u << (known - low)) - 1;
             for (u32 b = threadIdx.x; b < 1u << DIGIT_BITS; b += THREADS) histogram[b] = 0;
@@ -78,7 +78,7 @@ struct Candidates {
         return found;
     }
 
-    // Sorts the first `count` keys, largest first; `size` is a power of two, at least `count` and at most CAPACITY.
+    // Sorts the first `count` keys, largest first. `size` is a power of two, at least `count` and at most CAPACITY.
     __device__ __noinline__ void sort(u32 size) {
         for (u32 i = count + threadIdx.x; i < size; i += THREADS) keys[i] = 0;
         __syncthreads();

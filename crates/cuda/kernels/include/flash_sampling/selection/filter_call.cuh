@@ -12,12 +12,12 @@ struct FilterCall {
     u64 row_stride;             // elements
     const u32* sources;         // [draws] the row of each draw; null = draw i takes row i
     const Row* rows;            // [draws]
-    const RowFilters* filters;  // [draws]; all off: the draw stays
+    const RowFilters* filters;  // [draws]; all off: the draw does not change
     Draw* draws;                // [draws] in: without filters; out: with filters
     u32 first_token;
     u32 tokens;
     u32 is_transformed;         // 1 = the logits are transformed, not raw
-    u32 count;                  // draws
+    u32 count;                  // number of draws
     const u16* block_maxima;            // BlockMaxima of the rows, for top_p_block_max, where draw i takes row i
 
 #ifdef __CUDACC__

@@ -1,8 +1,8 @@
 // The draw of a row with min-p first or a top-k, from its logits in memory or from lists of them. One block per row.
 //
-// The filters keep few tokens, the first in the order of falling logits. One pass over the row gathers them as candidates; the
-// block sorts them, applies the filters as core's Selector does, and draws. The host decides rows with more candidates than
-// there is room for. (top_p.cuh handles rows with top-p first.)
+// The filters keep few tokens, the first in the order of falling logits. One pass over the row gathers them as candidates. The
+// block sorts the candidates, applies the filters as core's Selector does, and draws. The host decides rows with too many
+// candidates. top_p.cuh handles rows with top-p first.
 #pragma once
 
 #include "candidates.cuh"
@@ -17,7 +17,7 @@ namespace flash_sampling {
 struct FilterRow {
     static constexpr u32 THREADS = 512;
     static constexpr u32 WARPS = THREADS / 32;
-    // Tokens per step of the block, and the most candidates that the filters are applied to.
+    // Tokens per step of the block, and the maximum number of candidates for the filters.
     static constexpr u32 STEP = WARPS * SCAN_TOKENS;
     static constexpr u32 KEPT = 2048;
     static constexpr u32 CAPACITY = STEP + KEPT;
@@ -34,7 +34,7 @@ struct FilterRow {
         u32 end;
     };
 
-    // The sums of `walk` lie behind the candidates' keys, of which at most KEPT are left by then.
+    // The sums of `walk` follow the candidates' keys in memory. At that point at most KEPT candidates remain.
     static_assert(CAPACITY >= 3 * KEPT, "two doubles per kept token, behind the keys");
     static_assert(sizeof(Shared) <= 99 * 1024, "the least of compute capability 8.0 and up");
     __device__ __forceinline__ double* cumulative() const { return reinterpret_cast<double*>(shared.candidates.keys + KEPT); }
@@ -96,7 +96,7 @@ struct FilterRow {
             [&] {
                 __syncthreads();
                 const u32 count = c.count, settled = c.settled;
-                // All threads have read both before any thread adds candidates.
+                // All threads have read both counts before any thread adds candidates.
                 __syncthreads();
                 const bool is_full = count > KEPT && count > settled;
                 if (!is_full && !(settled == 0 && count > 0)) return;
@@ -106,7 +106,7 @@ struct FilterRow {
                     least = kth > least ? kth : least;
                 }
                 if (count <= CAPACITY) c.compact(least);
-                // A later token loses top-k against an equal logit; min-p keeps equal logits.
+                // For top-k, a later token loses against an equal logit; min-p keeps equal logits.
                 if (threadIdx.x == 0) {
                     const u32 above_kth = k && c.count >= k && static_cast<u32>(least >> 32) > 1 && static_cast<u32>(least);
                     c.cut = max(c.cut, static_cast<u32>(least >> 32) + (above_kth ? 1 : 0));
@@ -123,7 +123,7 @@ struct FilterRow {
         c.compact(least);
     }
 
-    // Sorts the candidates and applies the filters. Returns how many are kept.
+    // Sorts the candidates and applies the filters. Returns the number of kept tokens.
     __device__ __noinline__ u32 walk() {
         auto& c = shared.candidates;
         u32 size = 32;
@@ -142,7 +142,7 @@ struct FilterRow {
             }
             __syncthreads();
             if (threadIdx.x == 0) {
-                // In the order and the roundings of core's CumulativeMass.
+                // The order and the rounding are those that core's CumulativeMass uses.
                 double done = 0.0, factor = 0.0;
                 float at = f32_infinity();
                 u64 mass = 0;
@@ -197,7 +197,7 @@ struct FilterRow {
         return shared.best;
     }
 
-    // Returns the transformed logit of a token, as the draw has it.
+    // Returns the transformed logit of a token, as in the draw.
     __device__ __forceinline__ float logit_of(u32 token) const {
         const float raw = static_cast<const float*>(logits.logits)[token - logits.first_token];
         const float logit = shared.row.transform().apply(raw, token);
@@ -238,7 +238,7 @@ struct FilterRow {
         took(top, count);
     }
 
-    // Ends the copy of `count` candidates; `top` is the largest of this thread, as monotone bits. All threads call this.
+    // Ends the copy of `count` candidates. `top` is the largest logit of this thread, as monotone bits. All threads call this.
     __device__ __forceinline__ void took(u32 top, u32 count) {
         auto& c = shared.candidates;
         top = __reduce_max_sync(0xffffffffu, top);
@@ -247,20 +247,20 @@ struct FilterRow {
         __syncthreads();
     }
 
-    // Returns the least key that a first min-p keeps.
+    // Returns the smallest key that a first min-p keeps.
     __device__ __forceinline__ u64 least_by_min_p(float largest) const {
         return filters.is_min_p_first() ? static_cast<u64>(to_monotone_bits(filters.least(largest))) << 32 : 1;
     }
 
-    // Copies to the candidates the tokens of a shard's list that the row may keep, whatever the other shards have; `largest` is
-    // the largest logit of the row. Returns the counters to send. If the candidates exceed `room`, sends none, with a cutoff
-    // that leaves the row undecided. All threads call this.
+    // Copies the tokens of a shard's list that the row may keep, whatever the other shards' lists are, to the candidates.
+    // `largest` is the row's largest logit. Returns the counters to send. If the candidates exceed `room`, sends none, and the
+    // returned cutoff leaves the row undecided. All threads call this.
     __device__ __forceinline__ ListCounters shorten(const u64* list, const ListCounters& counters, float largest, u32 room) {
         const ListCounters lost{0, 0xffffffffu};
         if (counters.count > RowLists::ROOM) return lost;
         take(list, counters.count);
         auto& c = shared.candidates;
-        // A top-k list with fewer than k tokens decides nothing. There min-p is applied after the merge of all lists.
+        // A top-k list with fewer than k tokens drops nothing. Then min-p is applied after the merge of all lists.
         u64 least = filters.is_listed_by_min_p() ? least_by_min_p(largest) : 1;
         if (filters.top_k && counters.count > filters.top_k) {
             const u64 kth = c.find(filters.top_k);
@@ -278,7 +278,7 @@ struct FilterRow {
         return draw_taken(counters.cut);
     }
 
-    // The same from at least one candidate. The candidates contain every token whose monotone bits reach the cutoff.
+    // Returns the draw from at least one candidate. The candidates contain every token whose monotone bits reach the cutoff.
     __device__ __forceinline__ Draw draw_taken(u32 cut) {
         const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
         auto& c = shared.candidates;

@@ -1,13 +1,14 @@
 // The second pass of the grouped and online variants (paper Alg. I.2 and I.3): from the groups' log-masses and samples to the
 // draw of a row.
 //
-//   fresh    the group with the largest log-mass + Gumbel noise of its own gives its sample
-//   online   groups in ascending order; group B replaces the sample of A, all before, with probability e^L_B / (e^L_A + e^L_B)
+//   fresh    the sample of the group with the largest log-mass + own Gumbel noise
+//   online   groups in ascending order; with A all previous groups, group B replaces A's sample with probability
+//            e^L_B / (e^L_A + e^L_B)
 //   maxima   the best of the groups' samples: the tiled draw
 //
-// A block handles a row. The online rule looks sequential, but its result is the sample of the last group that replaced, and
-// whether a group replaces depends only on its own mass, its coin and the mass of all groups before it: a prefix sum. A head
-// may arrive in several launches, ascending; `Running` is the state between them.
+// A block handles a row. The online rule looks sequential, but its result is the sample of the last group that replaces. Whether
+// a group replaces depends only on its mass, its coin and the mass of all previous groups: a prefix sum. A head may arrive in
+// several launches, in ascending order; `Running` is the state between them.
 #pragma once
 
 #include "../epilogue/partial.cuh"
@@ -30,15 +31,15 @@ static_assert(sizeof(Running) == 40, "the host allocates this size");
 struct Selection {
     const Row* rows;          // [row_count]
     const Partial* partials;  // [row_count, slots]
-    Running* running;         // [row_count]; not used if one launch handles the whole head
+    Running* running;         // [row_count]; unused if one launch handles the whole head
     u64* invalid;             // [row_count] first invalid logit; all ones between calls
     Draw* draws;              // [row_count]
     double* log_z;            // [row_count], or null
     Groups groups;
     u32 row_count;
     Rule rule;
-    u32 begins;  // 1 = the head's first tokens
-    u32 ends;    // 1 = its last ones
+    u32 begins;  // 1 = the launch has the head's first tokens
+    u32 ends;    // 1 = the launch has the head's last tokens
 };
 FS_LAYOUT(Selection, 80,
           FS_AT(rows, 0) && FS_AT(partials, 8) && FS_AT(running, 16) && FS_AT(invalid, 24) && FS_AT(draws, 32) &&
@@ -81,7 +82,7 @@ struct Select {
         return sample;
     }
 
-    // Returns the mass of `before` and of all threads before this one; `all`: of all threads.
+    // Returns the mass of `before` and of all previous threads. `all` gets the mass of `before` and of all threads.
     __device__ __forceinline__ LogMass prefix_masses(LogMass mine, LogMass before, LogMass& all) {
         const u32 thread = threadIdx.x;
         if (thread == 0) mine = before.merge(mine);
@@ -97,7 +98,7 @@ struct Select {
         return thread == 0 ? before : shared.mass[thread - 1];
     }
 
-    // Returns the group with the largest score, then the lower group, and its score.
+    // Returns the group with the largest score, or the lower group if scores are equal, and its score.
     __device__ __forceinline__ u32 best_group(double& score, u32 group) {
         const u32 thread = threadIdx.x;
         shared.score[thread] = score;
@@ -125,7 +126,7 @@ struct Select {
         const u32 to = static_cast<u32>(static_cast<u64>(count) * (thread + 1) / THREADS);
         Running running = call.begins ? Running::empty() : call.running[index];
         const Noise noise{row.seed, row.position};
-        // Greedy is the argmax in every variant.
+        // A greedy row takes the argmax in every variant.
         const Rule rule = row.greedy ? Rule::Maxima : call.rule;
 
         const double lowest = -static_cast<double>(f32_infinity());
@@ -136,7 +137,7 @@ struct Select {
             const LogMass mass = mass_of(first + i);
             mine = mine.merge(mass);
             if (mass.is_empty() || rule == Rule::Online) continue;
-            // A float is a double without loss, so the maxima are compared exactly.
+            // A float converts to a double exactly, so the comparison of maxima is exact.
             const double offer = rule == Rule::Fresh ? mass.value() + noise.gumbel(Domain::Group, row.draw, first + i)
                                                      : static_cast<double>(sample_of(first + i).winner.score);
             if (offer > score) score = offer, chosen = first + i;

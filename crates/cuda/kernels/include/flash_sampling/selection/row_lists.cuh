@@ -8,7 +8,7 @@ namespace flash_sampling {
 
 // The counters of a row; zeros between launches.
 struct ListCounters {
-    u32 count;  // listed tokens; more than ROOM: some were dropped
+    u32 count;  // listed tokens; if more than ROOM, some were dropped
     u32 cut;    // the largest cutoff that a block has used, as monotone bits; 0 = none
 };
 FS_LAYOUT(ListCounters, 8, FS_AT(count, 0) && FS_AT(cut, 4));
@@ -26,13 +26,13 @@ FS_LAYOUT(RowLists, 32, FS_AT(filters, 0) && FS_AT(counters, 8) && FS_AT(posted,
 
 // The argument of filter_list.cu and filter_list_ranks.cu.
 struct FilterListCall {
-    RowLists lists;   // of the fused kernel; leaves its counters and posts zeros
+    RowLists lists;   // of the fused kernel; this kernel sets its counters and posts to zeros
     const Row* rows;  // [rows]
     Draw* draws;      // [rows] in: of the fused kernel; out: with filters, Undecided if the list does not decide the row
 };
 FS_LAYOUT(FilterListCall, 48, FS_AT(lists, 0) && FS_AT(rows, 32) && FS_AT(draws, 40));
 
-// Returns the minimum, over whole groups of SIZE posts, of the group's maximum.
+// Returns the minimum over groups of SIZE posts of each group's maximum.
 template <u32 SIZE>
 FS_FUNCTION u32 least_of_groups(const u32 (&posted)[RowLists::POSTS]) {
     u32 least = ~0u;
@@ -44,15 +44,15 @@ FS_FUNCTION u32 least_of_groups(const u32 (&posted)[RowLists::POSTS]) {
     return least;
 }
 
-// Guesses a logit that `k` of `tokens` tokens reach and few more, from the largest logits of 16 parts of `part` tokens each:
-// the minimum over some groups of parts of the group's maximum, or over all parts if a group would hold too many of the k.
-// Returns 0 while too few parts are posted. A part that is not posted (0) makes its group's maximum smaller.
+// Estimates a logit that `k` of `tokens` tokens reach, and few more, from the largest logits of 16 parts of `part` tokens each.
+// The estimate is the minimum over some groups of parts of each group's maximum. If a group would contain too many of the k, it
+// is the minimum over all parts. Returns 0 if too few parts have posted. A missing part (0) lowers its group's maximum.
 //
-// With tokens in random order, all of G groups of S parts hold one of the k with probability at most (S part k / tokens)^G.
-// Then the guess is too high, and filter_list.cu detects it. There are four groups of four, or five of three for a larger k: at
-// k = 50 of 151936 tokens and parts of 128, that is 3e-5 in place of 8e-4, for a list 1.5 times as long. If four groups would
-// hold too many, there are eight of two while each holds at most a quarter of the k (2e-5). At half as many tokens, the minimum
-// of all parts makes a list longer than ROOM in one row of 60.
+// With tokens in random order, all of G groups of S parts contain one of the k with probability at most (S part k / tokens)^G.
+// Then the estimate is too high, and filter_list.cu detects it. There are four groups of four parts, or five of three for a
+// larger k: for k = 50 of 151936 tokens and parts of 128, the probability is 3e-5 instead of 8e-4, with a list 1.5 times as long.
+// If four groups would contain too many, there are eight of two, if each contains at most a quarter of the k (2e-5). With half as
+// many tokens, the minimum over all parts makes a list longer than ROOM in one row of 60.
 FS_FUNCTION u32 guessed_cut(const u32 (&posted)[RowLists::POSTS], u32 k, u32 part, u32 tokens) {
     u32 of_all = ~0u;
     for (u32 i = 0; i < RowLists::POSTS; ++i) of_all = posted[i] < of_all ? posted[i] : of_all;

@@ -11,9 +11,9 @@ struct Team {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     static __device__ __forceinline__ u32 size() { return ptx::cluster_size(); }
     static __device__ __forceinline__ u32 rank() { return ptx::cluster_rank(); }
-    // Waits for all threads of all blocks; orders their stores, to shared memory too.
+    // Waits for all threads of all blocks, and orders their stores, also to shared memory.
     static __device__ __forceinline__ void sync() { ptx::cluster_sync(); }
-    // Waits for all threads of all blocks; orders only reads.
+    // Waits for all threads of all blocks, but orders only reads.
     static __device__ __forceinline__ void sync_relaxed() { ptx::cluster_sync_relaxed(); }
     static __device__ __forceinline__ u64 load(const u64* pointer, u32 of) { return ptx::load_cluster(pointer, of); }
 #else

@@ -1,16 +1,16 @@
 // The draw of a row with top-p first, from its logits in memory and the draw without filters, by a team of blocks.
 //
-// Top-p keeps the first tokens in the order of falling logits, perhaps many. But two sums decide whether it keeps one token:
-// the mass before the token and the total mass. The search tries the winner of the draw without filters first; top-p keeps
-// that winner with probability p. If it does not, it keeps no later token either, so the search tries the best token before
-// it, and so on.
+// Top-p keeps the first tokens in the order of falling logits, possibly many. But two sums decide whether it keeps one token: the
+// mass before the token and the total mass. The search first tries the winner of the draw without filters, which top-p keeps with
+// probability p. If top-p drops the winner, it also drops all later tokens. So the search tries the best token before it, and so
+// on.
 //
 //   loop: before, all = mass before `place`, total mass        per block, then over the team
 //         if before < p all: the draw is the token at `place`
 //         place = the best of the tokens before `place`        per block, then over the team
 //
-// The sums are in float32, with an error bound. The host, which sums core's integers, makes decisions within the bound. So the
-// draw does not depend on the number of blocks.
+// The sums are in float32, with an error bound. For a decision within the bound, the host sums core's integers. So the draw does
+// not depend on the number of blocks.
 #pragma once
 
 #include "../scan/row_lines.cuh"
@@ -21,8 +21,8 @@
 
 namespace flash_sampling {
 
-// NOTE: the compiler orders functions that are not inlined by their mangled names, and another order changes the machine code.
-// So this name is one that sorts before TopPResolve.
+// NOTE: the compiler orders functions that are not inlined by their mangled names, and another order changes the machine code. So
+// this name sorts before TopPResolve.
 struct TopPSearch {
     static constexpr u32 THREADS = 512;
     static constexpr u32 WARPS = THREADS / 32;
@@ -30,14 +30,14 @@ struct TopPSearch {
     static constexpr u32 STEP = WARPS * SCAN_TOKENS;
     using Lines = RowLines<4>;
     static constexpr u32 TURNS = 8;
-    // The best score of the tokens before a place is less than this far below the logarithm of their mass, except once in 10^8
-    // (e^-e^3). Then the search scores all tokens.
+    // The best score of the tokens before a place is less than this far below the logarithm of their mass, except with
+    // probability 10^-8 (e^-e^3). In that case the search scores all tokens.
     static constexpr float BELOW_MASS = 3.0f;
 
-    // Returns a bound on the relative error of a sum, including its exponentials, of which a thread adds up `tokens` tokens.
+    // Returns a bound on the relative error of a sum, including its exponentials, if a thread adds up `tokens` tokens.
     static __device__ __forceinline__ double error_of(u32 tokens) { return 2e-5 + 1.2e-7 * (tokens + 8); }
 
-    // A block's message to its team: sums as bits of doubles; the largest logit or the best score as ordered bits.
+    // A block's message to its team: sums as bits of doubles, and the largest logit or the best score as ordered bits.
     struct Share {
         u64 before;
         u64 all;
@@ -49,7 +49,7 @@ struct TopPSearch {
         float largest;
     };
     struct Shared {
-        Share shares[2];  // of this exchange, and of the one before, which other blocks may still read
+        Share shares[2];  // of this exchange and of the previous one, which other blocks may still read
         double before[WARPS], all[WARPS];
         u64 best;
         u64 invalid;
@@ -63,7 +63,7 @@ struct TopPSearch {
     Shared& shared;
     u32 exchanges = 0;
 
-    // Returns block r's share in lane r, nothing in other lanes. The first thread of each block has stored the block's share.
+    // Returns block r's share in lane r, and nothing in other lanes. The first thread of each block has stored the block's share.
     // All threads of the team call this.
     __device__ __forceinline__ Share gather_shares() {
         Team::sync();
@@ -80,14 +80,14 @@ struct TopPSearch {
         return x;
     }
 
-    // This warp's first part, the end of the parts, and the step to the warp's next part.
+    // Return this warp's first part, the end of the parts, and the step to the warp's next part.
     __device__ __forceinline__ u32 first_part() const {
         return logits.first_token / SCAN_TOKENS + Team::rank() * WARPS + threadIdx.x / 32;
     }
     __device__ __forceinline__ u32 end_part() const { return (logits.first_token + logits.tokens - 1) / SCAN_TOKENS + 1; }
     static __device__ __forceinline__ u32 part_step() { return Team::size() * WARPS; }
 
-    // A thread's masses, relative to the logit of a place. The rounded exponent of that logit is a factor of every mass.
+    // A thread's masses, relative to the logit of a place. The rounded exponent of this logit is a factor of every mass.
     struct Weights {
         static constexpr float LOG2_E = 1.44269504088896340736f;
         float place, shift;
@@ -104,7 +104,7 @@ struct TopPSearch {
         }
         __device__ __forceinline__ float mass_of(float l) const { return exp2(fma_rn(l, LOG2_E, shift)); }
 
-        // Adds four tokens from `first` on.
+        // Adds four tokens, starting at `first`.
         __device__ __forceinline__ void add(const float (&l)[4], u32 first) {
             bool is_equal = false;
 #pragma unroll

@@ -1,8 +1,8 @@
-// The draws of rows with top-p alone, in one launch whose blocks are all resident: the sums of BlockMaxSums decide most rows,
-// and after a barrier all blocks decide the other rows, as TopPResolve does.
+// The draws of rows with top-p alone, in one launch whose blocks are all resident. The sums of BlockMaxSums decide most rows.
+// After a barrier, all blocks decide the other rows, as TopPResolve does.
 //
-// Every block finds the undecided rows from the same sums, so no block waits for a list. Two sets of sums alternate: each
-// launch clears the set of the launch before.
+// Every block finds the undecided rows from the same sums, so no block waits for a list. Two sets of sums alternate: each launch
+// clears the previous launch's set.
 #pragma once
 
 #include "top_p_resolve.cuh"
@@ -72,7 +72,7 @@ struct TopPBlockMax {
 #pragma unroll 1
         for (u32 at = blockIdx.x - share * count; at < count; at += gridDim.x) {
             if (at >= gridDim.x) {
-                // More rows than blocks.
+                // There are more rows than blocks.
                 __syncthreads();
                 select.empty();
             }

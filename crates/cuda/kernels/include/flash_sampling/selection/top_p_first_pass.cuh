@@ -1,7 +1,7 @@
-// One pass over a row of raw float32 logits: does top-p keep the winner of the plain draw?
+// One pass over a row of raw float32 logits that decides whether top-p keeps the winner of the plain draw.
 //
-// The blocks of a team read the row's lines in turn. The first loads are in flight before filters and draw are read, and nothing
-// is copied, because the time beyond the reads is latency at both ends.
+// The blocks of a team take the row's lines in turn. The first loads are in flight before filters and draw are read, and nothing
+// is copied, because all time besides the reads is latency at both ends.
 #pragma once
 
 #include "undecided_rows.cuh"
@@ -24,8 +24,8 @@ struct TopPFirstPass {
     __device__ __forceinline__ explicit TopPFirstPass(const ExistingRow& row)
         : lines(row, Team::rank() * WARPS + threadIdx.x / 32, Team::size() * WARPS) {}
 
-    // Returns the mass before a place and the total mass in the first thread of the team, nothing elsewhere. All threads call
-    // this, and then Team::sync_relaxed().
+    // Returns the mass before a place and the total mass in the first thread of the team, and nothing in other threads. All
+    // threads call this, and then Team::sync_relaxed().
     __device__ __forceinline__ TopPSearch::Masses masses(TopPSearch::Shared& shared, float place, u32 token,
                                                          float inv_temperature) {
         TopPSearch::Weights weights(place, token);
@@ -33,7 +33,7 @@ struct TopPFirstPass {
         return masses_of(shared, weights);
     }
 
-    // Adds up the masses of all threads, in the first thread of the team; nothing elsewhere. All threads call this, and then
+    // Returns the sums of all threads' masses in the first thread of the team. All threads call this, and then
     // Team::sync_relaxed().
     static __device__ __forceinline__ TopPSearch::Masses masses_of(TopPSearch::Shared& shared, const TopPSearch::Weights& weights) {
         const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -1,13 +1,14 @@
 // The draws of the rows that the first pass leaves undecided, by all blocks of a launch.
 //
 //   1. The blocks are divided evenly among the undecided rows. Each block reads its share of a row once.
-//   2. Only tokens before the plain winner's place can be the draw. They fall into bins by place: larger logits by value, then
+//   2. Only tokens before the plain winner's place can be the draw. They enter bins by place: larger logits by value, then
 //      logits equal to the winner's by token. Bins are narrow where top-p is likely to end. A bin has a mass, and the best
-//      score of its tokens. Each thread has its own column of masses, so no thread waits. The blocks also sum the total mass,
-//      which decides whether top-p keeps the plain winner if the first pass has only a bound.
-//   3. The last block of a row adds up the bins from the largest logits on. A bin's best token is surely kept if the mass up to
-//      the bin's end, without its own, is below the limit, and surely lost if the mass up to the bin's beginning is beyond it.
-//   4. If the best surely kept token beats every token in doubt, it is the draw. Otherwise the block alone searches as
+//      score of its tokens. Each thread has its own column of masses, so no thread waits. The blocks also sum the total mass.
+//      If the first pass has only a bound, the total mass decides whether top-p keeps the plain winner.
+//   3. The last block of a row adds up the bins from the largest logits on. Top-p surely keeps a bin's best token if the mass up
+//      to the bin's end, without the token's own mass, is below the limit. It surely drops the token if the mass up to the bin's
+//      start exceeds the limit.
+//   4. If the best surely kept token beats every token in doubt, it is the draw. Otherwise this block searches alone as
 //      TopPSearch does, from the best token in doubt on: about one undecided row of a hundred.
 #pragma once
 
@@ -20,13 +21,13 @@ namespace flash_sampling {
 
 // The policy for one GPU, which has all tokens.
 struct NoRanks {
-    // Whether a block alone can decide a row that bins leave in doubt.
+    // Whether one block can decide a row that the bins leave in doubt.
     static constexpr bool DRAWS_ALONE = true;
 
     // The first token of the vocabulary.
     __device__ __forceinline__ u32 first_token(const FilterCall& call) const { return call.first_token; }
-    // Replaces a shard's bins by the vocabulary's. Each lane of a warp has one bin: its mass, its best token and that token's
-    // logit. False if a rank is late; the draw then names it.
+    // Replaces a shard's bins by the vocabulary's bins. Each lane of a warp has one bin: its mass, its best token and this
+    // token's logit. False if a rank is late; then the draw names the rank.
     __device__ __forceinline__ bool bins(u32, double&, u64&, float&, double&, double&) const { return true; }
 };
 
@@ -35,11 +36,11 @@ template <class Ranks>
 struct TopPResolve {
     static constexpr u32 THREADS = TopPSearch::THREADS, WARPS = TopPSearch::WARPS;
     static constexpr u32 TIES = 8, BINS = UndecidedRows::BINS;
-    // Rows that a block loads before it knows its own row.
+    // Rows that a block loads before its own row is known.
     static constexpr u32 GUESSED = UndecidedRows::LEAST;
     using Lines = RowLines<2, true>;
     static_assert(BINS == 32 && TIES == 8, "a lane per bin; four bins on either side of the end among equal logits");
-    // Ordered bits that no score and token have.
+    // Ordered bits that no score and token have: the row is decided.
     static constexpr u64 DECIDED = ~0ull;
 
     struct Shared {
@@ -52,31 +53,31 @@ struct TopPResolve {
     };
     static_assert(sizeof(Shared) <= 99 * 1024, "the least of compute capability 8.0 and up");
 
-    // The bins of the tokens before a place. The bin is monotone in the place, so rounding moves edges, but no token past
-    // another, and has the same bits in every kernel.
+    // The bins of the tokens before a place. The bin is monotone in the place. So rounding moves the edges of bins, but keeps the
+    // order of tokens. A bin has the same bits in every kernel.
     struct Bins {
         float place, per_nat, per_tie;
         u32 token, shift;
 
         __device__ __forceinline__ Bins(const UndecidedRow& row, u32 first_token) : place(row.place), token(row.token) {
-            // The lost share of the mass before the place. The larger, the further from the place top-p ends.
+            // The dropped share of the mass before the place. With a larger share, top-p ends further from the place.
             const float lost = static_cast<float>((row.before - row.top_p * row.all) / row.before);
-            // A distance that is 1 at the place has four bins for each of six doublings, eight for each of three, or equal bins.
-            // In simulations with a normal bulk and top-p 0.95, 0.5 and 0.05, square roots leave no fewer rows in doubt.
+            // The bins divide a distance that is 1 at the place: four bins for each of six doublings, eight for each of three, or
+            // equal bins. In simulations (normal bulk, top-p 0.95, 0.5 and 0.05), square roots are no better.
             const bool is_near = lost < 0.1f, is_far = lost >= 0.8f;
             static_assert(BINS - TIES == 24, "6 * 4 = 3 * 8 = 0.75 * 32");
             shift = is_near ? 21 : is_far ? 18 : 20;
             // No logit exceeds the logarithm of the total mass; `all` contains at least the largest logit.
             per_nat = (is_near ? 63.0f : is_far ? 0.75f : 7.0f) / fmaxf(logf(static_cast<float>(row.all)), 0.25f);
-            // Top-p ends this many tokens before the place if equal, evenly spread logits are all the mass before the place.
+            // If equal, evenly spread logits are all the mass before the place, top-p ends this many tokens before the place.
             per_tie = 1.0f / fmaxf(lost * static_cast<float>(token - first_token), 1.0f);
         }
-        // The bin of a token above the place. Infinite products fall into the last bin.
+        // Returns the bin of a token above the place. Infinite products fall into the last bin.
         __device__ __forceinline__ u32 of_above(float l) const {
             const u32 bin = (f32_to_bits(fma_rn(sub_rn(l, place), per_nat, 1.0f)) - f32_to_bits(1.0f)) >> shift;
             return min(TIES + bin, BINS - 1);
         }
-        // The bin of a token with the place's logit.
+        // Returns the bin of a token with the place's logit.
         __device__ __forceinline__ u32 of_tie(u32 t) const {
             const float beyond = fma_rn(static_cast<float>(token - t), per_tie, -1.0f), far = fabsf(beyond);
             const u32 steps = (far >= 0.0625f) + (far >= 0.25f) + (far >= 0.5625f);
@@ -90,7 +91,7 @@ struct TopPResolve {
     const Ranks& ranks;
     Shared& shared;
 
-    // Decides the rows that an earlier launch has listed.
+    // Decides the rows that an earlier launch lists.
     __device__ __forceinline__ void run() {
         const u32 count = prepare();
         if (count == 0) return;
@@ -102,13 +103,13 @@ struct TopPResolve {
         if (atomicAdd(&open.counters[1], 1u) == count - 1) open.counters[0] = 0, open.counters[1] = 0;
     }
 
-    // Decides a row as one of `shares` blocks; `at` is the row's index among the undecided rows. Bins are clear. Returns whether
-    // this block was the row's last. All threads call this.
+    // Decides a row as one of `shares` blocks. `at` is the row's index among the undecided rows. Bins are clear. Returns whether
+    // this block was the last of the row. All threads call this.
     __device__ __forceinline__ bool decide(const UndecidedRow& row, u32 at, u32 share, u32 shares) {
         Lines lines(call.row(row.index), share * WARPS + threadIdx.x / 32, shares * WARPS);
         const Bins bins(row, ranks.first_token(call));
         const TopPSearch::Weights weights(row.place, row.token);
-        // Kept tokens have at least p of the mass. So a score below this cutoff cannot win, except once in 10^8.
+        // Kept tokens have at least p of the mass. So a score below this cutoff wins only with probability 10^-8.
         const float cut = row.place + logf(row.top_p * static_cast<float>(row.all)) - TopPSearch::BELOW_MASS;
         __syncthreads();
         float all = 0.0f;
@@ -192,7 +193,7 @@ struct TopPResolve {
         }
     }
 
-    // Adds the block's bins and total mass to those of the row. All threads call this.
+    // Adds the block's bins and total mass to the row's. All threads call this.
     __device__ __forceinline__ void publish(u32 at) {
         const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         constexpr u32 EACH = BINS / WARPS;
@@ -222,8 +223,8 @@ struct TopPResolve {
         return x;
     }
 
-    // Writes the draw if it is sure. Otherwise puts the best token in doubt into shared.best[0], 0 if there is none. Clears the
-    // row's bins. One warp calls this.
+    // Writes the draw if it is certain. Otherwise sets shared.best[0] to the best token in doubt, or 0 if there is none. Clears
+    // the row's bins. One warp calls this.
     __device__ __forceinline__ void conclude(u32 at, const UndecidedRow& row, const TopPSearch::Weights& weights, double own_error) {
         const u32 lane = threadIdx.x;
         double mass = __ldcg(&open.masses[at * BINS + lane]), all = __ldcg(&open.all[at]);
@@ -240,7 +241,7 @@ struct TopPResolve {
             if (lane == 0) shared.best[0] = DECIDED;
             return;
         }
-        double upto = mass;  // of this bin and of larger logits
+        double upto = mass;  // of the bins of larger logits, and of this bin
 #pragma unroll
         for (u32 distance = 1; distance < 32; distance *= 2) {
             const double more = __shfl_down_sync(0xffffffffu, upto, distance);
@@ -255,14 +256,14 @@ struct TopPResolve {
         const u64 kept = largest_of_warp(is_kept ? best : 0);
         const u64 perhaps = largest_of_warp(!is_kept && !is_lost ? best : 0);
         if (!(row.before * (1.0 - row.error) > most)) {
-            // The plain winner is kept, or the host decides.
+            // Top-p keeps the plain winner, or the host decides.
             if (lane == 0 && !(row.before * (1.0 + row.error) < least))
                 call.draws[row.index] = {0, 0.0f, 0.0f, Status::Undecided};
             if (lane == 0) shared.best[0] = DECIDED;
             return;
         }
         const bool is_decided = kept > perhaps;
-        // One lane has these ordered bits, because they contain the token.
+        // Exactly one lane has these ordered bits, because they contain the token.
         if (is_decided && best == kept) call.draws[row.index] = {winner.token, winner.score, logit, Status::Drawn};
         if (lane == 0) shared.best[0] = is_decided ? DECIDED : perhaps;
         if constexpr (!Ranks::DRAWS_ALONE) {
@@ -271,9 +272,8 @@ struct TopPResolve {
         }
     }
 
-    // Decides the row by one block, from the best token in doubt on, or from the plain winner.
-    // NOTE: static, because an object would lie in memory, and the compiler would not know that its pointers are to shared
-    // memory.
+    // Decides the row by one block, starting at the best token in doubt, or at the plain winner. NOTE: static, because an object
+    // would be in memory, and the compiler would not know that its pointers point to shared memory.
     static __device__ __noinline__ void draw_alone(const FilterCall& call, TopPSearch::Shared& shared, u32 i, u64 best) {
         const RowFilters filters = call.filters[i];
         call.begin(i, shared.row);

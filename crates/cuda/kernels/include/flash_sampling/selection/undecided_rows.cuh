@@ -6,7 +6,7 @@
 
 namespace flash_sampling {
 
-// Everything that decides such a row, in one load. Sums are relative to `place`.
+// The data that decides such a row, in one load. Sums are relative to `place`.
 struct alignas(16) UndecidedRow {
     double before;  // the mass before the winner
     double all;     // a lower bound of the total mass
@@ -25,14 +25,14 @@ struct alignas(16) UndecidedRow {
 struct UndecidedRows {
     static constexpr u32 BINS = 32, LEAST = 32, ROOM = 256;
 
-    u32* counters;   // listed rows, and those decided since; zeros between calls
+    u32* counters;   // the number of listed rows, and of rows decided since; zeros between calls
     u32* arrived;    // [draws] zeros between calls
     double* masses;  // [draws, BINS] zeros between calls
     double* all;     // [draws] zeros between calls
     u64* best;       // [draws, BINS] ordered bits; zeros between calls
     UndecidedRow* rows;   // [draws], and LEAST at least
     double* sums;    // [2, ROOM, 2] of the rows of TopPBlockMax; zeros before the first call
-    u32* barrier;    // its arrived blocks, zero between calls, and its launches
+    u32* barrier;    // the blocks that have arrived, zero between calls, and the number of launches
 
 #ifdef __CUDACC__
     __device__ __forceinline__ void add(const UndecidedRow& row) const { rows[atomicAdd(&counters[0], 1u)] = row; }

@@ -15,7 +15,7 @@ struct LogMass {
     FS_FUNCTION bool is_empty() const { return sum == 0.0; }
 
     FS_FUNCTION LogMass merge(const LogMass& other) const {
-        // Values, not references to the one or the other: those would lie in memory.
+        // Copies of the values, because references would force them into memory.
         const bool is_high = max >= other.max;
         const float high = is_high ? max : other.max, low = is_high ? other.max : max;
         const double high_sum = is_high ? sum : other.sum, low_sum = is_high ? other.sum : sum;
@@ -26,7 +26,7 @@ struct LogMass {
 
     FS_FUNCTION double value() const { return static_cast<double>(max) + ::log(sum); }
 
-    // e^L_B / (e^L_A + e^L_B) with this mass as A.
+    // Returns e^L_B / (e^L_A + e^L_B), with this mass as A.
     FS_FUNCTION double replace_probability(const LogMass& b) const {
         if (b.is_empty()) return 0.0;
         if (is_empty()) return 1.0;

@@ -1,7 +1,7 @@
-// The log-mass of a row beside its draw (paper App. L), for kernels that read every logit anyway: fast float32 exponentials, added
-// up in float64. Its log Z is within 2e-6: the exponential of a logit at distance x from the reference is off by at most
-// 2.5e-7 + 2^-23 |x|, and logits further below than the logarithm of the number of tokens do not count. LogMass and the integer
-// masses of mass_histogram.cuh are more exact, and have the same bits everywhere.
+// The log-mass of a row besides its draw (paper App. L), for kernels that read every logit: fast float32 exponentials, with sums
+// in float64. Its log Z is within 2e-6. The error of the exponential of a logit at distance x from the reference is at most
+// 2.5e-7 + 2^-23 |x|. A logit further below the reference than the logarithm of the number of tokens does not count. LogMass and
+// the integer masses of mass_histogram.cuh are more exact, and have the same bits everywhere.
 #pragma once
 
 #include "../math.cuh"
@@ -10,14 +10,14 @@ namespace flash_sampling {
 
 // The output of kernels that compute log Z: their last parameter.
 struct Masses {
-    float2* parts;  // the blocks' masses: high and sum
-    double* log_z;  // one for each draw
+    float2* parts;  // the blocks' masses, as high and sum
+    double* log_z;  // one per draw
 };
 FS_LAYOUT(Masses, 16, FS_AT(parts, 0) && FS_AT(log_z, 8));
 
 #ifdef __CUDACC__
 
-// e^x; 0 for -inf.
+// Returns e^x; 0 for -inf.
 __device__ __forceinline__ float exp_fast(float x) {
     x = mul_rn(x, 1.44269504088896340736f);
 #ifdef __CUDA_ARCH__
@@ -29,19 +29,19 @@ __device__ __forceinline__ float exp_fast(float x) {
 #endif
 }
 
-// A set of logits: the sum of e^(logit - high) is `sum`. Without finite logits high is -inf and sum 0.
+// The mass of a set of logits: `sum` is the sum of e^(logit - high). Without finite logits, high is -inf and sum is 0.
 struct RowMass {
     float high;
     double sum;
 
     static __device__ __forceinline__ RowMass empty() { return {-f32_infinity(), 0.0}; }
 
-    // Returns the sum relative to a logit that is no smaller. By the exact exponential, because a sum is scaled many times.
+    // Returns the sum relative to a logit that is no smaller. Uses the exact exponential, because a sum is scaled many times.
     __device__ __forceinline__ double sum_at(float to) const {
         return high == to ? sum : sum * static_cast<double>(exp(sub_rn(high, to)));
     }
 
-    // Adds eight logits of which `top` is the largest. The reference rises in steps of at least 5, so that few roundings add up.
+    // Adds eight logits with the maximum `top`. The reference rises in steps of at least 5, so that few rounding errors add up.
     __device__ __forceinline__ void add(const float (&logits)[8], float top) {
         if (top == -f32_infinity()) return;
         const float to = top > high + 5.0f ? top : high;
@@ -59,7 +59,7 @@ struct RowMass {
         return {to, sum_at(to) + other.sum_at(to)};
     }
 
-    // Merges this mass with those of some parts.
+    // Merges this mass with the masses of some parts.
     template <int COUNT>
     __device__ __forceinline__ RowMass with(const float2 (&parts)[COUNT]) const {
         static_assert(COUNT % 2 == 0, "two parts are added in float32");
@@ -74,7 +74,7 @@ struct RowMass {
         return {to, all};
     }
 
-    // Merges the masses of all lanes, in every lane.
+    // Merges the masses of all lanes. Every lane gets the result.
     __device__ __forceinline__ RowMass of_warp() const {
         RowMass mass = *this;
 #pragma unroll
@@ -86,7 +86,7 @@ struct RowMass {
     __device__ __forceinline__ float2 part() const { return {high, static_cast<float>(sum)}; }
     static __device__ __forceinline__ RowMass of_part(float2 part) { return {part.x, static_cast<double>(part.y)}; }
 
-    // -inf of nothing.
+    // Returns log Z; -inf without finite logits.
     __device__ __forceinline__ double log_z() const {
         return sum == 0.0 ? -static_cast<double>(f32_infinity()) : static_cast<double>(high) + ::log(sum);
     }

@@ -19,7 +19,7 @@ struct Winner {
     FS_FUNCTION Winner merge(const Winner& other) const { return other.beats(*this) ? other : *this; }
 };
 
-// Float bits made monotone: a larger float has larger bits.
+// Returns monotone bits of a float: a larger float has larger bits.
 FS_FUNCTION u32 to_monotone_bits(float x) {
     const u32 bits = f32_to_bits(x);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -28,7 +28,7 @@ FS_FUNCTION float from_monotone_bits(u32 bits) {
     return bits_to_f32(bits >> 31 ? bits & 0x7fffffffu : ~bits);
 }
 
-// An integer whose order is the order of winners, for atomic maxima.
+// Returns an integer whose order is the order of winners, for atomic maxima.
 FS_FUNCTION u64 to_ordered_bits(const Winner& winner) {
     return static_cast<u64>(to_monotone_bits(winner.score)) << 32 | static_cast<u32>(~winner.token);
 }
@@ -37,7 +37,7 @@ FS_FUNCTION Winner from_ordered_bits(u64 bits) {
 }
 
 #ifdef __CUDACC__
-// The largest of a warp's ordered bits, in every lane.
+// Returns the largest of a warp's ordered bits. Every lane gets the result.
 __device__ __forceinline__ u64 largest_of_warp(u64 key) {
     const u32 high = __reduce_max_sync(0xffffffffu, static_cast<u32>(key >> 32));
     const u32 low = __reduce_max_sync(0xffffffffu, static_cast<u32>(key >> 32) == high ? static_cast<u32>(key) : 0);
