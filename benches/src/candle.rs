@@ -106,7 +106,7 @@ fn kept_by_candle(logits: &[f32], params: &RowParams<'_>, sum: fn(f64, f32) -> f
 }
 
 /// The number of tokens in only one of two sorted lists.
-fn apart(a: &[u32], b: &[u32]) -> usize {
+fn difference_count(a: &[u32], b: &[u32]) -> usize {
     let only = |a: &[u32], b: &[u32]| a.iter().filter(|token| b.binary_search(token).is_err()).count();
     only(a, b) + only(b, a)
 }
@@ -153,8 +153,8 @@ fn filtered(
                  and in {} when it adds in float32",
                 kind.name(),
                 kept.len(),
-                apart(&kept, &exact),
-                apart(&kept, &single)
+                difference_count(&kept, &exact),
+                difference_count(&kept, &single)
             ));
         }
         add(record, section, out, filter_table::section)?;

@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling::DType;
 use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::{Architecture, Device, DeviceMatrix, compiler};
-use flash_sampling_benches::gpu::read::{Read, Way, machine_code};
+use flash_sampling_benches::gpu::read::{Read, ReadKernel, machine_code};
 use flash_sampling_benches::rivals::{InverseCdf, Matmul};
 use std::io::Write;
 use std::sync::Arc;
@@ -143,7 +143,9 @@ fn reads_of_any_length_run() {
     let stream = device.context().new_stream().unwrap();
     let memory = stream.alloc_zeros::<u8>(50_000_000).unwrap();
     let address = DeviceAddress::of(&memory, &stream);
-    for read in [Way::Streaming, Way::Bulk].into_iter().filter_map(|way| Read::new(way, &device).unwrap()) {
+    for read in
+        [ReadKernel::Streaming, ReadKernel::Bulk].into_iter().filter_map(|kernel| Read::new(kernel, &device).unwrap())
+    {
         for bytes in [0, 16, 16_384, 16_400, 49_999_984] {
             // SAFETY: the bytes are within the allocation.
             unsafe { read.launch(&stream, address.get(), bytes) }.unwrap();

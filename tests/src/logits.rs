@@ -51,18 +51,18 @@ impl LogitShape {
 }
 
 /// The distance of tokens in [`spread`]. Twelve tokens cover two groups of 512, and several tiles.
-pub const APART: u32 = 53;
+pub const TOKEN_STRIDE: u32 = 53;
 
-/// Gives the logits to every [`APART`]-th token, and -inf to all tokens between them.
+/// Gives the logits to every [`TOKEN_STRIDE`]-th token, and -inf to all tokens between them.
 pub fn spread(logits: &[f32]) -> Vec<f32> {
-    let mut out = vec![f32::NEG_INFINITY; logits.len() * APART as usize];
-    out.iter_mut().step_by(APART as usize).zip(logits).for_each(|(to, &logit)| *to = logit);
+    let mut out = vec![f32::NEG_INFINITY; logits.len() * TOKEN_STRIDE as usize];
+    out.iter_mut().step_by(TOKEN_STRIDE as usize).zip(logits).for_each(|(to, &logit)| *to = logit);
     out
 }
 
 /// Returns the index of a token's logit in the argument of [`spread`], or `usize::MAX` for a token between them.
 pub fn spread_index(token: u32) -> usize {
-    if token.is_multiple_of(APART) { (token / APART) as usize } else { usize::MAX }
+    if token.is_multiple_of(TOKEN_STRIDE) { (token / TOKEN_STRIDE) as usize } else { usize::MAX }
 }
 
 /// Returns `ln P(token)` of the softmax, in float64.

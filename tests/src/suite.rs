@@ -55,17 +55,17 @@ pub fn runs(name: &str, unavailable: Option<String>, tests: usize) -> bool {
     false
 }
 
-/// Returns the lock that a test holds while it captures launches into a graph. Without it, [`drop_alone`] in another
+/// Returns the lock that a test holds while it captures launches into a graph. Without it, [`drop_outside_captures`] in another
 /// test could end the capture.
-pub fn alone() -> MutexGuard<'static, ()> {
+pub fn capture_lock() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Drops a value that launches on a GPU may still use, under the lock of [`alone`]. The drop waits for the whole GPU,
+/// Drops a value that launches on a GPU may still use, under the lock of [`capture_lock`]. The drop waits for the whole GPU,
 /// and would end a capture.
-pub fn drop_alone<T>(value: T) {
-    let _alone = alone();
+pub fn drop_outside_captures<T>(value: T) {
+    let _alone = capture_lock();
     drop(value);
 }
 

@@ -7,7 +7,7 @@ use backends::gpu_memory::{OnDevice, assert_drawn, captured};
 use backends::gpu_rows::{rows, rows_of};
 use backends::{assert_twice, reference};
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::drop_alone;
+use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{SamplerFactory, suite};
@@ -76,7 +76,7 @@ fn captured_call(choice: KernelChoice, kinds: RowFeatures) {
         tokens.push(found.iter().map(|draw| draw.token).collect::<Vec<_>>());
     }
     assert!(tokens.windows(2).all(|pair| pair[0] != pair[1]), "{tokens:?}");
-    drop_alone(sampler);
+    drop_outside_captures(sampler);
 }
 
 /// Launches in a thread that has no current context. The first launch encodes tensor maps for the driver.
@@ -99,7 +99,7 @@ fn a_sampler_that_is_moved_to_another_thread_draws_there() {
             // SAFETY: hidden states, rows and draws are on this device and outlive the launch; one stream is used.
             unsafe { sampler.launch(stream, hidden, *rows_at, *draws_at, RowFeatures::Unpenalised) }.unwrap();
             stream.synchronize().unwrap();
-            drop_alone(sampler);
+            drop_outside_captures(sampler);
         };
         std::thread::scope(|scope| scope.spawn(launch).join()).unwrap();
         assert_drawn(&there.draws(), &want, &format!("{choice:?}"));

@@ -117,12 +117,13 @@ fn log_z(device: &Arc<Device>) -> usize {
     let logits = stream.alloc_zeros::<f32>(ROWS * 5003).unwrap();
     let row = abi::Row { inv_temperature: 1.0, ..abi::Row::default() };
     let there = stream.clone_htod(&vec![row; ROWS]).unwrap();
-    let (draws, told) = (stream.alloc_zeros::<abi::Draw>(ROWS).unwrap(), stream.alloc_zeros::<f64>(ROWS).unwrap());
+    let (draws, log_z_memory) =
+        (stream.alloc_zeros::<abi::Draw>(ROWS).unwrap(), stream.alloc_zeros::<f64>(ROWS).unwrap());
     let (rows, draws) = (DeviceAddress::of(&there, &stream), DeviceAddress::of(&draws, &stream));
-    let log_z = DeviceAddress::of(&told, &stream);
+    let log_z = DeviceAddress::of(&log_z_memory, &stream);
     let address = DeviceAddress::of(&logits, &stream).cast();
     let logits = DeviceMatrix { address, dtype: DType::F32, rows: ROWS, cols: 5003, row_stride: 5003 };
-    let asked = DeviceDraws { count: ROWS, rows, sources: None, draws, log_z: Some(log_z) };
+    let request = DeviceDraws { count: ROWS, rows, sources: None, draws, log_z: Some(log_z) };
     let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
     // SAFETY: the weight is on this device, and is dropped after the sampler and after a wait for its calls.
     let mut tiled = unsafe { DeviceTiled::new(head, ROWS, device) }.unwrap();
@@ -133,7 +134,7 @@ fn log_z(device: &Arc<Device>) -> usize {
             for kinds in [RowFeatures::Bare, RowFeatures::Any] {
                 tiled.launch_with_log_z(&stream, &hidden, rows, draws, log_z, kinds).unwrap();
             }
-            standalone.launch(&stream, &logits, &asked).unwrap();
+            standalone.launch(&stream, &logits, &request).unwrap();
         }
         stream.synchronize().unwrap();
     })

@@ -8,7 +8,7 @@ use backends::gpu_memory::{POISON, bits, captured};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::suite;
-use flash_sampling_conformance::suite::drop_alone;
+use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_core::reference::{log_mass, tiled};
 use flash_sampling_core::{DType, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
@@ -233,7 +233,7 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
                 assert_eq!(bits, (want.winner.score.to_bits(), want.logit.to_bits()), "draw {i}");
             }
         }
-        drop_alone(sampler);
+        drop_outside_captures(sampler);
     }
 }
 
@@ -283,7 +283,7 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
                 unsafe { sampler.launch(&stream, &logits, &draws) }.unwrap();
             }
             found.push(stream.clone_dtoh(&draws_there).unwrap());
-            drop_alone(sampler);
+            drop_outside_captures(sampler);
         }
         let log_z = stream.clone_dtoh(&log_z_there).unwrap();
         stream.synchronize().unwrap();
@@ -347,5 +347,5 @@ fn log_z_of_two_valued_rows_keeps_its_promise() {
             assert!((found - want).abs() < 2e-6, "{count} draws, draw {i}: log Z {found}, not {want}");
         }
     }
-    drop_alone(sampler);
+    drop_outside_captures(sampler);
 }

@@ -111,10 +111,10 @@ impl Lists {
 }
 
 /// The passes of each contender.
-pub type Noted = Vec<Rc<Cell<Passes>>>;
+pub type CountedPasses = Vec<Rc<Cell<Passes>>>;
 
 /// Adds the passes of the contenders to their section.
-pub fn noted(mut section: Section, passes: &Noted) -> Section {
+pub fn with_passes(mut section: Section, passes: &CountedPasses) -> Section {
     for (entry, passes) in section.entries.iter_mut().zip(passes) {
         entry.passes = Some(passes.get());
     }

@@ -1,6 +1,6 @@
 //! The filter benchmarks on the CPU.
 
-use super::cases::{Case, Lists, Noted, draw, noted};
+use super::cases::{Case, CountedPasses, Lists, draw, with_passes};
 use super::inputs::{Inputs, Kind};
 use super::table;
 use crate::args::CpuBench;
@@ -41,14 +41,14 @@ pub fn run(
                 let (contenders, passes) = fused(&inputs, states.matrix()?.row_range(0..rows), options)?;
                 let section = inputs.section("fused pipeline", *kind, rows, rounds);
                 let section = time(Section { threads: Some(threads(&options)), ..section }, contenders, interrupt)?;
-                add(record, noted(section, &passes), out, table::section)?;
+                add(record, with_passes(section, &passes), out, table::section)?;
             }
         }
         for kind in Kind::ALL {
             let standalone = Standalone::new(vocab, kind, &options);
             let (contenders, passes) = standalone.contenders()?;
             let section = time(standalone.section(rounds), contenders, interrupt)?;
-            add(record, noted(section, &passes), out, table::section)?;
+            add(record, with_passes(section, &passes), out, table::section)?;
             record.certified.extend(standalone.certified(if args.sizes.quick { 4 } else { ROWS }, interrupt)?);
         }
     }
@@ -60,17 +60,17 @@ fn fused<'a>(
     inputs: &'a Inputs,
     states: Matrix<'a>,
     options: CpuOptions,
-) -> Result<(Vec<Contender<'a>>, Noted), CommandError> {
+) -> Result<(Vec<Contender<'a>>, CountedPasses), CommandError> {
     let head = Head::new(inputs.weight.matrix()?)?;
-    let (mut contenders, mut noted) = (Vec::new(), Vec::new());
+    let (mut contenders, mut counted) = (Vec::new(), Vec::new());
     for case in Case::ALL {
         let mut sampler = sampler(head, Backend::Cpu(options), VariantConfig::Tiled, states.rows())?;
         let sample = move |params: &[RowParams<'_>], out: &mut Samples| sampler.sample(states, params, out);
         let passes = Rc::new(Cell::default());
-        noted.push(passes.clone());
+        counted.push(passes.clone());
         contenders.push(Contender::new(case.name(), draw(case, &inputs.lists, states.rows(), sample, passes)));
     }
-    Ok((contenders, noted))
+    Ok((contenders, counted))
 }
 
 /// A row of logits in memory, drawn on one thread.
@@ -107,17 +107,17 @@ impl Standalone {
     ///
     /// # Errors
     /// Errors of the backend.
-    pub fn contenders(&self) -> Result<(Vec<Contender<'_>>, Noted), CommandError> {
+    pub fn contenders(&self) -> Result<(Vec<Contender<'_>>, CountedPasses), CommandError> {
         let input = Matrix::new(&self.logits, 1, self.logits.len())?;
-        let (mut contenders, mut noted) = (Vec::new(), Vec::new());
+        let (mut contenders, mut counted) = (Vec::new(), Vec::new());
         for case in Case::ALL {
             let passes = Rc::new(Cell::default());
-            noted.push(passes.clone());
+            counted.push(passes.clone());
             let mut sampler = self.sampler()?;
             let sample = move |params: &[RowParams<'_>], out: &mut Samples| sampler.sample(input, params, out);
             contenders.push(Contender::new(case.name(), draw(case, &self.lists, 1, sample, passes)));
         }
-        Ok((contenders, noted))
+        Ok((contenders, counted))
     }
 
     /// The section for these contenders, without entries.

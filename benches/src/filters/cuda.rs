@@ -25,7 +25,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 /// The number of calls of each case whose draws are checked.
-const LOOKED_AT: usize = 16;
+const CHECKED_CALLS: usize = 16;
 
 /// A head in device memory, its sampler, and memory for draws.
 struct Bench {
@@ -134,7 +134,7 @@ impl Bench {
     /// Counts the rows that the GPU decides in one pass.
     fn passes(&mut self, hidden: &DeviceMatrix, calls: &mut Calls) -> Result<Passes, CommandError> {
         let mut passes = Passes::default();
-        for _ in 0..LOOKED_AT {
+        for _ in 0..CHECKED_CALLS {
             self.call(hidden, calls)?;
             let draws = self.stream.clone_dtoh(&self.draws.slice(..hidden.rows)).map_err(driver("copy the draws"))?;
             for draw in draws {

@@ -56,10 +56,10 @@ pub enum Kind {
 }
 
 /// The number of consecutive tokens with large logits.
-const TOGETHER: usize = 128;
+const CONSECUTIVE: usize = 128;
 
 /// The largest of these logits, and the step to the next.
-const HEIGHT: (f32, f32) = (14.0, 0.01);
+const TOP_LOGIT: (f32, f32) = (14.0, 0.01);
 
 impl Kind {
     /// All kinds.
@@ -87,9 +87,9 @@ impl Kind {
                 let mut token = vec![0.0; weight.cols()];
                 let lift = |r: usize, out: &mut [f32]| {
                     synthetic::bulk(r, out);
-                    for i in 0..TOGETHER.min(weight.rows()) {
+                    for i in 0..CONSECUTIVE.min(weight.rows()) {
                         weight.row_to_f32(first(weight.rows()) + i, &mut token);
-                        let height = HEIGHT.0 - HEIGHT.1 * i as f32;
+                        let height = TOP_LOGIT.0 - TOP_LOGIT.1 * i as f32;
                         out.iter_mut().zip(&token).for_each(|(h, w)| *h += height * w);
                     }
                 };
@@ -106,8 +106,8 @@ impl Kind {
         let mut logits: Vec<f32> = (0..vocab).map(|i| normal(mix(r as u64) ^ i as u64) * 2.0).collect();
         if self == Kind::OneTile {
             let first = first(vocab);
-            for (i, logit) in logits[first..].iter_mut().take(TOGETHER).enumerate() {
-                *logit = HEIGHT.0 - HEIGHT.1 * i as f32;
+            for (i, logit) in logits[first..].iter_mut().take(CONSECUTIVE).enumerate() {
+                *logit = TOP_LOGIT.0 - TOP_LOGIT.1 * i as f32;
             }
         } else {
             for (i, height) in (0u64..).zip(synthetic::heights(r)) {
@@ -120,7 +120,7 @@ impl Kind {
 
 /// The first of the consecutive tokens, at the start of a tile of any size up to 256.
 fn first(vocab: usize) -> usize {
-    (vocab / 2 / 256 * 256).min(vocab.saturating_sub(TOGETHER))
+    (vocab / 2 / 256 * 256).min(vocab.saturating_sub(CONSECUTIVE))
 }
 
 /// A normal variate of a key (Box and Muller 1958).

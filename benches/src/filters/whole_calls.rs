@@ -3,7 +3,7 @@
 //! A call uploads parameters, makes the second pass of undecided rows, and downloads draws. Events around one pass do
 //! not include these.
 
-use super::cases::{Case, Lists, MOST_LOGPROBS, draw, noted};
+use super::cases::{Case, Lists, MOST_LOGPROBS, draw, with_passes};
 use crate::gpu::read::failed;
 use cudarc::driver::CudaStream;
 use flash_sampling::cuda::{Device, DeviceHead, DeviceMatrix, DeviceSampler};
@@ -56,5 +56,5 @@ pub fn time(
     }
     let what = format!("whole calls by the host's clock, by turns: {}", section.what);
     let section = Section { what, rounds: section.rounds.min(CALLS), ..section };
-    Ok(noted(flash_sampling_cli::bench::time(section, contenders, interrupt)?, &passes))
+    Ok(with_passes(flash_sampling_cli::bench::time(section, contenders, interrupt)?, &passes))
 }

@@ -3,7 +3,7 @@
 use super::clock::{self, Clock};
 use super::head::{Calls, OnDevice};
 use super::{EXISTING, INVERSE, LOG_Z, OURS, PORTABLE, STANDALONE};
-use crate::gpu::read::{Read, Way, driver, failed};
+use crate::gpu::read::{Read, ReadKernel, driver, failed};
 use crate::rivals::{InverseCdf, Matmul};
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling::DType;
@@ -77,8 +77,8 @@ impl<'h> Contenders<'h> {
         let allocate = driver("allocate memory");
         let (weight, most) = (head.weight(), head.rows());
         let mut reads = Vec::new();
-        for (name, way) in [(READ, Way::Streaming), (BULK, Way::Bulk)] {
-            reads.extend(Read::new(way, device)?.map(|read| (name, read)));
+        for (name, kernel) in [(READ, ReadKernel::Streaming), (BULK, ReadKernel::Bulk)] {
+            reads.extend(Read::new(kernel, device)?.map(|read| (name, read)));
         }
         let matmul = Matmul::new(stream)?;
         let mut ours = Vec::new();

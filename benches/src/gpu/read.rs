@@ -75,7 +75,7 @@ pub fn machine_code(source: &str, options: &[&str], architecture: Architecture) 
 
 /// The kernel that reads bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ReadKernel {
     /// Loads of 16 bytes by every thread.
     Streaming,
     /// Bulk copies to shared memory, from compute capability 9.0 on.
@@ -91,7 +91,7 @@ const RING: u32 = 12 * 16384;
 #[derive(Debug)]
 pub struct Read {
     function: CudaFunction,
-    way: Way,
+    kernel: ReadKernel,
     multiprocessors: u32,
     /// Written if the words of a thread have one certain value.
     sink: CudaSlice<u32>,
@@ -99,21 +99,21 @@ pub struct Read {
 
 impl Read {
     /// Compiles and loads the kernel; `None` if the GPU lacks the instructions.
-    pub fn new(way: Way, device: &Device) -> Result<Option<Read>, CommandError> {
-        if way == Way::Bulk && device.capability().0 < 9 {
+    pub fn new(kernel: ReadKernel, device: &Device) -> Result<Option<Read>, CommandError> {
+        if kernel == ReadKernel::Bulk && device.capability().0 < 9 {
             return Ok(None);
         }
         let failed = driver("load a kernel");
-        let name = if way == Way::Bulk { "read_bulk" } else { "read_streaming" };
+        let name = if kernel == ReadKernel::Bulk { "read_bulk" } else { "read_streaming" };
         let function = module(include_str!("read.cu"), &[], device)?.load_function(name).map_err(&failed)?;
-        if way == Way::Bulk {
+        if kernel == ReadKernel::Bulk {
             let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             function.set_attribute(attribute, RING as i32).map_err(&failed)?;
         }
         let stream = device.context().new_stream().map_err(&failed)?;
         let sink = stream.alloc_zeros(1).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
-        Ok(Some(Read { function, way, multiprocessors: device.multiprocessors(), sink }))
+        Ok(Some(Read { function, kernel, multiprocessors: device.multiprocessors(), sink }))
     }
 
     /// Enqueues a read of the whole 16-byte blocks of `bytes` bytes at `address`, a multiple of 16.
@@ -134,13 +134,13 @@ impl Read {
         // SAFETY: read_streaming takes an address, a count and an address, read_bulk an address and a count, each of 8
         // bytes; the caller owns the memory, this value the sink.
         unsafe {
-            match self.way {
-                Way::Streaming => launch.arg(&address).arg(&quads).arg(&sink).launch(grid(
+            match self.kernel {
+                ReadKernel::Streaming => launch.arg(&address).arg(&quads).arg(&sink).launch(grid(
                     STREAMING.1 * self.multiprocessors,
                     STREAMING.0,
                     0,
                 )),
-                Way::Bulk => launch.arg(&address).arg(&bytes).launch(grid(self.multiprocessors, 32, RING)),
+                ReadKernel::Bulk => launch.arg(&address).arg(&bytes).launch(grid(self.multiprocessors, 32, RING)),
             }
         }
         .map(drop)

@@ -9,10 +9,10 @@ use std::thread::yield_now;
 use std::time::Instant;
 
 /// How long a rank polls before it sleeps: ranks in step arrive sooner than a sleeping thread wakes.
-const LOOKS: Duration = Duration::from_micros(20);
+const POLL_TIME: Duration = Duration::from_micros(20);
 /// The number of polls before the rank yields the core between polls. With more ranks than cores, other ranks may need
 /// the core.
-const BUSY_LOOKS: usize = 64;
+const BUSY_POLLS: usize = 64;
 
 /// One rank of a group of threads. Dropping it, also by a panic, releases the ranks that wait for it.
 ///
@@ -102,12 +102,12 @@ impl Group {
 
     /// Polls for a short time; returns whether all ranks have sent.
     fn come_soon(&self, step: usize) -> bool {
-        let until = Instant::now() + LOOKS;
-        for look in 0.. {
+        let until = Instant::now() + POLL_TIME;
+        for poll in 0.. {
             if self.absent(step).next().is_none() {
                 return true;
             }
-            if look < BUSY_LOOKS {
+            if poll < BUSY_POLLS {
                 spin_loop();
             } else if Instant::now() < until {
                 yield_now();

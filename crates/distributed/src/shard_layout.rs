@@ -102,7 +102,7 @@ impl ShardInfo {
     }
 
     /// Checks that this shard has number `shard` of `world`, can be merged, and agrees with the first.
-    fn check_beside(&self, first: &ShardInfo, shard: usize, world: usize) -> Result<(), ShardError> {
+    fn check_against(&self, first: &ShardInfo, shard: usize, world: usize) -> Result<(), ShardError> {
         if (self.rank, self.world) != (shard, world) {
             return Err(ShardError::Rank { shard, world, found_rank: self.rank, found_world: self.world });
         }
@@ -146,7 +146,7 @@ impl ShardedVocab {
         let first = shards.first().ok_or(ShardError::NoShards)?;
         let (plan, merge) = (first.plan, first.merge);
         for (shard, s) in shards.iter().enumerate() {
-            s.check_beside(first, shard, shards.len())?;
+            s.check_against(first, shard, shards.len())?;
         }
         check_heads(shards)?;
         if merge == ShardMerge::LogMass && plan.max_logprobs.is_none() {

@@ -1,14 +1,14 @@
 //! The law of draws under masks, biases, bans and penalties: the frequency of each token.
 
 use crate::laws::knobs::refused_by_name;
-use crate::logits::{APART, spread, spread_index};
+use crate::logits::{TOKEN_STRIDE, spread, spread_index};
 use crate::problem::Problem;
 use crate::report::{Broken, LawReport, ensure};
 use crate::statistics::Bins;
 use crate::trial::Trial;
 use flash_sampling_core::{History, Knobs, Plan, RowParams, Samples};
 
-/// Logits of both signs, because a repetition penalty treats the signs differently. Token `i * APART` has logit `i`;
+/// Logits of both signs, because a repetition penalty treats the signs differently. Token `i * TOKEN_STRIDE` has logit `i`;
 /// comments and expected changes use `i`.
 const LOGITS: [f32; 12] = [1.5, 1.0, 0.5, 0.25, 0.0, -0.25, -0.5, -0.75, -1.0, -1.25, -1.5, -2.0];
 const TEMPERATURE: f32 = 0.8;
@@ -43,8 +43,8 @@ fn without(tokens: &[u32], token: u32, logit: f64) -> f64 {
 
 /// Returns the bitmap over all tokens for a mask with one bit per entry of [`LOGITS`].
 fn mask(bits: u32) -> Vec<u32> {
-    let mut out = vec![0; LOGITS.len() * APART as usize / 32 + 1];
-    for token in (0..32).filter(|t| bits >> t & 1 == 1).map(|t| t * APART as usize) {
+    let mut out = vec![0; LOGITS.len() * TOKEN_STRIDE as usize / 32 + 1];
+    for token in (0..32).filter(|t| bits >> t & 1 == 1).map(|t| t * TOKEN_STRIDE as usize) {
         out[token / 32] |= 1 << (token % 32);
     }
     out
@@ -59,16 +59,25 @@ fn cases<'a>(history: &'a History, masks: &'a [Vec<u32>; 2]) -> Vec<Case<'a>> {
         case("mask", RowParams { mask: Some(&masks[0]), ..base }, |t, l| without(&[1, 3, 6, 7, 10], t, l)),
         case(
             "logit_bias",
-            RowParams { logit_bias: &[(0, f32::NEG_INFINITY), (2 * APART, 1.0), (11 * APART, 2.5)], ..base },
+            RowParams {
+                logit_bias: &[(0, f32::NEG_INFINITY), (2 * TOKEN_STRIDE, 1.0), (11 * TOKEN_STRIDE, 2.5)],
+                ..base
+            },
             |t, l| {
                 [(0, f64::NEG_INFINITY), (2, 1.0), (11, 2.5)].iter().fold(l, |l, b| if b.0 == t { l + b.1 } else { l })
             },
         ),
-        case("banned", RowParams { banned: &[5 * APART, 0], ..base }, |t, l| without(&[0, 5], t, l)),
-        case("min_tokens 7 of 6", RowParams { min_tokens: 7, stop_token_ids: &[4 * APART, APART], ..base }, |t, l| {
-            without(&[1, 4], t, l)
-        }),
-        case("min_tokens 6 of 6", RowParams { min_tokens: 6, stop_token_ids: &[4 * APART, APART], ..base }, |_, l| l),
+        case("banned", RowParams { banned: &[5 * TOKEN_STRIDE, 0], ..base }, |t, l| without(&[0, 5], t, l)),
+        case(
+            "min_tokens 7 of 6",
+            RowParams { min_tokens: 7, stop_token_ids: &[4 * TOKEN_STRIDE, TOKEN_STRIDE], ..base },
+            |t, l| without(&[1, 4], t, l),
+        ),
+        case(
+            "min_tokens 6 of 6",
+            RowParams { min_tokens: 6, stop_token_ids: &[4 * TOKEN_STRIDE, TOKEN_STRIDE], ..base },
+            |_, l| l,
+        ),
         case("repetition_penalty", RowParams { repetition_penalty: 1.5, ..base }, |t, l| repeated(t, l, 1.5)),
         case("frequency_penalty", RowParams { frequency_penalty: 0.5, ..base }, |t, l| l - 0.5 * generated(t)),
         case("presence_penalty", RowParams { presence_penalty: -0.75, ..base }, |t, l| {
@@ -85,7 +94,7 @@ fn cases<'a>(history: &'a History, masks: &'a [Vec<u32>; 2]) -> Vec<Case<'a>> {
                 dry_multiplier: 0.75,
                 dry_base: 2.0,
                 dry_allowed_length: 1,
-                dry_sequence_breakers: &[APART],
+                dry_sequence_breakers: &[TOKEN_STRIDE],
                 ..base
             },
             |t, l| if t == 3 { l - 0.75 } else { l },
@@ -94,8 +103,8 @@ fn cases<'a>(history: &'a History, masks: &'a [Vec<u32>; 2]) -> Vec<Case<'a>> {
             "all",
             RowParams {
                 mask: Some(&masks[1]),
-                logit_bias: &[(APART, 1.0), (6 * APART, 1.5)],
-                banned: &[4 * APART],
+                logit_bias: &[(TOKEN_STRIDE, 1.0), (6 * TOKEN_STRIDE, 1.5)],
+                banned: &[4 * TOKEN_STRIDE],
                 min_tokens: 100,
                 stop_token_ids: &[0],
                 repetition_penalty: 1.25,
@@ -127,8 +136,8 @@ pub(super) fn adjusted_draws_follow_their_softmax(trial: &Trial<'_>, report: &mu
     let plan = Plan { max_rows: ROWS, max_draws: DRAWS, ..Plan::default() };
     let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS, plan)?;
     let problem = Problem::of_logits(&spread(&LOGITS), ROWS);
-    let mut history = History::new(&PROMPT.map(|t| t * APART));
-    history.extend(OUTPUT.map(|t| t * APART));
+    let mut history = History::new(&PROMPT.map(|t| t * TOKEN_STRIDE));
+    history.extend(OUTPUT.map(|t| t * TOKEN_STRIDE));
     let mut sampler = trial.sampler(problem.head(), plan)?;
     let mut out = Samples::new();
     let masks = [0xb35, 0xbff].map(mask);

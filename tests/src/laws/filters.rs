@@ -175,7 +175,7 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
     if can.is_empty() {
         return Ok(());
     }
-    // Twelve tokens of known probability, `APART` from each other. The kept tokens are counted by hand.
+    // Twelve tokens of known probability, `TOKEN_STRIDE` from each other. The kept tokens are counted by hand.
     let p = [0.24, 0.2, 0.16, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01, 0.01];
     let logits: Vec<f32> = p.iter().map(|p: &f64| p.ln() as f32).collect();
     let rows = 32;

@@ -11,7 +11,7 @@ use flash_sampling_core::{
 };
 
 const SIZE: Size = Size::new(4, 1003, 40);
-const BESIDE: Knobs = Knobs::LOGPROBS.with(Knob::Kept);
+const LOGPROBS_AND_KEPT: Knobs = Knobs::LOGPROBS.with(Knob::Kept);
 const CALLS: usize = 60;
 const PLAN: Plan = Plan { max_rows: SIZE.rows, max_draws: 12, max_logprobs: Some(5), canonical: false };
 
@@ -113,7 +113,7 @@ impl Dice {
 }
 
 pub(super) fn any_parameters_have_the_reference_bits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
-    let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(BESIDE), PLAN)?;
+    let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(LOGPROBS_AND_KEPT), PLAN)?;
     let without_replacement = trial.capabilities()?.without_replacement;
     // One token above thousands of rare tokens with a large total mass, so that a filter removes tokens that could win.
     let far = |i: usize| if i == 77 { 0.0 } else { -8.0 - 3.0 * u01_open(943, i as u64) as f32 };

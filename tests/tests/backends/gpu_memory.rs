@@ -1,7 +1,7 @@
 //! Device memory for tests: copied matrices, a sampler over copied heads, and captured launches.
 
 use flash_sampling_conformance::problem::Problem;
-use flash_sampling_conformance::suite::alone;
+use flash_sampling_conformance::suite::capture_lock;
 use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
@@ -32,7 +32,7 @@ pub(crate) fn assert_drawn(found: &[abi::Draw], want: &Samples, what: &str) {
 
 /// Captures launches into a graph.
 pub(crate) fn captured(stream: &Arc<CudaStream>, launch: impl FnOnce() -> Result<(), CudaError>) -> CudaGraph {
-    let capturing = alone();
+    let capturing = capture_lock();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     let launched = launch();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0));

@@ -80,30 +80,30 @@ impl SamplerFactory for GpuRanks {
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
         let heads = head.split(&shard_starts(&head, self.equal));
         let transports = Loopback::group(heads.len());
-        let met = self.met(transports.len());
+        let exchanges = self.idle_exchanges(transports.len());
         // The handshake is a collective call.
         let ranks: Result<Vec<_>, String> = thread::scope(|scope| {
-            let join = |((shard, transport), met): ((Head<'w>, Loopback), Option<CudaExchange>)| {
+            let join = |((shard, transport), exchange): ((Head<'w>, Loopback), Option<CudaExchange>)| {
                 let options = CudaRankOptions {
                     device: self.gpus.device(transport.rank()),
                     exchange: self.exchange,
                     check_tokens: true,
                 };
-                let join = move || match met {
+                let join = move || match exchange {
                     _ if self.in_place => in_place(shard, plan, transport, &options),
-                    Some(met) => Ok(CudaRank::with_exchange(shard, plan, transport, met, &options)?.into()),
+                    Some(exchange) => Ok(CudaRank::with_exchange(shard, plan, transport, exchange, &options)?.into()),
                     None => Ok(CudaRank::new(shard, plan, transport, &options)?.into()),
                 };
                 scope.spawn(move || join().map_err(|e| e.to_string()))
             };
-            let threads: Vec<_> = heads.into_iter().zip(transports).zip(met).map(join).collect();
+            let threads: Vec<_> = heads.into_iter().zip(transports).zip(exchanges).map(join).collect();
             threads.into_iter().map(|thread| thread.join().expect("a rank does not panic")).collect()
         });
         let alone = match self.exchange {
             GpuExchange::Nccl => Some(whole(head, plan).map_err(|error| BuildError(error.to_string()))?),
             _ => None,
         };
-        ranks.map(|ranks| Box::new(Together { ranks, alone }) as Box<dyn PerturbedArgmax + 'w>).map_err(BuildError)
+        ranks.map(|ranks| Box::new(RankGroup { ranks, alone }) as Box<dyn PerturbedArgmax + 'w>).map_err(BuildError)
     }
 }
 
@@ -174,15 +174,15 @@ pub(crate) fn two_ranks<'w>(
 }
 
 /// Idle groups of NCCL. Laws build many samplers, and NCCL takes half a second to form a group.
-static MET: Mutex<Vec<Vec<CudaExchange>>> = Mutex::new(Vec::new());
+static IDLE_GROUPS: Mutex<Vec<Vec<CudaExchange>>> = Mutex::new(Vec::new());
 
 impl GpuRanks {
     /// Returns an idle group of NCCL or a new one; without NCCL, `None` for every rank.
-    fn met(&self, world: usize) -> Vec<Option<CudaExchange>> {
+    fn idle_exchanges(&self, world: usize) -> Vec<Option<CudaExchange>> {
         if self.exchange != GpuExchange::Nccl || self.in_place {
             return (0..world).map(|_| None).collect();
         }
-        let mut idle = MET.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = IDLE_GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = idle.iter().position(|group| group.len() == world) {
             return idle.swap_remove(at).into_iter().map(Some).collect();
         }
@@ -207,20 +207,20 @@ fn whole<'w>(head: Head<'w>, plan: Plan) -> Result<CudaTiled<'w>, CudaError> {
 }
 
 /// All ranks of a group as one sampler. Every rank must have the same results.
-struct Together<'w> {
+struct RankGroup<'w> {
     ranks: Vec<Rank<'w>>,
     /// For an exchange in which logits do not travel: one GPU, of which they are taken.
     alone: Option<CudaTiled<'w>>,
 }
 
-impl Drop for Together<'_> {
+impl Drop for RankGroup<'_> {
     fn drop(&mut self) {
         // After a panic, the ranks may have made different numbers of calls.
         let is_in_place = self.ranks.iter().any(|rank| rank.on_device.is_some());
         if self.alone.is_some() && !is_in_place && !thread::panicking() {
             let ranks = std::mem::take(&mut self.ranks).into_iter();
             let group = ranks.map(|rank| rank.sampler.into_exchange()).collect();
-            MET.lock().unwrap_or_else(PoisonError::into_inner).push(group);
+            IDLE_GROUPS.lock().unwrap_or_else(PoisonError::into_inner).push(group);
         }
     }
 }
@@ -260,7 +260,7 @@ fn with_logits_of(want: &Samples, found: &mut Samples) {
     }
 }
 
-impl PerturbedArgmax for Together<'_> {
+impl PerturbedArgmax for RankGroup<'_> {
     fn capabilities(&self) -> Capabilities {
         self.ranks[0].sampler.capabilities()
     }
@@ -296,9 +296,9 @@ impl PerturbedArgmax for Together<'_> {
             mine
         })?;
         let (can, plan, vocab_size) = (self.capabilities(), self.plan(), self.shape().vocab_size);
-        let surveyed =
+        let has_filters =
             |row: &RowParams<'_>| row.check(&[], &can, &plan, vocab_size).is_ok_and(|row| row.filters.is_some());
-        if let Some(alone) = self.alone.as_mut().filter(|_| !rows.iter().any(surveyed)) {
+        if let Some(alone) = self.alone.as_mut().filter(|_| !rows.iter().any(has_filters)) {
             let mut want = Samples::new();
             alone.sample(input, rows, &mut want)?;
             with_logits_of(&want, out);

@@ -5,7 +5,7 @@ use super::backends::gpu_memory::{OnDevice, captured};
 use super::runs_here;
 use flash_sampling_conformance::data::{hash, normal};
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::alone;
+use flash_sampling_conformance::suite::capture_lock;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
@@ -44,7 +44,7 @@ pub(super) struct DeviceCalls {
 
 impl Drop for DeviceCalls {
     fn drop(&mut self) {
-        self.dropping = Some(alone());
+        self.dropping = Some(capture_lock());
     }
 }
 

@@ -4,7 +4,7 @@ use flash_sampling_core::{History, RowParams};
 
 /// The rows that have top-p as their only filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mass {
+pub(crate) enum TopPRows {
     /// No row.
     None,
     /// All rows with filters; no row has other knobs.
@@ -23,23 +23,23 @@ pub(crate) fn histories() -> &'static [History] {
 }
 
 /// Returns rows of every kind that ranks on GPUs decide among themselves, and no other rows.
-pub(crate) fn rows(count: usize, by_mass: Mass, lists: &'static [History]) -> Vec<RowParams<'static>> {
+pub(crate) fn rows(count: usize, by_mass: TopPRows, lists: &'static [History]) -> Vec<RowParams<'static>> {
     const MASK: [u32; 188] = [0xfff0_ff0f; 188];
     let row = |r: usize| {
         let of_mass =
             |base| RowParams { top_p: [0.95, 0.5, 0.05, 1.0][r % 4], temperature: [1.0, 0.4][r / 4 % 2], ..base };
         let base = RowParams { seed: 7 + r as u64 / 3, position: r as u64, ..RowParams::default() };
         match r % 8 {
-            _ if by_mass == Mass::Bare => of_mass(base),
-            1 | 6 if by_mass == Mass::Knobs => RowParams { mask: Some(&MASK), ..of_mass(base) },
-            2 | 5 if by_mass == Mass::Knobs => {
+            _ if by_mass == TopPRows::Bare => of_mass(base),
+            1 | 6 if by_mass == TopPRows::Knobs => RowParams { mask: Some(&MASK), ..of_mass(base) },
+            2 | 5 if by_mass == TopPRows::Knobs => {
                 RowParams { history: Some(&lists[0]), presence_penalty: 1.5, logit_bias: &[(7, 3.0)], ..of_mass(base) }
             }
-            4 if by_mass == Mass::Knobs => {
+            4 if by_mass == TopPRows::Knobs => {
                 RowParams { history: Some(&lists[0]), repetition_penalty: 1.3, ..of_mass(base) }
             }
-            1 if by_mass == Mass::Bias => RowParams { logit_bias: &[(7, 3.0)], ..of_mass(base) },
-            _ if by_mass == Mass::Knobs || by_mass == Mass::Bias => of_mass(base),
+            1 if by_mass == TopPRows::Bias => RowParams { logit_bias: &[(7, 3.0)], ..of_mass(base) },
+            _ if by_mass == TopPRows::Knobs || by_mass == TopPRows::Bias => of_mass(base),
             0 => RowParams { top_k: 20, ..base },
             1 => RowParams { min_p: 0.1, ..base },
             2 => RowParams { top_k: 50, top_p: 0.9, draws: 3, ..base },

@@ -4,7 +4,7 @@ use super::backends::gpu::CHOICES;
 use super::backends::gpu_memory::{POISON, bits};
 use super::runs_here;
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::drop_alone;
+use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_core::backend::RowTransform;
 use flash_sampling_core::{DType, HeadError};
@@ -111,7 +111,7 @@ fn every_layout_of_device_memory_and_every_kernel_gives_the_same_bits() {
                     let sampler = unsafe { DeviceTiled::with_kernels(head(weight.matrix), count, &device, choice) };
                     let mut sampler = sampler.unwrap();
                     let found = bits(&draws(&mut sampler, &hidden.matrix, None, &stream));
-                    drop_alone(sampler);
+                    drop_outside_captures(sampler);
                     if want.is_empty() {
                         assert!(found.iter().all(|draw| draw.0 == abi::status::DRAWN), "{found:?}");
                         want = found;
@@ -154,7 +154,7 @@ fn stored_logits_are_those_of_the_plain_sum_and_nothing_else_is_written() {
                 assert_eq!(bits(&storing), bits(&drawing), "{what}");
                 let found = stream.clone_dtoh(&logits).unwrap();
                 stream.synchronize().unwrap();
-                drop_alone(sampler);
+                drop_outside_captures(sampler);
                 let found: Vec<u32> = found.as_chunks::<4>().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
                 for r in 0..count {
                     let state = problem.hidden.row(r);

@@ -4,7 +4,7 @@ use super::backends::gpu::CHOICES;
 use super::backends::gpu_memory::{OnDevice, POISON, bits, captured};
 use super::runs_here;
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::drop_alone;
+use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_core::DType;
 use flash_sampling_core::reference::log_mass;
 use flash_sampling_cuda::DeviceAddress;
@@ -61,7 +61,7 @@ fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoi
     let plain = there.stream.clone_dtoh(&plain_there).unwrap();
     let log_z = there.stream.clone_dtoh(&log_z_there).unwrap();
     let draws = there.draws();
-    drop_alone(sampler);
+    drop_outside_captures(sampler);
     assert_eq!(bits(&draws), bits(&plain), "{choice:?}, {kinds:?}: log Z changes draws");
     let mut worst = 0.0f64;
     for (r, row) in rows.iter().enumerate() {

@@ -21,15 +21,15 @@ pub(crate) enum Missing {
 
 /// The barriers of a rank, in order. A rank that panics waits at its remaining barriers during unwinding, so it does
 /// not block the other ranks.
-struct Meetings<'b>(slice::Iter<'b, Barrier>);
+struct RankBarriers<'b>(slice::Iter<'b, Barrier>);
 
-impl Meetings<'_> {
+impl RankBarriers<'_> {
     fn wait(&mut self) {
         self.0.next().map(Barrier::wait);
     }
 }
 
-impl Drop for Meetings<'_> {
+impl Drop for RankBarriers<'_> {
     fn drop(&mut self) {
         while !self.0.as_slice().is_empty() {
             self.wait();
@@ -60,7 +60,7 @@ pub(crate) fn is_named(
         for (shard, transport) in heads.into_iter().zip(Loopback::group(world as usize)) {
             let (problem, barriers, rank) = (&problem, &barriers, transport.rank());
             scope.spawn(move || {
-                let mut meetings = Meetings(barriers.iter());
+                let mut rank_barriers = RankBarriers(barriers.iter());
                 let device = if gpus == Gpus::One { 0 } else { rank };
                 let options = CudaRankOptions { exchange, device, ..CudaRankOptions::default() };
                 let transport = transport.with_time_limit(limit);
@@ -70,19 +70,19 @@ pub(crate) fn is_named(
                 sampler.sample(problem.input(), &rows, &mut out).unwrap();
                 if rank == 1 {
                     let held = (gpus == Gpus::Each).then_some(sampler);
-                    meetings.wait();
+                    rank_barriers.wait();
                     if missing == Missing::Hangs {
-                        meetings.wait();
+                        rank_barriers.wait();
                     }
                     drop(held);
                     return;
                 }
-                meetings.wait();
+                rank_barriers.wait();
                 let begun = Instant::now();
                 let outcome = sampler.sample(problem.input(), &rows, &mut out);
                 let took = begun.elapsed();
                 if missing == Missing::Hangs {
-                    meetings.wait();
+                    rank_barriers.wait();
                 }
                 assert_eq!(said(outcome.unwrap_err()), message(limit));
                 let most = if missing == Missing::Hangs { limit * 3 / 2 } else { 5 * limit };

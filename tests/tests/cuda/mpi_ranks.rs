@@ -1,6 +1,6 @@
 //! The work of a rank in each scenario. A rank prints a line that begins with `ok` on success, and panics otherwise.
 
-use super::filtered_rows::{self, Mass};
+use super::filtered_rows::{self, TopPRows};
 use super::same_draws::are_same;
 use super::{Event, LIMIT, Scenario, rows};
 use flash_sampling::distributed::{Loopback, Mpi, ShardError, Transport, TransportError};
@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// The timeout of first calls, in which ranks compile kernels.
-const PATIENCE: Duration = Duration::from_secs(60);
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(scenario: &Scenario) {
-    let mpi = Mpi::start().unwrap().with_time_limit(PATIENCE);
+    let mpi = Mpi::start().unwrap().with_time_limit(COMPILE_TIMEOUT);
     assert_eq!(mpi.world(), scenario.world);
     let device = if scenario.has_one_gpu { 0 } else { mpi.rank_on_host() };
     let options = CudaRankOptions { device, exchange: scenario.exchange, ..CudaRankOptions::default() };
@@ -59,7 +59,7 @@ impl Transport for Counted<'_> {
 
 /// The path of a call: draws or filters on GPUs without MPI, or the host with MPI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum CallPath {
     Draws,
     Filters,
     Host,
@@ -67,16 +67,17 @@ enum Way {
 
 /// Returns calls of each path: without filters, with filters that Hopper GPUs decide by peers, and with knobs that need
 /// the host.
-fn calls() -> Vec<(Way, Vec<RowParams<'static>>)> {
-    let filters = |count, mass| (Way::Filters, filtered_rows::rows(count, mass, filtered_rows::histories()));
+fn calls() -> Vec<(CallPath, Vec<RowParams<'static>>)> {
+    let filters = |count, mass| (CallPath::Filters, filtered_rows::rows(count, mass, filtered_rows::histories()));
     let mut of_host = rows::rows(7);
     of_host[0].logprobs = Some(2);
     of_host[2].typical_p = 0.7;
     let base = RowParams { seed: 3, ..RowParams::default() };
     let list = vec![RowParams { draws: 3, without_replacement: true, ..base }, RowParams { top_p: 0.9, ..base }, base];
-    let draws = |count| (Way::Draws, rows::rows(count));
-    let by_host = [(Way::Host, of_host), (Way::Host, list)];
-    let on_gpus = [draws(1), draws(24), filters(24, Mass::None), filters(24, Mass::Knobs), filters(7, Mass::Bare)];
+    let draws = |count| (CallPath::Draws, rows::rows(count));
+    let by_host = [(CallPath::Host, of_host), (CallPath::Host, list)];
+    let on_gpus =
+        [draws(1), draws(24), filters(24, TopPRows::None), filters(24, TopPRows::Knobs), filters(7, TopPRows::Bare)];
     on_gpus.into_iter().chain(by_host).collect()
 }
 
@@ -102,9 +103,9 @@ fn draws(mut mpi: Mpi, options: &CudaRankOptions) -> String {
             together.sample(input, &rows, &mut found).unwrap();
             let met = exchanges.load(Ordering::Relaxed) - before;
             match way {
-                Way::Draws => silent[0] += usize::from(met == 0),
-                Way::Filters => silent[1] += usize::from(met == 0),
-                Way::Host => assert!(met > 0, "{rows:?}"),
+                CallPath::Draws => silent[0] += usize::from(met == 0),
+                CallPath::Filters => silent[1] += usize::from(met == 0),
+                CallPath::Host => assert!(met > 0, "{rows:?}"),
             }
             are_same(options.exchange, &found, &want, &format!("rank {rank} of {world}, {way:?}, position {position}"));
         }

@@ -1,6 +1,6 @@
 //! Rows with filters that ranks decide on their GPUs. They have the draws of one GPU, and few stay undecided.
 
-use super::filtered_rows::{Mass, histories, rows};
+use super::filtered_rows::{TopPRows, histories, rows};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::{DType, Matrix, Order, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DevicePeers};
@@ -131,19 +131,19 @@ pub(crate) fn are_those_of_one_gpu(devices: &[Arc<Device>]) {
     let mut group = Group::new(&problem, plan, devices);
     let lists = histories();
     if devices[0].capability().0 != 9 {
-        assert!(group.decides(&rows(40, Mass::None, lists)).iter().all(|decides| !decides));
+        assert!(group.decides(&rows(40, TopPRows::None, lists)).iter().all(|decides| !decides));
         return;
     }
     let (mut decided, mut left) = (0, 0);
     for (count, by_mass) in [
-        (1, Mass::None),
-        (40, Mass::None),
-        (1, Mass::Bare),
-        (40, Mass::Bare),
-        (40, Mass::Knobs),
-        (7, Mass::Knobs),
-        (40, Mass::Bias),
-        (8, Mass::None),
+        (1, TopPRows::None),
+        (40, TopPRows::None),
+        (1, TopPRows::Bare),
+        (40, TopPRows::Bare),
+        (40, TopPRows::Knobs),
+        (7, TopPRows::Knobs),
+        (40, TopPRows::Bias),
+        (8, TopPRows::None),
     ] {
         for pass in 0..4 {
             let mut rows = rows(count, by_mass, lists);

@@ -1,6 +1,6 @@
 //! Rows with filters on ranks in two processes, which exchange set-up data by files in a folder.
 
-use super::filtered_rows::{Mass, histories, rows};
+use super::filtered_rows::{TopPRows, histories, rows};
 use super::rank_filters::decided_rows_are_same;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
@@ -38,15 +38,15 @@ pub(crate) fn draw_as_one_gpu(test: &str) {
     let mut ranks: Vec<_> = (0..WORLD).map(start).collect();
     // A rank that waits for a missing rank ends at its timeout.
     let succeeded: Vec<_> = ranks.iter_mut().map(|rank| rank.wait().unwrap().success()).collect();
-    let told = (0..WORLD).filter(|rank| folder.join(format!("done-{rank}")).exists()).count();
+    let finished = (0..WORLD).filter(|rank| folder.join(format!("done-{rank}")).exists()).count();
     fs::remove_dir_all(&folder).unwrap();
-    assert_eq!((succeeded, told), (vec![true; WORLD], WORLD));
+    assert_eq!((succeeded, finished), (vec![true; WORLD], WORLD));
 }
 
 /// Runs a rank, on its own GPU if there are two: compares its draws, and then writes a file.
 fn draw(rank: usize, folder: &Path) {
     // Writes a file for the other ranks, and waits for the files of all ranks.
-    let meet = |what: &str, mine: &[u8]| -> Vec<Vec<u8>> {
+    let exchange_files = |what: &str, mine: &[u8]| -> Vec<Vec<u8>> {
         let begun = Instant::now();
         let (part, whole) = (folder.join(format!("part-{rank}")), folder.join(format!("{what}-{rank}")));
         fs::write(&part, mine).unwrap();
@@ -64,8 +64,14 @@ fn draw(rank: usize, folder: &Path) {
     let plan = Plan { max_rows: 24, max_draws: 3, ..Plan::default() };
     let problem = Problem::gaussian(Size::new(24, 6000, 264), DType::BF16, DType::BF16, 5);
     let lists = histories();
-    let calls =
-        [(1, Mass::None), (24, Mass::None), (24, Mass::Bare), (24, Mass::Knobs), (24, Mass::Bias), (7, Mass::None)];
+    let calls = [
+        (1, TopPRows::None),
+        (24, TopPRows::None),
+        (24, TopPRows::Bare),
+        (24, TopPRows::Knobs),
+        (24, TopPRows::Bias),
+        (7, TopPRows::None),
+    ];
     let calls: Vec<_> = calls.into_iter().map(|(count, mass)| (count, rows(count, mass, lists))).collect();
     let mut alone = CudaTiled::new(problem.head(), plan, &device).unwrap();
     let want = |(count, rows): &(usize, Vec<RowParams<'_>>)| {
@@ -78,9 +84,9 @@ fn draw(rank: usize, folder: &Path) {
     let mut sampler = CudaTiled::new(shard, plan, &device).unwrap();
     sampler.prepare_sharded().unwrap();
     let offer = PeerEndpoint::new(rank, WORLD, CudaTiled::max_exchange_rows(&plan), &device).unwrap();
-    let cards = meet("card", &offer.card());
+    let cards = exchange_files("card", &offer.card());
     let mut exchange = CudaExchange::from(offer.connect(&cards, LIMIT).unwrap());
-    exchange.agree(&meet("told", &sampler.encode_support())).unwrap();
+    exchange.agree(&exchange_files("support", &sampler.encode_support())).unwrap();
     let (mut found, mut open, mut left) = (Samples::new(), Vec::new(), 0);
     for ((count, rows), want) in calls.iter().zip(&want) {
         if device.capability().0 != 9 {
@@ -94,5 +100,5 @@ fn draw(rank: usize, folder: &Path) {
         left += open.len();
     }
     assert!(left <= 12, "{left} of 104 rows left open");
-    meet("done", &[]);
+    exchange_files("done", &[]);
 }

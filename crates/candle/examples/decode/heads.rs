@@ -24,10 +24,10 @@ pub(crate) const KEPT: usize = 4;
 pub(crate) struct Head {
     rows: Vec<RowParams<'static>>,
     samples: Samples,
-    way: Way,
+    kind: HeadKind,
 }
 
-enum Way {
+enum HeadKind {
     Fused(Box<FusedHead>),
     Processor(Tensor, Vec<LogitsProcessor>),
     Gumbel(Tensor),
@@ -46,49 +46,52 @@ impl Head {
     pub(crate) fn new(kind: usize, weight: &Tensor, sequences: usize) -> Result<Head> {
         let plan = Plan { max_rows: sequences, ..Plan::default() };
         let transposed = weight.t()?;
-        let way = match kind {
+        let kind = match kind {
             0 | KEPT => {
                 let weight = if kind == KEPT { weight.to_dtype(DType::BF16)? } else { weight.clone() };
                 let head = FusedHead::new(weight, HeadOptions::default(), plan, &CpuOptions::default())?;
-                Way::Fused(Box::new(head))
+                HeadKind::Fused(Box::new(head))
             }
             1 => {
                 let all = Sampling::All { temperature: 1.0 };
                 let processor = |seed| LogitsProcessor::from_sampling(seed, all.clone());
-                Way::Processor(transposed, (0..sequences as u64).map(processor).collect())
+                HeadKind::Processor(transposed, (0..sequences as u64).map(processor).collect())
             }
-            2 => Way::Gumbel(transposed),
+            2 => HeadKind::Gumbel(transposed),
             _ => {
                 #[cfg(feature = "cuda")]
                 if weight.device().is_cuda() {
                     let sampler = gpu::Standalone::new(weight, sequences)?;
-                    return Ok(Head::of(sequences, Way::Standalone(transposed, Box::new(Standalone::Gpu(sampler)))));
+                    return Ok(Head::of(
+                        sequences,
+                        HeadKind::Standalone(transposed, Box::new(Standalone::Gpu(sampler))),
+                    ));
                 }
                 let sampler =
                     cpu::Standalone::new(weight.dim(0)?, plan, &CpuOptions::default()).map_err(Error::wrap)?;
-                Way::Standalone(transposed, Box::new(Standalone::Cpu(sampler)))
+                HeadKind::Standalone(transposed, Box::new(Standalone::Cpu(sampler)))
             }
         };
-        Ok(Head::of(sequences, way))
+        Ok(Head::of(sequences, kind))
     }
 
-    fn of(sequences: usize, way: Way) -> Head {
+    fn of(sequences: usize, kind: HeadKind) -> Head {
         let row = |seed| RowParams { seed, ..RowParams::default() };
-        Head { rows: (0..sequences as u64).map(row).collect(), samples: Samples::new(), way }
+        Head { rows: (0..sequences as u64).map(row).collect(), samples: Samples::new(), kind }
     }
 
     /// The next token of each sequence, for hidden states `[sequences, hidden]`.
     pub(crate) fn next(&mut self, hidden: &Tensor, position: u64) -> Result<Vec<u32>> {
         self.rows.iter_mut().for_each(|row| row.position = position);
-        match &mut self.way {
-            Way::Fused(head) => head.sample(hidden, &self.rows, &mut self.samples)?,
-            Way::Processor(weight, processors) => {
+        match &mut self.kind {
+            HeadKind::Fused(head) => head.sample(hidden, &self.rows, &mut self.samples)?,
+            HeadKind::Processor(weight, processors) => {
                 let logits = hidden.matmul(weight)?;
                 let draw = |(row, processor): (usize, &mut LogitsProcessor)| processor.sample(&logits.get(row)?);
                 return processors.iter_mut().enumerate().map(draw).collect();
             }
-            Way::Gumbel(weight) => return gumbel_softmax(&hidden.matmul(weight)?, 1.0, D::Minus1)?.to_vec1(),
-            Way::Standalone(weight, sampler) => {
+            HeadKind::Gumbel(weight) => return gumbel_softmax(&hidden.matmul(weight)?, 1.0, D::Minus1)?.to_vec1(),
+            HeadKind::Standalone(weight, sampler) => {
                 let logits = hidden.matmul(weight)?;
                 match &mut **sampler {
                     Standalone::Cpu(sampler) => with_matrix(&logits, |logits| {

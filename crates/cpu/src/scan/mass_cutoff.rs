@@ -18,12 +18,12 @@ use flash_sampling_core::backend::{Candidate, MassHistogram};
 /// A worker's number of tokens before the first estimate of a row's floor, and the binary logarithm of the growth of
 /// this number until the next estimate.
 const FIRST: u32 = 256;
-const AGAIN: u32 = 2;
+const GROWTH_LOG2: u32 = 2;
 /// The rise of a row's largest logit, in nats, that causes another estimate.
-const RISE: f32 = 1.0;
+const RISE_NATS: f32 = 1.0;
 /// The share of `1 - p` that an estimate may leave below the floor: its maximum, its factors after a miss and after a
 /// call without a miss, and the minimum share for a floor.
-const BOLDEST: f32 = 0.9;
+const MAX_SHARE: f32 = 0.9;
 const AFTER_MISS: f32 = 0.5;
 const AFTER_CALL: f32 = 1.02;
 const LEAST: f32 = 0.02;
@@ -50,11 +50,11 @@ pub(crate) struct RowBounds {
     /// The highest floor.
     floor: AtomicU32,
     /// The largest logit at the last estimate.
-    guessed: AtomicU32,
+    last_estimate: AtomicU32,
     /// The number of estimates due to the number of tokens.
-    guesses: AtomicU32,
+    estimates: AtomicU32,
     /// A token of the first draw: its score, and its logit in the low half. Without filters, only the best score.
-    rival: AtomicU64,
+    best_above: AtomicU64,
 }
 
 /// Returns an integer that rises with a float. Both zeros have one value, as in the order of logits.
@@ -73,53 +73,53 @@ impl RowBounds {
         RowBounds {
             largest: none(),
             floor: none(),
-            guessed: none(),
-            guesses: AtomicU32::new(0),
-            rival: AtomicU64::new(0),
+            last_estimate: none(),
+            estimates: AtomicU32::new(0),
+            best_above: AtomicU64::new(0),
         }
     }
 
     fn begin(&self) {
         let none = ordered(f32::NEG_INFINITY);
-        let logits = [&self.largest, &self.floor, &self.guessed];
+        let logits = [&self.largest, &self.floor, &self.last_estimate];
         logits.into_iter().for_each(|logit| logit.store(none, Ordering::Relaxed));
-        self.guesses.store(0, Ordering::Relaxed);
-        self.rival.store(0, Ordering::Relaxed);
+        self.estimates.store(0, Ordering::Relaxed);
+        self.best_above.store(0, Ordering::Relaxed);
     }
 
     /// Returns the score of a known token of the first draw with a logit above `logit`; -inf if none is known. A token
     /// with a logit up to `logit` and a lower score is never drawn.
     #[inline(always)]
-    pub(crate) fn rival(&self, logit: f32) -> f32 {
-        let rival = self.rival.load(Ordering::Relaxed);
-        if rival as u32 > ordered(logit) { of_ordered((rival >> 32) as u32) } else { f32::NEG_INFINITY }
+    pub(crate) fn best_above(&self, logit: f32) -> f32 {
+        let best_above = self.best_above.load(Ordering::Relaxed);
+        if best_above as u32 > ordered(logit) { of_ordered((best_above >> 32) as u32) } else { f32::NEG_INFINITY }
     }
 
     /// Returns the best shared score of the first draw, and the logit of its token; -inf and +inf before the first.
     #[inline(always)]
     pub(crate) fn best(&self) -> (f32, f32) {
-        match self.rival.load(Ordering::Relaxed) {
+        match self.best_above.load(Ordering::Relaxed) {
             0 => (f32::NEG_INFINITY, f32::INFINITY),
-            rival => (of_ordered((rival >> 32) as u32), of_ordered(rival as u32)),
+            best_above => (of_ordered((best_above >> 32) as u32), of_ordered(best_above as u32)),
         }
     }
 
     /// Shares a token of the first draw. Tokens with a large logit and a good score prune most.
     #[inline(always)]
     pub(crate) fn share_token(&self, token: &Candidate) {
-        let before = self.rival.load(Ordering::Relaxed);
+        let before = self.best_above.load(Ordering::Relaxed);
         let sum = of_ordered((before >> 32) as u32) + of_ordered(before as u32);
         if before == 0 || token.winner.score + token.logit > sum {
-            let rival = u64::from(ordered(token.winner.score)) << 32 | u64::from(ordered(token.logit));
+            let best_above = u64::from(ordered(token.winner.score)) << 32 | u64::from(ordered(token.logit));
             // If another worker was faster, its token is as good.
-            let _ = self.rival.compare_exchange(before, rival, Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self.best_above.compare_exchange(before, best_above, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
     /// Raises the best score of a row without filters, which needs no logits.
     #[inline(always)]
     pub(crate) fn raise_best_score(&self, score: f32) {
-        self.rival.fetch_max(u64::from(ordered(score)) << 32, Ordering::Relaxed);
+        self.best_above.fetch_max(u64::from(ordered(score)) << 32, Ordering::Relaxed);
     }
 
     /// Returns the largest logit of all workers, after it includes `own`. Stores are rare, because each takes the cache
@@ -136,20 +136,20 @@ impl RowBounds {
 
     /// Whether this worker must make an estimate, after `tokens` of the row. True for at most one worker.
     #[inline(always)]
-    fn is_guess_due(&self, tokens: u32, largest: f32) -> bool {
-        let guesses = self.guesses.load(Ordering::Relaxed);
-        let enough = tokens >> (AGAIN * guesses).min(31) >= FIRST;
-        let before = self.guessed.load(Ordering::Relaxed);
-        let risen = guesses > 0 && largest > of_ordered(before) + RISE;
+    fn is_estimate_due(&self, tokens: u32, largest: f32) -> bool {
+        let estimates = self.estimates.load(Ordering::Relaxed);
+        let enough = tokens >> (GROWTH_LOG2 * estimates).min(31) >= FIRST;
+        let before = self.last_estimate.load(Ordering::Relaxed);
+        let risen = estimates > 0 && largest > of_ordered(before) + RISE_NATS;
         let (to, none) = (ordered(largest), Ordering::Relaxed);
-        enough && self.guesses.compare_exchange(guesses, guesses + 1, none, none).is_ok()
-            || risen && self.guessed.compare_exchange(before, to, none, none).is_ok()
+        enough && self.estimates.compare_exchange(estimates, estimates + 1, none, none).is_ok()
+            || risen && self.last_estimate.compare_exchange(before, to, none, none).is_ok()
     }
 }
 
 impl SharedBounds {
     pub(crate) fn new(rows: usize) -> Self {
-        SharedBounds { rows: (0..rows).map(|_| RowBounds::new()).collect(), share: AtomicU32::new(BOLDEST.to_bits()) }
+        SharedBounds { rows: (0..rows).map(|_| RowBounds::new()).collect(), share: AtomicU32::new(MAX_SHARE.to_bits()) }
     }
 
     /// Resets the bounds of the rows of a call.
@@ -173,7 +173,7 @@ impl SharedBounds {
     pub(crate) fn note(&self, missed: bool) {
         let share = f32::from_bits(self.share.load(Ordering::Relaxed));
         let factor = if missed { AFTER_MISS } else { AFTER_CALL };
-        self.share.store((share * factor).clamp(LEAST / 2.0, BOLDEST).to_bits(), Ordering::Relaxed);
+        self.share.store((share * factor).clamp(LEAST / 2.0, MAX_SHARE).to_bits(), Ordering::Relaxed);
     }
 }
 
@@ -248,7 +248,7 @@ impl MassCutoff {
         if let Some(p) = self.p {
             self.tokens += tokens;
             let row = known.row(r);
-            if row.is_guess_due(self.tokens, largest) {
+            if row.is_estimate_due(self.tokens, largest) {
                 let share = f32::from_bits(known.share.load(Ordering::Relaxed));
                 self.guess(mass, of, largest, share, p, row);
             }
@@ -257,7 +257,7 @@ impl MassCutoff {
 
     #[cold]
     fn guess(&mut self, mass: &mut MassHistogram, of: u32, largest: f32, share: f32, p: f32, known: &RowBounds) {
-        known.guessed.fetch_max(ordered(largest), Ordering::Relaxed);
+        known.last_estimate.fetch_max(ordered(largest), Ordering::Relaxed);
         if share < LEAST {
             return;
         }
@@ -286,17 +286,17 @@ mod tests {
     fn a_rival_spares_what_is_below_it_alone() {
         let row = RowBounds::new();
         let token = |logit, score| Candidate { winner: Winner::new(score, 9), logit };
-        assert_eq!(row.rival(-5.0), f32::NEG_INFINITY);
+        assert_eq!(row.best_above(-5.0), f32::NEG_INFINITY);
         row.share_token(&token(0.0, 3.5));
-        assert_eq!(row.rival(-1.0), 3.5);
+        assert_eq!(row.best_above(-1.0), 3.5);
         // A token with the same logit may precede it, whatever the sign of its zero.
-        assert_eq!([row.rival(-0.0), row.rival(0.0), row.rival(1.0)], [f32::NEG_INFINITY; 3]);
+        assert_eq!([row.best_above(-0.0), row.best_above(0.0), row.best_above(1.0)], [f32::NEG_INFINITY; 3]);
         // A better score with a smaller logit prunes less; one with a larger logit prunes more.
         row.share_token(&token(-3.0, 4.0));
-        assert_eq!(row.rival(-1.0), 3.5);
+        assert_eq!(row.best_above(-1.0), 3.5);
         row.share_token(&token(8.0, 7.5));
-        assert_eq!((row.rival(7.0), row.rival(8.0)), (7.5, f32::NEG_INFINITY));
+        assert_eq!((row.best_above(7.0), row.best_above(8.0)), (7.5, f32::NEG_INFINITY));
         row.begin();
-        assert_eq!(row.rival(-5.0), f32::NEG_INFINITY);
+        assert_eq!(row.best_above(-5.0), f32::NEG_INFINITY);
     }
 }

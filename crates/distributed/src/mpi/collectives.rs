@@ -22,8 +22,8 @@ pub(super) struct Collectives {
 
 /// The time, and the part of the limit, for which a rank only polls an exchange. After the shorter of the two it also
 /// exchanges heartbeats.
-const ALONE: Duration = Duration::from_millis(20);
-const ALONE_PART: u32 = 8;
+const POLL_ONLY_TIME: Duration = Duration::from_millis(20);
+const POLL_ONLY_PART: u32 = 8;
 
 /// The number of exchanges after which a rank receives pending heartbeats, even without a wait. Heartbeats accumulate
 /// at a rank that is always last.
@@ -88,7 +88,7 @@ impl Collectives {
         let mut request = Request(unsafe { request.assume_init() });
         self.step += 1;
         let wait = Wait::new(self.step, left, limit);
-        let alone = wait.begun.checked_add(ALONE.min(limit / ALONE_PART).min(left));
+        let alone = wait.begun.checked_add(POLL_ONLY_TIME.min(limit / POLL_ONLY_PART).min(left));
         let outcome = match request.wait_until(alone) {
             Ok(false) => self.liveness.wait_until(&wait, &mut request),
             Ok(true) => Ok(None),

@@ -77,7 +77,7 @@ struct Other {
     /// The number of its last heartbeat; 0 before the first.
     step: u64,
     /// When the last heartbeat arrived.
-    last_heard: Instant,
+    last_heartbeat: Instant,
     interval: Duration,
     /// Whether it gave up the exchange of its last heartbeat.
     has_given_up: bool,
@@ -152,14 +152,14 @@ impl Liveness {
     /// The missing ranks after the query at `queried`. Ranks that were silent long before the query come first; a rank
     /// that lacks a processor for a moment is not among them.
     fn missing(&self, step: u64, queried: Instant, now: Instant) -> Vec<usize> {
-        let long = |other: &Other| !other.is_there(step, now) && !other.is_elsewhere(now);
-        let is_silent = |other: &Other| other.waits() && other.last_heard < queried;
+        let long = |other: &Other| !other.is_in_exchange(step, now) && !other.is_in_earlier_exchange(now);
+        let is_silent = |other: &Other| other.waits() && other.last_heartbeat < queried;
         let mut ranks = self.ranks(long);
         if ranks.is_empty() {
             ranks = self.ranks(is_silent);
         }
         if ranks.is_empty() {
-            ranks = self.ranks(|other| !other.is_there(step, now));
+            ranks = self.ranks(|other| !other.is_in_exchange(step, now));
         }
         ranks
     }
@@ -192,7 +192,7 @@ impl Liveness {
                 self.others.push(Other {
                     rank,
                     step: 0,
-                    last_heard: Instant::now(),
+                    last_heartbeat: Instant::now(),
                     interval: Duration::ZERO,
                     has_given_up: false,
                     wants_reply: false,
@@ -232,20 +232,20 @@ impl Other {
             let [number, interval] = [0, 1].map(|at| self.incoming.words[at]);
             (self.step, self.has_given_up) = (number & !(GIVEN_UP | QUERY), number & GIVEN_UP != 0);
             self.wants_reply = number & QUERY != 0;
-            (self.last_heard, self.interval) = (now, Duration::from_nanos(interval));
+            (self.last_heartbeat, self.interval) = (now, Duration::from_nanos(interval));
             self.incoming = Message::receive(self.rank, communicator)?;
         }
         Ok(())
     }
 
     /// Whether it came to an exchange, and is alive or gave up that exchange.
-    fn is_there(&self, step: u64, now: Instant) -> bool {
-        self.step >= step && (self.has_given_up || self.is_heard(now))
+    fn is_in_exchange(&self, step: u64, now: Instant) -> bool {
+        self.step >= step && (self.has_given_up || self.is_recent(now))
     }
 
     /// Whether the exchange of its last heartbeat did not end for it: it gave up that exchange, or waits in it.
-    fn is_elsewhere(&self, now: Instant) -> bool {
-        self.has_given_up || (self.waits() && self.is_heard(now))
+    fn is_in_earlier_exchange(&self, now: Instant) -> bool {
+        self.has_given_up || (self.waits() && self.is_recent(now))
     }
 
     /// Whether it waits in the exchange of its last heartbeat, according to that heartbeat.
@@ -255,12 +255,12 @@ impl Other {
 
     /// Whether it has replied to the query at `queried`, or cannot reply.
     fn has_replied(&self, step: u64, queried: Instant) -> bool {
-        self.has_given_up || (self.step >= step && (self.interval == ENDED || self.last_heard >= queried))
+        self.has_given_up || (self.step >= step && (self.interval == ENDED || self.last_heartbeat >= queried))
     }
 
     /// Whether its last heartbeat is recent.
-    fn is_heard(&self, now: Instant) -> bool {
-        now.duration_since(self.last_heard) <= self.interval.saturating_mul(MISSED_HEARTBEATS)
+    fn is_recent(&self, now: Instant) -> bool {
+        now.duration_since(self.last_heartbeat) <= self.interval.saturating_mul(MISSED_HEARTBEATS)
     }
 }
 

@@ -156,7 +156,7 @@ impl Keep for KeepFrontier<'_> {
         }
         // Tokens arrive in ascending order, so a frontier point with a logit of at least `top` ranks before the spans.
         let own = self.frontier.winner_from(LogitRank { logit: top, token }).winner.score;
-        own.max(self.known.map_or(f32::NEG_INFINITY, |known| known.rival(top)))
+        own.max(self.known.map_or(f32::NEG_INFINITY, |known| known.best_above(top)))
     }
 
     #[inline(always)]

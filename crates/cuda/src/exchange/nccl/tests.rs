@@ -6,7 +6,7 @@ use crate::abi::DeviceAddress;
 use crate::abi::Row;
 use crate::device::row_features::RowFeatures;
 use crate::exchange::peers::tests::fan_out::{Part, rows};
-use crate::exchange::peers::tests::{alone, shard_draw, whole_draw};
+use crate::exchange::peers::tests::{capture_lock, shard_draw, whole_draw};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use std::io::Write;
 use std::thread;
@@ -36,7 +36,7 @@ fn told(draw: &Draw) -> (u32, u32, u32) {
 fn a_captured_launch_is_replayed() {
     const ROWS: usize = 9;
     let Some(devices) = devices() else { return };
-    let _alone = alone();
+    let _alone = capture_lock();
     let (id, world) = (NcclId::new().unwrap(), devices.len());
     let rank = |number: usize, device: &Arc<Device>| {
         let mut nccl = NcclEndpoint::new(number, world, ROWS, device).unwrap().connect(&id, LIMIT).unwrap();
@@ -79,7 +79,7 @@ fn a_captured_launch_is_replayed() {
 fn a_captured_step_draws_as_one_gpu_does() {
     const REPLAYS: u64 = 10;
     let Some(mut devices) = devices() else { return };
-    let _alone = alone();
+    let _alone = capture_lock();
     // As many as there are shards.
     devices.truncate(3);
     let (id, world) = (NcclId::new().unwrap(), devices.len());

@@ -139,7 +139,7 @@ fn expected(device: &Arc<Device>, counts: &[usize]) -> Vec<Vec<Draw>> {
 
 #[test]
 fn draws_sent_from_within_the_kernel_are_those_of_one_gpu() {
-    let _alone = alone();
+    let _alone = capture_lock();
     let counts: Vec<_> = (0..36).map(|step| [1, 17, 5, 40, 9, 33][step % 6]).collect();
     let is_within: [fn(usize, usize) -> bool; 3] = [|_, _| true, |_, rank| rank % 2 == 1, |step, _| step % 2 == 1];
     for devices in hoppers() {
@@ -162,7 +162,7 @@ fn draws_sent_from_within_the_kernel_are_those_of_one_gpu() {
 
 #[test]
 fn a_rank_that_reads_late_still_finds_what_left_the_kernel_and_with_one_mailbox_does_not() {
-    let _alone = alone();
+    let _alone = capture_lock();
     let counts = [5; 60];
     for devices in hoppers() {
         let expected = expected(&devices[0], &counts);
@@ -183,7 +183,7 @@ fn a_rank_that_reads_late_still_finds_what_left_the_kernel_and_with_one_mailbox_
 /// The fused kernel, the exchange and the draws of the whole vocabulary as a graph, replayed with other rows and hidden states.
 #[test]
 fn a_captured_step_draws_as_one_gpu_does() {
-    let _alone = alone();
+    let _alone = capture_lock();
     for devices in hoppers() {
         let mut whole = shards(&devices[..1], &[ROWS], LIMIT).swap_remove(0);
         for is_within in [false, true] {
@@ -217,7 +217,7 @@ fn a_captured_step_draws_as_one_gpu_does() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named_within_the_time_limit() {
-    let _alone = alone();
+    let _alone = capture_lock();
     let limit = Duration::from_millis(50);
     for devices in hoppers() {
         let mut ranks = shards(&devices, &[7; 3], limit);

@@ -19,7 +19,7 @@ use std::time::Instant;
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Leave to use the GPUs alone: ranks that share one wait for one another within a time limit.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn capture_lock() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -156,7 +156,7 @@ fn first_wrong(ranks: &mut [Rank]) -> Option<String> {
 
 #[test]
 fn every_rank_has_the_best_draw_of_all_shards() {
-    let _alone = alone();
+    let _alone = capture_lock();
     for world in [1, 2, 3, 4, 8] {
         for devices in placings(world) {
             let counts: Vec<_> = (0..60).map(|step| [1, 64, 3, 256, 17, 2][step % 6]).collect();
@@ -167,7 +167,7 @@ fn every_rank_has_the_best_draw_of_all_shards() {
 
 #[test]
 fn a_rank_that_reads_late_still_finds_what_was_sent_to_it() {
-    let _alone = alone();
+    let _alone = capture_lock();
     for devices in placings(3) {
         for slow in 0..3 {
             let mut ranks = ranks(&devices, &[5; 100], LIMIT);
@@ -180,7 +180,7 @@ fn a_rank_that_reads_late_still_finds_what_was_sent_to_it() {
 /// The negative control: with one mailbox in place of two, the fast ranks overwrite what the slow one has not read.
 #[test]
 fn one_mailbox_in_place_of_two_loses_draws() {
-    let _alone = alone();
+    let _alone = capture_lock();
     for devices in placings(3) {
         let mut ranks = ranks(&devices, &[5; 100], Duration::from_millis(20));
         for rank in &mut ranks {
@@ -193,7 +193,7 @@ fn one_mailbox_in_place_of_two_loses_draws() {
 
 #[test]
 fn a_rank_that_withholds_its_draws_is_named_within_the_time_limit() {
-    let _alone = alone();
+    let _alone = capture_lock();
     let limit = Duration::from_millis(50);
     for devices in placings(4) {
         let mut ranks = ranks(&devices, &[7; 3], limit);
@@ -219,7 +219,7 @@ fn a_rank_that_withholds_its_draws_is_named_within_the_time_limit() {
 
 #[test]
 fn a_rank_that_is_called_otherwise_is_named() {
-    let _alone = alone();
+    let _alone = capture_lock();
     for devices in placings(3) {
         let mut ranks = ranks(&devices, &[6, 6], LIMIT);
         let seeds: Vec<_> = (0..6).map(|row| Row { seed: row ^ u64::from(row == 4), ..Row::default() }).collect();
@@ -240,7 +240,7 @@ fn a_rank_that_is_called_otherwise_is_named() {
 /// Rank 0 fails before a launch that the others make; what they stored is there, and of its own next step.
 #[test]
 fn what_was_sent_for_a_launch_that_a_rank_left_out_is_not_taken_for_its_next() {
-    let _alone = alone();
+    let _alone = capture_lock();
     let limit = Duration::from_millis(500);
     for devices in placings(3) {
         for is_marked in [true, false] {
@@ -271,7 +271,7 @@ fn what_was_sent_for_a_launch_that_a_rank_left_out_is_not_taken_for_its_next() {
 
 #[test]
 fn a_captured_launch_is_replayed() {
-    let _alone = alone();
+    let _alone = capture_lock();
     const ROWS: usize = 9;
     for devices in placings(2) {
         let mut ranks = ranks(&devices, &[ROWS], LIMIT);

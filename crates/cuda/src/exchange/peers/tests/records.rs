@@ -72,7 +72,7 @@ fn sample(
 
 #[test]
 fn a_rank_that_reads_records_late_still_finds_them_and_with_one_mailbox_for_both_kinds_does_not() {
-    let _alone = alone();
+    let _alone = capture_lock();
     let (weight, hidden) = (bf16(1, VOCAB * HIDDEN), bf16(2, STEPS * ROWS * HIDDEN));
     let head = Head::new(matrix(&weight)).unwrap().with_scale(0.25).unwrap();
     let base = RowParams::default();
