@@ -47,7 +47,7 @@ pub enum LogprobsMode {
 /// The order of operations is vLLM's (v1): raw logits of the head, `mask`, `logit_bias`, `banned` and `min_tokens`,
 /// penalties, greedy or `temperature`, filters, draw. [`Order`] has the order of the filters, and other orders. A
 /// greedy row (`temperature` 0) draws the largest logit, which most filters keep. `typical_p` and XTC may drop the
-/// largest logit, so a greedy row with either is refused.
+/// largest logit, so samplers refuse a greedy row with either.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowParams<'a> {
     /// The key of the row's noise. Rows with the same seed and position have the same noise, in every call. Independent
