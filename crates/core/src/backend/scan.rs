@@ -65,18 +65,18 @@ impl Request<'_> {
 /// One pass over the tokens of a shard; see [`PerturbedArgmax::scan`](crate::PerturbedArgmax::scan).
 ///
 /// # Contract
-/// The summaries of shards, [merged](RowSummary::merge) in any order, equal the summary of the whole vocabulary,
-/// whatever the shards, threads or other rows. An error names the shard's own token and stage; merged errors keep the
-/// first one. The masses that a filter drops may depend on the shards, so the number of passes may change, but not the
-/// result. Logits and scores equal those of [`sample`](crate::PerturbedArgmax::sample).
+/// The summaries of shards, [merged](RowSummary::merge) in any order, equal the summary of the whole vocabulary, for
+/// any shards, threads or other rows. An error names the shard's token and stage; a merge keeps the
+/// [first](crate::backend::StagedError::first) error. The masses that a filter drops may depend on the shards, so the number of passes
+/// may change, but not the result. Logits and scores equal the results of [`sample`](crate::PerturbedArgmax::sample).
 pub trait Scan {
     /// Makes one pass over this scan's tokens.
     ///
     /// `requests` and `out` have one entry per row. The entries of skipped and of invalid rows do not change. A row
     /// without filters gets [`RowError::NoFiniteLogit`](crate::RowError) for a request that is only for filters.
     ///
-    /// A pass without an overview belongs to the call of the last pass with one: the batch is the same, and the scan may
-    /// have kept its logits.
+    /// A pass without an overview belongs to the same call as the last pass with an overview: the batch is the same, so
+    /// the scan may reuse stored logits.
     ///
     /// # Errors
     /// The errors of [`sample`](crate::PerturbedArgmax::sample); [`SampleError::RowCount`] also for too few requests or
