@@ -69,7 +69,7 @@ impl<'a> StreamHead<'a> {
     }
 }
 
-/// Why a streamed call has no result.
+/// The reason why a streamed call has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {

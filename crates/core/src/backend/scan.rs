@@ -3,8 +3,8 @@
 //! The tokens that a filter keeps depend on the whole row, so a shard alone cannot draw for such a row. A scan
 //! summarizes the shard's tokens: the draws of a row without filters; first tokens, integer masses, moments and
 //! frontiers of a row with filters. All of these merge in any order. The merged summaries of shards equal the summary
-//! of the whole row, to the last bit, so a [`Driver`](crate::backend::Driver) decides from them what a sampler without
-//! shards decides.
+//! of the whole row, to the last bit. So a [`Driver`](crate::backend::Driver) over shards makes the same decisions as a
+//! sampler without shards.
 
 use crate::backend::selection::PrefixMass;
 use crate::backend::{Batch, RowSummary};
@@ -67,8 +67,9 @@ impl Request<'_> {
 /// # Contract
 /// The summaries of shards, [merged](RowSummary::merge) in any order, equal the summary of the whole vocabulary, for
 /// any shards, threads or other rows. An error names the shard's token and stage; a merge keeps the
-/// [first](crate::backend::StagedError::first) error. The masses that a filter drops may depend on the shards, so the number of passes
-/// may change, but not the result. Logits and scores equal the results of [`sample`](crate::PerturbedArgmax::sample).
+/// [first](crate::backend::StagedError::first) error. The masses that a filter drops may depend on the shards. They can
+/// change the number of passes, but not the result. Logits and scores equal the results of
+/// [`sample`](crate::PerturbedArgmax::sample).
 pub trait Scan {
     /// Makes one pass over this scan's tokens.
     ///

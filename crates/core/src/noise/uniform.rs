@@ -5,7 +5,7 @@
 //!
 //! 1. `v` must stay below 1, but near `x = 2^BITS` a float32 rounds up to 1. So the upper half uses the integer
 //!    complement: `1 - v = (!x + 1/2) 2^-BITS`, with the resolution of the lower half.
-//! 2. A word below [`TAIL_WORDS`] gets 32 more bits, so that the law is right far below `2^-BITS`.
+//! 2. A word below [`TAIL_WORDS`] gets 32 more bits, so that the law is accurate far below `2^-BITS`.
 
 use super::log::{ln, neg_ln_1m};
 

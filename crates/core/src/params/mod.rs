@@ -53,7 +53,7 @@ pub struct RowParams<'a> {
     /// The key of the row's noise. Rows with the same seed and position have the same noise, in every call. Independent
     /// sequences need different seeds.
     pub seed: u64,
-    /// The token's place in its sequence, up to [`POSITION_MAX`](crate::noise::POSITION_MAX). Never a batch index.
+    /// The token's index in its sequence, up to [`POSITION_MAX`](crate::noise::POSITION_MAX). Never a batch index.
     pub position: u64,
     /// Divides the logits; 0 = greedy. Finite and not negative.
     pub temperature: f32,

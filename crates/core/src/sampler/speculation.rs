@@ -35,7 +35,7 @@ pub struct Verdict {
     pub next: u32,
 }
 
-/// Why a block cannot be judged.
+/// The reason why a block has no verdict.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpeculationError {

@@ -16,8 +16,8 @@ pub struct GroupSummary<T = u32> {
 
 /// The default number of tokens per group for a vocabulary: 512, doubled until there are at most 300 groups.
 ///
-/// The limit keeps the summaries small. On a GPU a summary has 24 bytes; those of 100 rows, and 24 bytes for each row
-/// and each of 132 multiprocessors, stay below 1 MiB.
+/// The limit keeps the summaries small. On a GPU, a row takes 24 bytes per group and 24 bytes per multiprocessor. With
+/// 132 multiprocessors, 100 rows stay below 1 MiB.
 pub fn group_size(vocab: usize) -> u32 {
     let mut size = 512;
     while vocab.div_ceil(size) > 300 {
@@ -30,8 +30,9 @@ impl<T> GroupSummary<T> {
     /// The summary of a group without mass.
     pub const EMPTY: GroupSummary<T> = GroupSummary { mass: LogMass::EMPTY, sample: None };
 
-    /// Whether the binary merge of `self` = A with a group of mass `b` takes B's sample, for a uniform `coin` in (0,
-    /// 1). The answer does not need B's sample, so a caller may draw it only if it is taken (paper Alg. I.3, line 12).
+    /// Whether the binary merge of `self` = A with a group of mass `b` takes B's sample. `coin` is uniform in (0, 1).
+    ///
+    /// The result does not depend on B's sample, so a caller may draw only taken samples (paper Alg. I.3, line 12).
     pub fn takes(&self, b: &LogMass, coin: f64) -> bool {
         coin < self.mass.replace_probability(b)
     }

@@ -1,6 +1,6 @@
 //! Count, mean and standard deviation of a set of logits, in any order.
 
-/// 2^32: the grid has steps of 2^-32 nat of the logits before the temperature, or up to twice that.
+/// 2^32: the grid has steps of 2^-32 to 2^-31 nat of the logits before the temperature.
 const SCALE: f32 = 4_294_967_296.0;
 /// 2^60: the largest absolute value of a rounded logit.
 const LIMIT: f32 = 1_152_921_504_606_846_976.0;

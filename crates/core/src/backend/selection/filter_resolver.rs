@@ -2,7 +2,7 @@
 //!
 //! The first pass lists the largest logits, sums the masses and makes a [`Frontier`] per draw; [`Selector`] decides
 //! most rows from these. An open row takes another pass. This pass sums the mass before the few frontier points in
-//! doubt, or lists the row down to a floor, and the row is drawn from the list.
+//! doubt, or lists the row down to a floor, for a draw from the list.
 
 use super::{PrefixMass, RowResult, RowView, Selection, Selector};
 use crate::error::RowError;
@@ -16,7 +16,7 @@ use crate::summary::winner::{Candidate, TopList, Winner};
 /// The number of largest logits that a pass lists, and the largest top-k with a longer list.
 const LIST: usize = 64;
 const LONG_LIST: u32 = 1024;
-/// The most draws of a row with frontiers; rows with more draws are drawn from lists.
+/// The largest number of draws of a row with frontiers; rows with more draws are drawn from lists.
 const FRONTIERS: u32 = 8;
 /// Number of noise words computed at a time.
 const SIDE_BY_SIDE: usize = 8;
@@ -39,7 +39,7 @@ pub enum FollowUp {
     },
 }
 
-/// The parts of the summary that a row with filters needs, beside its moments.
+/// The parts of the summary that a row with filters needs, except its moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SummarySpec {
     /// The number of largest logits in the list.

@@ -4,7 +4,7 @@ use super::FollowUp;
 use crate::summary::winner::Candidate;
 use core::cmp::Reverse;
 
-/// The limit of the lists of one pass, in bytes. A longer list has a pass of its own.
+/// The limit of the lists of one pass, in bytes. A longer list gets a separate pass.
 pub const LIST_BYTES: u64 = 16 << 20;
 
 impl FollowUp {

@@ -24,7 +24,7 @@ const WEIGHTS: [f64; READ] = {
 /// The mass of logits below a floor, as one sum. Adding each logit to its bin takes longer than all other work for a
 /// row with top-p. Bins at and above the floor are complete.
 ///
-/// Masses of different floors merge. The higher floor applies; its owner sums the bins of the other below it.
+/// Masses of different floors merge, and the higher floor applies. The caller adds the bins below it to the sum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TailMass {
     /// Lower edge of a bin; -inf: nothing is below it.
@@ -103,7 +103,7 @@ impl TailMass {
         above * (1.0 - SLACK) >= f64::from(p) * self.whole(top, all).1
     }
 
-    /// Guesses a floor below which at most `share` of the row's mass lies, after `tokens` of `of` tokens.
+    /// Guesses a floor with at most `share` of the row's mass below it, after `tokens` of `of` tokens.
     ///
     /// The guess extrapolates the masses so far. The few largest tokens count once, with a mass of at least
     /// `e^largest`. A floor that is too high costs a second pass.
@@ -138,7 +138,7 @@ impl TailMass {
         let mut under = few + rest;
         for (i, (&mass, weight)) in masses.iter().zip(&WEIGHTS).enumerate() {
             under -= weight * mass as f64;
-            // Above the few largest, unseen tokens are likely, and a floor gains nothing.
+            // At the few largest tokens, more unseen tokens are likely, so a floor saves nothing.
             if i + 1 >= at && under <= limit {
                 let edge = edge_below(top, i);
                 return (edge > self.floor).then_some(edge);
