@@ -29,8 +29,7 @@ impl<'w> Head<'w> {
 
     /// A shard: row `i` of the weight is token `vocab_start + i` of a vocabulary of `vocab_size` tokens.
     ///
-    /// Rows from token `vocab_size` on are padding, which is never sampled. A shard may be empty or have only padding;
-    /// then it has no mass.
+    /// Rows from token `vocab_size` on are padding, which is never sampled. A shard without other rows has no mass.
     ///
     /// # Errors
     /// [`HeadError::Vocab`] when `vocab_size` is zero or a token id would exceed 2^32 - 2.
@@ -53,8 +52,7 @@ impl<'w> Head<'w> {
 
     /// Uses only the first `vocab_size` tokens.
     ///
-    /// Many heads are padded to a round number of rows. The padding's logits are 0, not -inf, so a sampler could draw
-    /// it.
+    /// Many heads are padded to a round number of rows, and the padding's logits are 0, not -inf.
     ///
     /// # Errors
     /// [`HeadError::VocabSize`] when `vocab_size` is zero or larger than the vocabulary.

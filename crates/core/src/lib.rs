@@ -2,8 +2,7 @@
 //!
 //! A decode step of a language model ends with `hidden [rows, hidden] x weight [vocab, hidden]^T`, a transform of the
 //! logits, and one random draw per row. FlashSampling (Ruiz et al. 2026) adds Gumbel noise to each tile of logits while
-//! it is still on chip and keeps one winner per tile, so it never writes the `[rows, vocab]` logits. All backends share
-//! this crate:
+//! it is still on chip and keeps one winner per tile, so it never writes the `[rows, vocab]` logits.
 //!
 //! | module | content | paper |
 //! | --- | --- | --- |
@@ -14,8 +13,7 @@
 //! | [`backend`] | for implementers: summaries and their merges, scans, filters, the driver; exempt from semantic versioning | Lemmas D.3, D.5, App. L |
 //!
 //! # Crate layout
-//! This crate depends on no backend, uses no threads, and forbids `unsafe`. Backends depend on this crate and never on
-//! each other.
+//! This crate has no backend and no threads, and forbids `unsafe`. Backends depend on it and never on each other.
 #![forbid(unsafe_code)]
 
 pub mod backend;

@@ -229,8 +229,7 @@ impl<'w> Reference<'w> {
         out.set_raw(row, &mass, top.as_slice(), drawn);
     }
 
-    /// Writes the logits of requested tokens and the ranks of drawn tokens, in the law of `logits`, to the last row of
-    /// `out`.
+    /// Writes logits of requested tokens and ranks of drawn tokens to the last row of `out`, in the law of `logits`.
     fn note_tokens(&self, row: &Row<'_>, logits: &[f32], out: &mut Samples) {
         let (first, last) = (self.head.tokens().start, out.len() - 1);
         let logit = |token: u32| {

@@ -254,8 +254,7 @@ fn shard_plan(merge: ShardMerge, plan: Plan) -> Plan {
     }
 }
 
-/// The first tokens of `shards` near-equal shards, at multiples of [`SHARD_ALIGNMENT`]. With a small vocabulary, some
-/// shards are empty.
+/// The first tokens of near-equal shards, at multiples of [`SHARD_ALIGNMENT`]. A small vocabulary has empty shards.
 #[cfg(feature = "distributed")]
 pub(crate) fn shard_starts(tokens: Range<u32>, shards: usize) -> Vec<u32> {
     let start = |shard: u64| {

@@ -59,8 +59,7 @@ pub enum VariantConfig {
         /// Tokens per group; a multiple of 64, except for the reference.
         size: u32,
     },
-    /// Near-equal shards of the head in this process (paper Alg. I.4). Pathwise or in distribution, depending on
-    /// `merge`.
+    /// Near-equal shards in this process (paper Alg. I.4). Pathwise or in distribution, depending on `merge`.
     #[cfg(feature = "distributed")]
     Sharded {
         /// Number of shards, 1 to [`MAX_SHARDS`](crate::MAX_SHARDS).

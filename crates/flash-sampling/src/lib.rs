@@ -71,7 +71,7 @@
 //! # Compatibility
 //! * Types that a user fills in are struct literals: [`RowParams`], [`Plan`], [`BackendConfig`] and the backends'
 //!   options. They may get fields, so end a literal with `..Default::default()`. A new field's default changes nothing.
-//! * Types that a user reads are `non_exhaustive`: [`RowSample`], [`Draw`] and [`Kept`], errors, knobs, variants and
+//! * Types that a user reads are `non_exhaustive`: [`RowSample`], [`Draw`], [`Kept`], errors, knobs, variants,
 //!   backends.
 //! * [`backend`], methods "for implementers" and methods with types of [`backend`] may change in any release.
 //!   [`Capabilities`] may get a field.

@@ -227,8 +227,7 @@ fn capabilities_of_gpus_are_those_of_the_cpu() {
     ] {
         let of = |backend: Backend| capabilities_of(&config(backend, variant.clone())).unwrap();
         let (gpu, cpu) = (of(Backend::Cuda { device: 0 }), of(Backend::Cpu(CpuOptions::default())));
-        // CUDA reads ranks and the logits of given tokens from stored logits; the CPU's online variant stores no
-        // logits.
+        // CUDA reads ranks and the logits of given tokens from stored logits; the CPU's online variant stores none.
         let stored = if matches!(variant, VariantConfig::Online { .. }) { Knobs::LOGPROBS } else { Knobs::NONE };
         assert_eq!((gpu.exactness, gpu.knobs), (cpu.exactness, cpu.knobs.union(stored)), "{variant:?}");
         assert_eq!((gpu.variant, gpu.without_replacement), (cpu.variant, cpu.without_replacement), "{variant:?}");

@@ -44,8 +44,7 @@ pub fn canonical_logit(head: &Head<'_>, token: u32, hidden: &[f32], scratch: &mu
     logit[0]
 }
 
-/// The largest Euclidean norm of a row. With the norm of a hidden state, it bounds the rounding error of all dot
-/// products.
+/// The largest Euclidean norm of a row. With a hidden state's norm, it bounds the rounding error of all dot products.
 pub fn largest_norm(matrix: &Matrix<'_>) -> f64 {
     let mut row = vec![0.0; matrix.cols()];
     let mut largest = 0.0f64;
@@ -65,9 +64,8 @@ pub fn norm(row: &[f32]) -> f64 {
 ///
 /// The bound is `(hidden + 2) (2^-23 |a| |b| + 2^-126 (|a| + |b| + 2))`. It holds for any order of summation, with or
 /// without fused multiply-adds, with rounding to nearest or towards zero, and with subnormal inputs and sums kept or
-/// taken as zero. It also holds for tensor cores of compute capability 8.0 and up, which add blocks of products with a
-/// common exponent and drop all bits more than one or two places below float32's last. `docs/exactness.md` has the
-/// proof.
+/// taken as zero. It also holds for tensor cores of compute capability 8.0 and up: they add blocks of products with a
+/// common exponent, and drop bits more than one or two places below float32's last. Proof: `docs/exactness.md`.
 pub fn dot_error_bound(hidden: usize, norm_a: f64, norm_b: f64) -> f64 {
     let n = hidden as f64 + 2.0;
     n * (2f64.powi(-23) * norm_a * norm_b + 2f64.powi(-126) * (norm_a + norm_b + 2.0))

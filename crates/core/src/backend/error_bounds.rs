@@ -39,8 +39,7 @@ pub struct ScoreBound {
 pub struct RowScoreBound {
     /// The bound of the difference between two scores of one token.
     error: f64,
-    /// The lowest score of a token without negative biases, for any noise. A winner above it beats every excluded
-    /// token.
+    /// The lowest score of a token without negative biases, for any noise. Every excluded token scores lower.
     alive: f64,
     /// Whether the bound excludes tokens.
     coarse: bool,
@@ -65,8 +64,7 @@ impl ScoreBound {
         }
     }
 
-    /// The bounds of a row. `hidden` is the Euclidean norm of its hidden state; `head` is the head of
-    /// [`ScoreBound::new`].
+    /// The bounds of a row with the Euclidean norm `hidden`; `head` is the head of [`ScoreBound::new`].
     pub fn row(&self, head: &Head<'_>, row: &Row<'_>, hidden: f64) -> RowScoreBound {
         let (scale, inv_t) = (f64::from(head.scale()), f64::from(row.transform.inv_temperature));
         let dot = hidden * self.largest_weight;
@@ -126,15 +124,13 @@ impl AdjustmentBounds {
 }
 
 impl RowScoreBound {
-    /// The largest distance of a candidate's score to the last kept score, in nats; `f32::MAX`: every token is a
-    /// candidate.
+    /// The largest distance of a candidate to the last kept score, in nats; `f32::MAX`: every token is a candidate.
     pub fn slack(&self) -> f32 {
         let slack = 2.02 * self.error;
         if slack < f64::from(f32::MAX) { (slack as f32).max(f32::MIN_POSITIVE) } else { f32::MAX }
     }
 
-    /// Whether an excluded token may beat the last kept canonical score (0 if none is kept). Then every token must be
-    /// evaluated.
+    /// Whether an excluded token may beat the last kept canonical score (0 if none). Then every token is evaluated.
     pub fn leaves_open(&self, last: f32) -> bool {
         self.coarse && f64::from(last) < self.alive
     }

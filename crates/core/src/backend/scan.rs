@@ -2,9 +2,8 @@
 //!
 //! The tokens that a filter keeps depend on the whole row, so a shard alone cannot draw for such a row. A scan
 //! summarizes the shard's tokens: the draws of a row without filters; first tokens, integer masses, moments and
-//! frontiers of a row with filters. All of these merge in any order. The merged summaries of shards equal the summary
-//! of the whole row, to the last bit. So a [`Driver`](crate::backend::Driver) over shards makes the same decisions as a
-//! sampler without shards.
+//! frontiers of a row with filters. All of these merge in any order, to the bits of the summary of the whole row. So a
+//! [`Driver`](crate::backend::Driver) over shards makes the same decisions as a sampler without shards.
 
 use crate::backend::selection::PrefixMass;
 use crate::backend::{Batch, RowSummary};

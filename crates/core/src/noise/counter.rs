@@ -71,8 +71,7 @@ impl Domain {
     }
 }
 
-/// Packs a counter. Injective in (block, draw, position, code) for positions up to [`POSITION_MAX`]; it drops higher
-/// bits of the position.
+/// Packs a counter, injective in (block, draw, position, code) for positions up to [`POSITION_MAX`]. Drops higher bits.
 #[inline(always)]
 pub(super) const fn counter(block: u32, draw: u32, position: u64, code: u8) -> [u32; 4] {
     [block, draw, position as u32, (code as u32) << 24 | (position >> 32) as u32 & 0x00ff_ffff]

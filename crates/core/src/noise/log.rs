@@ -2,9 +2,8 @@
 //! CUDA, so noise has the same bits everywhere.
 //!
 //! Both reduce to `ln(1 + f)` with `f` in `[sqrt(1/2) - 1, sqrt(2) - 1]`, and one minimax polynomial from
-//! `docs/noise/minimax.py`: `ln(1 + f) = f - f^2 / 2 + f^3 q(f)`, relative error 2^-27.2 before rounding. The law of
-//! rare tokens depends on the relative accuracy near `v -> 0`: the winner of a large vocabulary has an exponential of
-//! about 1e-5 or less.
+//! `docs/noise/minimax.py`: `ln(1 + f) = f - f^2 / 2 + f^3 q(f)`, relative error 2^-27.2 before rounding. Rare tokens
+//! need the relative accuracy near `v -> 0`: the winner of a large vocabulary has an exponential of about 1e-5 or less.
 
 const Q: [f32; 8] = [
     f32::from_bits(0x3eaa_aaaa),

@@ -72,8 +72,7 @@ const BLOCK: u32 = 1024;
 /// limit bounds the memory, because tokens of unchecked rows can be any numbers.
 const BLOCKS_PER_ITEM: usize = 2;
 
-/// The adjustments of a row, with an index. Without the index, a search of a thousand uncached items waits for memory
-/// at every step.
+/// The adjustments of a row, with an index: a search of a thousand uncached items waits for memory at every step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IndexedAdjustments<'a> {
     items: &'a [Adjustment],
@@ -153,8 +152,7 @@ impl Adjustments {
         IndexedAdjustments { items: self.row(row), starts: &self.starts[from..end] }
     }
 
-    /// Appends the items of each knob of a row, for `tokens` or for all tokens, and combines the items of the same
-    /// token.
+    /// Appends the items of each knob of a row, for `tokens` or for all tokens, one item per token.
     fn push(&mut self, row: &RowParams<'_>, tokens: Option<&Range<u32>>) {
         let from = self.items.len();
         let is_asked = |token: &u32| tokens.is_none_or(|tokens| tokens.contains(token));
@@ -219,8 +217,7 @@ impl Adjustments {
     }
 }
 
-/// `base^exponent` by multiplications in float64, which give the same bits on every machine; the result may be
-/// infinite.
+/// `base^exponent`, possibly infinite. Multiplications in float64 give the same bits on every machine.
 fn power(base: f32, exponent: usize) -> f32 {
     let mut power = 1.0f64;
     for _ in 0..exponent {
@@ -233,8 +230,7 @@ fn power(base: f32, exponent: usize) -> f32 {
 }
 
 impl<'p> RowParams<'p> {
-    /// The tokens of `tokens`, or of all, that may have penalties, ascending; and the function from a token to its
-    /// penalty.
+    /// The tokens of `tokens`, or of all, that may have penalties, ascending; and the penalty of one token.
     ///
     /// Without a repetition penalty, only generated tokens have a penalty.
     fn penalties(&self, tokens: Option<&Range<u32>>) -> (&'p [Occurrence], impl Fn(&Occurrence) -> Adjustment + 'p) {

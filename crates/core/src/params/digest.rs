@@ -38,8 +38,7 @@ impl RowParams<'_> {
         of_words(self.digests())
     }
 
-    /// For implementers: one digest per group of [`RowParams::GROUPS`]. Different parameters give different digests of
-    /// their groups.
+    /// For implementers: one digest per group of [`RowParams::GROUPS`]. A parameter changes its group's digest.
     pub fn digests(&self) -> [u64; COUNT] {
         // The pattern names every field, so a new field fails to compile here.
         let RowParams {

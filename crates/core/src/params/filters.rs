@@ -6,7 +6,7 @@ use crate::summary::winner::Candidate;
 
 /// The order of the filters and the temperature.
 ///
-/// A filter sees the tokens that the filters before it keep, with renormalised probabilities. Disabled filters have no
+/// A filter sees the tokens that earlier filters keep, with renormalised probabilities. Disabled filters have no
 /// effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize), serde(rename_all = "kebab-case"))]
@@ -49,8 +49,7 @@ pub enum Filter {
 pub struct Filters {
     steps: [Filter; Filters::MAX],
     len: usize,
-    /// The factor from a logit of the filters to the logit of the draw: 1 / temperature in [`Order::LlamaCpp`],
-    /// otherwise 1.
+    /// The factor from a filter's logit to the draw's logit: 1 / temperature in [`Order::LlamaCpp`], otherwise 1.
     pub rescale: f32,
     /// The temperature of the logits of the filters; 1 in [`Order::LlamaCpp`].
     pub temperature: f32,
@@ -93,8 +92,7 @@ impl Filters {
         }
     }
 
-    /// Whether any filter needs the row's masses if the row's first `listed` tokens are known. Filters after a top-k of
-    /// at most `listed` tokens do not.
+    /// Whether any filter needs masses beyond the first `listed` tokens; filters after a top-k within them need none.
     pub fn need_mass_beyond(&self, listed: usize) -> bool {
         for filter in self.steps() {
             match filter {

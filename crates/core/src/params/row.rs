@@ -62,8 +62,8 @@ impl<'a> Row<'a> {
 impl<'a> RowParams<'a> {
     /// Checks the parameters against a sampler's capabilities and plan, and the size of the vocabulary.
     ///
-    /// `adjustments` are the [`Adjustments`](crate::backend::Adjustments) of these parameters. A caller that does not
-    /// transform logits passes none.
+    /// `adjustments` are the [`Adjustments`](crate::backend::Adjustments) of these parameters; empty if the caller does
+    /// not transform logits.
     ///
     /// # Errors
     /// The errors of [`RowParams::check_values`], and [`RowError::Unsupported`], [`RowError::Unplanned`] or

@@ -5,8 +5,7 @@ use crate::sampler::reuse_vec;
 
 /// Memory for the row parameters of one call at a time.
 ///
-/// Row parameters borrow from requests and histories, which change from step to step, so a plain `Vec` cannot outlive a
-/// step.
+/// A plain `Vec` cannot outlive a step, because its rows borrow from requests and histories, which change.
 #[derive(Debug, Default)]
 pub struct RowBuffer(Vec<RowParams<'static>>);
 

@@ -68,9 +68,8 @@ pub struct Capabilities {
     pub input: Input,
     /// Whether it can draw lists without replacement.
     pub without_replacement: bool,
-    /// The supported knobs of [`Knobs::FILTERS`], [`Knobs::ADJUSTMENTS`] and [`Knobs::LOGPROBS`], and [`Knob::Kept`] if
-    /// it returns kept tokens. Every sampler supports temperature, mask, logit bias, draws, and log-probabilities of
-    /// the law of the draws.
+    /// The supported knobs of [`Knobs::FILTERS`], [`Knobs::ADJUSTMENTS`] and [`Knobs::LOGPROBS`], and [`Knob::Kept`].
+    /// Every sampler supports temperature, mask, logit bias, draws, and log-probabilities of the law of the draws.
     pub knobs: Knobs,
     /// Whether it supports [`Plan::canonical`].
     pub canonical: bool,
@@ -164,8 +163,7 @@ pub trait PerturbedArgmax: Send {
     /// The plan of the sampler.
     fn plan(&self) -> Plan;
 
-    /// Draws for `input [rows, hidden]` (or `[rows, vocab]`, see [`Capabilities::input`]) with one [`RowParams`] per
-    /// row.
+    /// Draws for `input [rows, hidden]` (or `[rows, vocab]`, see [`Capabilities::input`]), one [`RowParams`] per row.
     ///
     /// # Errors
     /// * [`SampleError::Hidden`]: the widths of input and head differ.

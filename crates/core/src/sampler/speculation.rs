@@ -5,8 +5,7 @@
 //! * **Shared noise** ([`verify`]). Target and draft use the same noise at a position. The target draws at every
 //!   position of the block, given the draft before it. The draft is accepted up to its first token that differs from
 //!   the target's draw. The emitted tokens are the tokens that the target alone draws, for any draft: exact pathwise.
-//!   A draft model with the same seed and positions has the highest acceptance. Every sampler supports this method; it
-//!   needs no probabilities.
+//!   A draft model with the same seed and positions has the highest acceptance. Every sampler supports this method.
 //! * **Rejection** ([`judge`]; Leviathan et al. 2023, Chen et al. 2023). A token drawn from the draft's law `q` is
 //!   accepted with probability `min(1, p / q)`. Otherwise a draw from the residual law, `max(p - q, 0)` normalised,
 //!   replaces it. The method needs `q` and the target's law `p`: a dense row of logits, which the fused samplers do not
@@ -76,8 +75,7 @@ pub enum SpeculationError {
 
 /// The rows that judge a block of draft tokens.
 ///
-/// The history of each row ends with the draft tokens before its position. The last row draws the token after the
-/// block.
+/// The history of each row ends with the draft tokens before its position. The last row draws after the block.
 #[derive(Clone, Debug)]
 pub struct Block<'a> {
     row: RowParams<'a>,
@@ -87,8 +85,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// The rows for `draft`, one more than its tokens; `row` is the row of the first position. Each row copies the
-    /// history, if `row` has one.
+    /// The rows for `draft`, one more than its tokens, from `row` at the first position. Each copies its history.
     pub fn new(row: RowParams<'a>, draft: &[u32]) -> Self {
         let mut histories = Vec::new();
         if let Some(history) = row.history {
@@ -220,16 +217,15 @@ pub enum Judgement {
 /// Judges one draft token by rejection.
 ///
 /// `logits` are the target's raw logits of the whole vocabulary at the token's position; `row` has their transforms and
-/// filters. The draft must draw `token` from `law` without the accept and residual noise of (seed, position), as every
-/// sampler of this project does.
+/// filters. The draft must draw `token` from `law` without the accept and residual noise of (seed, position); samplers
+/// never use this noise.
 ///
 /// Judge a block from its first token on, until one is replaced. If all tokens are accepted, draw the token after the
 /// block with a sampler. The law of a greedy row is its argmax. The row's requests for log-probabilities and kept
 /// tokens have no effect.
 ///
 /// # Errors
-/// * [`SpeculationError::Row`]: the row's parameters are invalid, it has more than one draw, or no logit is finite.
-///   `place` is 0.
+/// * [`SpeculationError::Row`] (place 0): the parameters are invalid, the row has several draws, or no finite logit.
 /// * [`SpeculationError::Draft`]: `law` gives `token` probability 0, or has a probability outside 0 to 1.
 /// * [`SpeculationError::Law`]: `law` is not over the vocabulary of the logits, has its tokens out of order, or does
 ///   not sum to 1 (to within 1/1000).

@@ -118,8 +118,7 @@ impl Moments {
         [self.count, sum as u64, (sum >> 64) as u64, squares as u64, (squares >> 64) as u64, self.carries]
     }
 
-    /// The inverse of [`Moments::to_words`], for logits after a division by `temperature`. `None` if no set of at most
-    /// `most` logits has these words.
+    /// The inverse of [`Moments::to_words`] for `temperature`; `None` if no set of up to `most` logits has these words.
     pub fn from_words(words: [u64; Moments::WORDS], temperature: f32, most: u64) -> Option<Self> {
         let wide = |low: u64, high: u64| u128::from(high) << 64 | u128::from(low);
         let [count, a, b, c, d, carries] = words;

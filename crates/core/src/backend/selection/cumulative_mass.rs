@@ -185,8 +185,7 @@ impl CumulativeMass {
             let (edge, mass) = MassHistogram::mass_of(logit);
             weight(edge, self.top) * mass as f64 >= limit
         };
-        // Masses rise with the logits, so this bisects the floats near the logarithm of the limit. The last float needs
-        // no test.
+        // Bisects the floats near the logarithm of the limit: masses rise with logits. The last float needs no test.
         let near = f64::from(self.top) + limit.ln();
         let bits = |t: f32| (Winner::new(t, 0).to_ordered_bits() >> 32) as u32;
         let logit = |bits: u32| Winner::from_ordered_bits(u64::from(bits) << 32).score;

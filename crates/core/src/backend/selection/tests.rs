@@ -232,8 +232,7 @@ proptest! {
         let kept = selector.select(&filters, &row.list(f32::NEG_INFINITY));
         let Selection::Listed(kept) = kept else { panic!("{kept:?}") };
         let want = row.sorted[kept.clone()].iter().fold(Candidate::NONE, |w, c| w.merge(*c));
-        // If a floor is spared, all kept tokens are above it. If the mass above a floor exceeds the share by a margin,
-        // the floor is spared.
+        // All kept tokens are above a spared floor. A floor is spared if the mass above exceeds the share by a margin.
         let reaching = row.sorted.iter().filter(|c| c.logit >= below.floor()).map(|c| f64::from(c.logit).exp()).sum::<f64>();
         prop_assert!(!below.is_spared(&mass, p) || row.sorted[kept.end - 1].logit >= below.floor());
         prop_assert!(below.is_spared(&mass, p) || reaching < f64::from(p) * whole * 1.001);

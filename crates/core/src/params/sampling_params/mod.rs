@@ -275,8 +275,7 @@ impl SamplingParamsBuilder {
         }
     }
 
-    /// Checks that all tokens are in the vocabulary, except `dry_sequence_breakers`, which may be placeholders like the
-    /// tokens of a [`History`].
+    /// Checks that all tokens are in the vocabulary, except `dry_sequence_breakers`, which may be placeholders.
     fn check_tokens(&self, vocab_size: u32) -> Result<(), ParamsError> {
         let last = [
             ("allowed_token_ids", self.allowed_token_ids.iter().flatten().max()),

@@ -130,8 +130,7 @@ fn a_request_of_vllm_maps_without_a_table() {
 
 #[cfg(feature = "serde")]
 proptest! {
-    /// JSON text and JSON values restore all fields. Floats have any bits, NaN and infinities included; JSON has one
-    /// NaN.
+    /// JSON text and JSON values restore all fields. Floats have any bits, but one NaN, as JSON has one.
     #[test]
     fn json_gives_every_field_back(
         floats in prop::collection::vec(float(), 16),

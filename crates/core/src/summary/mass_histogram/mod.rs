@@ -132,8 +132,7 @@ impl MassHistogram {
         }
         let (mut slots, mut masses) = ([0u32; CHUNK], [0u32; CHUNK]);
         for i in 0..CHUNK {
-            // The same operations as `edge_of`, `slot_of` and `mass_in`. The sum with 1.5 * 2^23 has the integer's low
-            // bits as its own.
+            // The operations of `edge_of`, `slot_of` and `mass_in`. The sum with 1.5 * 2^23 has the integer's low bits.
             let eighths = (chunk[i] * PER_NAT).floor();
             let edge = eighths / PER_NAT + 0.0;
             slots[i] = (eighths + 12_582_912.0).to_bits();
@@ -163,8 +162,7 @@ impl MassHistogram {
         Some(self.top - (WINDOW - 1.0 / PER_NAT))
     }
 
-    /// The entry of a logit with an absolute value below 2^18: its bin number in the highest 9 bits, its mass in the
-    /// lowest 32.
+    /// The entry of a logit below 2^18 in absolute value: bin number in the highest 9 bits, mass in the lowest 32 bits.
     ///
     /// Vectorized code must give the same bits, with `fma` for `mul_add`. Let `n = floor(8 l)` and `r = l - n / 8`. The
     /// bin number is `n mod 512`. The mass is `2^30 + floor((r^2 p(r) + r) 2^30)`; the coefficients of `p` are
@@ -259,8 +257,7 @@ impl MassHistogram {
         self.top == f32::NEG_INFINITY
     }
 
-    /// The bins with mass, highest first: lower edge in nats, and mass relative to the edge (1 = one token at the
-    /// edge).
+    /// The bins with mass, highest first: lower edge in nats, and mass in units of one token at the edge.
     pub fn bins(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
         self.integer_bins().map(|(edge, mass)| (f64::from(edge), mass as f64 / f64::from(UNIT)))
     }
@@ -346,8 +343,7 @@ impl MassHistogram {
         logits.iter().filter(|&&logit| logit < floor).for_each(|&logit| self.push(logit));
     }
 
-    /// Adds masses to bins, given by their numbers modulo 512; call [`MassHistogram::make_room`] first. See
-    /// [`MassHistogram::entry_of`].
+    /// [`MassHistogram::add_entries`] with separate bin numbers (modulo 512) and masses.
     #[inline(always)]
     pub fn add_masses(&mut self, slots: &[u32], masses: &[u32]) {
         for (&slot, &mass) in slots.iter().zip(masses) {

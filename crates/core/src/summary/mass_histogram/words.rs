@@ -18,8 +18,7 @@ impl MassHistogram {
         histogram.assign_words(words).then_some(histogram)
     }
 
-    /// [`MassHistogram::from_words`] in place. Returns false, and empties the histogram, if no histogram has these
-    /// words.
+    /// [`MassHistogram::from_words`] in place. If no histogram has these words: returns false, empties the histogram.
     pub fn assign_words(&mut self, words: &[u64]) -> bool {
         let possible = match words.split_first() {
             Some((&top, bins)) if bins.len() == BINS && u32::try_from(top).is_ok() => {
