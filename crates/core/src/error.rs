@@ -121,7 +121,7 @@ pub enum RowError {
         knob: Knob,
         /// The row's value.
         requested: u64,
-        /// The plan's.
+        /// The plan's limit.
         planned: u64,
     },
 }
@@ -137,7 +137,7 @@ impl RowError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SampleError {
-    /// The input's width is not the head's.
+    /// The widths of input and head differ.
     #[error("the input has {found} columns, but the head has hidden size {expected}")]
     Hidden {
         /// Columns of the input.
@@ -208,7 +208,7 @@ pub enum HeadError {
         /// The fault.
         reason: &'static str,
     },
-    /// The head's bias has another length than its weight has rows.
+    /// The length of the bias is not the number of weight rows.
     #[error("the bias has {found} entries, but the weight has {expected} rows")]
     BiasLength {
         /// Entries of the bias.
@@ -230,7 +230,7 @@ pub enum HeadError {
         /// The factor's value.
         value: KnobValue,
     },
-    /// A head has fewer tokens than it is to use, or is to use none.
+    /// The number of tokens to use is zero, or larger than the head's vocabulary.
     #[error("vocab_size is {vocab_size}, but the head's vocabulary has {most} tokens: it must be 1 to {most}")]
     VocabSize {
         /// The tokens to use.
@@ -246,13 +246,13 @@ pub enum HeadError {
         vocab_size: usize,
         /// First global token of the weight.
         vocab_start: usize,
-        /// One past the last.
+        /// One past the last global token of the weight.
         vocab_end: usize,
     },
 }
 
 fn wrong_vocab(vocab_size: usize, vocab_start: usize, vocab_end: usize) -> String {
-    // The largest id means that there is no winner.
+    // `Winner::NONE` has the largest id.
     let most = u32::MAX as usize - 1;
     match () {
         () if vocab_size == 0 => "a vocabulary of 0 tokens has none to draw".into(),
@@ -302,7 +302,7 @@ impl From<u64> for KnobValue {
 impl fmt::Display for KnobValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // With an exponent if that is shorter.
+            // Debug output has an exponent if that is shorter.
             KnobValue::Float(value) => fmt::Debug::fmt(value, f),
             KnobValue::Integer(value) => value.fmt(f),
         }

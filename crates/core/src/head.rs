@@ -1,11 +1,11 @@
-//! The LM head: the weight, the tokens it covers, and the transforms that belong to the model.
+//! The LM head: the weight, its tokens, and the transforms of the model.
 
 use crate::backend::math;
 use crate::error::HeadError;
 use crate::matrix::Matrix;
 use core::ops::Range;
 
-/// An LM head, or the shard of one: `logits = scale * soft_cap(hidden x weight^T + bias)`.
+/// An LM head or a shard of it: `logits = scale * soft_cap(hidden x weight^T + bias)`.
 ///
 /// The order is vLLM's: the bias of the linear layer, then the soft-cap `cap * tanh(l / cap)`, then the scale.
 #[derive(Clone, Copy, Debug)]
@@ -27,14 +27,15 @@ impl<'w> Head<'w> {
         Head::shard(weight, 0, weight.rows())
     }
 
-    /// A shard: row `i` of the weight is token `vocab_start + i` of a vocabulary of `vocab_size`. Rows at and beyond
-    /// `vocab_size` are padding and never sampled; a shard of padding only, or of no rows, is allowed and has no mass.
+    /// A shard: row `i` of the weight is token `vocab_start + i` of a vocabulary of `vocab_size` tokens.
+    ///
+    /// Rows from token `vocab_size` on are padding, which is never sampled. A shard without other rows has no mass.
     ///
     /// # Errors
     /// [`HeadError::Vocab`] when `vocab_size` is zero or a token id would exceed 2^32 - 2.
     pub fn shard(weight: Matrix<'w>, vocab_start: usize, vocab_size: usize) -> Result<Self, HeadError> {
         let vocab_end = vocab_start.saturating_add(weight.rows());
-        // The largest id is the mark of `Winner::NONE`.
+        // `Winner::NONE` has the largest id.
         let limit = u32::MAX as usize - 1;
         if vocab_size == 0 || vocab_end > limit || vocab_size > limit {
             return Err(HeadError::Vocab { vocab_size, vocab_start, vocab_end });
@@ -49,8 +50,9 @@ impl<'w> Head<'w> {
         })
     }
 
-    /// Uses only the first `vocab_size` tokens: heads are often padded to a round number of rows, and the padding's
-    /// logits are 0, not -inf.
+    /// Uses only the first `vocab_size` tokens.
+    ///
+    /// Many heads are padded to a round number of rows, and the padding's logits are 0, not -inf.
     ///
     /// # Errors
     /// [`HeadError::VocabSize`] when `vocab_size` is zero or larger than the vocabulary.
@@ -78,7 +80,7 @@ impl<'w> Head<'w> {
         Ok(self)
     }
 
-    /// Caps the logits at `cap` in size: `cap * tanh(l / cap)`, as Gemma 2 does.
+    /// Caps the absolute values of the logits at `cap`: `cap * tanh(l / cap)`, as Gemma 2 does.
     ///
     /// # Errors
     /// [`HeadError::Factor`] when `cap` is not finite and positive.
@@ -107,7 +109,7 @@ impl<'w> Head<'w> {
         self.weight
     }
 
-    /// Size of the whole vocabulary, of which this head may be a shard.
+    /// Size of the whole vocabulary; this head may be a shard of it.
     pub fn vocab_size(&self) -> u32 {
         self.vocab_size
     }
@@ -146,7 +148,7 @@ impl<'w> Head<'w> {
     /// A shard of this head: the tokens `range` of [`Head::tokens`].
     ///
     /// # Panics
-    /// Where the range leaves them.
+    /// If the range exceeds these tokens.
     pub fn slice(&self, range: Range<u32>) -> Head<'w> {
         let rows = self.weight_row(range.start)..self.weight_row(range.end);
         Head {
@@ -157,12 +159,13 @@ impl<'w> Head<'w> {
         }
     }
 
-    /// Splits the head into shards that begin at the given tokens; `starts` ascends, its first is this head's first
-    /// token, and equal neighbours make empty shards. Shards may begin at any token and draw the same; at multiples of 64 the
-    /// CPU's and the GPU's kernels have no partial noise block or tile to begin with.
+    /// Splits the head into shards that begin at the tokens `starts`.
+    ///
+    /// `starts` ascends from this head's first token; equal neighbours make empty shards. The draws do not depend on
+    /// the starts. With multiples of 64, no shard begins with a partial noise block or a partial tile of the kernels.
     ///
     /// # Panics
-    /// Where the starts descend or leave the head.
+    /// If the starts descend or leave the head.
     pub fn split(&self, starts: &[u32]) -> Vec<Head<'w>> {
         let ends = starts.iter().skip(1).copied().chain([self.tokens().end]);
         starts.iter().zip(ends).map(|(&start, end)| self.slice(start..end)).collect()

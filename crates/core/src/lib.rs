@@ -1,20 +1,19 @@
-//! The vocabulary of FlashSampling: everything that is true on every machine.
+//! The core of FlashSampling: noise, parameters, summaries, the sampler trait and the reference.
 //!
 //! A decode step of a language model ends with `hidden [rows, hidden] x weight [vocab, hidden]^T`, a transform of the
 //! logits, and one random draw per row. FlashSampling (Ruiz et al. 2026) adds Gumbel noise to each tile of logits while
-//! it is still on chip and keeps one winner per tile, so the `[rows, vocab]` logits are never written. This crate holds
-//! the theory that the backends share:
+//! it is still on chip and keeps one winner per tile, so it never writes the `[rows, vocab]` logits.
 //!
-//! | where | what | paper |
+//! | module | content | paper |
 //! | --- | --- | --- |
 //! | this page | samplers, heads, parameters and results | Alg. 1 |
 //! | [`noise`](mod@noise) | the noise of (seed, position, draw, token), version 2 | App. C, J |
-//! | [`speculation`] | drafts of a smaller model | |
-//! | [`reference`](mod@reference) | the four variants, in float64, as short as they get | Alg. I.1 to I.4 |
+//! | [`speculation`] | verification of draft tokens | |
+//! | [`reference`](mod@reference) | the four variants in float64, as short as possible | Alg. I.1 to I.4 |
 //! | [`backend`] | for implementers: summaries and their merges, scans, filters, the driver; exempt from semantic versioning | Lemmas D.3, D.5, App. L |
 //!
 //! # Crate layout
-//! This crate sees no backend and no threads and forbids `unsafe`. Backends see this crate and never each other.
+//! This crate has no backend and no threads, and forbids `unsafe`. Backends depend on it and never on each other.
 #![forbid(unsafe_code)]
 
 pub mod backend;
@@ -34,7 +33,7 @@ pub use sampler::samples::{Draw, Kept, RowSample, Samples, log_prob};
 pub use sampler::{Capabilities, Exactness, GroupDraw, Input, PerturbedArgmax, Plan, Shape, Variant, speculation};
 // Heads and inputs.
 pub use error::HeadError;
-/// The 16-bit floats of weights and hidden states, of the version of `half` that [`Matrix`] takes.
+/// The 16-bit floats of weights and hidden states, from the version of `half` that [`Matrix`] takes.
 #[doc(no_inline)]
 pub use half::{bf16, f16};
 pub use head::Head;

@@ -23,7 +23,7 @@ impl DType {
         }
     }
 
-    /// The name that safetensors and this project's command use in lower case.
+    /// The lower-case name of safetensors, which this project's command also uses.
     pub const fn name(self) -> &'static str {
         match self {
             DType::BF16 => "bf16",
@@ -35,7 +35,7 @@ impl DType {
 
 /// A Rust type that a [`Matrix`] can hold.
 pub trait Element: bytemuck::Pod {
-    /// Its name at run time.
+    /// The element type at run time.
     const DTYPE: DType;
 
     /// Widens to float32, exactly.
@@ -68,7 +68,7 @@ impl Element for f32 {
     }
 }
 
-/// A borrowed row-major matrix, `[rows, cols]`, in native byte order and at any alignment, so that a mapped file works.
+/// A borrowed row-major matrix `[rows, cols]`. It has native byte order and any alignment, so a mapped file works.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     bytes: &'a [u8],
@@ -143,7 +143,7 @@ impl<'a> Matrix<'a> {
         self.row_stride
     }
 
-    /// All bytes, from the first row's first to the last row's last.
+    /// All bytes, from the begin of the first row to the end of the last row.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -151,16 +151,16 @@ impl<'a> Matrix<'a> {
     /// The bytes of a row.
     ///
     /// # Panics
-    /// When it is out of range, like a slice.
+    /// If `row` is out of range.
     pub fn row_bytes(&self, row: usize) -> &'a [u8] {
         let at = row * self.row_stride * self.dtype.size();
         &self.bytes[at..at + self.cols * self.dtype.size()]
     }
 
-    /// The elements of a row where they lie; `None` unless they are float32 at an address that is a multiple of four.
+    /// The elements of a row in place; `None` unless they are float32 at an address that is a multiple of four.
     ///
     /// # Panics
-    /// When it is out of range, like a slice.
+    /// If `row` is out of range.
     #[inline]
     pub fn row_f32(&self, row: usize) -> Option<&'a [f32]> {
         if self.dtype != DType::F32 {
@@ -169,10 +169,10 @@ impl<'a> Matrix<'a> {
         bytemuck::try_cast_slice(self.row_bytes(row)).ok()
     }
 
-    /// The rows `range` as a matrix of their own.
+    /// The rows `range` as a matrix.
     ///
     /// # Panics
-    /// When it is out of range, like a slice.
+    /// If `range` is out of range.
     pub fn row_range(&self, range: core::ops::Range<usize>) -> Matrix<'a> {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         let size = self.dtype.size();
@@ -185,7 +185,7 @@ impl<'a> Matrix<'a> {
     /// Widens a row to float32, exactly.
     ///
     /// # Panics
-    /// When the row is out of range, or `out` does not hold `cols` elements.
+    /// If `row` is out of range, or `out` does not have `cols` elements.
     pub fn row_to_f32(&self, row: usize, out: &mut [f32]) {
         widen(self.row_bytes(row), self.dtype, out);
     }
@@ -194,7 +194,7 @@ impl<'a> Matrix<'a> {
 /// Widens elements to float32, exactly.
 ///
 /// # Panics
-/// When `out` does not have as many elements as `bytes` holds.
+/// If the numbers of elements of `out` and `bytes` differ.
 pub fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     fn each<T: Element>(bytes: &[u8], out: &mut [f32]) {
         for (wide, bytes) in out.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {

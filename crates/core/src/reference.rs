@@ -1,7 +1,7 @@
-//! The four variants in float64, as short as they get. Every fast path is judged against this file.
+//! The four variants in float64, as short as possible. Tests compare every fast path with this file.
 //!
 //! Dot products are [`canonical`](crate::backend::canonical), log-masses are float64 sums, noise and transforms are the scalar
-//! definitions of this crate. It holds the whole row of logits, and is slow.
+//! definitions of this crate. The reference holds the whole row of logits, and is slow.
 
 use crate::backend::canonical::canonical_logit;
 use crate::backend::{Batch, Request, RowSummary, Scan, check_scan};
@@ -20,20 +20,20 @@ use crate::summary::mass_histogram::MassHistogram;
 use crate::summary::winner::{Candidate, TopList, Winner};
 use core::ops::Range;
 
-/// Which variant the reference follows.
+/// The variant of a [`Reference`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReferenceVariant {
     /// The argmax of the whole perturbed row (Alg. I.1, and Alg. 1 for any tiles).
     Tiled,
-    /// Groups of `n` tokens and a fresh draw of the group (Alg. I.2).
+    /// Groups of `n` tokens, and a draw of the group with separate noise (Alg. I.2).
     Grouped(u32),
     /// Groups of `n` tokens through the binary merge (Alg. I.3).
     Online(u32),
-    /// Shards that begin at these tokens, and a fresh draw of the shard (Alg. I.4).
+    /// Shards that begin at these tokens, and a draw of the shard with separate noise (Alg. I.4).
     Sharded(Vec<u32>),
 }
 
-/// The transformed logits of a row, from its raw ones.
+/// The transformed logits of a row, from its raw logits.
 pub(crate) fn transformed(row: &Row<'_>, raw: &[f32], first: u32) -> Result<Vec<f32>, RowError> {
     let mut logits = raw.to_vec();
     first_invalid(first, &logits).map_or(Ok(()), Err)?;
@@ -42,7 +42,7 @@ pub(crate) fn transformed(row: &Row<'_>, raw: &[f32], first: u32) -> Result<Vec<
     if logits.iter().all(|&l| l == f32::NEG_INFINITY) { Err(RowError::NoFiniteLogit) } else { Ok(logits) }
 }
 
-/// Every token with its perturbed score.
+/// Every token with a finite logit, with its perturbed score.
 fn candidates<'a>(row: &'a Row<'_>, draw: u32, logits: &'a [f32], first: u32) -> impl Iterator<Item = Candidate> + 'a {
     let finite = (first..).zip(logits).filter(|(_, l)| **l > f32::NEG_INFINITY);
     finite.map(move |(token, &logit)| {
@@ -59,7 +59,7 @@ pub fn tiled(row: &Row<'_>, draw: u32, logits: &[f32], first: u32) -> Candidate 
 /// Sets the logits that the filters drop to -inf, and rescales the others.
 ///
 /// # Errors
-/// Those of [`Filters::drawable`].
+/// The errors of [`Filters::drawable`].
 pub fn filter(filters: &Filters, first: u32, logits: &mut [f32]) -> Result<(), RowError> {
     let finite = (first..).zip(&*logits).filter(|(_, l)| **l > f32::NEG_INFINITY);
     let mut sorted: Vec<_> = finite.map(|(t, &logit)| Candidate { winner: Winner::new(logit, t), logit }).collect();
@@ -79,8 +79,8 @@ pub fn log_mass(logits: &[f32]) -> f64 {
     f64::from(max) + logits.iter().map(|&l| (f64::from(l) - f64::from(max)).exp()).sum::<f64>().ln()
 }
 
-/// Paper Alg. I.2 and I.4: the group is drawn by its log-mass, the token within the group.
-/// `groups` are (number, tokens); `domain` is the outer noise.
+/// Paper Alg. I.2 and I.4: draws a group by its log-mass, then a token of the group. `groups` are (number, tokens);
+/// `domain` is the noise of the group's draw.
 pub fn grouped(
     row: &Row<'_>,
     draw: u32,
@@ -95,7 +95,7 @@ pub fn grouped(
     best.map_or(Candidate::NONE, |(_, g)| tiled(row, draw, part(&g), g.start))
 }
 
-/// Paper Alg. I.3: groups stream through the binary merge.
+/// Paper Alg. I.3: merges groups one after the other by the binary merge.
 pub fn online(
     row: &Row<'_>,
     draw: u32,
@@ -120,7 +120,7 @@ pub fn online(
     sample
 }
 
-/// The run of a row's tokens, by falling logits and then by token, that the filters keep.
+/// The run of a row's tokens that the filters keep. `sorted` is sorted by falling logits, then by token.
 pub fn kept(filters: &Filters, sorted: &[Candidate]) -> Range<usize> {
     let logit = |i: usize| f64::from(sorted[i].logit);
     let n = sorted.len() as f64;
@@ -132,11 +132,11 @@ pub fn kept(filters: &Filters, sorted: &[Candidate]) -> Range<usize> {
         let weight = |i: usize| (logit(i) - logit(start)).exp();
         let z: f64 = run.clone().map(weight).sum();
         let p = |i: usize| weight(i) / z;
-        // The first tokens for which `keep` holds, one at least.
+        // The end of the first tokens for which `keep` holds, at least one token.
         let end = |keep: &dyn Fn(usize) -> bool| run.clone().find(|&i| i > start && !keep(i)).unwrap_or(run.end);
         // The shortest run of tokens, in the given order, whose probability reaches `share`.
         let reach = |order: &mut dyn Iterator<Item = usize>, share: f32| {
-            // Weights rather than probabilities: sums of those of equal logits are exact.
+            // Weights instead of probabilities: the weights of equal logits have exact sums.
             let mut sum = 0.0;
             let more = |i: &usize| {
                 let open = sum < f64::from(share) * z;
@@ -153,12 +153,12 @@ pub fn kept(filters: &Filters, sorted: &[Candidate]) -> Range<usize> {
             Filter::Xtc(share) => end(&|i| p(i) >= f64::from(share)) - 1..run.end,
             Filter::TopP(share) => reach(&mut run.clone(), share),
             Filter::TypicalP(share) => {
-                // Surprisal and entropy, both less the largest token's surprisal.
+                // Surprisal and entropy, both minus the surprisal of the first token.
                 let fall = |i: usize| logit(start) - logit(i);
                 let entropy: f64 = run.clone().map(|i| p(i) * fall(i)).sum();
                 let distance = |i: &usize| (fall(*i) - entropy).abs();
                 let mut order: Vec<usize> = run.clone().collect();
-                // Of equal distances the more probable comes first, and on that side the later place.
+                // Of equal distances, the more probable token comes first; on the probable side, the later index.
                 order.sort_by(|a, b| distance(a).total_cmp(&distance(b)).then(by_side(fall(*a) < entropy, a, b)));
                 reach(&mut order.into_iter(), share)
             }
@@ -167,12 +167,12 @@ pub fn kept(filters: &Filters, sorted: &[Candidate]) -> Range<usize> {
     run
 }
 
-/// Outwards from the entropy: backwards on the probable side, forwards on the other.
+/// The order outwards from the entropy: falling indices on the probable side, rising indices on the other.
 fn by_side(probable: bool, a: &usize, b: &usize) -> core::cmp::Ordering {
     if probable { b.cmp(a) } else { a.cmp(b) }
 }
 
-/// Cuts tokens into groups on the absolute grid of multiples of `size`; a group's number is its place on that grid.
+/// Cuts tokens into groups at the multiples of `size`. The number of a group is its first multiple divided by `size`.
 pub fn groups(tokens: Range<u32>, size: u32) -> impl Iterator<Item = (u32, Range<u32>)> {
     let size = size.max(1);
     let numbers = if tokens.is_empty() { 0..0 } else { tokens.start / size..tokens.end.div_ceil(size) };
@@ -202,7 +202,7 @@ impl<'w> Reference<'w> {
     fn draw(&self, row: &Row<'_>, draw: u32, logits: &[f32]) -> Candidate {
         let tokens = self.head.tokens();
         let first = tokens.start;
-        // Greedy is the argmax in every variant.
+        // In every variant, a greedy row takes the argmax.
         match &self.variant {
             _ if row.greedy => tiled(row, draw, logits, first),
             ReferenceVariant::Tiled => tiled(row, draw, logits, first),
@@ -216,7 +216,7 @@ impl<'w> Reference<'w> {
         }
     }
 
-    /// Log-probabilities of the raw logits, for the row that was appended last.
+    /// Writes log-probabilities of the raw logits to the last row of `out`.
     fn note_raw(&self, most: u32, greedy: &Row<'_>, raw: &[f32], out: &mut Samples) {
         let first = self.head.tokens().start;
         let mut mass = MassHistogram::default();
@@ -229,7 +229,7 @@ impl<'w> Reference<'w> {
         out.set_raw(row, &mass, top.as_slice(), drawn);
     }
 
-    /// Logits of requested tokens and ranks of drawn ones in the law of `logits`, for the row that was appended last.
+    /// Writes logits of requested tokens and ranks of drawn tokens to the last row of `out`, in the law of `logits`.
     fn note_tokens(&self, row: &Row<'_>, logits: &[f32], out: &mut Samples) {
         let (first, last) = (self.head.tokens().start, out.len() - 1);
         let logit = |token: u32| {

@@ -1,11 +1,11 @@
-//! A head whose weight arrives block by block: more than fits in memory.
+//! A head with a streamed weight, which need not fit in memory.
 
 use crate::error::{HeadError, SampleError};
 use crate::head::Head;
 use crate::matrix::{DType, Matrix};
 use std::io;
 
-/// The head of a stream: everything but the weight.
+/// A head without its weight, for streamed weights.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamHead<'a> {
     /// Rows of the weight.
@@ -30,7 +30,7 @@ impl<'a> StreamHead<'a> {
         StreamHead { vocab, hidden, dtype, vocab_size: vocab, bias: None, soft_cap: None, scale: 1.0 }
     }
 
-    /// What is wrong with the head, whatever the weight will be.
+    /// Checks everything that does not depend on the weight.
     ///
     /// # Errors
     /// [`HeadError`]: the shape, the bias or the factors.
@@ -38,7 +38,7 @@ impl<'a> StreamHead<'a> {
         if self.vocab_size > self.vocab {
             return Err(HeadError::VocabSize { vocab_size: self.vocab_size, most: self.vocab });
         }
-        // A head of no rows checks everything but the bias, which is checked whole.
+        // A head without rows checks everything except the bias.
         let nothing = Matrix::from_bytes(&[], self.dtype, 0, self.hidden, self.hidden)?;
         StreamHead { bias: None, ..*self }.part(nothing, self.vocab)?;
         let Some(bias) = self.bias else { return Ok(()) };
@@ -51,10 +51,10 @@ impl<'a> StreamHead<'a> {
         }
     }
 
-    /// The head of the weight rows that begin at `start`.
+    /// The head of a block of weight rows that begins at row `start`.
     ///
     /// # Errors
-    /// As [`StreamHead::check`].
+    /// The errors of [`StreamHead::check`].
     pub fn part<'h>(&'h self, weight: Matrix<'h>, start: usize) -> Result<Head<'h>, HeadError> {
         let rows = start..start + weight.rows();
         let mut head = Head::shard(weight, start, self.vocab_size)?.with_scale(self.scale)?;
@@ -69,20 +69,20 @@ impl<'a> StreamHead<'a> {
     }
 }
 
-/// Why a streamed call has no result.
+/// The reason why a streamed call has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The reader failed, or ended before the head did.
+    /// The reader failed, or ended before the last weight row.
     #[error("the weight's rows from token {token} on could not be read")]
     Read {
-        /// First token of the block that was being read.
+        /// First token of the unread block.
         token: usize,
         /// The reader's error.
         #[source]
         source: io::Error,
     },
-    /// The call is off; see [`PerturbedArgmax::sample`](crate::PerturbedArgmax::sample).
+    /// The call is invalid or failed; see [`PerturbedArgmax::sample`](crate::PerturbedArgmax::sample).
     #[error(transparent)]
     Call(#[from] SampleError),
 }

@@ -4,7 +4,7 @@ use flash_sampling_core::backend::{Adjustments, GroupSummary, LogMass};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Domain, Head, History, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams, Samples};
 
-/// Returns the tokens that the filters of `row` keep, ascending, of the logits of a head.
+/// Returns the tokens of a head that the filters of `row` keep, ascending.
 fn kept(logits: &[f32], row: RowParams<'_>) -> Vec<u32> {
     let head = Head::new(Matrix::new(logits, logits.len(), 1).unwrap()).unwrap();
     let mut out = Samples::new();

@@ -1,9 +1,9 @@
-//! An engine's loop on a GPU's own memory: the draw is captured in a CUDA graph once, and replayed with each step's rows.
+//! An engine's loop with device memory: captures the draw in a CUDA graph once, and replays it with each step's rows.
 //!
 //! `cargo run --release --example device_graph -p flash-sampling --features cuda`
 //!
-//! A graph of a real engine has the model's layers before the draw; here the hidden states stay as they are. The graph reads
-//! the rows from a fixed place in device memory, to which a step copies the block of a `RowEncoder`.
+//! In a real engine, the graph has the model's layers before the draw; here the hidden states are constant. The graph
+//! reads the rows from a fixed address in device memory. Each step copies the block of a `RowEncoder` there.
 
 use flash_sampling::cuda::cudarc::driver::CudaStream;
 use flash_sampling::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -18,10 +18,10 @@ const VOCAB: usize = 32_000;
 const HIDDEN: usize = 128;
 const ROWS: usize = 4;
 const STEPS: u64 = 8;
-/// Bytes for the rows of a step and their lists.
+/// Device bytes for the rows of a step and their lists.
 const ROOM: usize = 1 << 16;
 
-/// Numbers in bf16, each from its index.
+/// Numbers in bf16, computed from their indices.
 fn bf16(count: usize, salt: usize) -> Vec<u16> {
     (0..count).map(|i| (((i * salt) % 2003) as f32 / 1000.0 - 1.0).to_bits()).map(|bits| (bits >> 16) as u16).collect()
 }
@@ -33,23 +33,23 @@ fn main() -> Result<(), Box<dyn Error>> {
     let hidden = stream.clone_htod(&bf16(ROWS * HIDDEN, 5003))?;
     let mut rows = stream.alloc_zeros::<u8>(ROOM)?;
     let draws = stream.alloc_zeros::<abi::Draw>(ROWS)?;
-    // Addresses are computed before the capture: to compute one may order streams.
+    // Before the capture, because computing an address may add a dependency between streams.
     let (rows_at, draws_at) = (DeviceAddress::of(&rows, &stream), DeviceAddress::of(&draws, &stream));
     let matrix = |address, rows| DeviceMatrix { address, dtype: DType::BF16, rows, cols: HIDDEN, row_stride: HIDDEN };
     let hidden = matrix(DeviceAddress::of(&hidden, &stream).cast(), ROWS);
     let weight_at = matrix(DeviceAddress::of(&weight, &stream).cast(), VOCAB);
     let head = DeviceHead { weight: weight_at, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
 
-    // SAFETY: the weight is memory of this device, of this size, which nothing writes to; it and the sampler are dropped after
-    // the graph.
+    // SAFETY: the weight is memory of this device, of this size, and nothing writes to it. The weight and the sampler
+    // are dropped after the graph.
     let mut sampler = unsafe { DeviceTiled::new(head, ROWS, &device) }?;
-    // So that the captured launch loads no kernel.
+    // Loads the kernel, which the captured launch must not do.
     sampler.prepare(RowFeatures::Any)?;
     stream.synchronize()?;
 
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
-    // SAFETY: hidden states, rows and draws are memory of this device, of these sizes, until the graph is dropped; each replay
-    // finds rows of a `RowEncoder`, of any features; one stream is used.
+    // SAFETY: hidden states, rows and draws are memory of this device, of these sizes, until the graph is dropped. Each
+    // replay reads rows of a `RowEncoder`, of any features. All work is on one stream.
     let launched = unsafe { sampler.launch(&stream, &hidden, rows_at.cast(), draws_at, RowFeatures::Any) };
     let graph = stream.end_capture(CUgraphInstantiate_flags(0))?.ok_or("nothing was captured")?;
     launched?;

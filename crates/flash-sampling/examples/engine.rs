@@ -1,9 +1,9 @@
-//! An engine's loop on the processor: requests come and go, each with its own parameters and length.
+//! An engine's loop on the CPU: serves requests with different parameters and lengths in one batch.
 //!
 //! `cargo run --release --example engine -p flash-sampling`
 //!
-//! The model is a stand-in that makes a hidden state of a sequence's last tokens. A request draws the same tokens alone and
-//! in any batch, since its noise depends on its seed and its position alone.
+//! Instead of a model, a function computes a hidden state from a sequence's last tokens. A request draws the same
+//! tokens in any batch, because its noise depends only on its seed and its position.
 
 use flash_sampling::{
     Backend, BackendConfig, Head, History, Matrix, PerturbedArgmax, Plan, RowBuffer, Samples, SamplingParams,
@@ -15,17 +15,17 @@ const VOCAB: usize = 32_000;
 const HIDDEN: usize = 128;
 const MAX_ROWS: usize = 4;
 
-/// A request that is being served.
+/// A running request.
 struct Sequence {
     number: u64,
-    /// The seed of requests that bring none.
+    /// The seed, if the request has none.
     seed: u64,
     params: SamplingParams,
     history: History,
     max_tokens: usize,
 }
 
-/// A stand-in for the layers of a model: the hidden state of a sequence, `[HIDDEN]`.
+/// Replaces the layers of a model: writes the hidden state of a sequence, `[HIDDEN]`.
 fn forward(history: &History, out: &mut [f32]) {
     let last = history.tokens().iter().rev().take(3);
     let mix = last.fold(1u32, |mix, token| mix.wrapping_mul(31).wrapping_add(*token));
@@ -45,7 +45,7 @@ fn step(
     let params = sequences.iter().map(|sequence| sequence.params.next_row(sequence.seed, &sequence.history));
     rows.with(params, |rows| sampler.sample(input, rows, samples))?;
     for (sequence, sample) in sequences.iter_mut().zip(samples.iter()) {
-        // A row that fails is the request's own error: a server would end that request and go on.
+        // A row's error concerns its request only: a server would end the request and continue with the others.
         sequence.history.push(sample?.token());
     }
     Ok(())

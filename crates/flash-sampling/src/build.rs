@@ -1,4 +1,4 @@
-//! From a configuration to a sampler.
+//! Builds samplers from configurations.
 
 use crate::config::{Backend, BackendConfig, VariantConfig};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
@@ -16,11 +16,11 @@ use {
 /// The largest number of shards that [`build`] cuts a head into.
 pub const MAX_SHARDS: usize = 4096;
 
-/// Shards begin at multiples of this many tokens, so that tiles stay whole.
+/// Shards begin at multiples of this number of tokens, so no tile is cut.
 #[cfg(feature = "distributed")]
 const SHARD_ALIGNMENT: u32 = 64;
 
-/// Why a configuration has no sampler.
+/// The reason why a configuration has no sampler.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -35,45 +35,45 @@ pub enum BuildError {
     /// The weight does not fit the head.
     #[error(transparent)]
     Head(#[from] flash_sampling_core::HeadError),
-    /// Existing logits are sampled by the tiled variant alone.
+    /// Only the tiled variant samples existing logits.
     #[error("existing logits cannot be sampled by {variant}: the variant must be tiled")]
     VariantOfLogits {
         /// The configured variant.
         variant: VariantConfig,
     },
-    /// This build of the library was made without a feature.
+    /// The library is built without a feature.
     #[error("this build has no feature '{feature}': build with --features {feature}")]
     NotBuilt {
         /// The feature.
         feature: &'static str,
     },
-    /// Groups of no tokens.
+    /// The group size is 0.
     #[error("a group must have at least one token")]
     GroupSize,
-    /// A number of shards that cannot be made.
+    /// The number of shards is 0 or too large.
     #[error("{shards} shards cannot be made: it must be 1 to {MAX_SHARDS}")]
     Shards {
         /// The requested number.
         shards: usize,
     },
-    /// The CPU backend refuses.
+    /// The CPU backend refuses the head or the plan.
     #[cfg(feature = "cpu")]
     #[error(transparent)]
     Cpu(#[from] flash_sampling_cpu::CpuError),
-    /// The CUDA backend refuses.
+    /// The CUDA backend refuses the head or the plan, or fails.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] flash_sampling_cuda::CudaError),
-    /// The shards do not fit together.
+    /// The shards do not match.
     #[cfg(feature = "distributed")]
     #[error(transparent)]
     Shard(#[from] flash_sampling_distributed::ShardError),
 }
 
-/// Makes the sampler that a configuration describes, for a head with weight `[vocab, hidden]`.
+/// Builds the sampler of a configuration, for a head with weight `[vocab, hidden]`.
 ///
 /// # Errors
-/// [`BuildError`] when the backend is not there, cannot do the variant, or refuses the plan.
+/// [`BuildError`] if the backend is missing, does not support the variant, or refuses the plan.
 pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
     let plan = config.plan;
     Ok(match (&config.backend, &config.variant) {
@@ -114,8 +114,10 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
     })
 }
 
-/// What the sampler of a configuration can do, without a head: an engine refuses a request early, or chooses another variant.
-/// [`Capabilities::backend`] names the instruction set for a bf16 weight.
+/// The capabilities of a configuration's sampler, without a head.
+///
+/// An engine can use them to refuse a request early, or to choose another variant. [`Capabilities::backend`] names the
+/// instruction set for a bf16 weight.
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -129,7 +131,7 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
 /// ```
 ///
 /// # Errors
-/// As [`build`], but for what depends on the head.
+/// The errors of [`build`] that do not depend on the head.
 pub fn capabilities_of(config: &BackendConfig) -> Result<Capabilities, BuildError> {
     match (&config.backend, &config.variant) {
         #[cfg(feature = "cuda")]
@@ -156,8 +158,9 @@ pub fn capabilities_of(config: &BackendConfig) -> Result<Capabilities, BuildErro
     }
 }
 
-/// Makes a sampler of logits that already exist, `[rows, vocab_size]` in bf16, f16 or f32; its inputs are these logits. The
-/// variant must be [`VariantConfig::Tiled`].
+/// Builds a sampler for existing logits.
+///
+/// The input of its calls is `[rows, vocab_size]` in bf16, f16 or f32. The variant must be [`VariantConfig::Tiled`].
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -173,9 +176,9 @@ pub fn capabilities_of(config: &BackendConfig) -> Result<Capabilities, BuildErro
 /// ```
 ///
 /// # Errors
-/// [`BuildError`] when the backend is not there, cannot sample existing logits, or refuses the plan.
+/// [`BuildError`] if the backend is missing, cannot sample existing logits, or refuses the plan.
 pub fn build_from_logits(vocab_size: usize, config: &BackendConfig) -> Result<Box<dyn PerturbedArgmax>, BuildError> {
-    // Without a backend nothing reads it.
+    // Unused without a backend.
     let _ = vocab_size;
     if config.variant != VariantConfig::Tiled {
         return Err(BuildError::VariantOfLogits { variant: config.variant.clone() });
@@ -191,12 +194,12 @@ pub fn build_from_logits(vocab_size: usize, config: &BackendConfig) -> Result<Bo
     }
 }
 
-/// The reference takes groups of any size but none.
+/// Checks a group size for the reference, which supports every size except 0.
 fn positive(size: u32) -> Result<u32, BuildError> {
     if size > 0 { Ok(size) } else { Err(BuildError::GroupSize) }
 }
 
-/// The head in shards, each drawn by the tiled variant of the same backend.
+/// Builds shards of the head in this process, each with the tiled variant of the same backend.
 #[cfg(feature = "distributed")]
 fn sharded<'w>(
     head: Head<'w>,
@@ -213,13 +216,14 @@ fn sharded<'w>(
     Ok(Box::new(Sharded::new(parts.collect::<Result<_, _>>()?, merge)?.with_plan(config.plan)?))
 }
 
-/// Makes one rank of the sampler that a configuration describes: the head is cut into near-equal shards, one for each rank
-/// of the transport, and this rank draws from its own by the configured variant. A collective call; every rank has the
-/// whole head at hand, of which it reads its shard.
+/// Builds one rank of a sharded sampler.
+///
+/// The head is cut into near-equal shards, one per rank of the transport. This rank draws from its shard by the
+/// configured variant. This is a collective call: every rank passes the whole head, and reads only its shard.
 ///
 /// # Errors
-/// As [`build`]; [`BuildError::Unsupported`] for the sharded variant, whose shards are in one process; what ranks disagree
-/// about, and what can go wrong in an exchange.
+/// The errors of [`build`]; [`BuildError::Unsupported`] for the sharded variant, whose shards are in one process;
+/// [`BuildError::Shard`] if ranks disagree or an exchange fails.
 #[cfg(feature = "distributed")]
 pub fn build_rank<'w, T: Transport + 'w>(
     head: Head<'w>,
@@ -241,8 +245,7 @@ pub fn build_rank<'w, T: Transport + 'w>(
     Ok(Box::new(ShardSampler::new(build(part, &of_shard)?, transport, options)?.with_plan(config.plan)?))
 }
 
-/// What shards are planned for: the merge by log-mass needs each shard's log-mass, whether or not a row will ask for
-/// log-probabilities.
+/// The plan of a shard. The merge by log-mass needs each shard's log-mass, even if no row requests log-probabilities.
 #[cfg(feature = "distributed")]
 fn shard_plan(merge: ShardMerge, plan: Plan) -> Plan {
     match merge {
@@ -251,8 +254,7 @@ fn shard_plan(merge: ShardMerge, plan: Plan) -> Plan {
     }
 }
 
-/// The first tokens of `shards` near-equal shards, on the grid of [`SHARD_ALIGNMENT`]; a small vocabulary leaves some
-/// shards empty.
+/// The first tokens of near-equal shards, at multiples of [`SHARD_ALIGNMENT`]. A small vocabulary has empty shards.
 #[cfg(feature = "distributed")]
 pub(crate) fn shard_starts(tokens: Range<u32>, shards: usize) -> Vec<u32> {
     let start = |shard: u64| {

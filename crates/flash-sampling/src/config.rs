@@ -1,4 +1,4 @@
-//! Which sampler to build, as data and as text.
+//! The configuration of a sampler, as data and as text.
 
 use core::fmt;
 use core::str::FromStr;
@@ -8,27 +8,27 @@ use flash_sampling_cpu::CpuOptions;
 #[cfg(feature = "distributed")]
 use flash_sampling_distributed::ShardMerge;
 
-/// Where a sampler runs.
+/// The backend of a sampler.
 ///
 /// As text: `reference`, `cpu`, `cpu:avx2` (an instruction set), `cpu:avx2:4` or `cpu::4` (threads), `cuda`, `cuda:1` (a
-/// device). [`Display`](fmt::Display) writes what [`FromStr`] reads.
+/// device). [`Display`](fmt::Display) writes the text that [`FromStr`] reads.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Backend {
-    /// The f64 reference: exact, slow, holds a row of logits.
+    /// The f64 reference: exact and slow; it holds a row of logits.
     Reference,
-    /// The processor.
+    /// The CPU.
     #[cfg(feature = "cpu")]
     Cpu(CpuOptions),
-    /// A CUDA device by its number among those that `CUDA_VISIBLE_DEVICES` leaves. An error without the feature `cuda`.
+    /// A CUDA device. Without the feature `cuda`, [`build`](crate::build()) returns an error.
     Cuda {
-        /// The device's number, from 0.
+        /// The device's number among the devices of `CUDA_VISIBLE_DEVICES`, from 0.
         device: usize,
     },
 }
 
 impl Default for Backend {
-    /// The CPU with default options; without the feature `cpu` the reference.
+    /// The CPU with default options, or the reference without the feature `cpu`.
     fn default() -> Self {
         #[cfg(feature = "cpu")]
         return Backend::Cpu(CpuOptions::default());
@@ -37,7 +37,7 @@ impl Default for Backend {
     }
 }
 
-/// Which variant of the algorithm runs. Sizes are in tokens.
+/// The variant of a sampler. Sizes are in tokens.
 ///
 /// As text: `tiled`, `grouped:512`, `grouped:512:reuse`, `online:512`, `sharded:4`, `sharded:4:log-mass`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -47,44 +47,44 @@ pub enum VariantConfig {
     #[default]
     Tiled,
     /// Log-mass and local sample of each group, then a draw of the group (paper Alg. I.2). Pathwise or in distribution,
-    /// by how the group is drawn.
+    /// depending on `draw`.
     Grouped {
-        /// Tokens of a group; a multiple of 64, but for the reference.
+        /// Tokens per group; a multiple of 64, except for the reference.
         size: u32,
-        /// How the group is drawn.
+        /// The draw of the group.
         draw: GroupDraw,
     },
     /// Groups streamed through the binary merge (paper Alg. I.3). In distribution.
     Online {
-        /// Tokens of a group; a multiple of 64, but for the reference.
+        /// Tokens per group; a multiple of 64, except for the reference.
         size: u32,
     },
-    /// The head in near-equal shards within this process (paper Alg. I.4). Pathwise or in distribution, by the merge.
+    /// Near-equal shards in this process (paper Alg. I.4). Pathwise or in distribution, depending on `merge`.
     #[cfg(feature = "distributed")]
     Sharded {
         /// Number of shards, 1 to [`MAX_SHARDS`](crate::MAX_SHARDS).
         shards: usize,
-        /// How their draws become one.
+        /// The merge of the shards' draws.
         merge: ShardMerge,
     },
 }
 
 /// A backend, a variant and a plan. The default is the tiled variant on the CPU, planned for one row and one draw.
 ///
-/// With the feature `serde`, `{"backend": "cpu", "variant": "online:512", "plan": {"max_rows": 8}}`; what is left out has its
-/// default.
+/// With the feature `serde`, as JSON: `{"backend": "cpu", "variant": "online:512", "plan": {"max_rows": 8}}`. Missing
+/// fields have their defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct BackendConfig {
-    /// Where it runs.
+    /// The backend.
     pub backend: Backend,
-    /// Which variant.
+    /// The variant.
     pub variant: VariantConfig,
-    /// What it is planned for.
+    /// The plan.
     pub plan: Plan,
 }
 
-/// A backend or variant that cannot be read.
+/// A text that is not a backend or variant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{text}' is no {what}: it must be {expected}")]
 pub struct ParseConfigError {
@@ -93,14 +93,14 @@ pub struct ParseConfigError {
     expected: &'static str,
 }
 
-/// The parts of a text between colons; `None` where there are more than `N`. Missing parts are empty.
+/// The parts of a text between colons; `None` if there are more than `N`. Missing parts are empty.
 fn parts<const N: usize>(text: &str) -> Option<[&str; N]> {
     let mut parts = text.split(':');
     let found = core::array::from_fn(|_| parts.next().unwrap_or(""));
     parts.next().is_none().then_some(found)
 }
 
-/// Reads a part of a text, or takes the default where it is empty.
+/// Parses a part of a text; an empty part is the default.
 fn part_or<T: FromStr>(part: &str, default: T) -> Option<T> {
     if part.is_empty() { Some(default) } else { part.parse().ok() }
 }
@@ -198,7 +198,7 @@ impl fmt::Display for VariantConfig {
     }
 }
 
-/// Serialized as text.
+/// Implements serde by the text form.
 #[cfg(feature = "serde")]
 macro_rules! serialize_as_text {
     ($($name:ty),*) => {$(

@@ -13,7 +13,7 @@
 //! let config = BackendConfig { plan: Plan { max_rows: 2, ..Plan::default() }, ..BackendConfig::default() };
 //! let mut sampler: Box<dyn PerturbedArgmax + '_> = build(head, &config)?;
 //!
-//! // Each step: hidden states [rows, hidden], and for each row its seed and its place in its sequence.
+//! // Each step: hidden states [rows, hidden], and for each row its seed and its position in its sequence.
 //! let hidden: Vec<f32> = (0..2 * 64).map(|i| (i as f32 * 0.3).cos()).collect();
 //! let rows = [5, 17].map(|position| RowParams { seed: 42, position, temperature: 0.8, ..RowParams::default() });
 //! let mut samples = Samples::new();
@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What is here
+//! # Contents
 //! | to | use |
 //! | --- | --- |
 //! | build a sampler from data or text | [`build`], [`build_owned`], [`build_from_logits`], [`BackendConfig`] |
@@ -31,51 +31,52 @@
 //! | parse a request, and draw its next token | [`SamplingParams`], [`History`], [`RowBuffer`] |
 //! | borrow weights and hidden states | [`Head`], [`Matrix`] |
 //! | replay the noise of a token | [`Noise`], [`noise`](mod@noise) |
-//! | judge drafts of a smaller model | [`speculation`] |
+//! | verify draft tokens of a smaller model | [`speculation`] |
 //! | compare with a plain implementation | [`reference`](mod@reference) |
 //! | implement a backend | [`backend`], whose items are exempt from semantic versioning |
 //!
 //! # All samplers
-//! | sampler | where | input |
+//! | sampler | device | input |
 //! | --- | --- | --- |
-//! | [`cpu::Tiled`], [`cpu::Grouped`], [`cpu::Online`] | processor | hidden states |
-//! | [`cpu::OnlineStream`] | processor | hidden states, over a weight that arrives in blocks |
-//! | [`cpu::Standalone`] | processor | existing logits |
+//! | [`cpu::Tiled`], [`cpu::Grouped`], [`cpu::Online`] | CPU | hidden states |
+//! | [`cpu::OnlineStream`] | CPU | hidden states, with a weight read block by block |
+//! | [`cpu::Standalone`] | CPU | existing logits |
 //! | [`cuda::CudaTiled`], [`cuda::CudaGrouped`], [`cuda::CudaOnline`] | GPU, host memory in and out | hidden states |
-//! | [`cuda::CudaStreamed`] | GPU | hidden states, over a weight that arrives in blocks |
+//! | [`cuda::CudaStreamed`] | GPU | hidden states, with a weight read block by block |
 //! | [`cuda::CudaStandalone`] | GPU | existing logits |
 //! | [`cuda::DeviceSampler`], [`cuda::DeviceTiled`] | GPU, device memory | hidden states |
-//! | [`distributed::Sharded`] | shards in one process | that of the shards |
-//! | [`distributed::ShardSampler`] | one rank of a [`distributed::Transport`] | that of its shard |
+//! | [`distributed::Sharded`] | shards in one process | the input of the shards |
+//! | [`distributed::ShardSampler`] | one rank of a [`distributed::Transport`] | the input of its shard |
 //! | [`CudaRank`] | one rank on a GPU | hidden states, in host or device memory |
 //! | [`reference::Reference`] | anywhere, slow | hidden states |
 //!
 //! `CudaTiled` copies a weight from host memory once, and hidden states in every call. `DeviceSampler` reads both in place
 //! from the caller's device memory, and waits for the results. `DeviceTiled` launches one kernel on the caller's stream
-//! and leaves the draws in device memory, so a CUDA graph can capture it.
+//! and writes the draws to device memory, so a CUDA graph can capture it.
 //!
 //! # Features
-//! | feature | default | what it adds |
+//! | feature | default | content |
 //! | --- | --- | --- |
 //! | `cpu` | yes | the CPU backend: rayon and SIMD, chosen at run time |
 //! | `distributed` | yes | vocabulary shards |
-//! | `mpi` | no | `distributed::Mpi`, ranks as processes of MPI; building it needs an MPI library and libclang |
-//! | `cuda` | no | the CUDA backend: tiled, grouped, online and streamed, on GPUs of compute capability 8.0 and up; needs no CUDA to build |
+//! | `mpi` | no | `distributed::Mpi`, ranks as processes of MPI; the build needs an MPI library and libclang |
+//! | `cuda` | no | the CUDA backend: tiled, grouped, online and streamed, on GPUs of compute capability 8.0 and up; the build needs no CUDA |
 //! | `cuda-linked` | no | `cuda` in a program where another crate links NVIDIA's libraries, as candle does |
-//! | `nccl` | no | `GpuExchange::Nccl`, GPUs that reduce their draws by NCCL; needs no NCCL to build |
-//! | `cuda-probe` | no | `cuda::Probe`, what a machine offers to CUDA, without the backend |
-//! | `serde` | no | [`SamplingParamsBuilder`] and [`BackendConfig`] from and to JSON and its kin |
+//! | `nccl` | no | `GpuExchange::Nccl`, GPUs that reduce their draws by NCCL; the build needs no NCCL |
+//! | `cuda-probe` | no | `cuda::Probe`, the CUDA support of a machine, without the backend |
+//! | `serde` | no | [`SamplingParamsBuilder`] and [`BackendConfig`] from and to JSON and similar formats |
 //!
-//! Without any feature there remains the reference, which is exact and slow.
+//! Without features, the crate has only the reference, which is exact and slow.
 //!
-//! # What may grow
-//! * What a user writes stays a literal: [`RowParams`], [`Plan`], [`BackendConfig`] and the backends' options. End it with
-//!   `..Default::default()`; a new field's default changes nothing.
-//! * What a user reads is `non_exhaustive`: [`RowSample`], [`Draw`] and [`Kept`], errors, knobs, variants and backends.
+//! # Compatibility
+//! * Types that a user fills in are struct literals: [`RowParams`], [`Plan`], [`BackendConfig`] and the backends'
+//!   options. They may get fields, so end a literal with `..Default::default()`. A new field's default changes nothing.
+//! * Types that a user reads are `non_exhaustive`: [`RowSample`], [`Draw`], [`Kept`], errors, knobs, variants,
+//!   backends.
 //! * [`backend`], methods "for implementers" and methods with types of [`backend`] may change in any release.
 //!   [`Capabilities`] may get a field.
 #![forbid(unsafe_code)]
-// The table of samplers links to those of features that may be off.
+// The table of samplers links to samplers of features that may be off.
 #![cfg_attr(
     not(all(feature = "cpu", feature = "cuda", feature = "distributed")),
     allow(rustdoc::broken_intra_doc_links)

@@ -16,7 +16,7 @@ pub trait HeadOwner: Send + Sync {
     fn head(&self) -> Result<Head<'_>, HeadError>;
 }
 
-/// A weight `[vocab, hidden]` without gaps, in bytes that may be shared: an `Arc<[u8]>`, a `Vec<u8>`, a mapped file.
+/// A dense weight `[vocab, hidden]` in owned or shared bytes: an `Arc<[u8]>`, a `Vec<u8>`, a mapped file.
 pub struct OwnedWeight<B> {
     bytes: B,
     dtype: DType,
@@ -77,7 +77,7 @@ impl PerturbedArgmax for Owned {
     }
 }
 
-/// [`build`] for a sampler that owns its weight, and so borrows nothing: a server keeps it as long as it likes.
+/// [`build`] for a sampler that owns its weight and borrows nothing, for example in a server.
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -99,7 +99,7 @@ impl PerturbedArgmax for Owned {
 /// ```
 ///
 /// # Errors
-/// As [`build`]; [`BuildError::Head`] when the owner has no head.
+/// The errors of [`build`]; [`BuildError::Head`] if the weight does not fit the head.
 pub fn build_owned(
     owner: impl HeadOwner + 'static,
     config: &BackendConfig,

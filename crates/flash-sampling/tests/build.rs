@@ -1,4 +1,4 @@
-//! Every configuration gives a sampler that draws, or an error that names what is missing.
+//! Every configuration builds a sampler that draws, or returns an error that names the missing part.
 #![cfg(all(feature = "cpu", feature = "distributed"))]
 
 use flash_sampling::{
@@ -90,7 +90,7 @@ fn what_cannot_be_built_is_named() {
     assert!(matches!(error(Backend::Reference, reuse), BuildError::Unsupported { backend: "reference", .. }));
     let text = error(Backend::Cuda { device: 0 }, VariantConfig::Tiled).to_string();
     assert!(text.contains("cuda") || text.contains("CUDA is unavailable"), "{text}");
-    // A head that is itself a shard is no whole vocabulary.
+    // A shard of a head is not a whole vocabulary.
     let part = build(head(&weight).slice(64..VOCAB as u32), &config(Backend::Reference, sharded(2)));
     assert!(matches!(part.err(), Some(BuildError::Shard(ShardError::Gap { shard: 0, from: 0, to: 64 }))));
 }
@@ -227,7 +227,7 @@ fn capabilities_of_gpus_are_those_of_the_cpu() {
     ] {
         let of = |backend: Backend| capabilities_of(&config(backend, variant.clone())).unwrap();
         let (gpu, cpu) = (of(Backend::Cuda { device: 0 }), of(Backend::Cpu(CpuOptions::default())));
-        // A GPU finds ranks and the logits of given tokens in stored logits; groups in sequence on a CPU keep none.
+        // CUDA reads ranks and the logits of given tokens from stored logits; the CPU's online variant stores none.
         let stored = if matches!(variant, VariantConfig::Online { .. }) { Knobs::LOGPROBS } else { Knobs::NONE };
         assert_eq!((gpu.exactness, gpu.knobs), (cpu.exactness, cpu.knobs.union(stored)), "{variant:?}");
         assert_eq!((gpu.variant, gpu.without_replacement), (cpu.variant, cpu.without_replacement), "{variant:?}");

@@ -1,16 +1,16 @@
-//! One dot product that every backend can agree on.
+//! A dot product with the same bits on every backend.
 //!
 //! Float32 sums differ between instruction sets by rounding. The canonical dot product is a float64 sum in one fixed
-//! order, so it has the same bits on every machine; products of bf16, f16 and f32 values are exact in it.
+//! order, so it has the same bits on every machine. Products of bf16, f16 and f32 values are exact in float64.
 
 use crate::head::Head;
 use crate::matrix::{Matrix, widen};
 
-/// Partial sums of the canonical order.
+/// Number of partial sums of the canonical order.
 pub const LANES: usize = 32;
 
-/// `sum_k a[k] * b[k]` in the canonical order: 32 partial sums over `k mod 32`, ascending, then halved pairwise
-/// (lane `j` takes lane `j + 16`, then `j + 8`, ...).
+/// `sum_k a[k] * b[k]` in the canonical order: 32 partial sums by `k mod 32`, in ascending order of `k`, then pairwise
+/// halving (lane `j` adds lane `j + 16`, then `j + 8`, ...).
 #[inline]
 pub fn canonical_dot(a: &[f32], b: &[f32]) -> f64 {
     let mut sums = [0f64; LANES];
@@ -34,8 +34,9 @@ pub fn canonical_dot(a: &[f32], b: &[f32]) -> f64 {
     sums[0]
 }
 
-/// The raw logit of one token in canonical arithmetic: the canonical dot product rounded to float32, then the head's
-/// transform. `scratch` must hold `hidden` elements; `hidden` is the row in float32.
+/// The raw logit of one token: the canonical dot product rounded to float32, then the head's transform.
+///
+/// `hidden` is the row in float32; `scratch` has as many elements as `hidden`.
 pub fn canonical_logit(head: &Head<'_>, token: u32, hidden: &[f32], scratch: &mut [f32]) -> f32 {
     widen(head.weight().row_bytes(head.weight_row(token)), head.weight().dtype(), scratch);
     let mut logit = [canonical_dot(scratch, hidden) as f32];
@@ -43,7 +44,7 @@ pub fn canonical_logit(head: &Head<'_>, token: u32, hidden: &[f32], scratch: &mu
     logit[0]
 }
 
-/// The largest Euclidean norm of a row: with the norm of a hidden state it bounds every dot product's rounding error.
+/// The largest Euclidean norm of a row. With a hidden state's norm, it bounds the rounding error of all dot products.
 pub fn largest_norm(matrix: &Matrix<'_>) -> f64 {
     let mut row = vec![0.0; matrix.cols()];
     let mut largest = 0.0f64;
@@ -59,12 +60,12 @@ pub fn norm(row: &[f32]) -> f64 {
     canonical_dot(row, row).sqrt()
 }
 
-/// A bound on the error of a float32 dot product of `hidden` terms, in any order of summation, with or without fused
-/// multiply-adds, rounding to nearest or towards zero, taking subnormal inputs and sums as zero or not:
-/// `(hidden + 2) (2^-23 |a| |b| + 2^-126 (|a| + |b| + 2))`.
+/// A bound on the error of a float32 dot product of `hidden` terms.
 ///
-/// Tensor cores of compute capability 8.0 and up are within it: they add blocks of products in a common exponent and cut
-/// off what lies more than one or two bits below float32's last. The proof is in `docs/exactness.md`.
+/// The bound is `(hidden + 2) (2^-23 |a| |b| + 2^-126 (|a| + |b| + 2))`. It holds for any order of summation, with or
+/// without fused multiply-adds, with rounding to nearest or towards zero, and with subnormal inputs and sums kept or
+/// taken as zero. It also holds for tensor cores of compute capability 8.0 and up: they add blocks of products with a
+/// common exponent, and drop bits more than one or two places below float32's last. Proof: `docs/exactness.md`.
 pub fn dot_error_bound(hidden: usize, norm_a: f64, norm_b: f64) -> f64 {
     let n = hidden as f64 + 2.0;
     n * (2f64.powi(-23) * norm_a * norm_b + 2f64.powi(-126) * (norm_a + norm_b + 2.0))
@@ -100,9 +101,11 @@ mod tests {
         }
     }
 
-    /// A dot product as tensor cores take it (arXiv 2511.10909, 2512.07004): steps of `block` exact products and the sum
-    /// so far, each cut off `extra` bits below the last bit that float32 has at the largest exponent, added exactly and cut
-    /// off to float32. Their exponent is that of the factors, as sums of products are not normalised.
+    /// A dot product of tensor cores (arXiv 2511.10909, 2512.07004).
+    ///
+    /// Each step adds `block` exact products and the sum so far. It truncates each term `extra` bits below float32's
+    /// last bit at the largest exponent, adds the terms exactly, and truncates the sum to float32. The exponent of a
+    /// product is the sum of its factors' exponents, because products are not normalised.
     fn tensor_core_dot(a: &[f32], b: &[f32], block: usize, extra: i32) -> f64 {
         let exponent = |x: f64| if x == 0.0 { -300 } else { (x.abs().to_bits() >> 52) as i32 - 1023 };
         let cut = |x: f64, unit: f64| (x / unit).trunc() * unit;
@@ -117,7 +120,7 @@ mod tests {
         sum
     }
 
-    /// As [`tensor_core_dot`]: error over bound.
+    /// The error of [`tensor_core_dot`] divided by its bound.
     fn share_of_the_bound(a: &[f32], b: &[f32], block: usize, extra: i32) -> f64 {
         let error = (tensor_core_dot(a, b, block, extra) - canonical_dot(a, b)).abs();
         error / dot_error_bound(a.len(), norm(a), norm(b))
@@ -125,7 +128,7 @@ mod tests {
 
     #[test]
     fn sums_of_tensor_cores_stay_within_the_bound() {
-        // One, and then products a little below the unit that is cut off: all of them are lost.
+        // A 1, then products a little below the truncation unit, which are all lost.
         let lost = |n: usize, extra: i32| -> Vec<f32> {
             // The square root of 0.99 or 0.98 units, in bf16's eight bits.
             let odd = (23 + extra) % 2 != 0;
@@ -136,17 +139,17 @@ mod tests {
             let value = |i: usize| (i as f32 * salt).sin() * 2f32.powi((i * 7 % 23) as i32 - 11);
             (0..n).map(|i| half::bf16::from_f32(value(i)).to_f32()).collect()
         };
-        // Products a step and bits beyond float32's: 8.0, 9.0 and 10.0, and the least that the proof asks for.
+        // Products per step and extra bits: compute capability 8.0; 9.0 and 10.0; the minimum that the proof needs.
         for (block, extra) in [(8, 1), (16, 2), (2, 1)] {
             for n in [1, 2, 3, 8, 17, 100, 4096, 20_001] {
                 assert!(share_of_the_bound(&wild(n, 1.7), &wild(n, 0.3), block, extra) <= 1.0, "{n} terms");
                 let share = share_of_the_bound(&lost(n, extra), &lost(n, extra), block, extra);
                 assert!(share <= 1.0, "{n} terms");
-                // As near as the proof says: half or a quarter of the bound.
+                // The bound is tight up to the factor of the proof: 1/2 or 1/4.
                 assert!(n < 4096 || share > 0.95 * 0.5f64.powi(extra), "{n} terms, {extra} bits: {share}");
             }
         }
-        // Tensor cores that kept a bit less than float32 would not be within it.
+        // The negative control: tensor cores with one bit less than float32 exceed the bound.
         assert!(share_of_the_bound(&lost(4096, -1), &lost(4096, -1), 16, -1) > 1.9);
     }
 }

@@ -1,4 +1,4 @@
-//! Digests: numbers that tell apart what ranks may be called with by mistake. Not for secrets.
+//! Digests by which ranks detect that their calls differ. Not cryptographic.
 
 /// An odd number near 2^64 divided by the golden ratio.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -13,14 +13,14 @@ pub fn of_words(words: impl IntoIterator<Item = u64>) -> u64 {
     words.into_iter().fold(FACTOR, step)
 }
 
-/// The digest of blocks, and of what is left beside them.
+/// The digest of blocks, of the words after the last block, and of the length.
 fn of_blocks(blocks: impl ExactSizeIterator<Item = [u64; 4]>, rest: impl Iterator<Item = u64>, len: usize) -> u64 {
     let rest = rest.chain([len as u64]);
-    // Most lists of most rows are empty: a row without any takes 26 in place of 66 ns.
+    // Most lists are empty: this path reduces the digest of a row without lists from 66 to 26 ns.
     if blocks.len() == 0 {
         return of_words(rest);
     }
-    // Four chains, as a product waits for the one before it.
+    // Four independent chains, because each product waits for the product before it.
     let mut chains = [1, 2, 3, 4];
     for block in blocks {
         chains.iter_mut().zip(block).for_each(|(chain, word)| *chain = step(*chain, word));

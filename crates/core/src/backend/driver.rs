@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Decisions depend on integers and on the row's logits alone. So a driver over several shards, whose scan merges their
-//! summaries, makes the draws of a driver over the whole vocabulary.
+//! summaries, makes the same draws as a driver over the whole vocabulary.
 
 use crate::backend::selection::{
     FilterResolver, FilteredRow, FollowUp, LIST_BYTES, PrefixMass, RowView, TailMass, next_pass,
@@ -27,7 +27,7 @@ use core::mem::{swap, take};
 
 mod logprobs;
 
-/// The most tokens for which the list of one of `rows` rows keeps its memory between calls.
+/// The length of the longest list that keeps its memory between calls, in tokens, for calls of `rows` rows.
 pub fn kept_list(rows: usize) -> usize {
     LIST_BYTES as usize / size_of::<Candidate>() / rows.max(1)
 }
@@ -40,7 +40,7 @@ enum RowFollowUp {
     PrefixCount(Stage),
 }
 
-/// The state of a row during a call, beside its summary.
+/// The state of a row during a call, except its summary.
 #[derive(Clone, Debug, Default)]
 struct PendingRow {
     /// The points in doubt, and the mass before each.

@@ -1,24 +1,25 @@
 //! Bounds on the difference between the scores of two passes, which select the tokens of a canonical re-evaluation.
 //!
 //! A pass in float32 collects the best candidate, and all candidates within a slack of it. The slack is twice the
-//! largest difference between a score of the pass and the [canonical](crate::backend::canonical) score of the same token, so the
-//! canonical winner is among them.
+//! largest difference between a score of the pass and the [canonical](crate::backend::canonical) score of the same
+//! token. So the collected candidates include the canonical winner.
 //!
 //! The difference is bounded by the rounding of the dot product ([`dot_error_bound`]), carried through the transforms
 //! (bias, a soft-cap of slope at most 1 and its own error, scale, 1 / temperature), and a few roundings of each step.
 //!
-//! Tokens with a very negative bias, of the head or of the row, round more coarsely than the rest. They are left out of
-//! the bound where they cannot win while any other token is alive (below a soft-cap: where its tangent is flat, and
-//! every rounding the same); when the winner's score says that none was, the whole row is evaluated canonically.
+//! Tokens with a very negative bias, of the head or of the row, have larger roundings than the others. The bound
+//! excludes such a token if it cannot win while any token without a negative bias can be drawn. (With a soft-cap: if
+//! the cap is flat there, so that all roundings are equal.) If the winner's score shows that no such token can be
+//! drawn, the whole row is evaluated canonically.
 
 use crate::backend::canonical::{dot_error_bound, largest_norm};
 use crate::head::Head;
 use crate::params::Row;
 use crate::params::adjustments::Adjustment;
 
-/// Unit of the roundings that are charged beside the dot product's: four half-ulps of float32.
+/// Unit of the roundings other than the dot product's: four half-ulps of float32.
 const UNIT: f64 = 1.0 / 4_194_304.0;
-/// Above any Gumbel's size.
+/// An upper bound on the absolute value of Gumbel noise.
 const NOISE: f64 = 46.0;
 /// A bound on the relative error of [`tanh`](crate::backend::math::tanh).
 const TANH: f64 = 4e-7;
@@ -27,9 +28,9 @@ const TANH: f64 = 4e-7;
 #[derive(Clone, Debug)]
 pub struct ScoreBound {
     largest_weight: f64,
-    /// The largest bias of the head that is not negative.
+    /// The largest bias of the head, at least 0.
     positive: f64,
-    /// Sizes of its negative, finite biases, ascending.
+    /// Absolute values of the head's negative, finite biases, ascending.
     negative: Vec<f32>,
 }
 
@@ -38,14 +39,13 @@ pub struct ScoreBound {
 pub struct RowScoreBound {
     /// The bound of the difference between two scores of one token.
     error: f64,
-    /// What a token without negative biases scores at least, whatever its noise. A winner above this shows that the
-    /// tokens which were left out did not matter.
+    /// The lowest score of a token without negative biases, for any noise. Every excluded token scores lower.
     alive: f64,
-    /// Whether tokens were left out.
+    /// Whether the bound excludes tokens.
     coarse: bool,
 }
 
-/// The largest of ascending sizes that is at most `limit`, and whether any is above.
+/// The largest of the ascending `sizes` that is at most `limit`, and whether any size exceeds the limit.
 fn largest_below(sizes: &[f32], limit: f64) -> (f64, bool) {
     let within = sizes.partition_point(|&b| f64::from(b) <= limit);
     (within.checked_sub(1).map_or(0.0, |last| f64::from(sizes[last])), within < sizes.len())
@@ -64,12 +64,11 @@ impl ScoreBound {
         }
     }
 
-    /// The bounds of a row whose hidden state has the Euclidean norm `hidden`; `head` is the one that
-    /// [`ScoreBound::new`] read.
+    /// The bounds of a row with the Euclidean norm `hidden`; `head` is the head of [`ScoreBound::new`].
     pub fn row(&self, head: &Head<'_>, row: &Row<'_>, hidden: f64) -> RowScoreBound {
         let (scale, inv_t) = (f64::from(head.scale()), f64::from(row.transform.inv_temperature));
         let dot = hidden * self.largest_weight;
-        // With a negative bias beyond this size a token scores below `alive`.
+        // A token with a negative bias of a larger absolute value scores below `alive`.
         let reach = 2.1 * (dot + NOISE / (scale * inv_t)) + head.soft_cap().map_or(0.0, |cap| 10.0 * f64::from(cap));
         let (negative, head_coarse) = largest_below(&self.negative, reach);
         let before = dot + self.positive.max(negative);
@@ -90,13 +89,13 @@ impl ScoreBound {
     }
 }
 
-/// How large the steps of a row's adjustments can be.
+/// Bounds on the adjustments of a row.
 struct AdjustmentBounds {
-    /// The largest bias or subtrahend.
+    /// The largest absolute value of a bias or subtrahend.
     shift: f64,
-    /// What a repetition penalty can multiply a logit by; at least 1.
+    /// The largest factor of a repetition penalty; at least 1.
     factor: f64,
-    /// Whether tokens were left out because they cannot be drawn next to tokens without adjustment.
+    /// Whether the bounds exclude tokens that never beat a token without adjustment.
     coarse: bool,
 }
 
@@ -107,7 +106,7 @@ impl Default for AdjustmentBounds {
 }
 
 impl AdjustmentBounds {
-    /// Adds an adjustment of a raw logit whose distance to every score that counts is below `reach`.
+    /// Adds an adjustment. `reach` bounds the distance of raw logits to the scores that can win.
     fn add(&mut self, adjustment: &Adjustment, reach: f64) {
         let (bias, subtract) = (f64::from(adjustment.bias), f64::from(adjustment.subtract));
         if bias == f64::NEG_INFINITY {
@@ -125,14 +124,13 @@ impl AdjustmentBounds {
 }
 
 impl RowScoreBound {
-    /// How far below the last score that is kept a candidate may lie, in nats; `f32::MAX`: every token is a candidate.
+    /// The largest distance of a candidate to the last kept score, in nats; `f32::MAX`: every token is a candidate.
     pub fn slack(&self) -> f32 {
         let slack = 2.02 * self.error;
         if slack < f64::from(f32::MAX) { (slack as f32).max(f32::MIN_POSITIVE) } else { f32::MAX }
     }
 
-    /// Whether the last canonical score that is kept (0 where none is) leaves it open that a token which the bounds
-    /// left out is better: then every token must be evaluated.
+    /// Whether an excluded token may beat the last kept canonical score (0 if none). Then every token is evaluated.
     pub fn leaves_open(&self, last: f32) -> bool {
         self.coarse && f64::from(last) < self.alive
     }

@@ -17,10 +17,10 @@ const TANH: [f32; 5] = [
     f32::from_bits(0x3ca9_134d),
     f32::from_bits(0xbbba_f0e5),
 ];
-/// 1.5 * 2^23: adding and taking it away rounds to the nearest integer.
+/// 1.5 * 2^23: adding and subtracting it rounds to the nearest integer.
 const ROUND: f32 = 12_582_912.0;
 
-/// `e^x`, relative error below 1.5e-7; arguments outside `[-87, 88]` are moved to its ends.
+/// `e^x`, relative error below 1.5e-7; arguments are clamped to `[-87, 88]`.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     let x = if x > 88.0 { 88.0 } else { x };

@@ -1,4 +1,4 @@
-//! The plain definition of a row's summary: every scan is judged against it.
+//! The plain definition of a row's summary. Tests compare every scan with it.
 
 use crate::backend::selection::{PrefixMass, SummarySpec};
 use crate::backend::{Request, RowSummary, by_logit_rank};

@@ -41,8 +41,10 @@ pub struct RowSummary {
     /// The draws of a row without filters, in order. Draws without replacement are sorted by falling scores, and are at
     /// most as many as the finite logits.
     pub draws: Vec<Candidate>,
-    /// The first tokens by falling logits, then rising tokens: as many as [`SummarySpec::list`], as many as the
-    /// row requests log-probabilities of, or all down to a requested logit. Scores are logits.
+    /// The first tokens by falling logits, then rising tokens. Scores are logits.
+    ///
+    /// The length is [`SummarySpec::list`], or the row's number of log-probabilities. For [`Request::List`], the list
+    /// has all tokens down to the requested logit.
     pub list: Vec<Candidate>,
     /// The masses, if [`SummarySpec::mass`] is set or the row requests log-probabilities. Tokens that a filter drops
     /// may be missing.
@@ -52,11 +54,11 @@ pub struct RowSummary {
     /// The length of the list, if it is shorter than requested. Only for [`Request::Decide`].
     pub listed: Option<usize>,
     /// `ln sum e^l` in nats, for a row that was [sampled](RowSummary::set_sample) with log-probabilities. For
-    /// [`Request::Decide`] a scan may set it in place of `mass`, to the bits of [`MassHistogram::log_z`].
+    /// [`Request::Decide`] a scan may set it instead of `mass`, to the bits of [`MassHistogram::log_z`].
     pub log_mass: Option<f64>,
     /// The moments, if the filters [need](crate::backend::Filters::need_moments) them.
     pub moments: Moments,
-    /// The first `used` are the row's.
+    /// The first `used` frontiers belong to the row.
     frontiers: Vec<Frontier>,
     used: usize,
     /// The requested masses before points.

@@ -2,9 +2,8 @@
 //!
 //! The tokens that a filter keeps depend on the whole row, so a shard alone cannot draw for such a row. A scan
 //! summarizes the shard's tokens: the draws of a row without filters; first tokens, integer masses, moments and
-//! frontiers of a row with filters. All of these merge in any order. The merged summaries of shards equal the summary
-//! of the whole row, to the last bit, so a [`Driver`](crate::backend::Driver) decides from them what a sampler without
-//! shards decides.
+//! frontiers of a row with filters. All of these merge in any order, to the bits of the summary of the whole row. So a
+//! [`Driver`](crate::backend::Driver) over shards makes the same decisions as a sampler without shards.
 
 use crate::backend::selection::PrefixMass;
 use crate::backend::{Batch, RowSummary};
@@ -65,18 +64,19 @@ impl Request<'_> {
 /// One pass over the tokens of a shard; see [`PerturbedArgmax::scan`](crate::PerturbedArgmax::scan).
 ///
 /// # Contract
-/// The summaries of shards, [merged](RowSummary::merge) in any order, equal the summary of the whole vocabulary,
-/// whatever the shards, threads or other rows. An error names the shard's own token and stage; merged errors keep the
-/// first one. The masses that a filter drops may depend on the shards, so the number of passes may change, but not the
-/// result. Logits and scores equal those of [`sample`](crate::PerturbedArgmax::sample).
+/// The summaries of shards, [merged](RowSummary::merge) in any order, equal the summary of the whole vocabulary, for
+/// any shards, threads or other rows. An error names the shard's token and stage; a merge keeps the
+/// [first](crate::backend::StagedError::first) error. The masses that a filter drops may depend on the shards. They can
+/// change the number of passes, but not the result. Logits and scores equal the results of
+/// [`sample`](crate::PerturbedArgmax::sample).
 pub trait Scan {
     /// Makes one pass over this scan's tokens.
     ///
     /// `requests` and `out` have one entry per row. The entries of skipped and of invalid rows do not change. A row
     /// without filters gets [`RowError::NoFiniteLogit`](crate::RowError) for a request that is only for filters.
     ///
-    /// A pass without an overview belongs to the call of the last pass with one: the batch is the same, and the scan may
-    /// have kept its logits.
+    /// A pass without an overview belongs to the same call as the last pass with an overview: the batch is the same, so
+    /// the scan may reuse stored logits.
     ///
     /// # Errors
     /// The errors of [`sample`](crate::PerturbedArgmax::sample); [`SampleError::RowCount`] also for too few requests or

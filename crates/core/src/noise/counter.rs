@@ -1,16 +1,16 @@
-//! Where every random word of the project comes from: one counter, one key, one function that packs them.
+//! The counter and the key of every random word.
 //!
 //! ```text
 //! key      k0 = seed bits 0..32      k1 = seed bits 32..64
 //! counter  c0 = block                c1 = draw
 //!          c2 = position bits 0..32  c3 = domain (bits 24..32) | position bits 32..56 (bits 0..24)
 //! ```
-//! Four words come out of a block. For noise the block is `index >> 2` and the word `index & 3`.
+//! A block has four words. For noise, the block is `index >> 2` and the word `index & 3`.
 
-/// The largest position: the counter keeps 56 bits of it.
+/// The largest position: the counter has 56 bits for it.
 pub const POSITION_MAX: u64 = (1 << 56) - 1;
 
-/// What a random word is used for. No two uses ever share a word.
+/// The use of a random word. No two uses share a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Domain {
@@ -30,9 +30,9 @@ pub enum Domain {
     Generator = 6,
     /// The coin of a row's exclude-top-choices filter; two words of block 0.
     Xtc = 7,
-    /// The smallest exponential of sixteen tokens, and which of them has it; index = global token id >> 4.
+    /// The smallest exponential of sixteen tokens, and the token that has it; index = global token id >> 4.
     Granule = 8,
-    /// The same for [`Domain::Residual`].
+    /// [`Domain::Granule`] for [`Domain::Residual`].
     ResidualGranule = 9,
 }
 
@@ -61,7 +61,7 @@ impl Domain {
         self as u8 | 0x80
     }
 
-    /// The domain of the granules that this domain's indices form; `None` where every index has noise of its own.
+    /// The domain of the granules of this domain's indices; `None` if every index has independent noise.
     pub const fn granules(self) -> Option<Domain> {
         match self {
             Domain::Token => Some(Domain::Granule),
@@ -71,8 +71,7 @@ impl Domain {
     }
 }
 
-/// Packs a counter. Injective in (block, draw, position, code) for positions up to [`POSITION_MAX`];
-/// higher bits of the position are dropped.
+/// Packs a counter, injective in (block, draw, position, code) for positions up to [`POSITION_MAX`]. Drops higher bits.
 #[inline(always)]
 pub(super) const fn counter(block: u32, draw: u32, position: u64, code: u8) -> [u32; 4] {
     [block, draw, position as u32, (code as u32) << 24 | (position >> 32) as u32 & 0x00ff_ffff]
@@ -89,7 +88,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Reads a counter back; that it exists proves `counter` injective.
+    /// The inverse of `counter`, whose existence proves `counter` injective.
     fn unpack(c: [u32; 4]) -> (u32, u32, u64, u8) {
         let position = u64::from(c[2]) | u64::from(c[3] & 0x00ff_ffff) << 32;
         (c[0], c[1], position, (c[3] >> 24) as u8)

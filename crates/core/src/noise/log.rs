@@ -1,10 +1,9 @@
 //! `ln` and `-ln(1 - v)` in float32 fused multiply-adds: the same operations in the same order in scalar Rust, SIMD and
 //! CUDA, so noise has the same bits everywhere.
 //!
-//! Both reduce to `ln(1 + f)` with `f` in `[sqrt(1/2) - 1, sqrt(2) - 1]`, and one minimax polynomial
-//! (`docs/noise/minimax.py` made it): `ln(1 + f) = f - f^2 / 2 + f^3 q(f)`, relative error 2^-27.2 before rounding.
-//! The relative accuracy near `v -> 0` is what the law of rare tokens hangs on: the winner of a large vocabulary has
-//! an exponential of about 1e-5 and less.
+//! Both reduce to `ln(1 + f)` with `f` in `[sqrt(1/2) - 1, sqrt(2) - 1]`, and one minimax polynomial from
+//! `docs/noise/minimax.py`: `ln(1 + f) = f - f^2 / 2 + f^3 q(f)`, relative error 2^-27.2 before rounding. Rare tokens
+//! need the relative accuracy near `v -> 0`: the winner of a large vocabulary has an exponential of about 1e-5 or less.
 
 const Q: [f32; 8] = [
     f32::from_bits(0x3eaa_aaaa),
@@ -20,9 +19,9 @@ const Q: [f32; 8] = [
 pub(crate) const LN_2_HI: f32 = f32::from_bits(0x3f31_8000);
 /// The rest of ln 2.
 pub(crate) const LN_2_LO: f32 = f32::from_bits(0xb95e_8083);
-/// The float32 nearest to sqrt(1/2), where the exponent steps.
+/// The bits of the float32 nearest to sqrt(1/2), the smallest reduced argument.
 const SQRT_HALF_BITS: i32 = 0x3f35_04f3;
-/// 1 - sqrt(1/2), up to where `1 - v` needs no scaling.
+/// 1 - sqrt(1/2): up to this `v`, `1 - v` needs no scaling.
 const SPLIT: f32 = 0.292_893_23;
 
 /// `ln(1 + f) + k ln 2` for `f` in `[sqrt(1/2) - 1, sqrt(2) - 1]`.
@@ -78,7 +77,7 @@ mod tests {
     const BOUND: f64 = 1.28e-7; // 2^-22.9
 
     fn ln_is_accurate(stride: usize) {
-        // Every exponent that noise can reach, and some more.
+        // Every exponent of the noise, and a margin.
         let (e, x) = worst(2f32.powi(-70), 2f32.powi(10), stride, ln, f64::ln);
         assert!(e < BOUND, "ln({x}) is off by {e:e}");
     }

@@ -1,17 +1,19 @@
-//! The noise as an ordinary, seekable random generator.
+//! The noise as a seekable random generator.
 
 use super::{Domain, Noise};
 use core::convert::Infallible;
 use rand_core::TryRng;
 
-/// A [`rand_core`] generator over the words of [`Domain::Generator`], for code around the sampler that needs random
-/// numbers which replay with it. Four words a block, 2^66 words a stream; [`NoiseRng::seek`] jumps in constant time.
+/// A [`rand_core`] generator over the words of [`Domain::Generator`].
+///
+/// Code around the sampler can use it for random numbers that replay with the draws. A stream has 2^66 words in blocks
+/// of four. [`NoiseRng::seek`] takes constant time.
 #[derive(Clone, Debug)]
 pub struct NoiseRng {
     noise: Noise,
     block: u64,
     words: [u32; 4],
-    /// Words of the current block already given out; 4 = none left.
+    /// Number of used words of the current block; 4 = none left.
     used: usize,
 }
 
@@ -21,7 +23,7 @@ impl NoiseRng {
         NoiseRng { noise, block: 0, words: [0; 4], used: 4 }
     }
 
-    /// Moves to the first word of block `block` (four words a block).
+    /// Moves to the first word of a block of four words.
     pub fn seek(&mut self, block: u64) {
         self.block = block;
         self.used = 4;

@@ -1,15 +1,15 @@
-//! Word to uniform to exponential to Gumbel.
+//! The map from a word to a uniform, an exponential and a Gumbel.
 //!
-//! The winner of an argmax has a *small* exponential, so the fine end of the float goes there. For a word `x` of `BITS`
-//! bits: `v = (x + 1/2) 2^-BITS`, `E = -ln(1 - v)`, `g = -ln E`, with two guards.
+//! The winner of an argmax has a *small* exponential, so the map has its finest resolution there. For a word `x` of
+//! `BITS` bits: `v = (x + 1/2) 2^-BITS`, `E = -ln(1 - v)`, `g = -ln E`, with two guards.
 //!
-//! 1. `v` must stay below 1. Near `x = 2^BITS` a float32 would round up to it, so the upper half works with the integer
-//!    complement: `1 - v = (!x + 1/2) 2^-BITS`, exactly as fine as the lower half.
-//! 2. A word below [`TAIL_WORDS`] is extended by 32 more bits, so that the law keeps its shape far below `2^-BITS`.
+//! 1. `v` must stay below 1, but near `x = 2^BITS` a float32 rounds up to 1. So the upper half uses the integer
+//!    complement: `1 - v = (!x + 1/2) 2^-BITS`, with the resolution of the lower half.
+//! 2. A word below [`TAIL_WORDS`] gets 32 more bits, so that the law is accurate far below `2^-BITS`.
 
 use super::log::{ln, neg_ln_1m};
 
-/// Words below this are extended by a refinement word.
+/// Words below this value get a refinement word.
 pub const TAIL_WORDS: u32 = 256;
 
 /// The largest Gumbel. Both a group's word 0 and a granule's word 0 give the exponential 2^-65 with refinement 0:
@@ -20,7 +20,7 @@ const fn scale<const BITS: u32>() -> f32 {
     1.0 / (1u64 << BITS) as f32
 }
 
-/// A uniform in the open interval (0, 1), kept by its distance from the nearer end.
+/// A uniform in the open interval (0, 1), stored as its distance from the nearer end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum U01 {
     /// `v` in `(0, 1/2]`.
@@ -48,8 +48,7 @@ impl U01 {
     }
 }
 
-/// The open uniform of a word below `2^BITS`. `refinement` is called for words below [`TAIL_WORDS`] only and returns 32
-/// more bits.
+/// The open uniform of a word below `2^BITS`. Words below [`TAIL_WORDS`] call `refinement`, which returns 32 more bits.
 #[inline(always)]
 pub fn u01_open<const BITS: u32>(word: u32, refinement: impl FnOnce() -> u32) -> U01 {
     if word < TAIL_WORDS {
@@ -77,18 +76,18 @@ pub fn exponential(word: u32, refinement: impl FnOnce() -> u32) -> f32 {
     u01_open::<32>(word, refinement).exponential()
 }
 
-/// The standard Gumbel of a 32-bit word, in `[-3.2, 45.1]`: the map of groups and shards. Tokens have the map of
+/// The standard Gumbel of a 32-bit word, in `[-3.2, 45.1]`, for groups and shards. Tokens use the map of
 /// [`granule`](super::granule).
 #[inline(always)]
 pub fn gumbel(word: u32, refinement: impl FnOnce() -> u32) -> f32 {
     -ln(exponential(word, refinement))
 }
 
-/// A uniform in (0, 1) with 64 bits, for comparisons with a probability: `P(coin < p) = p` to 2^-64 absolute and 2^-53
-/// relative, whichever is larger.
+/// A uniform in (0, 1) with 64 bits, for comparisons with a probability. The error of `P(coin < p) = p` is at most the
+/// larger of 2^-64 absolute and 2^-53 relative.
 pub fn coin_open(words: [u32; 2]) -> f64 {
     let bits = u64::from(words[0]) << 32 | u64::from(words[1]);
-    // Above 2^53 the half is lost to rounding, and the top words would give 1: stay below it.
+    // From 2^53 up, rounding drops the half, and the largest words round to 1: the limit keeps the coin below 1.
     ((bits as f64 + 0.5) * 2f64.powi(-64)).min(1.0 - f64::EPSILON / 2.0)
 }
 
@@ -137,7 +136,7 @@ mod tests {
 
     #[test]
     fn the_refined_tail_meets_the_body() {
-        // The last refined word with the last refinement lies just below the first plain word.
+        // The last refined word with the last refinement is just below the first plain word.
         let last = u01_open::<32>(TAIL_WORDS - 1, || !0).value();
         let first = u01_open::<32>(TAIL_WORDS, unused).value();
         assert!(last < first && first - last < 2f64.powi(-32));

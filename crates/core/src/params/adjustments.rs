@@ -1,21 +1,21 @@
-//! What acts on single logits of a row: biases, bans and penalties, as one short list a row.
+//! Changes of single logits: biases, bans and penalties, as one short list per row.
 
 use crate::params::RowParams;
 use crate::params::history::Occurrence;
 use crate::params::repetitions::Repetitions;
 use core::ops::Range;
 
-/// What one token's logit goes through: `+ bias`, the repetition penalty, `- subtract`.
+/// The changes of one token's logit, in this order: `+ bias`, the repetition penalty, `- subtract`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adjustment {
     /// The token.
     pub token: u32,
     /// Added to the logit; -inf for a banned token.
     pub bias: f32,
-    /// The repetition penalty: divides a positive logit and multiplies another; 1 = none.
+    /// The repetition penalty: divides a positive logit, multiplies any other logit; 1 = none.
     pub repetition: f32,
-    /// Subtracted last: `frequency_penalty * count + presence_penalty`, rounded twice, and what DRY takes, rounded once more.
-    /// Finite, so that -inf stays -inf: what is too large to be subtracted bans the token.
+    /// Subtracted last: `frequency_penalty * count + presence_penalty`, rounded twice, plus the DRY penalty, rounded
+    /// once more. The value is finite, so -inf stays -inf; an infinite penalty bans the token by `bias` instead.
     pub subtract: f32,
 }
 
@@ -30,7 +30,7 @@ impl Adjustment {
         Adjustment { token, bias, repetition: 1.0, subtract: 0.0 }
     }
 
-    /// Adds what another item says of the same token.
+    /// Combines this item with another item of the same token.
     fn add(&mut self, other: &Adjustment) {
         self.bias += other.bias;
         self.repetition *= other.repetition;
@@ -52,28 +52,27 @@ impl Adjustment {
     }
 }
 
-/// The adjustments of the rows of a call, made once before the pass. Reusing one keeps its memory.
+/// The adjustments of the rows of a call, computed once before the pass. A reused value keeps its memory.
 #[derive(Clone, Debug, Default)]
 pub struct Adjustments {
     items: Vec<Adjustment>,
-    /// Where each row's items end.
+    /// The end of each row's items.
     ends: Vec<usize>,
-    /// For each block of tokens, which of the row's items is the first in it or after it, up to the last item's block. Rows
-    /// with few items have none, and so have all before [`Adjustments::index`].
+    /// For each block of tokens up to the last item's block: the row's first item in the block or after it. Rows with
+    /// few items have no starts. Before [`Adjustments::index`], no row has any.
     starts: Vec<u32>,
-    /// Where each row's starts end.
+    /// The end of each row's starts.
     starts_ends: Vec<usize>,
     repetitions: Repetitions,
 }
 
-/// Tokens of a block: with a thousand items a row and 152k tokens, seven items.
+/// Tokens per block. With a thousand items per row and 152k tokens, a block has seven items.
 const BLOCK: u32 = 1024;
-/// Blocks that an item can be worth: rows with few items for their tokens, which may be any before they are checked, are
-/// searched as they are.
+/// The largest number of blocks per item of an indexed row. Rows with fewer items are searched without an index. The
+/// limit bounds the memory, because tokens of unchecked rows can be any numbers.
 const BLOCKS_PER_ITEM: usize = 2;
 
-/// The adjustments of a row, with an index: a search of a thousand items that are not in the cache waits for memory at every
-/// step.
+/// The adjustments of a row, with an index: a search of a thousand uncached items waits for memory at every step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IndexedAdjustments<'a> {
     items: &'a [Adjustment],
@@ -81,7 +80,7 @@ pub struct IndexedAdjustments<'a> {
 }
 
 impl<'a> IndexedAdjustments<'a> {
-    /// A part of the row's items that holds those of `tokens`, which are not empty.
+    /// A part of the row's items with at least the items of `tokens`, a range that is not empty.
     #[inline(always)]
     pub fn near(&self, tokens: Range<u32>) -> &'a [Adjustment] {
         if self.starts.is_empty() {
@@ -91,7 +90,7 @@ impl<'a> IndexedAdjustments<'a> {
         &self.items[at(tokens.start / BLOCK)..at((tokens.end - 1) / BLOCK + 1)]
     }
 
-    /// The part of the index that [`near`](IndexedAdjustments::near) reads: for prefetching it.
+    /// The part of the index that [`near`](IndexedAdjustments::near) reads, for prefetching.
     #[inline(always)]
     pub fn near_index(&self, tokens: Range<u32>) -> &'a [u32] {
         let block = (tokens.start / BLOCK) as usize;
@@ -100,13 +99,13 @@ impl<'a> IndexedAdjustments<'a> {
 }
 
 impl Adjustments {
-    /// The adjustments of rows, tokens strictly ascending within a row.
+    /// Computes the adjustments of rows. Tokens are strictly ascending within a row.
     pub fn collect<'p>(&mut self, rows: impl IntoIterator<Item = &'p RowParams<'p>>) {
         self.begin();
         rows.into_iter().for_each(|row| self.push(row, None));
     }
 
-    /// [`Adjustments::collect`] of some tokens alone: all that their shard of the vocabulary needs.
+    /// [`Adjustments::collect`] for the tokens of one vocabulary shard.
     pub fn collect_within<'p>(&mut self, rows: impl IntoIterator<Item = &'p RowParams<'p>>, tokens: Range<u32>) {
         self.begin();
         rows.into_iter().for_each(|row| self.push(row, Some(&tokens)));
@@ -119,7 +118,7 @@ impl Adjustments {
         self.starts_ends.clear();
     }
 
-    /// Makes the index of the rows, for [`Adjustments::indexed`].
+    /// Builds the index of the rows, for [`Adjustments::indexed`].
     pub fn index(&mut self) {
         self.starts.clear();
         self.starts_ends.clear();
@@ -140,20 +139,20 @@ impl Adjustments {
         self.starts_ends.push(self.starts.len());
     }
 
-    /// The adjustments of a row; panics when it is out of range, like a slice.
+    /// The adjustments of a row. Panics if `row` is out of range.
     pub fn row(&self, row: usize) -> &[Adjustment] {
         let from = row.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.items[from..self.ends[row]]
     }
 
-    /// The adjustments of a row, as for [`Adjustments::row`], with the [index](Adjustments::index) if there is one.
+    /// [`Adjustments::row`] with the [index](Adjustments::index), if it is built.
     pub fn indexed(&self, row: usize) -> IndexedAdjustments<'_> {
         let from = row.checked_sub(1).and_then(|before| self.starts_ends.get(before)).map_or(0, |&end| end);
         let end = self.starts_ends.get(row).map_or(from, |&end| end);
         IndexedAdjustments { items: self.row(row), starts: &self.starts[from..end] }
     }
 
-    /// Appends what each knob of a row says of single tokens, of these or of all, and folds what is said of the same token.
+    /// Appends the items of each knob of a row, for `tokens` or for all tokens, one item per token.
     fn push(&mut self, row: &RowParams<'_>, tokens: Option<&Range<u32>>) {
         let from = self.items.len();
         let is_asked = |token: &u32| tokens.is_none_or(|tokens| tokens.contains(token));
@@ -165,7 +164,7 @@ impl Adjustments {
         if row.repetition_penalty == 1.0 {
             self.items.extend(occurrences.iter().filter(|o| o.output_count > 0).map(penalty));
         } else {
-            // All of them: a filter that lets all pass takes four times as long.
+            // Without a filter: a filter that passes all items takes four times as long.
             self.items.extend(occurrences.iter().map(penalty));
         }
         let penalised = self.items.len();
@@ -182,15 +181,17 @@ impl Adjustments {
                 Adjustment { subtract, ..Adjustment::none(token) }
             }));
         }
-        // Penalties alone are in order and finite.
+        // Penalties alone are sorted and finite.
         if self.items.len() > penalised {
             self.fold(from);
         }
         self.ends.push(self.items.len());
     }
 
-    /// Sorts the items from a place on, and makes one of those of the same token. Of a token's items two at most differ from
-    /// [`Adjustment::none`] in a field, or they are bans, so the order in which they are folded does not matter.
+    /// Sorts the items from index `from` on, and combines the items of the same token.
+    ///
+    /// The order of combination does not matter: of a token's items, at most two differ from [`Adjustment::none`] in
+    /// the same field, or the items are bans.
     fn fold(&mut self, from: usize) {
         if !self.items[from..].is_sorted_by(|a, b| a.token < b.token) {
             self.items[from..].sort_unstable_by_key(|item| item.token);
@@ -216,7 +217,7 @@ impl Adjustments {
     }
 }
 
-/// `base^exponent` by multiplications in float64, so that it is the same on every machine; infinite at most.
+/// `base^exponent`, possibly infinite. Multiplications in float64 give the same bits on every machine.
 fn power(base: f32, exponent: usize) -> f32 {
     let mut power = 1.0f64;
     for _ in 0..exponent {
@@ -229,8 +230,9 @@ fn power(base: f32, exponent: usize) -> f32 {
 }
 
 impl<'p> RowParams<'p> {
-    /// The tokens, of these or of all, that may have penalties, ascending, and the penalty of one; without a repetition penalty
-    /// those have none that were not generated.
+    /// The tokens of `tokens`, or of all, that may have penalties, ascending; and the penalty of one token.
+    ///
+    /// Without a repetition penalty, only generated tokens have a penalty.
     fn penalties(&self, tokens: Option<&Range<u32>>) -> (&'p [Occurrence], impl Fn(&Occurrence) -> Adjustment + 'p) {
         let (repetition, frequency, presence) =
             (self.repetition_penalty, self.frequency_penalty, self.presence_penalty);
@@ -247,7 +249,7 @@ impl<'p> RowParams<'p> {
         })
     }
 
-    /// Whether the sequence is still too short to stop.
+    /// Whether the sequence has fewer generated tokens than `min_tokens`.
     fn stops_are_banned(&self) -> bool {
         (self.history.map_or(0, |h| h.output().len()) as u64) < u64::from(self.min_tokens)
     }
@@ -347,7 +349,7 @@ mod tests {
                     assert!([1, 2, 3].iter().all(|&token| !item(token).apply(logit).is_nan()), "{row:?}");
                 }
                 assert!([1, 2, 3].iter().all(|&token| item(token).apply(f32::NEG_INFINITY) == f32::NEG_INFINITY));
-                // The token that continues the repetition loses more than any logit has.
+                // The penalty of the token that continues the repetition exceeds every finite logit.
                 assert!(
                     dry_base == 1.0
                         || item(3)
@@ -387,7 +389,7 @@ mod tests {
     fn dry_takes_more_the_longer_the_repetition() {
         let mut history = History::new(&[5, 1, 2, 3, 4, 5, 2, 3, 6, 5]);
         history.extend([1, 2, 3]);
-        // 4 continues "5 1 2 3", 6 continues "2 3"; the same token is biased too.
+        // 4 continues "5 1 2 3", 6 continues "2 3"; token 6 has a bias too.
         let row = RowParams {
             history: Some(&history),
             dry_multiplier: 0.5,

@@ -1,13 +1,13 @@
-//! What ranks compare of a row's parameters.
+//! Digests of a row's parameters, which ranks compare.
 
 use super::RowParams;
 use crate::backend::digest::{of_list, of_words};
 
-/// How many groups there are.
+/// Number of groups of parameters.
 const COUNT: usize = 11;
 
 impl RowParams<'_> {
-    /// For implementers: the groups of [`RowParams::digests`], as an error names them. Those of several fields:
+    /// For implementers: the names of the groups of [`RowParams::digests`], for errors. Groups of several fields:
     ///
     /// * `draws`: `draws`, `first_draw`, `without_replacement`
     /// * `log-probabilities and kept tokens`: `logprobs`, `logprobs_mode`,
@@ -30,16 +30,17 @@ impl RowParams<'_> {
         "bans and stops",
     ];
 
-    /// For implementers: a digest of every parameter, with what is in the lists. Rows with the same digest draw the same tokens from the same
-    /// logits, but for one pair of rows in 2^64. A [`History`](crate::History) keeps its own; a mask costs about a
-    /// microsecond for 10^5 tokens.
+    /// For implementers: a digest of every parameter and of the contents of the lists.
+    ///
+    /// Rows with equal digests draw the same tokens from the same logits, except for 1 in 2^64 pairs of rows. A
+    /// [`History`](crate::History) keeps its digest; a mask costs about a microsecond for 10^5 tokens.
     pub fn digest(&self) -> u64 {
         of_words(self.digests())
     }
 
-    /// For implementers: the same in groups, [`RowParams::GROUPS`]. What differs between two rows is in those whose digests differ.
+    /// For implementers: one digest per group of [`RowParams::GROUPS`]. A parameter changes its group's digest.
     pub fn digests(&self) -> [u64; COUNT] {
-        // By name, so that no field is forgotten.
+        // The pattern names every field, so a new field fails to compile here.
         let RowParams {
             seed,
             position,
@@ -169,7 +170,7 @@ mod tests {
             RowParams { dry_sequence_breakers: &[1], ..row },
         ];
         rows.extend(histories.iter().map(|history| RowParams { history: Some(history), ..row }));
-        // One parameter in each, and so one group.
+        // Each row differs in one parameter, so in one group.
         for other in &rows[1..] {
             let differ = row.digests().iter().zip(other.digests()).filter(|(a, b)| **a != *b).count();
             assert_eq!(differ, 1, "{other:?}");

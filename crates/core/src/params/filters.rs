@@ -1,13 +1,13 @@
-//! The filters of a row: rules that keep some tokens and drop the others by how probable they are.
+//! The filters of a row: rules that keep or drop tokens by their probabilities.
 
 use crate::error::RowError;
 use crate::summary::moments::Moments;
 use crate::summary::winner::Candidate;
 
-/// Where the filters stand, and in which order they run.
+/// The order of the filters and the temperature.
 ///
-/// A filter sees the tokens that the filters before it kept, with their probabilities renormalised. Filters that are
-/// off are left out.
+/// A filter sees the tokens that earlier filters keep, with renormalised probabilities. Disabled filters have no
+/// effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
@@ -31,16 +31,16 @@ pub enum Filter {
     TopP(f32),
     /// Keep tokens with a probability of at least `p` times the largest; 0 < p <= 1.
     MinP(f32),
-    /// Keep logits of at least the largest less `n` standard deviations of the row's finite logits (Tang et al. 2024);
+    /// Keep logits of at least the largest minus `n` standard deviations of the row's finite logits (Tang et al. 2024);
     /// n > 0.
     TopNSigma(f32),
     /// Keep tokens with a probability of at least epsilon (Hewitt et al. 2022); 0 < epsilon < 1.
     Epsilon(f32),
-    /// Keep the tokens whose surprisal is nearest to the entropy, until their probability reaches `p`
-    /// (Meister et al. 2023); of two that are equally near the more probable one comes first. 0 < p < 1.
+    /// Keep the tokens with surprisals nearest to the entropy, until their probability reaches `p` (Meister et al.
+    /// 2023). Of two equally near tokens, the more probable one comes first. 0 < p < 1.
     TypicalP(f32),
-    /// Of the tokens with a probability of at least the threshold drop all but the least probable one (exclude top
-    /// choices); the coin of its probability has been tossed.
+    /// Of the tokens with a probability of at least the threshold, keep only the least probable one (exclude top
+    /// choices). The row has this filter only if its XTC coin selects it.
     Xtc(f32),
 }
 
@@ -49,10 +49,9 @@ pub enum Filter {
 pub struct Filters {
     steps: [Filter; Filters::MAX],
     len: usize,
-    /// What turns a logit that filters look at into the logit drawn with: one over the temperature in
-    /// [`Order::LlamaCpp`], otherwise 1.
+    /// The factor from a filter's logit to the draw's logit: 1 / temperature in [`Order::LlamaCpp`], otherwise 1.
     pub rescale: f32,
-    /// What the logits that filters look at were divided by: 1 in [`Order::LlamaCpp`].
+    /// The temperature of the logits of the filters; 1 in [`Order::LlamaCpp`].
     pub temperature: f32,
 }
 
@@ -60,8 +59,7 @@ impl Filters {
     /// Number of kinds of filters.
     pub const MAX: usize = 7;
 
-    /// The filters that are on, first to last, at temperature 1; each kind comes once at most, so that there is room for
-    /// all.
+    /// The enabled filters, first to last, at temperature 1. Each kind occurs at most once.
     pub fn new(steps: [Option<Filter>; Filters::MAX], rescale: f32) -> Self {
         let mut filters = Filters { steps: [Filter::TopK(u32::MAX); Filters::MAX], len: 0, rescale, temperature: 1.0 };
         for (slot, step) in filters.steps.iter_mut().zip(steps.into_iter().flatten()) {
@@ -76,8 +74,9 @@ impl Filters {
         &self.steps[..self.len]
     }
 
-    /// Of the tokens that filters keep, by falling logits, those that can be drawn: where the temperature comes after the
-    /// filters, it can take logits beyond float32.
+    /// The kept tokens with a finite logit after the temperature; `kept` is sorted by falling logits.
+    ///
+    /// A temperature after the filters can move logits beyond float32.
     ///
     /// # Errors
     /// [`RowError::PositiveInfinity`] with the token of the largest logit; [`RowError::NoFiniteLogit`].
@@ -93,8 +92,7 @@ impl Filters {
         }
     }
 
-    /// Whether any filter needs the row's masses when the row's first `listed` tokens are known: not those that look at
-    /// the tokens of a top-k which ends among them.
+    /// Whether any filter needs masses beyond the first `listed` tokens; filters after a top-k within them need none.
     pub fn need_mass_beyond(&self, listed: usize) -> bool {
         for filter in self.steps() {
             match filter {
@@ -106,8 +104,8 @@ impl Filters {
         false
     }
 
-    /// A logit below which a row keeps no token and needs no mass, whatever is still to come: what a min-p in the first
-    /// place says of the largest so far. -inf: any token may be kept.
+    /// A logit below which the row keeps no token and needs no mass, given the largest logit so far. Only a min-p as
+    /// the first filter gives such a logit; otherwise the result is -inf.
     pub fn hopeless(&self, largest: f32) -> f32 {
         match self.steps().first() {
             Some(Filter::MinP(p)) => largest + p.ln() - 1e-3 * (1.0 + largest.abs()),
@@ -115,7 +113,7 @@ impl Filters {
         }
     }
 
-    /// The `p` of a top-p that is the only filter.
+    /// The `p` of a top-p, if it is the only filter.
     pub fn lone_top_p(&self) -> Option<f32> {
         match self.steps() {
             [Filter::TopP(p)] => Some(*p),
@@ -123,7 +121,7 @@ impl Filters {
         }
     }
 
-    /// Moments for the row's logits, empty.
+    /// Empty moments for the row's logits.
     pub fn moments(&self) -> Moments {
         Moments::of_temperature(self.temperature)
     }
@@ -133,7 +131,7 @@ impl Filters {
         self.steps().iter().any(|f| matches!(f, Filter::TopNSigma(_)))
     }
 
-    /// The smallest `k` of a top-k, if there is one: no more tokens than that are ever kept.
+    /// The smallest `k` of a top-k, if there is one. The row keeps at most `k` tokens.
     pub fn smallest_k(&self) -> Option<u32> {
         self.steps().iter().filter_map(|f| if let Filter::TopK(k) = f { Some(*k) } else { None }).min()
     }

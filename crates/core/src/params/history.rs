@@ -1,23 +1,23 @@
-//! The tokens of a sequence, counted: what penalties and minimum lengths look at.
+//! The tokens of a sequence and their counts, for penalties and minimum lengths.
 
 use crate::backend::digest::{of_list, of_words};
 use core::ops::Range;
 
-/// How often a token stands in a sequence.
+/// The occurrences of a token in a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occurrence {
     /// The token.
     pub token: u32,
-    /// Whether it stands in the prompt.
+    /// Whether the token is in the prompt.
     pub in_prompt: bool,
-    /// How often it was generated.
+    /// How often the token was generated.
     pub output_count: u32,
 }
 
-/// A sequence so far: the prompt, and the tokens generated after it. The caller keeps one per sequence and
-/// [pushes](History::push) each drawn token, so that a step does not count the whole sequence again.
+/// A sequence so far: the prompt, and the tokens generated after it.
 ///
-/// Tokens beyond the vocabulary (placeholders of images, say) are allowed and touch no logit.
+/// The caller keeps one history per sequence and [pushes](History::push) each drawn token, so a step does not count the
+/// whole sequence. Tokens beyond the vocabulary, such as placeholders of images, are allowed and change no logit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
     tokens: Vec<u32>,
@@ -28,7 +28,7 @@ pub struct History {
 }
 
 impl History {
-    /// A sequence that holds a prompt only.
+    /// A sequence with a prompt and no generated tokens.
     pub fn new(prompt: &[u32]) -> Self {
         let mut sorted = prompt.to_vec();
         sorted.sort_unstable();
@@ -57,22 +57,22 @@ impl History {
         &self.tokens[self.prompt_len..]
     }
 
-    /// All tokens, the prompt's first.
+    /// All tokens: the prompt, then the generated tokens.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// A digest of the prompt and of the tokens after it.
+    /// A digest of the prompt and of the generated tokens.
     pub fn digest(&self) -> u64 {
         self.digest
     }
 
-    /// Each token that occurs, once, ascending.
+    /// Each distinct token of the sequence, ascending.
     pub fn occurrences(&self) -> &[Occurrence] {
         &self.counts
     }
 
-    /// Those of them that are in a range.
+    /// The [occurrences](History::occurrences) of tokens in a range.
     pub(crate) fn occurrences_within(&self, tokens: &Range<u32>) -> &[Occurrence] {
         let before = |end: u32| self.counts.partition_point(|o| o.token < end);
         &self.counts[before(tokens.start)..before(tokens.end)]

@@ -1,4 +1,4 @@
-//! The knobs by name, and sets of them.
+//! The names of knobs, and sets of knobs.
 
 use core::fmt;
 
@@ -73,7 +73,7 @@ impl Knobs {
     /// Every knob.
     pub const ALL: Knobs = Knobs::of(Knob::ALL);
 
-    /// The filters: knobs that keep some tokens and drop the others by how probable they are.
+    /// The filters: knobs that keep or drop tokens by their probabilities.
     pub const FILTERS: Knobs = Knobs::of(&[
         Knob::TopK,
         Knob::TopP,
@@ -84,10 +84,10 @@ impl Knobs {
         Knob::XtcThreshold,
     ]);
 
-    /// What a row requests of its log-probabilities beside those of the law that is drawn from.
+    /// Requests for log-probabilities other than those of the law of the draws.
     pub const LOGPROBS: Knobs = Knobs::of(&[Knob::LogprobsMode, Knob::LogprobTokenIds, Knob::Ranks]);
 
-    /// Knobs that act on single logits, beside mask and logit bias.
+    /// Knobs that change single logits, except mask and logit bias.
     pub const ADJUSTMENTS: Knobs = Knobs::of(&[
         Knob::Banned,
         Knob::MinTokens,
@@ -130,7 +130,7 @@ impl Knobs {
         Knobs(self.0 & other.0)
     }
 
-    /// The knobs that are in this set and not in the other.
+    /// The knobs of this set that are not in the other.
     #[must_use]
     pub const fn without(self, other: Knobs) -> Knobs {
         Knobs(self.0 & !other.0)

@@ -47,13 +47,13 @@ pub enum LogprobsMode {
 /// The order of operations is vLLM's (v1): raw logits of the head, `mask`, `logit_bias`, `banned` and `min_tokens`,
 /// penalties, greedy or `temperature`, filters, draw. [`Order`] has the order of the filters, and other orders. A
 /// greedy row (`temperature` 0) draws the largest logit, which most filters keep. `typical_p` and XTC may drop the
-/// largest logit, so a greedy row with either is refused.
+/// largest logit, so samplers refuse a greedy row with either.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowParams<'a> {
     /// The key of the row's noise. Rows with the same seed and position have the same noise, in every call. Independent
     /// sequences need different seeds.
     pub seed: u64,
-    /// The token's place in its sequence, up to [`POSITION_MAX`](crate::noise::POSITION_MAX). Never a batch index.
+    /// The token's index in its sequence, up to [`POSITION_MAX`](crate::noise::POSITION_MAX). Never a batch index.
     pub position: u64,
     /// Divides the logits; 0 = greedy. Finite and not negative.
     pub temperature: f32,

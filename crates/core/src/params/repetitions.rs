@@ -1,24 +1,24 @@
-//! Repetitions of a sequence's end: what the DRY penalty looks at.
+//! Repetitions of a sequence's end, for the DRY penalty.
 
-/// The tokens that would continue a repetition. Keeps its memory from sequence to sequence.
+/// The tokens that would continue a repetition. A reused value keeps its memory.
 ///
-/// A token continues a repetition of length `n` when the last `n` tokens of the sequence stood in it before, right before
-/// that token. No repetition contains a *breaker*, and a breaker continues none.
+/// A token continues a repetition of length `n` if the last `n` tokens of the sequence also occur right before an
+/// earlier occurrence of the token. No repetition contains a *breaker*, and no breaker continues a repetition.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Repetitions {
-    /// At `k`: how many tokens before the last `k` ones equal the last tokens of the sequence, backwards (the Z-array of
-    /// the reversed sequence).
+    /// The Z-array of the reversed sequence. Entry `k` is the length of the longest suffix of the sequence that also
+    /// ends right before the last `k` tokens.
     matches: Vec<usize>,
     found: Vec<(u32, usize)>,
 }
 
 impl Repetitions {
     /// Each token that continues a repetition of at least `least` tokens, ascending, with the longest such length.
-    /// `breakers` are ascending. Time in proportion to the sequence, and to sort what is found.
+    /// `breakers` are ascending. The time is linear in the sequence, plus the sort of the result.
     pub(crate) fn find(&mut self, tokens: &[u32], breakers: &[u32], least: usize) -> &[(u32, usize)] {
         let breaks = |token: &u32| breakers.binary_search(token).is_ok();
         let n = tokens.len();
-        // Nothing longer than what follows the last breaker repeats.
+        // No repetition is longer than the part after the last breaker.
         let longest = tokens.iter().rev().position(breaks).unwrap_or(n);
         self.found.clear();
         if longest < least.max(1) {
@@ -36,7 +36,7 @@ impl Repetitions {
         &self.found
     }
 
-    /// The Z-algorithm: `[left, right)` is the match that reaches farthest; within it matches are known already.
+    /// The Z-algorithm. `[left, right)` is the match with the largest end; matches inside it are known.
     fn match_backwards(&mut self, tokens: &[u32]) {
         let n = tokens.len();
         let back = |k: usize| tokens[n - 1 - k];
@@ -62,7 +62,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// The definition, word by word.
+    /// The definition, without optimisation.
     fn plainly(tokens: &[u32], breakers: &[u32], least: usize) -> Vec<(u32, usize)> {
         let mut found = BTreeMap::new();
         for at in 1..tokens.len() {
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_repetition_is_continued_by_what_followed_it() {
         let mut repetitions = Repetitions::default();
-        // "a b c d, a b c": d would continue three tokens.
+        // "a b c d, a b c": d continues three tokens.
         assert_eq!(repetitions.find(&[1, 2, 3, 4, 9, 1, 2, 3], &[], 2), [(4, 3)]);
         // A breaker ends the run; a run may overlap itself.
         assert_eq!(repetitions.find(&[1, 2, 3, 4, 9, 1, 2, 3], &[2], 2), []);

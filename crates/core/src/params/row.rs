@@ -1,4 +1,4 @@
-//! A row's parameters, checked against a sampler, its plan and the vocabulary.
+//! The check of a row's parameters against a sampler, its plan and the vocabulary.
 
 use crate::error::{KnobValue, RowError};
 use crate::noise::{Noise, POSITION_MAX};
@@ -13,12 +13,12 @@ fn out_of_range(knob: Knob, value: impl Into<KnobValue>, range: &'static str) ->
     RowError::OutOfRange { knob, value: value.into(), range }
 }
 
-/// A row whose parameters were checked, in the form that a backend works with.
+/// The checked parameters of a row, in the form that backends use.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
     /// The row's noise.
     pub noise: Noise,
-    /// Whether scores are the logits themselves.
+    /// Whether scores are logits without noise.
     pub greedy: bool,
     /// Mask, adjustments and temperature.
     pub transform: RowTransform<'a>,
@@ -26,24 +26,24 @@ pub struct Row<'a> {
     pub first_draw: u32,
     /// Number of draws.
     pub draws: u32,
-    /// One list of different tokens rather than independent draws.
+    /// Whether the draws are one list of different tokens, not independent draws.
     pub without_replacement: bool,
-    /// The requested log-probabilities, of the law that is drawn from.
+    /// The number of requested log-probabilities in the law of the draws.
     pub logprobs: Option<u32>,
-    /// The requested log-probabilities, of the model's own law.
+    /// The number of requested log-probabilities in the law of the model.
     pub raw_logprobs: Option<u32>,
-    /// The tokens whose log-probabilities are requested, of the law that either of the two names.
+    /// The tokens with requested log-probabilities, in the law of `logprobs` or `raw_logprobs`.
     pub logprob_token_ids: &'a [u32],
-    /// Whether the ranks of the drawn tokens are requested, in that law.
+    /// Whether the ranks of the drawn tokens are requested, in the same law.
     pub ranks: bool,
     /// Whether the kept tokens are requested.
     pub kept: bool,
-    /// The filters, when there are any and the row is not greedy.
+    /// The filters; `None` for a greedy row. Without filters, present only if the kept tokens are requested.
     pub filters: Option<Filters>,
 }
 
 impl<'a> Row<'a> {
-    /// The same row with what [`Adjustments`](crate::backend::Adjustments) made of its parameters.
+    /// The same row with the [`Adjustments`](crate::backend::Adjustments) of its parameters.
     pub fn with_adjustments<'b>(&self, adjustments: &'b [Adjustment]) -> Row<'b>
     where
         'a: 'b,
@@ -60,13 +60,14 @@ impl<'a> Row<'a> {
 }
 
 impl<'a> RowParams<'a> {
-    /// Checks the parameters against what a sampler can do, what was planned, and the size of the vocabulary.
-    /// `adjustments` is what [`Adjustments`](crate::backend::Adjustments) made of these parameters; who does not transform logits
-    /// has no use for it and passes none.
+    /// Checks the parameters against a sampler's capabilities and plan, and the size of the vocabulary.
+    ///
+    /// `adjustments` are the [`Adjustments`](crate::backend::Adjustments) of these parameters; empty if the caller does
+    /// not transform logits.
     ///
     /// # Errors
-    /// Those of [`RowParams::check_values`], [`RowError::Unsupported`], [`RowError::Unplanned`] or
-    /// [`RowError::BeyondPlan`], naming the knob.
+    /// The errors of [`RowParams::check_values`], and [`RowError::Unsupported`], [`RowError::Unplanned`] or
+    /// [`RowError::BeyondPlan`] with the name of the knob.
     pub fn check(
         &self,
         adjustments: &'a [Adjustment],
@@ -85,7 +86,7 @@ impl<'a> RowParams<'a> {
         let filters = (!greedy)
             .then(|| self.filters(&noise, inv_temperature, vocab_size))
             .filter(|f| self.kept || !f.steps().is_empty());
-        // Filters before the temperature see the logits without it.
+        // Filters before the temperature use the logits without it.
         let early = filters.is_some_and(|f| f.rescale != 1.0);
         let scale = if early { 1.0 } else { inv_temperature };
         Ok(Row {
@@ -104,7 +105,7 @@ impl<'a> RowParams<'a> {
         })
     }
 
-    /// The lists of tokens: known tokens, biases that mean something.
+    /// Checks the lists of tokens: tokens are in the vocabulary, biases are sorted and valid.
     fn check_lists(&self, vocab_size: u32) -> Result<(), RowError> {
         let invalid = |knob, reason| Err(RowError::Invalid { knob, reason });
         let unknown = |knob, token| Err(RowError::UnknownToken { knob, token, vocab_size });
@@ -133,7 +134,7 @@ impl<'a> RowParams<'a> {
         Ok(())
     }
 
-    /// The knobs that are on, of those that a sampler may lack; see [`Capabilities::knobs`].
+    /// The enabled knobs, of those that a sampler may lack; see [`Capabilities::knobs`].
     pub fn enabled(&self) -> Knobs {
         let knobs = [
             (Knob::Banned, !self.banned.is_empty()),
@@ -148,7 +149,7 @@ impl<'a> RowParams<'a> {
             (Knob::TopNSigma, self.top_n_sigma != 0.0),
             (Knob::EpsilonCutoff, self.epsilon_cutoff != 0.0),
             (Knob::TypicalP, self.typical_p != 1.0),
-            // The threshold stands for both in a sampler's capabilities.
+            // In a sampler's capabilities, the threshold covers both knobs of XTC.
             (Knob::XtcThreshold, self.xtc_probability != 0.0),
             (Knob::Kept, self.kept),
             (Knob::LogprobsMode, self.logprobs.is_some() && self.logprobs_mode != LogprobsMode::Processed),
@@ -159,7 +160,7 @@ impl<'a> RowParams<'a> {
         knobs.into_iter().fold(Knobs::NONE, with)
     }
 
-    /// The numbers of penalties and filters.
+    /// Checks the numbers of penalties and filters.
     fn check_ranges(&self) -> Result<(), RowError> {
         let within = |knob, value: f32, is_within: bool, range| match is_within {
             true => Ok(()),
@@ -192,15 +193,15 @@ impl<'a> RowParams<'a> {
         out_of_range(Knob::Position, self.position, "below 2^56")
     }
 
-    /// Checks what can be checked without a sampler: that every value means something.
+    /// Checks that every value is valid, without a sampler.
     ///
     /// # Errors
-    /// [`RowError::OutOfRange`], [`RowError::UnknownToken`] or [`RowError::Invalid`], naming the knob.
+    /// [`RowError::OutOfRange`], [`RowError::UnknownToken`] or [`RowError::Invalid`] with the name of the knob.
     pub fn check_values(&self) -> Result<(), RowError> {
         self.check_values_for(u32::MAX).map(drop)
     }
 
-    /// Gives the [`RowParams::enabled`] knobs.
+    /// Checks every value, and returns the [`RowParams::enabled`] knobs.
     fn check_values_for(&self, vocab_size: u32) -> Result<Knobs, RowError> {
         let invalid = |knob, reason| Err(RowError::Invalid { knob, reason });
         let temperature = |range| Err(out_of_range(Knob::Temperature, self.temperature, range));
@@ -230,7 +231,7 @@ impl<'a> RowParams<'a> {
                 return invalid(knob, "needs logprobs");
             }
         }
-        // The knobs that put them on.
+        // Pairs of a filter and the knob that enables it.
         for (filter, knob) in [(Knob::TypicalP, Knob::TypicalP), (Knob::XtcThreshold, Knob::XtcProbability)] {
             if self.temperature == 0.0 && enabled.contains(filter) {
                 return invalid(knob, "can drop the largest logit, which a greedy row takes");
@@ -239,7 +240,7 @@ impl<'a> RowParams<'a> {
         Ok(enabled)
     }
 
-    /// What the plan has room for.
+    /// Checks the row against the limits of the plan.
     fn check_plan(&self, can: &Capabilities, plan: &Plan) -> Result<(), RowError> {
         if self.without_replacement && !can.without_replacement {
             return Err(RowError::Unsupported { knob: Knob::WithoutReplacement, alternative: can.alternative(plan) });
@@ -259,7 +260,7 @@ impl<'a> RowParams<'a> {
         }
     }
 
-    /// The filters that are on and can drop a token, in their order.
+    /// The enabled filters that can drop a token, in their order.
     fn filters(&self, noise: &Noise, inv_temperature: f32, vocab_size: u32) -> Filters {
         let top_k = (1..vocab_size).contains(&self.top_k).then_some(Filter::TopK(self.top_k));
         let top_p = (self.top_p != 1.0).then_some(Filter::TopP(self.top_p));
@@ -321,10 +322,10 @@ mod tests {
                 checked(row).unwrap().filters.is_some_and(|f| matches!(f.steps(), [Filter::Xtc(_)]))
             });
             let (p, heads) = (f64::from(xtc_probability), heads.count() as f64);
-            // Five deviations: one in 1.7 million.
+            // A false alarm at five deviations has probability 1 in 1.7 million.
             let deviations = |p: f64| ((heads - p * ROWS as f64) / (p * (1.0 - p) * ROWS as f64).sqrt()).abs();
             assert!(deviations(p) < 5.0, "{heads} of {ROWS} at {p}: {} deviations", deviations(p));
-            // A coin that is off by a fiftieth would be seen.
+            // The negative control: a probability that is off by 0.02.
             assert!(deviations(p + 0.02) > 5.0 && deviations(p - 0.02) > 5.0);
         }
     }

@@ -3,8 +3,9 @@
 use super::RowParams;
 use crate::sampler::reuse_vec;
 
-/// Row parameters borrow from requests and histories, which change from step to step. This buffer lends its memory to the
-/// rows of one call at a time.
+/// Memory for the row parameters of one call at a time.
+///
+/// A plain `Vec` cannot outlive a step, because its rows borrow from requests and histories, which change.
 #[derive(Debug, Default)]
 pub struct RowBuffer(Vec<RowParams<'static>>);
 

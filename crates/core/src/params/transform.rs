@@ -1,4 +1,4 @@
-//! From raw logits to transformed logits, for what needs one row only.
+//! The transform from raw logits to transformed logits of one row.
 
 use crate::error::RowError;
 use crate::params::adjustments::Adjustment;
@@ -10,7 +10,7 @@ pub struct RowTransform<'a> {
     pub mask: Option<&'a [u32]>,
     /// Biases, bans and penalties, tokens strictly ascending ([`Adjustments`](crate::backend::Adjustments)).
     pub adjustments: &'a [Adjustment],
-    /// One over the temperature, rounded once; 1 for a greedy row, and for one whose filters come first.
+    /// 1 / temperature, rounded once. It is 1 for a greedy row, and for a row with filters before the temperature.
     pub inv_temperature: f32,
 }
 

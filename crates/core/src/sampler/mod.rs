@@ -27,12 +27,12 @@ pub enum Variant {
     Standalone,
 }
 
-/// How the group is chosen (paper section D.3).
+/// How a sampler draws the group (paper section D.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupDraw {
-    /// By the groups' log-masses with fresh noise of their own. Exact in distribution.
+    /// By the groups' log-masses with separate noise. Exact in distribution.
     Fresh,
-    /// By the groups' maxima of perturbed scores, which are there already. Exact pathwise: the draws are those of
+    /// By the groups' maxima of perturbed scores, without further noise. Exact pathwise: the draws equal the draws of
     /// the tiled variant.
     Reuse,
 }
@@ -40,13 +40,13 @@ pub enum GroupDraw {
 /// In which sense a sampler is exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exactness {
-    /// The token is the argmax of the perturbed row itself: the same whatever the tiles, threads, batch or shards.
+    /// The token is the argmax of the perturbed row. It does not depend on tiles, threads, batch or shards.
     Pathwise,
-    /// The token follows the softmax, by factorisation over groups; another grouping may give another token.
+    /// The token follows the softmax by factorisation over groups. Another grouping may give another token.
     InDistribution,
 }
 
-/// What the columns of the input are.
+/// The kind of input of a sampler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Input {
     /// Hidden states, `[rows, hidden]`.
@@ -55,24 +55,23 @@ pub enum Input {
     Logits,
 }
 
-/// What a sampler can do, as data. A knob that it cannot do is an error, never dropped.
+/// What a sampler supports. An unsupported knob is an error; no sampler ignores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Backend and, where it matters, instruction set or device.
+    /// The backend, with the instruction set or device if it matters.
     pub backend: &'static str,
-    /// Which variant this is.
+    /// The variant of the paper.
     pub variant: Variant,
     /// Pathwise or in distribution.
     pub exactness: Exactness,
-    /// What [`PerturbedArgmax::sample`] takes.
+    /// The input of [`PerturbedArgmax::sample`].
     pub input: Input,
     /// Whether it can draw lists without replacement.
     pub without_replacement: bool,
-    /// The supported filters, penalties and bans; whether it returns kept tokens ([`Knob::Kept`]); and what of
-    /// [`Knobs::LOGPROBS`]. Temperature, mask, logit bias, draws and log-probabilities of the law that is drawn from are
-    /// every sampler's.
+    /// The supported knobs of [`Knobs::FILTERS`], [`Knobs::ADJUSTMENTS`] and [`Knobs::LOGPROBS`], and [`Knob::Kept`].
+    /// Every sampler supports temperature, mask, logit bias, draws, and log-probabilities of the law of the draws.
     pub knobs: Knobs,
-    /// Whether [`Plan::canonical`] is done.
+    /// Whether it supports [`Plan::canonical`].
     pub canonical: bool,
 }
 
@@ -97,7 +96,7 @@ impl Capabilities {
     }
 }
 
-/// What a sampler is planned for: its scratch is sized once, and a call within the plan allocates nothing.
+/// The limits of a sampler's calls. They size its scratch once, so a call within the plan allocates nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct Plan {
@@ -105,12 +104,13 @@ pub struct Plan {
     pub max_rows: usize,
     /// Largest number of draws of a row.
     pub max_draws: u32,
-    /// Largest `logprobs` of a row; `None` = no row will ask.
+    /// Largest `logprobs` of a row; `None` = no row requests log-probabilities.
     pub max_logprobs: Option<u32>,
-    /// Re-evaluate the candidates within the rounding bound of the winner in one fixed order, in float64
-    /// ([`canonical_dot`](crate::backend::canonical::canonical_dot)), so that the token agrees across instruction sets and
-    /// backends on real inputs too. Tokens, scores and logits are then those of the
-    /// [reference](crate::reference); log Z still sums the logits of the pass.
+    /// Draw the same token on all instruction sets and backends, on real inputs too.
+    ///
+    /// The sampler re-evaluates the candidates within the rounding bound of the winner in float64, in one fixed order
+    /// ([`canonical_dot`](crate::backend::canonical::canonical_dot)). Tokens, scores and logits then equal the
+    /// [reference](crate::reference)'s; log Z still sums the logits of the pass.
     pub canonical: bool,
 }
 
@@ -135,49 +135,49 @@ pub struct Shape {
 /// Draws tokens: the argmax of transformed logits plus Gumbel noise, or a draw with the same law.
 ///
 /// # Contract
-/// What an implementer owes, and what the conformance suite checks:
+/// The conformance suite checks these rules for every implementer:
 /// * **Law.** P(token) is the softmax of the row's transformed logits, to within float32 rounding of the logits.
-/// * **Noise.** It comes from [`Noise`](crate::Noise) alone, keyed by (seed, position, draw, *global* token), so a
+/// * **Noise.** It comes from [`Noise`](crate::Noise) alone, keyed by (seed, position, draw, *global* token). So a
 ///   row's result does not depend on its neighbours, on tiles, threads, or earlier calls.
-/// * **Pathwise** samplers return the argmax of `logit + noise` over the row, ties to the lower token; the score is
-///   that sum rounded once. Where dot products are exact the bits agree with the [reference](crate::reference).
-/// * **In distribution** samplers say so in [`Capabilities`]; score and logit are still those of the token.
+/// * **Pathwise** samplers return the argmax of `logit + noise` over the row, ties to the lower token. The score is
+///   that sum, rounded once. If dot products are exact, the bits agree with the [reference](crate::reference).
+/// * **In distribution** samplers say so in [`Capabilities`]. Score and logit still belong to the drawn token.
 /// * **Greedy** rows (temperature 0) take no noise: the score is the logit.
-/// * **Zeros.** A logit or score of -0.0 may come out as +0.0 or -0.0; every other float has the same bits everywhere.
+/// * **Zeros.** A logit or score of zero may have either sign; every other float has the same bits everywhere.
 /// * **Bad rows** (NaN or +inf among the raw logits, no finite logit, an invalid or unsupported knob) get a
 ///   [`RowError`](crate::RowError), and the other rows are unaffected. A head without tokens gives every row
 ///   [`RowError::NoFiniteLogit`](crate::RowError::NoFiniteLogit).
 /// * **Filters** keep the set that [`Selector`](crate::backend::selection::Selector) defines, a function of the row's
-///   transformed logits alone; how many passes that took is in [`RowSample::passes`](crate::RowSample::passes).
+///   transformed logits alone. [`RowSample::passes`](crate::RowSample::passes) has the number of passes.
 /// * **log Z** does not depend on the order of evaluation: it comes from a [`MassHistogram`](crate::backend::MassHistogram).
-/// * A call empties `out` first, also one that fails.
-/// * A call within the plan allocates nothing of its own, once `out` and the sampler have been through calls like it
-///   (the [reference](crate::reference), which plans nothing, is the exception).
+/// * A call empties `out` first, even if the call fails.
+/// * A call within the plan allocates nothing if the sampler and `out` have served similar calls. The
+///   [reference](crate::reference) is the exception.
 pub trait PerturbedArgmax: Send {
-    /// What this sampler can do.
+    /// What this sampler supports.
     fn capabilities(&self) -> Capabilities;
 
-    /// The size of its head.
+    /// The size of the sampler's head.
     fn shape(&self) -> Shape;
 
-    /// What it was planned for.
+    /// The plan of the sampler.
     fn plan(&self) -> Plan;
 
-    /// Draws for `input [rows, hidden]` (or `[rows, vocab]`, see [`Capabilities::input`]) with one [`RowParams`] a row.
+    /// Draws for `input [rows, hidden]` (or `[rows, vocab]`, see [`Capabilities::input`]), one [`RowParams`] per row.
     ///
     /// # Errors
-    /// * [`SampleError::Hidden`]: the input has another width than the head.
-    /// * [`SampleError::RowCount`]: not one parameter set per row.
+    /// * [`SampleError::Hidden`]: the widths of input and head differ.
+    /// * [`SampleError::RowCount`]: the numbers of rows and of parameter sets differ.
     /// * [`SampleError::TooManyRows`]: more rows than planned.
     /// * [`SampleError::Backend`]: the backend failed.
     ///
-    /// What concerns one row only is that row's error in `out`.
+    /// An error of a single row is in `out`.
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError>;
 
-    /// Plans for calls of up to `max_rows` rows, and keeps the rest of the plan. The weight is not copied or packed again.
+    /// Changes the plan to calls of up to `max_rows` rows. The sampler does not copy or pack the weight again.
     ///
     /// # Errors
-    /// * [`SampleError::Unsupported`]: the sampler cannot. This is the default.
+    /// * [`SampleError::Unsupported`]: the sampler cannot change its plan. This is the default.
     /// * [`SampleError::Backend`]: the backend cannot plan for so many rows.
     ///
     /// After an error the sampler keeps its plan.
@@ -186,15 +186,16 @@ pub trait PerturbedArgmax: Send {
         Err(SampleError::Unsupported { knob: Knob::MaxRows })
     }
 
-    /// What vocabulary shards need of this sampler for rows with filters or raw log-probabilities; `None`: it cannot be
-    /// a shard of such rows. A sampler that has it can do all of [`Knobs::FILTERS`], [`Knobs::LOGPROBS`] and
-    /// [`Knob::Kept`].
+    /// The scan that makes this sampler a vocabulary shard for rows with filters or raw log-probabilities.
+    ///
+    /// `None` if the sampler cannot be such a shard. A sampler with a scan supports all of [`Knobs::FILTERS`],
+    /// [`Knobs::LOGPROBS`] and [`Knob::Kept`].
     fn scan(&mut self) -> Option<&mut dyn Scan> {
         None
     }
 }
 
-/// Forwards every method, so that a borrowed or boxed sampler is a sampler.
+/// Forwards every method: a borrowed or boxed sampler is a sampler.
 macro_rules! forward {
     ($($pointer:ty),*) => {$(
         impl<S: PerturbedArgmax + ?Sized> PerturbedArgmax for $pointer {
@@ -231,7 +232,7 @@ macro_rules! forward {
 }
 forward!(Box<S>, &mut S);
 
-/// The checks of a call that are the same for every implementer: width, number of parameters, number of rows.
+/// Checks a call for every implementer: width, number of parameters, number of rows.
 ///
 /// # Errors
 /// See [`PerturbedArgmax::sample`].

@@ -1,18 +1,18 @@
-//! Speculative decoding: several tokens of a draft are judged by one pass of the target model.
+//! Speculative decoding: one pass of the target model judges several tokens of a draft.
 //!
-//! Two ways, both of which leave the law of the emitted tokens the target's:
+//! There are two methods. With both, the emitted tokens follow the target's law:
 //!
-//! * **Shared noise** ([`verify`]). The noise of a position is the same whoever draws there. So the target draws at every
-//!   position of the block, given the draft before it, and the draft is accepted for as long as the draws are its tokens.
-//!   What is emitted is what the target would have drawn token by token, whatever the draft: exact pathwise. A draft model
-//!   that draws with the same seed and positions is accepted most often. Every sampler does this; it needs no probabilities.
-//! * **Rejection** ([`judge`]; Leviathan et al. 2023, Chen et al. 2023). A token drawn from the draft's law `q` is accepted
-//!   with probability `min(1, p / q)`, and else replaced by a draw from the residual law, `max(p - q, 0)` normalised. It
-//!   needs `q`, and the target's law `p`: a dense row of its logits, which the fused samplers do not make. Exact in
-//!   distribution.
+//! * **Shared noise** ([`verify`]). Target and draft use the same noise at a position. The target draws at every
+//!   position of the block, given the draft before it. The draft is accepted up to its first token that differs from
+//!   the target's draw. The emitted tokens are the tokens that the target alone draws, for any draft: exact pathwise.
+//!   A draft model with the same seed and positions has the highest acceptance. Every sampler supports this method.
+//! * **Rejection** ([`judge`]; Leviathan et al. 2023, Chen et al. 2023). A token drawn from the draft's law `q` is
+//!   accepted with probability `min(1, p / q)`. Otherwise a draw from the residual law, `max(p - q, 0)` normalised,
+//!   replaces it. The method needs `q` and the target's law `p`: a dense row of logits, which the fused samplers do not
+//!   write. Exact in distribution.
 //!
-//! The acceptance test and the residual draw have noise of their own ([`Domain::Accept`], [`Domain::Residual`]): noise
-//! that the draft was drawn with says which tokens were not drawn, and would bend the law.
+//! The acceptance test and the residual draw have separate noise ([`Domain::Accept`], [`Domain::Residual`]). The noise
+//! of the draft's draw is not independent of the drawn token, so its reuse would change the law.
 
 use crate::error::{RowError, SampleError};
 use crate::matrix::Matrix;
@@ -25,16 +25,16 @@ use crate::reference;
 use crate::sampler::samples::Samples;
 use crate::sampler::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Variant};
 
-/// What became of a block of draft tokens.
+/// The result of verifying a block of draft tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// How many of the first draft tokens are emitted.
+    /// Number of accepted draft tokens, from the first on.
     pub accepted: usize,
-    /// The token that is emitted after them: at the first position that was not accepted, or after the block.
+    /// The token emitted after the accepted tokens: at the first rejected position, or after the block.
     pub next: u32,
 }
 
-/// Why a block cannot be judged.
+/// The reason why a block has no verdict.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpeculationError {
@@ -44,12 +44,12 @@ pub enum SpeculationError {
     /// A row that the verdict depends on has no draw.
     #[error("place {place} of the block: {error}")]
     Row {
-        /// Counted from the block's first token.
+        /// Index of the row, from the block's first token on.
         place: usize,
-        /// Why.
+        /// The row's error.
         error: RowError,
     },
-    /// The draft's law cannot have given its token, or has a probability that is none.
+    /// The draft's law gives its token probability 0, or has an invalid probability.
     #[error("the draft's probability of token {token} {reason}")]
     Draft {
         /// The token.
@@ -57,13 +57,13 @@ pub enum SpeculationError {
         /// What is wrong.
         reason: &'static str,
     },
-    /// The draft's law is no law.
+    /// The draft's law is not a probability law over the vocabulary.
     #[error("the draft's law {reason}")]
     Law {
         /// What is wrong.
         reason: &'static str,
     },
-    /// A block of another size than the rows that judge it.
+    /// The number of rows is not the number of draft tokens plus one.
     #[error("{rows} rows for {tokens} draft tokens; one more than tokens are needed")]
     Block {
         /// Rows of the input, or of the samples from the block's first row on.
@@ -73,18 +73,19 @@ pub enum SpeculationError {
     },
 }
 
-/// The rows that judge a block: `row` is that of the block's first position, and each has the draft before it in its
-/// history. The last row draws what follows when the whole draft is accepted.
+/// The rows that judge a block of draft tokens.
+///
+/// The history of each row ends with the draft tokens before its position. The last row draws after the block.
 #[derive(Clone, Debug)]
 pub struct Block<'a> {
     row: RowParams<'a>,
-    /// One a row, where the row has a history.
+    /// One history per row; empty if `row` has no history.
     histories: Vec<History>,
     len: usize,
 }
 
 impl<'a> Block<'a> {
-    /// The rows for `draft`, one more than it has tokens. Each takes a copy of the history, where there is one.
+    /// The rows for `draft`, one more than its tokens, from `row` at the first position. Each copies its history.
     pub fn new(row: RowParams<'a>, draft: &[u32]) -> Self {
         let mut histories = Vec::new();
         if let Some(history) = row.history {
@@ -109,12 +110,13 @@ impl<'a> Block<'a> {
     }
 }
 
-/// The verdict by shared noise, from the target's draws: `out` holds those of [`Block::rows`] from row `first_row` on. Blocks
-/// of several sequences may be rows of one call.
+/// The verdict by shared noise, from the target's draws.
+///
+/// `out` has the draws of [`Block::rows`] from row `first_row` on. One call may have the blocks of several sequences.
 ///
 /// # Errors
-/// * [`SpeculationError::Row`] for a row that the verdict depends on; rows behind a token that was not accepted may fail.
-/// * [`SpeculationError::Block`] where `out` has fewer rows than the block.
+/// * [`SpeculationError::Row`] for a row that the verdict depends on. Rows after a rejected token may fail.
+/// * [`SpeculationError::Block`] if `out` has fewer rows than the block.
 pub fn accept(out: &Samples, first_row: usize, draft: &[u32]) -> Result<Verdict, SpeculationError> {
     let rows = out.len().saturating_sub(first_row);
     if rows <= draft.len() {
@@ -133,8 +135,10 @@ pub fn accept(out: &Samples, first_row: usize, draft: &[u32]) -> Result<Verdict,
     Ok(Verdict { accepted: draft.len(), next: draw(draft.len())? })
 }
 
-/// Verifies a block by shared noise with one call of the target's sampler. `input` has one row more than the draft has
-/// tokens: the target's hidden states (or logits) at `row.position` and after, given the draft before each.
+/// Verifies a block by shared noise, with one call of the target's sampler.
+///
+/// `input` has one row more than the draft has tokens: the target's hidden states (or logits) from `row.position` on,
+/// each given the draft before it.
 ///
 /// # Errors
 /// [`SpeculationError::Block`], [`SpeculationError::Call`], [`SpeculationError::Row`].
@@ -152,12 +156,12 @@ pub fn verify(
     accept(out, 0, draft)
 }
 
-/// The law that a draft token was drawn from: probabilities that sum to 1.
+/// The law of a draft token: probabilities that sum to 1.
 #[derive(Clone, Copy, Debug)]
 pub enum DraftLaw<'a> {
-    /// One probability a token of the vocabulary.
+    /// One probability per token of the vocabulary.
     Dense(&'a [f32]),
-    /// The tokens that have any, strictly ascending.
+    /// The tokens with a probability, strictly ascending.
     Sparse(&'a [(u32, f32)]),
 }
 
@@ -169,7 +173,7 @@ impl DraftLaw<'_> {
         })
     }
 
-    /// Whether it is a law over a vocabulary: its tokens, ascending, probabilities, and a sum of 1 to within a thousandth.
+    /// Checks that tokens are of the vocabulary and ascending, and that probabilities sum to 1 to within 1/1000.
     fn check(&self, vocab_size: usize) -> Result<(), SpeculationError> {
         let of_vocabulary = match self {
             DraftLaw::Dense(law) => law.len() == vocab_size,
@@ -201,28 +205,30 @@ impl DraftLaw<'_> {
     }
 }
 
-/// What rejection does at one position.
+/// The result of rejection at one position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
     /// The draft's token is emitted.
     Accepted,
-    /// This token is emitted in its place, and the rest of the block is void.
+    /// This token is emitted instead, and the rest of the block is discarded.
     Replaced(u32),
 }
 
-/// Judges one draft token by rejection. `logits` are the target's raw logits at the token's position, the whole vocabulary;
-/// `row` says what is done to them, filters included. The draft must have drawn `token` from `law` with noise other than
-/// the accept and residual noise of (seed, position): an ordinary sampler's is.
+/// Judges one draft token by rejection.
 ///
-/// Judge a block from its first token on, until one is replaced; when all are accepted, draw what follows as ever, at the
-/// next position. A greedy row's law is its argmax alone. What the row wants told (log-probabilities, kept tokens) is left
-/// aside.
+/// `logits` are the target's raw logits of the whole vocabulary at the token's position; `row` has their transforms and
+/// filters. The draft must draw `token` from `law` without the accept and residual noise of (seed, position); samplers
+/// never use this noise.
+///
+/// Judge a block from its first token on, until one is replaced. If all tokens are accepted, draw the token after the
+/// block with a sampler. The law of a greedy row is its argmax. The row's requests for log-probabilities and kept
+/// tokens have no effect.
 ///
 /// # Errors
-/// * [`SpeculationError::Row`]: the row's parameters, more than one draw of it, or no finite logit; place 0.
-/// * [`SpeculationError::Draft`]: `law` has no probability above 0 for `token`, or a probability that is none.
-/// * [`SpeculationError::Law`]: `law` is over another vocabulary than the logits, has its tokens out of order, or does
-///   not sum to 1 (to within a thousandth).
+/// * [`SpeculationError::Row`] (place 0): the parameters are invalid, the row has several draws, or no finite logit.
+/// * [`SpeculationError::Draft`]: `law` gives `token` probability 0, or has a probability outside 0 to 1.
+/// * [`SpeculationError::Law`]: `law` is not over the vocabulary of the logits, has its tokens out of order, or does
+///   not sum to 1 (to within 1/1000).
 pub fn judge(
     logits: &[f32],
     row: &RowParams<'_>,
@@ -254,11 +260,11 @@ pub fn judge(
             }
         }
     }
-    // No token has residual mass where both laws are the same up to rounding: then the token was as good as accepted.
+    // If both laws are equal up to rounding, no token has residual mass, and the token counts as accepted.
     Ok(if best.0 == f64::NEG_INFINITY { Judgement::Accepted } else { Judgement::Replaced(best.1) })
 }
 
-/// The probabilities that a row draws with, in float64.
+/// The probabilities of a row's draw, in float64.
 fn target_law(row: &Row<'_>, raw: &[f32]) -> Result<Vec<f64>, RowError> {
     let mut logits = reference::transformed(row, raw, 0)?;
     if let Some(filters) = &row.filters {
@@ -272,7 +278,7 @@ fn target_law(row: &Row<'_>, raw: &[f32]) -> Result<Vec<f64>, RowError> {
     Ok(logits.iter().map(|&l| (f64::from(l) - log_z).exp()).collect())
 }
 
-/// What [`judge`] does to a row.
+/// The capabilities of [`judge`].
 const CAN: Capabilities = Capabilities {
     backend: "speculation",
     variant: Variant::Standalone,

@@ -4,15 +4,15 @@ use crate::summary::winner::{Candidate, LogitRank};
 
 /// The candidates that no other candidate beats in both [`LogitRank`] and score.
 ///
-/// For **every** rank `p`, the winner among the tokens [at or before](LogitRank::is_at_or_before) `p` lies on the
-/// frontier, and the frontier of a union is the frontier of the merged frontiers. So a rule that keeps the first tokens
-/// in the order of falling logits may choose how many after the pass. (It is the record sequence of Cohen's bottom-1
-/// sketch; its expected size is at most `1 + ln(1 / p_max)`.)
+/// For **every** rank `p`, the winner among the tokens [at or before](LogitRank::is_at_or_before) `p` is on the
+/// frontier. So a filter that keeps the first tokens in the order of falling logits may choose their number after the
+/// pass. The frontier of a union is the frontier of the merged frontiers. A frontier is the record sequence of Cohen's
+/// bottom-1 sketch; its expected size is at most `1 + ln(1 / p_max)`.
 ///
 /// Merging is associative, commutative and idempotent; the identity is the empty frontier.
 #[derive(Debug, Default, PartialEq)]
 pub struct Frontier {
-    /// Places falling, winners rising: the largest logit first, the best score last.
+    /// In the order of falling logits and rising scores: the largest logit first, the best score last.
     points: Vec<Candidate>,
 }
 
@@ -28,7 +28,7 @@ impl Clone for Frontier {
 }
 
 impl Frontier {
-    /// Whether `a` makes `b` superfluous: wherever `b` is admitted, `a` is admitted and wins.
+    /// Whether `a` makes `b` superfluous: every threshold that admits `b` admits `a`, and `a` wins.
     fn covers(a: &Candidate, b: &Candidate) -> bool {
         a.logit_rank().is_at_or_before(&b.logit_rank()) && (a.winner == b.winner || a.winner.beats(&b.winner))
     }
@@ -36,7 +36,7 @@ impl Frontier {
     /// Offers a candidate.
     pub fn push(&mut self, candidate: Candidate) {
         let rank = candidate.logit_rank();
-        // The last of the points before the candidate has the best score of all those.
+        // Of the points before the candidate, the last has the best score.
         let at = self.points.partition_point(|p| p.logit_rank().is_at_or_before(&rank));
         if at > 0 && Frontier::covers(&self.points[at - 1], &candidate) {
             return;
@@ -52,14 +52,14 @@ impl Frontier {
         }
     }
 
-    /// The winner among the tokens that reach a place; [`Candidate::NONE`] when there is none.
+    /// The winner among the tokens at or before a rank; [`Candidate::NONE`] if there is none.
     #[inline]
     pub fn winner_from(&self, rank: LogitRank) -> Candidate {
         let admitted = self.points.partition_point(|p| p.logit_rank().is_at_or_before(&rank));
         admitted.checked_sub(1).map_or(Candidate::NONE, |last| self.points[last])
     }
 
-    /// The points, the largest logit first: for prefetching them.
+    /// The points, the largest logit first, for prefetching.
     #[inline(always)]
     pub fn as_slice(&self) -> &[Candidate] {
         &self.points
@@ -75,12 +75,12 @@ impl Frontier {
         self.points.len()
     }
 
-    /// Whether no candidate was offered.
+    /// Whether the frontier has no points.
     pub fn is_empty(&self) -> bool {
         self.points.is_empty()
     }
 
-    /// Removes all points; keeps the memory.
+    /// Removes all points and keeps the memory.
     pub fn clear(&mut self) {
         self.points.clear();
     }

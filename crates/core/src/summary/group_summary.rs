@@ -1,4 +1,4 @@
-//! What a group of the vocabulary leaves behind, and the binary merge.
+//! The summary of a group of tokens, and the binary merge.
 
 use crate::summary::log_mass::LogMass;
 
@@ -14,9 +14,10 @@ pub struct GroupSummary<T = u32> {
     pub sample: Option<T>,
 }
 
-/// Tokens of a group for a vocabulary of this size: 512, and twice as many while there would be more than 300 groups, so
-/// that their summaries are small (24 bytes each on a GPU, and as many for each of its 132 multiprocessors, stay below 1 MiB
-/// for 100 rows).
+/// The default number of tokens per group for a vocabulary: 512, doubled until there are at most 300 groups.
+///
+/// The limit keeps the summaries small. On a GPU, a row takes 24 bytes per group and 24 bytes per multiprocessor. With
+/// 132 multiprocessors, 100 rows stay below 1 MiB.
 pub fn group_size(vocab: usize) -> u32 {
     let mut size = 512;
     while vocab.div_ceil(size) > 300 {
@@ -29,8 +30,9 @@ impl<T> GroupSummary<T> {
     /// The summary of a group without mass.
     pub const EMPTY: GroupSummary<T> = GroupSummary { mass: LogMass::EMPTY, sample: None };
 
-    /// Whether the binary merge of `self` = A with a group of mass `b` takes B's sample, for a fair `coin` in (0, 1).
-    /// Known before B has been sampled, so the sample may be drawn only when it is taken (paper Alg. I.3, line 12).
+    /// Whether the binary merge of `self` = A with a group of mass `b` takes B's sample. `coin` is uniform in (0, 1).
+    ///
+    /// The result does not depend on B's sample, so a caller may draw only taken samples (paper Alg. I.3, line 12).
     pub fn takes(&self, b: &LogMass, coin: f64) -> bool {
         coin < self.mass.replace_probability(b)
     }

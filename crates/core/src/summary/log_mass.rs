@@ -4,11 +4,11 @@
 /// (Milakov & Gimelshein 2018).
 ///
 /// [`merge`](LogMass::merge) is commutative, and associative up to rounding; the identity is [`LogMass::EMPTY`].
-/// Where the result must not depend on the order at all, use [`MassHistogram`](crate::backend::MassHistogram).
+/// [`MassHistogram`](crate::backend::MassHistogram) gives a result that does not depend on the order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogMass {
-    /// The reference logit, in nats: the largest of the set, or an eighth of a nat below it at most (the edge of its
-    /// bin, where the mass comes from a histogram); -inf when the set is empty.
+    /// The reference logit, in nats; -inf when the set is empty. It is the largest logit, or for a mass from a
+    /// histogram the edge of its bin, at most 1/8 nat lower.
     pub max: f32,
     /// `sum e^(l - max)`; 0 when the set is empty.
     pub sum: f64,

@@ -1,6 +1,6 @@
-//! What remains of a set of tokens, and how two sets merge.
+//! Summaries of sets of tokens, and their merges.
 //!
-//! | module | what it holds | paper |
+//! | module | content | paper |
 //! | --- | --- | --- |
 //! | [`winner`] | [`Winner`](winner::Winner), [`TopList`](winner::TopList): maxima of perturbed scores | Lemma D.5 |
 //! | [`log_mass`], [`mass_histogram`] | streaming and order-independent log-sum-exp | App. L |

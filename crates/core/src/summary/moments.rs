@@ -1,27 +1,30 @@
-//! Count, mean and standard deviation of a set of logits, whatever the order.
+//! Count, mean and standard deviation of a set of logits, in any order.
 
-/// 2^32: logits are rounded to multiples of 2^-32 nat before the temperature, or of less than twice that.
+/// 2^32: the grid has steps of 2^-32 to 2^-31 nat of the logits before the temperature.
 const SCALE: f32 = 4_294_967_296.0;
-/// 2^60: where a rounded logit ends.
+/// 2^60: the largest absolute value of a rounded logit.
 const LIMIT: f32 = 1_152_921_504_606_846_976.0;
-/// The exponent of a float32.
+/// The exponent bits of a float32.
 const EXPONENT: u32 = 0x7f80_0000;
 
-/// Sums of logits and of their squares as integers, so that the result does not depend on the order, the tiles or the
-/// shards: [`merge`](Moments::merge) is associative and commutative with the empty set as identity.
+/// Integer sums of logits and of their squares.
 ///
-/// Before its temperature a logit counts as a multiple of 2^-32 nat that is at most 2^-32 away, and as 2^28 at least where
-/// it is larger in size; so what the moments say in deviations does not depend on the temperature. From the integers on
-/// nothing is lost: mean and deviation are off by at most 2^-32 nat of the logits before the temperature, and by a few
-/// roundings of float64. A set of at most 2^32 - 1 logits has room.
+/// The result does not depend on the order, the tiles or the shards: [`merge`](Moments::merge) is associative and
+/// commutative with the empty set as identity.
+///
+/// Each logit is rounded to a grid. The rounding error is at most 2^-32 nat of the logit before the temperature, so the
+/// error in deviations does not depend on the temperature. A logit beyond the grid counts as at least 2^28 in absolute
+/// value. The integer sums are exact. So the errors of mean and deviation are at most 2^-32 nat of the logits before
+/// the temperature, plus a few roundings of float64. A set holds at most 2^32 - 1 logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moments {
     count: u64,
     sum: i128,
-    /// The sum of squares modulo 2^128, and how often it came around.
+    /// The sum of squares modulo 2^128.
     squares: u128,
+    /// How often `squares` overflowed.
     carries: u64,
-    /// What turns a logit into steps of the grid.
+    /// Steps of the grid per nat.
     scale: f32,
 }
 
@@ -32,12 +35,12 @@ impl Default for Moments {
 }
 
 impl Moments {
-    /// Words that a rank sends.
+    /// The number of words of [`Moments::to_words`].
     pub const WORDS: usize = 6;
 
-    /// No logits yet; they will have been divided by a temperature. Sets are merged with those of the same one.
+    /// An empty set, for logits after a division by `temperature`. Only sets of the same temperature merge.
     pub fn of_temperature(temperature: f32) -> Self {
-        // Of the temperature its power of two alone: the product with a logit is exact.
+        // The scale uses only the power of two of the temperature, so its product with a logit is exact.
         let power = f32::from_bits(temperature.to_bits() & EXPONENT).max(f32::MIN_POSITIVE);
         let scale = (SCALE * power).min(f32::from_bits(f32::MAX.to_bits() & EXPONENT));
         Moments { count: 0, sum: 0, squares: 0, carries: 0, scale }
@@ -54,11 +57,11 @@ impl Moments {
         }
     }
 
-    /// Adds logits as [`Moments::push`] does one by one, 8 side by side in float64. With AVX-512 that takes half the time (0.16
-    /// in place of 0.34 ms of 151936 logits on a Zen 5), with AVX2 one and a half times as long.
+    /// Adds logits with the result of [`Moments::push`], in 8 float64 lanes.
     ///
-    /// A logit on the grid is `2^40 a + 2^20 b + c` with integers of at most 2^20 in size. Their products have 40 bits, so
-    /// float64 has the sums of those of 128 logits without rounding.
+    /// With AVX-512 it takes half the time of `push` (0.16 instead of 0.34 ms for 151936 logits on a Zen 5), with AVX2
+    /// 1.5 times its time. A logit on the grid is `2^40 a + 2^20 b + c`; the absolute values of these integers are at
+    /// most 2^20. Their products have 40 bits, so float64 sums the products of 128 logits without rounding.
     #[inline(always)]
     pub fn extend_from_slice(&mut self, logits: &[f32]) {
         const LANES: usize = 8;
@@ -86,7 +89,7 @@ impl Moments {
             let wide = |s: usize| i128::from(sums[s].iter().sum::<f64>() as i64);
             self.sum += (wide(0) << 40) + (wide(1) << 20) + wide(2);
             let [aa, ab, ac, bb, bc, cc] = [3, 4, 5, 6, 7, 8].map(|s| wide(s).cast_unsigned());
-            // Modulo 2^128; the whole is a sum of at most 2^127.
+            // Modulo 2^128; the sum of all terms is at most 2^127.
             let terms = [aa << 80, ab << 61, ac << 41, bb << 40, bc << 21, cc];
             self.add_squares(terms.into_iter().fold(0, u128::wrapping_add));
             self.count += blocks.as_flattened().iter().filter(|logit| **logit > f32::NEG_INFINITY).count() as u64;
@@ -109,27 +112,26 @@ impl Moments {
         self.carries += other.carries;
     }
 
-    /// The words that a rank sends: count, sum (two words) and sum of squares (three), low ones first.
+    /// The set as words: count, sum (two words) and sum of squares (three words), low words first.
     pub fn to_words(&self) -> [u64; Moments::WORDS] {
         let (sum, squares) = (self.sum as u128, self.squares);
         [self.count, sum as u64, (sum >> 64) as u64, squares as u64, (squares >> 64) as u64, self.carries]
     }
 
-    /// The inverse of [`Moments::to_words`], for logits that were divided by a temperature; `None` for words that it
-    /// cannot have written of at most `most` logits.
+    /// The inverse of [`Moments::to_words`] for `temperature`; `None` if no set of up to `most` logits has these words.
     pub fn from_words(words: [u64; Moments::WORDS], temperature: f32, most: u64) -> Option<Self> {
         let wide = |low: u64, high: u64| u128::from(high) << 64 | u128::from(low);
         let [count, a, b, c, d, carries] = words;
         let (sum, squares) = (wide(a, b) as i128, wide(c, d));
         let possible = count <= most.min(u64::from(u32::MAX))
             && sum.unsigned_abs() <= u128::from(count) << 60
-            // As many squares of 2^60.
+            // `count` squares of 2^60.
             && (carries, squares) <= (count >> 8, u128::from(count) << 120);
         possible.then_some(Moments { count, sum, squares, carries, ..Moments::of_temperature(temperature) })
     }
 
-    /// What turns a logit into steps of the grid, a power of two: the product, rounded to even and cut off at 2^60, is what
-    /// the sums are of. For who sums elsewhere.
+    /// The steps of the grid per nat, a power of two. For implementers: the sums are of the products `logit * scale`,
+    /// rounded to even and limited to +-2^60.
     pub fn scale(&self) -> f32 {
         self.scale
     }
@@ -139,15 +141,15 @@ impl Moments {
         self.count
     }
 
-    /// The mean, in nats; 0 of no logits.
+    /// The mean, in nats; 0 for an empty set.
     pub fn mean(&self) -> f64 {
         self.sum as f64 / self.count.max(1) as f64 / f64::from(self.scale)
     }
 
     /// The standard deviation of the whole set (not of a sample), in nats.
     pub fn deviation(&self) -> f64 {
-        // sum (x - m)^2 = sum x^2 - n m^2 - 2 m r, for the integer m next to the mean and r = sum x - n m, by integers: what
-        // cancels here would be all that a set of nearly equal logits has.
+        // sum (x - m)^2 = sum x^2 - n m^2 - 2 m r, for the integer m next to the mean and r = sum x - n m. Integers,
+        // because the terms of nearly equal logits cancel almost completely.
         let n = i128::from(self.count.max(1));
         let m = (2 * self.sum + n).div_euclid(2 * n);
         let r = self.sum - n * m;
@@ -156,13 +158,13 @@ impl Moments {
         let low = (self.squares & mask) as i128 - n * low - 2 * m * r;
         let high = (i128::from(self.carries) << 64 | (self.squares >> 64) as i128) - n * high + (low >> 64);
         let about_m = high as f64 * 2f64.powi(64) + (low.cast_unsigned() & mask) as f64;
-        // r^2 / n is at most half of it, as |r| <= n / 2 and |r| <= sum |x - m|.
+        // r^2 / n is at most half of `about_m`, because |r| <= n / 2 and |r| <= sum |x - m|.
         let spread = about_m - (r as f64).powi(2) / n as f64;
         (spread.max(0.0) / n as f64).sqrt() / f64::from(self.scale)
     }
 }
 
-/// Adds products to sums, side by side.
+/// Adds the products of `a` and `b` to `sums`, lane by lane.
 #[inline(always)]
 fn add<const LANES: usize>(sums: &mut [f64; LANES], a: &[f64; LANES], b: &[f64; LANES]) {
     for i in 0..LANES {
@@ -170,8 +172,9 @@ fn add<const LANES: usize>(sums: &mut [f64; LANES], a: &[f64; LANES], b: &[f64; 
     }
 }
 
-/// A number rounded to even and cut off at 2^60, as `2^40 a + 2^20 b + c`. By sums that round, as not every processor has an
-/// instruction for that.
+/// Rounds a number to even, limits it to +-2^60, and splits it into `2^40 a + 2^20 b + c`.
+///
+/// The sums with a large constant round, because not every processor has a rounding instruction.
 #[inline(always)]
 fn limbs(x: f64) -> [f64; 3] {
     let rounded = |x: f64| (x + 6_755_399_441_055_744.0) - 6_755_399_441_055_744.0;
@@ -225,7 +228,7 @@ mod tests {
 
     #[test]
     fn nearly_equal_logits_have_their_deviation() {
-        // Grids of 2^-12 nat, as they were once: what is summed here is of logits that large.
+        // The negative control: a grid of 2^-12 nat.
         let coarse = |logits: &[f32], temperature: f32| {
             let mut m = Moments::default();
             logits.iter().for_each(|l| m.push((l * temperature * 4096.0).round_ties_even()));
@@ -262,7 +265,7 @@ mod tests {
                 for kind in 0..4 {
                     let logits: Vec<f32> = (0..count)
                         .map(|i| match kind {
-                            // Any float; the largest; halves of steps; what is left out beside what is not.
+                            // Any float; the largest floats; half steps of the grid; -inf between finite logits.
                             0 => Some(f32::from_bits(bits())).filter(|logit| !logit.is_nan()).unwrap_or(-0.0),
                             1 => f32::MAX * if i % 3 == 0 { -1.0 } else { 1.0 },
                             2 => (bits() % 4001) as f32 * 2f32.powi(-33) - 2f32.powi(-22),
@@ -296,7 +299,7 @@ mod tests {
             other.merge(&b);
             all = half;
         }
-        // 2^31 of each sign less one.
+        // 2^31 logits of each sign.
         all.merge(&other);
         let words = all.to_words();
         assert_eq!((all.count(), all.mean(), words[3..].to_vec()), (1 << 32, 0.0, vec![0, 0, 1 << 24]));

@@ -1,4 +1,4 @@
-//! The maximum of perturbed scores: [`Winner`], its merge, and the n best of them.
+//! The maximum of perturbed scores ([`Winner`]), its merge, and lists of the best candidates.
 
 /// The maximum of perturbed scores over a set of tokens (paper Lemma D.5).
 ///
@@ -41,8 +41,8 @@ impl Winner {
         if other.beats(&self) { other } else { self }
     }
 
-    /// An integer whose order is the order of winners, for atomics and integer max reductions:
-    /// the score's bits made monotone above, the token inverted below.
+    /// An integer with the order of winners, for atomics and integer max reductions: the score's bits in monotone form
+    /// in the high half, the inverted token in the low half.
     pub fn to_ordered_bits(self) -> u64 {
         let bits = self.score.to_bits();
         let monotone = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
@@ -57,8 +57,8 @@ impl Winner {
     }
 }
 
-/// A token's rank in the order of falling logits: a larger logit first, then the lower token id. Filters keep runs of
-/// this order, so of equal logits the lower token is kept.
+/// A token's rank in the order of falling logits: the larger logit first, then the lower token id. Filters keep runs of
+/// this order, so of equal logits the lower token comes first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitRank {
     /// The logit that filters compare, in nats; never NaN.
@@ -74,7 +74,7 @@ impl LogitRank {
         self.logit > other.logit || (self.logit == other.logit && self.token <= other.token)
     }
 
-    /// How many of the tokens `first ..` with these logits come before this rank. Its own token never does.
+    /// The number of the tokens `first ..` with these logits that come before this rank. Its own token never counts.
     #[inline(always)]
     pub fn count_before(&self, first: u32, logits: &[f32]) -> u32 {
         let is_before = |(token, &logit): (u32, &f32)| {
@@ -84,7 +84,7 @@ impl LogitRank {
     }
 }
 
-/// A winner together with the transformed logit that it was drawn with.
+/// A winner and its transformed logit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// Score and token.
@@ -111,11 +111,11 @@ impl Candidate {
     }
 }
 
-/// The best candidates of a set, best first: at most `limit` of them, and with a `slack` also every candidate whose
-/// score is within the slack of the last of those (for the canonical re-evaluation of near ties).
+/// The best candidates of a set, best first.
 ///
-/// Merging is associative, commutative and idempotent like [`Winner::merge`], as long as the same token never comes
-/// with two scores.
+/// The list has the `limit` best candidates. With a `slack`, it also has every candidate with a score at most `slack`
+/// below the last of these, for the canonical re-evaluation of near ties. Merging is associative, commutative and
+/// idempotent like [`Winner::merge`], if no token has two scores.
 #[derive(Clone, Debug, Default)]
 pub struct TopList {
     limit: usize,
@@ -137,7 +137,7 @@ impl TopList {
         self.items.clear();
     }
 
-    /// A score below this cannot enter; -inf while there is room for any.
+    /// The lowest score that can enter the list; -inf while the list has room.
     #[inline]
     pub fn threshold(&self) -> f32 {
         match self.limit {
@@ -169,7 +169,7 @@ impl TopList {
         }
     }
 
-    /// The candidates, best first; more than the limit only when there is a slack.
+    /// The candidates, best first. Only a list with a slack has more than `limit`.
     pub fn as_slice(&self) -> &[Candidate] {
         &self.items
     }

@@ -39,7 +39,7 @@ fn known_rank(row: &Row<'_>, stage: Stage, list: &[Candidate], token: u32) -> Op
     if is_first { Some(1) } else { position(list, token).map(|at| at as u32 + 1) }
 }
 
-/// The place of a drawn token in the order of logits of the row's stage.
+/// The rank of a drawn token in the order of logits of the row's stage.
 fn logit_rank(sample: &RowSample<'_>, draw: usize) -> LogitRank {
     let drawn = sample.draws[draw];
     LogitRank { logit: sample.raw_logits.get(draw).copied().unwrap_or(drawn.logit), token: drawn.token }

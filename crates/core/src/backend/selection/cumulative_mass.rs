@@ -4,11 +4,11 @@ use super::PrefixMass;
 use crate::summary::mass_histogram::{MassHistogram, edge_below, edge_of, weight_of, weights};
 use crate::summary::winner::{Candidate, LogitRank, Winner};
 
-/// One bin of the histogram, relative to the highest.
+/// One bin of the histogram, relative to the highest bin.
 #[derive(Clone, Copy, Debug)]
 struct Bin {
     edge: f32,
-    /// `e^(edge - top)` a unit of mass.
+    /// `e^(edge - top)` per unit of mass.
     weight: f64,
     mass: u64,
     /// The mass of this bin and of all bins before it.
@@ -28,7 +28,7 @@ pub(super) struct CumulativeMass {
 /// A bound in nats on the error of the logarithm of a logit's mass, which is at most 2.13 times 2^-28.
 const NEAR: f64 = 1.0 / (1u64 << 20) as f64;
 
-/// The smallest float that is not below `t`.
+/// The smallest float of at least `t`.
 pub(super) fn round_up(t: f64) -> f32 {
     let x = t as f32;
     if f64::from(x) < t { x.next_up() } else { x }
@@ -62,7 +62,7 @@ impl CumulativeMass {
             let bin = |(edge, mass)| Bin { edge, weight: weight(edge, top), mass, through: 0.0 };
             self.bins.extend(mass.integer_bins().map(bin));
         } else {
-            // The same by index: with iterators this took a fifth of a rank's host time for rows with top-p.
+            // The same bins by index: with iterators, this loop took a fifth of a rank's host time for rows with top-p.
             self.bins.reserve(runs[0].len() + runs[1].len());
             let mut weights = weights().iter().enumerate();
             for run in runs.into_iter().rev() {
@@ -179,14 +179,13 @@ impl CumulativeMass {
         end
     }
 
-    /// The smallest logit whose mass reaches `limit`, within the histogram's window or not.
+    /// The smallest logit whose mass reaches `limit`, also below the histogram's window.
     pub(super) fn least_logit(&self, limit: f64) -> f32 {
         let reaches = |logit| {
             let (edge, mass) = MassHistogram::mass_of(logit);
             weight(edge, self.top) * mass as f64 >= limit
         };
-        // Bisects the floats near the logarithm of the limit, since masses rise with the logits. The last needs no
-        // test.
+        // Bisects the floats near the logarithm of the limit: masses rise with logits. The last float needs no test.
         let near = f64::from(self.top) + limit.ln();
         let bits = |t: f32| (Winner::new(t, 0).to_ordered_bits() >> 32) as u32;
         let logit = |bits: u32| Winner::from_ordered_bits(u64::from(bits) << 32).score;

@@ -2,7 +2,7 @@
 //!
 //! The first pass lists the largest logits, sums the masses and makes a [`Frontier`] per draw; [`Selector`] decides
 //! most rows from these. An open row takes another pass. This pass sums the mass before the few frontier points in
-//! doubt, or lists the row down to a floor, and the row is drawn from the list.
+//! doubt, or lists the row down to a floor, for a draw from the list.
 
 use super::{PrefixMass, RowResult, RowView, Selection, Selector};
 use crate::error::RowError;
@@ -16,11 +16,11 @@ use crate::summary::winner::{Candidate, TopList, Winner};
 /// The number of largest logits that a pass lists, and the largest top-k with a longer list.
 const LIST: usize = 64;
 const LONG_LIST: u32 = 1024;
-/// The most draws of a row with frontiers; rows with more draws are drawn from lists.
+/// The largest number of draws of a row with frontiers; rows with more draws are drawn from lists.
 const FRONTIERS: u32 = 8;
-/// Noise words that are computed before the first is used.
+/// Number of noise words computed at a time.
 const SIDE_BY_SIDE: usize = 8;
-/// Further passes that list a part of the row; the next lists all of it.
+/// The number of further passes that list a part of the row; the next pass lists the whole row.
 const PARTIAL_PASSES: u32 = 2;
 
 /// The pass that an undecided row needs.
@@ -39,7 +39,7 @@ pub enum FollowUp {
     },
 }
 
-/// The parts of the summary that a row with filters needs, beside its moments.
+/// The parts of the summary that a row with filters needs, except its moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SummarySpec {
     /// The number of largest logits in the list.
@@ -226,7 +226,7 @@ fn granule_word(row: &Row<'_>, draw: u32, c: &Candidate) -> u32 {
     row.noise.word(Domain::Granule, draw, granule::of(c.winner.token))
 }
 
-/// A token with its score; `word` is that of its granule.
+/// A token with its score; `word` is the word of its granule.
 fn scored(row: &Row<'_>, draw: u32, c: &Candidate, rescale: f32, word: u32) -> Candidate {
     let (token, logit) = (c.winner.token, c.logit * rescale);
     let granule = row.noise.granule(Domain::Token, draw, token, word);
@@ -260,10 +260,10 @@ fn rank_among(kept: &[Candidate], rescale: f32, of: &Candidate) -> u32 {
 /// best = none;  for c in kept { best = best.merge(scored(c)) }
 /// ```
 ///
-/// 1. The words of several granules are computed at a time, to hide their latency.
-/// 2. A token whose granule's word [cannot](may_reach) lift it to the best score so far needs neither its own word nor
-///    logarithms: 8 ns in place of 70 ns (a virtual EPYC). The bound has a margin for the rounding of the sum, so a
-///    skipped token scores strictly below.
+/// 1. The loop computes the words of several granules at a time, to hide their latency.
+/// 2. If the granule's word shows that a token [cannot](may_reach) reach the best score so far, the token needs neither
+///    its own word nor logarithms: 8 ns instead of 70 ns (a virtual EPYC). The bound has a margin for the rounding of
+///    the sum, so a skipped token scores strictly below the best score.
 pub fn winner(row: &Row<'_>, draw: u32, kept: &[Candidate], rescale: f32) -> Candidate {
     let mut best = Candidate::NONE;
     for part in kept.chunks(SIDE_BY_SIDE) {

@@ -2,17 +2,22 @@
 //!
 //! Filters rank the tokens of a row by falling logits ([`LogitRank`](crate::summary::winner::LogitRank)), and keep one run of
 //! this order. A pass lists the first tokens, and summarizes the whole row as a
-//! [`MassHistogram`](crate::backend::MassHistogram); [`Selector::select`] walks the filters over these two. Where the run ends
-//! inside the list the kept set is known. Where it ends below the list at a known logit, or where the histogram alone
-//! decides on which side of the end a [`Frontier`](crate::backend::Frontier) point lies, the winner is known. Other rows take a
-//! second pass: one that sums the mass before the few points in doubt ([`PrefixMass`]), or one that lists the row down
-//! to a logit, and with that list the same walk ends inside it.
+//! [`MassHistogram`](crate::backend::MassHistogram). [`Selector::select`] applies the filters to both:
 //!
-//! Masses are the integers of the histogram, summed bin by bin from the top, so the answer is a function of the row's
-//! logits alone: the same for any tiles, threads, shards or backend, and whether or not a second pass was needed. It is
-//! the set that exact arithmetic gives, except where a cumulative mass meets its limit to within 2^-25 of the row's
-//! mass, a token's own mass its limit to within 2^-25 of that, or a cut of top-n-sigma a logit to within n times 2^-32
-//! nat. In a row of equal logits masses are equal, so it is that set for every limit.
+//! * If the run ends inside the list, the kept set is known.
+//! * If the run ends below the list at a known logit, the [`Frontier`](crate::backend::Frontier) has the winner. The
+//!   same holds if the histogram decides on which side of the end each relevant point of the frontier is.
+//! * Otherwise the row takes a second pass. It sums the mass before the few points in doubt ([`PrefixMass`]), or lists
+//!   the row down to a logit, so that the run ends inside the list.
+//!
+//! Masses are the integers of the histogram, summed bin by bin from the top. So the result depends on the row's logits
+//! alone, not on tiles, threads, shards, backend or the number of passes. It is the set of exact arithmetic, except if:
+//!
+//! * a cumulative mass is within 2^-25 of the row's mass from its limit,
+//! * a token's mass is within 2^-25 of itself from its limit, or
+//! * a logit is within n times 2^-32 nat from a cutoff of top-n-sigma.
+//!
+//! In a row of equal logits all masses are equal, so the set is exact for every limit.
 
 mod cumulative_mass;
 mod filter_resolver;

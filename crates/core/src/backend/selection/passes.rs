@@ -4,7 +4,7 @@ use super::FollowUp;
 use crate::summary::winner::Candidate;
 use core::cmp::Reverse;
 
-/// The limit of the lists of one pass, in bytes. A longer list has a pass of its own.
+/// The limit of the lists of one pass, in bytes. A longer list gets a separate pass.
 pub const LIST_BYTES: u64 = 16 << 20;
 
 impl FollowUp {
@@ -19,8 +19,7 @@ impl FollowUp {
 
 /// Removes the rows of the next pass from `undecided`, and calls `take` with each.
 ///
-/// Rows have `tokens` each. The longest lists come first, as many as fit [`LIST_BYTES`]. Every row has its pass some
-/// time.
+/// Each row has `tokens`. The longest lists that fit [`LIST_BYTES`] come first. Every row gets a pass eventually.
 pub fn next_pass(undecided: &mut Vec<(usize, FollowUp)>, tokens: u64, mut take: impl FnMut(usize, FollowUp)) {
     undecided.sort_unstable_by_key(|(r, follow_up)| (Reverse(follow_up.list_bytes(tokens)), *r));
     let (mut is_first, mut room) = (true, LIST_BYTES);

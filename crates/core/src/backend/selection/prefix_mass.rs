@@ -55,8 +55,8 @@ impl PrefixMass {
 
     /// Adds the tokens `first ..` with these logits to several points; `top` is the largest of the logits.
     ///
-    /// Points of equal logits share a sum if all these tokens come before them, or all after them. With a sum for each
-    /// point, top-p of 151936 equal logits took 0.80 ms, and takes 0.37 ms now (medians).
+    /// Points of equal logits share a sum if all these tokens come before them, or all after them. Shared sums reduce
+    /// top-p of 151936 equal logits from 0.80 to 0.37 ms (medians).
     #[inline(always)]
     pub fn extend_all(points: &mut [PrefixMass], first: u32, logits: &[f32], top: f32) {
         let end = u64::from(first) + logits.len() as u64;

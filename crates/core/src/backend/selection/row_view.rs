@@ -10,7 +10,7 @@ use crate::summary::winner::Candidate;
 pub struct RowView<'a> {
     /// The first tokens in the order of falling logits; not empty.
     pub list: &'a [Candidate],
-    /// Every token with a logit of at least this is in the list; -inf when the list holds the whole row.
+    /// The list holds every token with a logit of at least `floor`; -inf if the list holds the whole row.
     pub floor: f32,
     /// The masses of the whole row, if the filters [need them](crate::backend::Filters::need_mass_beyond).
     pub mass: &'a MassHistogram,

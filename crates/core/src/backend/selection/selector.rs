@@ -74,7 +74,7 @@ impl Selector {
     /// [`Selector::winner`], with the known mass before some points of the frontier.
     ///
     /// # Errors
-    /// As [`Selector::winner`].
+    /// The error of [`Selector::winner`].
     pub fn winner_knowing(
         &self,
         selection: &Selection,

@@ -2,14 +2,14 @@
 
 use crate::summary::mass_histogram::{MassHistogram, STEP, edge_below, edge_of, weight_of};
 
-/// How far a sum of exponentials in float32 may be from the sum of the integer masses, relative to it.
+/// The relative error of a sum of exponentials in float32, compared with the sum of the integer masses.
 const ERROR: f64 = 1.0 / 32_768.0;
-/// The same, relative to a token at the highest edge, and to all masses: what bins cut off, and roundings in float64.
+/// The error of truncated bins and float64 roundings, relative to a token at the highest edge plus all masses.
 const SLACK: f64 = 1.0 / (1u64 << 40) as f64;
 
-/// Bins that a guess reads: 30 nats.
+/// The number of bins that a guess reads: 30 nats.
 const READ: usize = 240;
-/// The largest tokens: a guess expects no more tokens of their size in the rest of the row.
+/// The number of largest tokens that a guess does not extrapolate to the rest of the row.
 const OUT: u64 = 8;
 /// The weights of the bins relative to the highest.
 const WEIGHTS: [f64; READ] = {
@@ -24,12 +24,12 @@ const WEIGHTS: [f64; READ] = {
 /// The mass of logits below a floor, as one sum. Adding each logit to its bin takes longer than all other work for a
 /// row with top-p. Bins at and above the floor are complete.
 ///
-/// Masses of different floors merge. The higher floor applies; its owner sums the bins of the other below it.
+/// Masses of different floors merge, and the higher floor applies. The caller adds the bins below it to the sum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TailMass {
     /// Lower edge of a bin; -inf: nothing is below it.
     floor: f32,
-    /// In units of `e^floor`, not further than 2^-15 of it from the sum of `e^l`.
+    /// In units of `e^floor`; the relative error is at most 2^-15.
     sum: f64,
 }
 
@@ -52,7 +52,7 @@ impl TailMass {
         self.floor > f32::NEG_INFINITY
     }
 
-    /// Moves the floor up to the edge of this logit's bin, if that is above it.
+    /// Raises the floor to the edge of this logit's bin, if the edge is higher.
     pub fn raise(&mut self, logit: f32) {
         let floor = edge_of(logit);
         if floor > self.floor {
@@ -103,7 +103,7 @@ impl TailMass {
         above * (1.0 - SLACK) >= f64::from(p) * self.whole(top, all).1
     }
 
-    /// Guesses a floor below which at most `share` of the row's mass lies, after `tokens` of `of` tokens.
+    /// Guesses a floor with at most `share` of the row's mass below it, after `tokens` of `of` tokens.
     ///
     /// The guess extrapolates the masses so far. The few largest tokens count once, with a mass of at least
     /// `e^largest`. A floor that is too high costs a second pass.
@@ -138,7 +138,7 @@ impl TailMass {
         let mut under = few + rest;
         for (i, (&mass, weight)) in masses.iter().zip(&WEIGHTS).enumerate() {
             under -= weight * mass as f64;
-            // Above the few largest, unseen tokens are likely, and a floor gains nothing.
+            // At the few largest tokens, more unseen tokens are likely, so a floor saves nothing.
             if i + 1 >= at && under <= limit {
                 let edge = edge_below(top, i);
                 return (edge > self.floor).then_some(edge);

@@ -1,4 +1,4 @@
-//! Short lists against whole rows, and both against the reference.
+//! Compares the selections from short lists with those from whole rows, and both with the reference.
 
 use super::*;
 use crate::noise::{Domain, Noise};
@@ -45,7 +45,7 @@ impl Row {
         Row { sorted, mass, moments, frontier }
     }
 
-    /// What a second pass lists.
+    /// The list of a second pass.
     fn list(&self, floor: f32) -> RowView<'_> {
         let n = self.sorted.partition_point(|c| c.logit >= floor).max(1);
         let floor = if n == self.sorted.len() { f32::NEG_INFINITY } else { floor };
@@ -86,7 +86,7 @@ fn of(steps: &[Filter]) -> Filters {
     Filters::new(all, 1.0)
 }
 
-/// The masses that a pass keeps which leaves out what min-p has given up.
+/// The masses of a pass that skips the tokens below [`Filters::hopeless`].
 fn cut(logits: &[f32], filters: &Filters, tile: usize) -> MassHistogram {
     let (mut mass, mut largest) = (MassHistogram::default(), f32::NEG_INFINITY);
     for tile in logits.chunks(tile) {
@@ -97,7 +97,7 @@ fn cut(logits: &[f32], filters: &Filters, tile: usize) -> MassHistogram {
     mass
 }
 
-/// The filters with their values moved by a little, to see whether a boundary is near.
+/// The filters with slightly changed values, to detect a near boundary.
 fn moved(steps: &[Filter], by: f32) -> Filters {
     of(&steps
         .iter()
@@ -158,7 +158,7 @@ proptest! {
             let floor = selector.floor(&first, &view);
             prop_assert!(selector.most_count(floor) >= row.sorted.partition_point(|c| c.logit >= floor) as u64);
         }
-        // Masses are not looked at where they are said not to be needed.
+        // The selector ignores masses if the filters do not need them.
         if !filters.need_mass_beyond(few.len()) {
             let unweighed = RowView { mass: &MassHistogram::default(), ..view };
             prop_assert_eq!(&selector.select(&filters, &unweighed), &first);
@@ -180,7 +180,7 @@ proptest! {
         mut logits in prop::collection::vec((-16i8..1, 0u8..8), 2..120), rising: bool, tile in 1usize..9,
         p in 0.2f32..0.9, q in 0.2f32..1.0, seed: u64, limit in 1usize..8,
     ) {
-        // Bins of several tokens each, some of them seen before the largest is.
+        // Bins of several tokens each; some come before the largest logit.
         if rising {
             logits.sort_unstable();
         }
@@ -232,8 +232,7 @@ proptest! {
         let kept = selector.select(&filters, &row.list(f32::NEG_INFINITY));
         let Selection::Listed(kept) = kept else { panic!("{kept:?}") };
         let want = row.sorted[kept.clone()].iter().fold(Candidate::NONE, |w, c| w.merge(*c));
-        // A floor that is spared is below all that is kept, and one that leaves a little more above it than that is
-        // spared.
+        // All kept tokens are above a spared floor. A floor is spared if the mass above exceeds the share by a margin.
         let reaching = row.sorted.iter().filter(|c| c.logit >= below.floor()).map(|c| f64::from(c.logit).exp()).sum::<f64>();
         prop_assert!(!below.is_spared(&mass, p) || row.sorted[kept.end - 1].logit >= below.floor());
         prop_assert!(below.is_spared(&mass, p) || reaching < f64::from(p) * whole * 1.001);
@@ -246,7 +245,7 @@ proptest! {
             prop_assert_eq!(winner, want);
             return Ok(());
         }
-        // Another pass puts what is below the floor into bins.
+        // A further pass puts the masses below the floor into bins.
         selector.doubts(&selection, &view, &row.frontier, &mut doubts);
         doubts.iter_mut().for_each(|doubt| doubt.extend_from_slice(0, &logits));
         let mut mass = mass.clone();
@@ -276,7 +275,7 @@ proptest! {
             prop_assert!(under * times <= share * whole * 1.001);
             below.raise(floor);
             prop_assert_eq!(below.floor(), floor);
-            // As much again is not left below it.
+            // A second guess is higher or `None`.
             prop_assert!(below.guess(&view, tokens, tokens, largest, share).is_none_or(|higher| higher > floor));
         }
     }
@@ -284,12 +283,12 @@ proptest! {
     #[test]
     fn the_set_is_the_references(logits in logits(), steps in filters()) {
         let row = Row::new(&logits, 1);
-        // Where logits are equal, a rounding decides on which side of the entropy they lie.
+        // For equal logits, a rounding decides their side of the entropy.
         let ties = row.sorted.windows(2).any(|w| w[0].logit == w[1].logit);
         prop_assume!(!ties || !steps.iter().any(|f| matches!(f, Filter::TypicalP(_))));
         let got = Selector::default().select(&of(&steps), &row.list(f32::NEG_INFINITY));
         let near = [1.0 - 1e-6, 1.0, 1.0 + 1e-6].map(|by| reference::kept(&moved(&steps, by), &row.sorted));
-        // A boundary that a millionth moves is not tested here.
+        // Skips a boundary that a relative change of 1e-6 moves.
         if near.iter().all(|kept| *kept == near[0]) {
             prop_assert_eq!(got, Selection::Listed(near[0].clone()));
         }
@@ -298,7 +297,7 @@ proptest! {
 
 #[test]
 fn boundaries_are_included() {
-    // Four equal tokens of probability 1/4: a mass of exactly p is reached by the second.
+    // Four equal tokens of probability 1/4: the second token reaches a mass of exactly p.
     let row = Row::new(&[1.0; 4], 1);
     let kept = |f| Selector::default().select(&of(&[f]), &row.list(f32::NEG_INFINITY));
     assert_eq!(kept(Filter::TopP(0.5)), Selection::Listed(0..2));
@@ -317,12 +316,12 @@ fn a_mass_of_exactly_p_is_reached_among_many_equal_tokens() {
             let row = Row::new(&vec![logit; n as usize], 3);
             for p in [0.125f32, 0.3, 0.5, 0.75, 0.9, 0.999, 1e-6] {
                 let filters = of(&[Filter::TopP(p)]);
-                // Exact: 24 bits times 18.
+                // The product of 24 and 18 bits is exact.
                 let want = (f64::from(p) * f64::from(n)).ceil() as usize;
                 let mut selector = Selector::default();
                 let whole = selector.select(&filters, &row.list(f32::NEG_INFINITY));
                 assert_eq!(whole, Selection::Listed(0..want), "{n} tokens of logit {logit}, p {p}");
-                // The first 64 alone, and the mass before the last kept token and before the next.
+                // A list of the first 64 tokens, and the masses before the last kept token and before the next token.
                 let view = RowView::first(&row.sorted[..64], 64, &row.mass, &row.moments);
                 let first = selector.select(&filters, &view);
                 if want <= 64 {
@@ -363,7 +362,7 @@ fn a_probability_of_exactly_the_limit_reaches_it_and_one_right_below_does_not() 
                     let mut selector = Selector::default();
                     let whole = selector.select(&filters, &row.list(f32::NEG_INFINITY));
                     assert_eq!(whole, Selection::Listed(want.clone()), "{filter:?}, {n} of {logit}");
-                    // The first two alone.
+                    // A list of the first two tokens.
                     let first =
                         selector.select(&filters, &RowView::first(&row.sorted[..2], 2, &row.mass, &row.moments));
                     let holds = |band: RankRange| row.sorted.iter().all(|c| band.contains(c.logit_rank()));

@@ -3,18 +3,18 @@
 use crate::summary::winner::Candidate;
 use core::ops::Range;
 
-/// The tokens whose surprisal is nearest to the entropy, until their probability reaches `p`: from the token at the
-/// entropy outwards, the nearer side first. Of equal logits at the entropy or below it the lower tokens are kept, of
-/// others the higher.
+/// The tokens with surprisals nearest to the entropy, until their probability reaches `p`.
+///
+/// The run grows from the entropy outwards, the nearer side first. Of equal logits with a surprisal of at least the
+/// entropy, it keeps the lower tokens; of others, the higher tokens.
 pub(super) fn typical(listed: &[Candidate], p: f64) -> Range<usize> {
-    // Surprisal and entropy, both less the first token's surprisal: equal logits are at the entropy, whatever their
-    // size.
+    // Surprisal and entropy, both minus the first token's surprisal. So equal logits are exactly at the entropy.
     let fall = |i: usize| f64::from(listed[0].logit) - f64::from(listed[i].logit);
     let weight = |i: usize| (-fall(i)).exp();
     let sum: f64 = (0..listed.len()).map(weight).sum();
     let entropy: f64 = (0..listed.len()).map(|i| weight(i) / sum * fall(i)).sum();
     let split = listed.partition_point(|c| f64::from(listed[0].logit) - f64::from(c.logit) < entropy);
-    // Weights rather than probabilities: sums of those of equal logits are exact.
+    // Weights instead of probabilities: the weights of equal logits have exact sums.
     let (mut kept, mut mass) = (split..split, 0.0);
     while mass < p * sum && kept.len() < listed.len() {
         let up = (kept.start > 0).then(|| entropy - fall(kept.start - 1));

@@ -1,20 +1,24 @@
-//! The parameters of a request, owned: set one by one or (feature `serde`) read from JSON, checked once against a
-//! vocabulary, and lent to a call as [`RowParams`] at every step.
+//! The owned parameters of a request.
 //!
-//! Fields have the names of vLLM's `SamplingParams`, so that the sampling part of a request maps without a table:
-//! `null` stands for a field's default, -1 for no seed, every token (`top_k`) and all log-probabilities, and `"-inf"`,
-//! `"inf"` and `"NaN"` for the floats that JSON has no number for. What vLLM does not have is named as in
-//! [`RowParams`]. Nothing is dropped: a field that is not known is refused, and vLLM's fields that are no matter of the
-//! draw (`max_tokens`, `stop`, `detokenize`, ...) are refused unless their value asks for nothing, as null and vLLM's
-//! own default of most of them do. (The default of `max_tokens` is 16, which asks for an end.) Two things differ:
-//! `logit_bias` is not clamped to ±100, and `logprobs_mode`, which vLLM has for all requests alike, is the processed
-//! ones unless said.
+//! A caller sets them one by one or (feature `serde`) reads them from JSON, checks them once against a vocabulary, and
+//! borrows them as [`RowParams`] at every step.
 //!
-//! Other formats than JSON will do where a value says of what kind it is, as in YAML, TOML and MessagePack; where all are text
-//! (query strings, the environment) or have no kind (bincode, postcard) they are not read.
+//! Fields have the names of vLLM's `SamplingParams`; fields that vLLM lacks have the names of [`RowParams`]. In JSON:
 //!
-//! The tokens of the sequence are no field: parameters stay as they are from step to step, and a sequence grows. It is a
-//! [`History`], which the caller keeps and [`SamplingParams::row`] takes.
+//! * `null` is a field's default.
+//! * -1 means no `seed`, every token (`top_k`), and all log-probabilities (`logprobs`).
+//! * `"-inf"`, `"inf"` and `"NaN"` are the floats that JSON has no number for.
+//!
+//! No field is ignored. An unknown field is an error. A field of vLLM that does not affect a draw (`max_tokens`,
+//! `stop`, `detokenize`, ...) is an error unless its value is neutral: null, and vLLM's default of most of these
+//! fields. (The default of `max_tokens` is 16, which is not neutral.) There are two differences to vLLM: `logit_bias`
+//! is not clamped to ±100, and `logprobs_mode` is a field of the request with the default `processed_logprobs`.
+//!
+//! Other self-describing formats work like JSON: YAML, TOML and MessagePack. Formats with text values only (query
+//! strings, the environment) or without types (bincode, postcard) do not work.
+//!
+//! The tokens of the sequence are not a field, because parameters are constant and a sequence grows. The caller keeps
+//! them as a [`History`], which [`SamplingParams::row`] takes.
 
 use crate::error::RowError;
 use crate::params::filters::Order;
@@ -38,17 +42,17 @@ mod read;
 #[cfg(test)]
 mod tests;
 
-/// A field with a value that means nothing.
+/// A field with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {reason}")]
 pub struct ParamsError {
     /// The field's name.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// What is wrong with the value.
     pub reason: String,
 }
 
-/// The type that a field is read and written as: the last one.
+/// The serialized type of a field: the last argument.
 #[cfg(feature = "serde")]
 macro_rules! form_of {
     ($type:ty) => {
@@ -61,8 +65,8 @@ macro_rules! form_of {
 
 macro_rules! fields {
     ($($(#[$doc:meta])* $field:ident: $type:ty $([$form:ty])? = $default:expr;)*) => {
-        /// The fields of [`SamplingParams`], to be set one by one and checked by
-        /// [`build`](SamplingParamsBuilder::build). The default has every knob off.
+        /// The fields of [`SamplingParams`], which [`build`](SamplingParamsBuilder::build) checks. The default has
+        /// every knob disabled.
         #[derive(Clone, Debug, PartialEq)]
         pub struct SamplingParamsBuilder {
             $($(#[$doc])* pub $field: $type,)*
@@ -85,7 +89,7 @@ macro_rules! fields {
             )*
         }
 
-        /// All fields, in a form that is read back as they are.
+        /// All fields, in a form that deserializes to the same values.
         #[cfg(feature = "serde")]
         impl serde::Serialize for SamplingParamsBuilder {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -144,7 +148,7 @@ macro_rules! fields {
 }
 
 fields! {
-    /// Draws of a step.
+    /// Number of draws per step.
     n: u32 = 1;
     /// Divides the logits; 0 = greedy.
     temperature: f32 [Number] = 1.0;
@@ -154,7 +158,7 @@ fields! {
     top_k: i32 = 0;
     /// See [`RowParams::min_p`].
     min_p: f32 [Number] = 0.0;
-    /// The key of the noise; `None` = the caller's.
+    /// The key of the noise; `None` = the seed that the caller of [`SamplingParams::row`] passes.
     seed: Option<u64> [Seed] = None;
     /// See [`RowParams::presence_penalty`].
     presence_penalty: f32 [Number] = 0.0;
@@ -174,9 +178,9 @@ fields! {
     stop_token_ids: Vec<u32> = Vec::new();
     /// See [`RowParams::logprobs`]; `u32::MAX` = all.
     logprobs: Option<u32> [Most] = None;
-    /// See [`RowParams::logprobs_mode`]. (vLLM has this for all requests alike, and its default is the raw ones.)
+    /// See [`RowParams::logprobs_mode`]. (In vLLM this is an option of the engine, with the default `raw_logprobs`.)
     logprobs_mode: LogprobsMode = LogprobsMode::Processed;
-    /// See [`RowParams::logprob_token_ids`]. Without `logprobs` they imply 0 of them.
+    /// See [`RowParams::logprob_token_ids`]. Without `logprobs` they imply `logprobs` 0.
     logprob_token_ids: Vec<u32> = Vec::new();
     /// See [`RowParams::ranks`].
     ranks: bool = false;
@@ -212,9 +216,9 @@ fields! {
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     fields: SamplingParamsBuilder,
-    /// `logit_bias` as rows take it.
+    /// `logit_bias` in the form of [`RowParams::logit_bias`].
     logit_bias: Vec<(u32, f32)>,
-    /// `allowed_token_ids` as rows take them.
+    /// `allowed_token_ids` in the form of [`RowParams::mask`].
     mask: Option<Vec<u32>>,
 }
 
@@ -222,7 +226,7 @@ impl SamplingParamsBuilder {
     /// Checks the values, for a vocabulary of `vocab_size` tokens. A `logprobs` of `u32::MAX` becomes `vocab_size`.
     ///
     /// # Errors
-    /// The first field whose value means nothing, or that names a token beyond the vocabulary.
+    /// The first field with an invalid value or with a token beyond the vocabulary.
     pub fn build(mut self, vocab_size: u32) -> Result<SamplingParams, ParamsError> {
         let refuse = |field, reason: &str| Err(ParamsError { field, reason: reason.into() });
         for (field, value) in [("top_k", self.top_k), ("dry_penalty_last_n", self.dry_penalty_last_n)] {
@@ -257,7 +261,7 @@ impl SamplingParamsBuilder {
             Err(RowError::UnknownToken { knob, token, .. }) => {
                 refuse(field_of(knob), &no_such_token(token, vocab_size))
             }
-            // The last ones come of logits, samplers and plans, which a check of values does not know.
+            // These errors depend on logits, samplers and plans, so `check_values` never returns them.
             Ok(())
             | Err(
                 RowError::NoFiniteLogit
@@ -271,8 +275,7 @@ impl SamplingParamsBuilder {
         }
     }
 
-    /// Whether the vocabulary has the tokens that are named. (Those of `dry_sequence_breakers` may be placeholders, like
-    /// those of a [`History`].)
+    /// Checks that all tokens are in the vocabulary, except `dry_sequence_breakers`, which may be placeholders.
     fn check_tokens(&self, vocab_size: u32) -> Result<(), ParamsError> {
         let last = [
             ("allowed_token_ids", self.allowed_token_ids.iter().flatten().max()),
@@ -306,25 +309,24 @@ fn field_of(knob: Knob) -> &'static str {
 }
 
 impl SamplingParams {
-    /// Starts with every knob off.
+    /// A builder with every knob disabled.
     pub fn builder() -> SamplingParamsBuilder {
         SamplingParamsBuilder::default()
     }
 
-    /// The values.
+    /// The values of all fields.
     pub fn fields(&self) -> &SamplingParamsBuilder {
         &self.fields
     }
 
-    /// The parameters of the row that draws the token after `history`, at the position that follows its last token. A
-    /// request's own seed takes the place of `seed`; see [`SamplingParams::row`].
+    /// The parameters of the row that draws the token after `history`, at the position after its last token. The
+    /// request's seed, if set, replaces `seed`; see [`SamplingParams::row`].
     pub fn next_row<'a>(&'a self, seed: u64, history: &'a History) -> RowParams<'a> {
         self.row(seed, history.tokens().len() as u64, Some(history))
     }
 
-    /// The parameters of the row that draws at `position` of a sequence, the `history` of which is known so far. Of
-    /// requests without a seed of their own the noise is keyed by `seed`: requests of one batch must not share both seed and
-    /// position.
+    /// The parameters of the row that draws at `position` of a sequence with this `history`. The request's seed, if
+    /// set, replaces `seed`. Two requests of a batch must not share both seed and position.
     pub fn row<'a>(&'a self, seed: u64, position: u64, history: Option<&'a History>) -> RowParams<'a> {
         let fields = &self.fields;
         RowParams {

@@ -1,5 +1,7 @@
-//! Floats as requests write them: JSON has no number for infinities and NaN, so these are the texts `"-inf"`, `"inf"` and
-//! `"NaN"`. (As null, which serde_json makes of them, they would be read back as the field's default.)
+//! Floats of requests. JSON has no infinities and NaN, so requests write them as the texts `"-inf"`, `"inf"` and
+//! `"NaN"`.
+//!
+//! serde_json would write them as null, and null reads as the field's default.
 
 use super::precise::{PRECISE, precise};
 use core::fmt;
@@ -7,7 +9,7 @@ use serde::de::{Deserializer, Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
 
-/// A float of a field.
+/// The float of a field.
 #[derive(Clone, Copy)]
 pub(super) struct Number(f32);
 
@@ -43,7 +45,7 @@ impl<'de> Deserialize<'de> for Number {
             fn visit_f64<E: Error>(self, value: f64) -> Result<Number, E> {
                 let number = value as f32;
                 if number == 0.0 && value != 0.0 {
-                    // As it was typed: readers may be a unit in the last place off.
+                    // 15 digits, to show the number as typed: readers may be a unit in the last place off.
                     let typed = format!("{value:.14e}").parse().unwrap_or(value);
                     return Err(E::custom(format_args!("{typed:?} rounds to 0 as a float32")));
                 }

@@ -1,17 +1,17 @@
-//! Numbers as serde_json gives them with its feature `arbitrary_precision`.
+//! Numbers in the form of serde_json's feature `arbitrary_precision`.
 //!
-//! Any crate of a build may turn it on, for all. A reader that takes numbers and texts alike is then given a number not as
-//! one, but as a map of one entry, the number's text under a name of serde_json's own.
+//! Any crate of a build can enable the feature for all crates. Then a reader of "any value" gets a number as a map with
+//! one entry: the number's text under a private key of serde_json.
 
 use serde::de::{Error, MapAccess, Unexpected, Visitor};
 
-/// The name.
+/// The private key.
 pub(super) const PRECISE: &str = "$serde_json::private::Number";
 
-/// Has the visitor visit the number that stands under the name, as what it is without the feature.
+/// Reads the map's value, a number as text, and passes it to the visitor as a plain number.
 ///
 /// # Errors
-/// The map's, a text that is no number, or the visitor's.
+/// The errors of map and visitor, and a text that is no number.
 pub(super) fn precise<'de, A: MapAccess<'de>, V: Visitor<'de>>(map: &mut A, visitor: V) -> Result<V::Value, A::Error> {
     let text = map.next_value::<String>()?;
     if let Ok(number) = text.parse() {

@@ -1,4 +1,4 @@
-//! How single fields of a request are read: null, -1, and fields that do not affect a draw.
+//! Readers of single fields of a request: null, -1, and fields that do not affect a draw.
 
 use super::precise::{PRECISE, precise};
 use crate::params::filters::Order;
@@ -55,7 +55,7 @@ impl<'de> Deserialize<'de> for Most {
     }
 }
 
-/// An order of temperature and filters, by whose it is.
+/// An order of temperature and filters, by the name of its project.
 #[derive(Serialize)]
 #[serde(transparent)]
 pub(super) struct OrderName(Order);
@@ -126,7 +126,7 @@ fn or_minus_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64
     deserializer.deserialize_any(OrMinusOne)
 }
 
-/// A value of a field that does not affect a draw, as far as it must be known.
+/// The value of a field that does not affect a draw, as far as the neutral values need it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Plain {
     Null,
@@ -203,8 +203,8 @@ impl<'de> Deserialize<'de> for Plain {
     }
 }
 
-/// The fields of vLLM's `SamplingParams`, of this year and of the years before, that do not affect a draw, each with
-/// its neutral value beside null.
+/// The fields of vLLM's `SamplingParams`, current and past, that do not affect a draw, with the neutral value of each.
+/// Null is neutral for every field.
 const BESIDE_THE_DRAW: &[(&str, Plain)] = &[
     ("bad_words", Plain::Empty),
     ("best_of", Plain::Number(1.0)),
@@ -270,7 +270,7 @@ pub(super) fn beside_the_draw<'de, A: MapAccess<'de>>(
 /// The value of a field.
 ///
 /// # Errors
-/// What is wrong with it, after its name.
+/// The reader's error, with the field's name in front.
 pub(super) fn value<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
     field: &'static str,
     map: &mut A,

@@ -1,4 +1,4 @@
-//! What a request becomes, and what is refused.
+//! Valid requests, and errors of invalid requests.
 
 use super::*;
 use crate::params::transform::is_allowed;
@@ -130,8 +130,7 @@ fn a_request_of_vllm_maps_without_a_table() {
 
 #[cfg(feature = "serde")]
 proptest! {
-    /// Whatever the fields hold, JSON gives it back: as text and as a value. Floats are any bits, NaN and infinities among
-    /// them (of one NaN: JSON does not tell them apart).
+    /// JSON text and JSON values restore all fields. Floats have any bits, but one NaN, as JSON has one.
     #[test]
     fn json_gives_every_field_back(
         floats in prop::collection::vec(float(), 16),
@@ -186,20 +185,20 @@ proptest! {
         prop_assert!(!text.contains("NaN") || floats.iter().chain(fields.logit_bias.values()).any(|x| x.is_nan()));
         let of_text: SamplingParamsBuilder = serde_json::from_str(&text).unwrap();
         let of_value: SamplingParamsBuilder = serde_json::from_value(serde_json::to_value(&fields).unwrap()).unwrap();
-        // Debug tells floats apart by their bits, but for those of NaN.
+        // Debug output differs for all floats with different bits, except NaN.
         prop_assert_eq!(format!("{of_text:?}"), format!("{fields:?}"));
         prop_assert_eq!(format!("{of_value:?}"), format!("{fields:?}"));
     }
 }
 
-/// Floats of any bits; a quarter of them are those that JSON has no number for.
+/// Floats of any bits; a quarter of them have no JSON number.
 #[cfg(feature = "serde")]
 fn float() -> impl Strategy<Value = f32> {
     let none = prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
     prop_oneof![3 => any::<u32>().prop_map(f32::from_bits), 1 => none]
 }
 
-/// As serde_json gives them with its feature `arbitrary_precision`: the same names reach the visitors by JSON's own objects.
+/// Numbers in the form of serde_json's feature `arbitrary_precision`, as JSON objects with the private key.
 #[cfg(feature = "serde")]
 #[test]
 fn numbers_of_arbitrary_precision_are_read() {
@@ -241,7 +240,7 @@ fn a_ban_by_logit_bias_survives_json() {
 #[cfg(feature = "serde")]
 #[test]
 fn null_is_the_default_and_minus_one_is_none_or_all() {
-    // What vLLM's own defaults look like in a request, and every field as null.
+    // vLLM's defaults in a request, and every field as null.
     let defaults = r#"{"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
         "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": null, "stop_token_ids": null,
         "min_tokens": 0, "logprobs": null, "logit_bias": null, "allowed_token_ids": null}"#;

@@ -12,20 +12,21 @@ use grid::{BINS, P, PER_NAT, UNIT, WINDOW, edges, mass_in, slot_of};
 pub(crate) use grid::{edge_below, edge_of};
 pub(crate) use weights::{STEP, weight_below, weight_of, weights};
 
-/// Logits that are pushed side by side, and below which size: 2^18, where all numbers of bins are small integers.
+/// Logits of one vectorized step.
 const CHUNK: usize = 64;
+/// 2^18: logits below this absolute value have small integers as bin numbers, which the fast paths need.
 const FAST: f32 = 262_144.0;
 
 /// The masses `e^l` of a set of logits, as integers in bins of 1/8 nat on an absolute grid.
 ///
-/// Adding and merging are integer sums, so the histogram of a set is the same whatever the order, the tiles or the
+/// Adding and merging are integer sums, so the histogram of a set does not depend on the order, the tiles or the
 /// shards: [`merge`](MassHistogram::merge) is associative and commutative with the empty histogram as identity.
-/// Bins 64 nats and more below the highest are dropped; a token there has less than 2^-92 of the whole mass.
+/// Bins 64 nats or more below the highest bin are dropped. A token in a dropped bin has less than 2^-92 of the mass.
 #[derive(Debug, PartialEq)]
 pub struct MassHistogram {
     /// Lower edge of the highest bin, in nats; -inf when empty.
     top: f32,
-    /// The bin with lower edge `e` lies at `8 e mod BINS`; bins outside `(top - WINDOW, top]` are zero.
+    /// The bin with lower edge `e` has index `8 e mod BINS`; bins outside `(top - WINDOW, top]` are zero.
     bins: Box<[u64; BINS]>,
 }
 
@@ -40,14 +41,14 @@ impl Clone for MassHistogram {
         MassHistogram { top: self.top, bins: self.bins.clone() }
     }
 
-    /// Keeps the memory, as the results of a call do from call to call.
+    /// Keeps the memory.
     fn clone_from(&mut self, source: &Self) {
         self.top = source.top;
         self.bins.copy_from_slice(&*source.bins);
     }
 }
 
-/// The smallest and the largest of a chunk, neither NaN. Sixteen side by side: one running maximum would wait for itself.
+/// The smallest and the largest logit of a chunk without NaN. Sixteen lanes avoid one long chain of dependent maxima.
 #[inline(always)]
 fn range(chunk: &[f32; CHUNK]) -> (f32, f32) {
     let (mut low, mut high) = ([f32::INFINITY; 16], [f32::NEG_INFINITY; 16]);
@@ -88,10 +89,10 @@ impl MassHistogram {
         self.top = f32::NEG_INFINITY;
     }
 
-    /// How many bins there are from the highest down to `edge`, where the highest edge is small.
+    /// The number of bins from the highest down to `edge`, if the highest edge is small ([`FAST`]).
     #[inline(always)]
     pub(crate) fn count_from(&self, edge: f32) -> usize {
-        // Conversions saturate: all of them for -inf, and none for what is above the highest.
+        // Conversions saturate: all bins for -inf, none for an edge above the highest.
         (((self.top - edge) * PER_NAT + 1.0).max(0.0) as usize).min(BINS)
     }
 
@@ -122,7 +123,7 @@ impl MassHistogram {
         rest.iter().for_each(|&logit| self.push(logit));
     }
 
-    /// Adds the masses of logits below [`FAST`] in size: slots and masses side by side, for vectors, and then the sums.
+    /// Adds the masses of logits with absolute values below [`FAST`]: first slots and masses in vectors, then the sums.
     #[inline(always)]
     fn push_chunk(&mut self, chunk: &[f32; CHUNK], largest: f32) {
         let edge = edge_of(largest);
@@ -131,8 +132,7 @@ impl MassHistogram {
         }
         let (mut slots, mut masses) = ([0u32; CHUNK], [0u32; CHUNK]);
         for i in 0..CHUNK {
-            // `edge_of`, `slot_of` and `mass_in`, operation for operation. The magic number leaves an integer's last
-            // bits in those of the float.
+            // The operations of `edge_of`, `slot_of` and `mass_in`. The sum with 1.5 * 2^23 has the integer's low bits.
             let eighths = (chunk[i] * PER_NAT).floor();
             let edge = eighths / PER_NAT + 0.0;
             slots[i] = (eighths + 12_582_912.0).to_bits();
@@ -144,11 +144,13 @@ impl MassHistogram {
         }
     }
 
-    /// Makes room for logits of which `largest` is the largest: a logit below what is returned adds no mass, and the others
-    /// may be added as entries. `None` where there are none, or where logits are so large that they must be pushed.
+    /// Makes room for logits up to `largest`, and returns the lowest logit of the window.
+    ///
+    /// Logits from the returned value up may be added as entries; lower logits add no mass. `None` if there are no
+    /// logits, or if their absolute values are so large that only [`MassHistogram::push`] may add them.
     #[inline(always)]
     pub fn make_room(&mut self, largest: f32) -> Option<f32> {
-        // Everything in the window below is then smaller than `FAST` in size.
+        // Then every logit in the window below `largest` has an absolute value below `FAST`.
         if !(largest < FAST && largest > WINDOW - FAST) {
             return None;
         }
@@ -156,15 +158,15 @@ impl MassHistogram {
         if edge > self.top {
             self.raise(edge);
         }
-        // The edges in the window are multiples of 1/8 above `top - WINDOW`, and the lowest of them begins its bin.
+        // The edges in the window are the multiples of 1/8 above `top - WINDOW`; the lowest edge begins its bin.
         Some(self.top - (WINDOW - 1.0 / PER_NAT))
     }
 
-    /// What a logit below 2^18 in size adds: in the highest nine bits its bin's number, in the lowest 32 its mass.
+    /// The entry of a logit below 2^18 in absolute value: bin number in the highest 9 bits, mass in the lowest 32 bits.
     ///
-    /// This is the definition for those who compute entries by vectors, bit for bit: with `fma` for `mul_add`,
-    /// `n = floor(8 l)`, the number `n mod 512`, `r = l - n / 8`, the mass `2^30 + floor((r^2 p(r) + r) 2^30)`, where `p` has
-    /// the coefficients [`MassHistogram::POLYNOMIAL`].
+    /// Vectorized code must give the same bits, with `fma` for `mul_add`. Let `n = floor(8 l)` and `r = l - n / 8`. The
+    /// bin number is `n mod 512`. The mass is `2^30 + floor((r^2 p(r) + r) 2^30)`; the coefficients of `p` are
+    /// [`MassHistogram::POLYNOMIAL`].
     #[inline(always)]
     pub fn entry_of(logit: f32) -> u64 {
         let edge = edge_of(logit);
@@ -174,7 +176,7 @@ impl MassHistogram {
     /// The coefficients of `p`, lowest first, where `e^r = 1 + r + r^2 p(r)`.
     pub const POLYNOMIAL: [f32; 3] = P;
 
-    /// Adds [entries](MassHistogram::entry_of) of logits that there is [room](MassHistogram::make_room) for; zero adds
+    /// Adds the [entries](MassHistogram::entry_of) of logits; call [`MassHistogram::make_room`] first. Entry 0 adds
     /// nothing.
     #[inline(always)]
     pub fn add_entries(&mut self, entries: &[u64]) {
@@ -183,7 +185,7 @@ impl MassHistogram {
         }
     }
 
-    /// The memory of the `count` highest bins, 512 at most, in two runs: for prefetching it.
+    /// The memory of the `count` highest bins (at most 512) in two runs, for prefetching.
     #[inline(always)]
     pub fn highest(&self, count: usize) -> [&[u64]; 2] {
         if self.is_empty() {
@@ -195,7 +197,7 @@ impl MassHistogram {
         [&low[end.saturating_sub(count)..], &high[high.len() - below..]]
     }
 
-    /// Makes room for a bin; false when it lies below the window.
+    /// Makes room for a bin. Returns false if the bin is below the window.
     #[inline(always)]
     fn admit(&mut self, edge: f32) -> bool {
         if edge > self.top {
@@ -208,7 +210,7 @@ impl MassHistogram {
     fn raise(&mut self, edge: f32) {
         let risen = edge - self.top;
         if risen < WINDOW {
-            // By slot, not by edge: floats far from zero do not reach every slot, but an old bin may lie there.
+            // By slot, not by edge: floats far from zero do not reach every slot, but any slot may hold an old bin.
             let old = slot_of(self.top);
             for step in 1..=(risen * PER_NAT) as usize {
                 self.bins[(old + step) % BINS] = 0;
@@ -231,7 +233,7 @@ impl MassHistogram {
         }
         self.admit(other.top);
         if self.top.abs() < FAST && other.top.abs() < FAST {
-            // Every slot is that of one edge. Those of the other's bins that are below the window here are skipped.
+            // Every slot belongs to one edge. Bins of `other` below this window are skipped.
             let below = (((self.top - other.top) * PER_NAT) as usize).min(BINS).max(BINS - other.count_from(edge));
             let lowest = (slot_of(other.top) + 1 + below) % BINS;
             let count = BINS - below;
@@ -250,13 +252,12 @@ impl MassHistogram {
         }
     }
 
-    /// Whether no mass was added.
+    /// Whether the histogram has no mass.
     pub fn is_empty(&self) -> bool {
         self.top == f32::NEG_INFINITY
     }
 
-    /// The bins that hold mass, highest first: lower edge in nats, and mass relative to that edge
-    /// (1 = one token exactly at the edge).
+    /// The bins with mass, highest first: lower edge in nats, and mass in units of one token at the edge.
     pub fn bins(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
         self.integer_bins().map(|(edge, mass)| (f64::from(edge), mass as f64 / f64::from(UNIT)))
     }
@@ -264,7 +265,7 @@ impl MassHistogram {
     /// One unit of mass, relative to its bin's edge.
     pub(crate) const ONE_UNIT: f64 = 1.0 / UNIT as f64;
 
-    /// The bins that hold mass, highest first: lower edge in nats, and mass in units.
+    /// The bins with mass, highest first: lower edge in nats, and mass in units.
     pub(crate) fn integer_bins(&self) -> impl Iterator<Item = (f32, u64)> + '_ {
         let small = self.falling_from().map(|top| {
             let (_, [low, high]) = self.run();
@@ -281,19 +282,20 @@ impl MassHistogram {
         self.top
     }
 
-    /// The highest edge, where the bins are the [falling](MassHistogram::falling) ones.
+    /// The highest edge, if it is small enough for [`MassHistogram::falling`].
     pub(crate) fn falling_from(&self) -> Option<f32> {
         (self.top.abs() < FAST).then_some(self.top)
     }
 
-    /// The masses of bins from the top down, in units, where the highest edge is small.
+    /// Writes the masses of bins from the top down, in units. The highest edge must be small.
     #[inline(always)]
     pub(crate) fn falling(&self, masses: &mut [u64]) {
         let slot = slot_of(self.top) + BINS;
         masses.iter_mut().enumerate().for_each(|(i, mass)| *mass = self.bins[(slot - i) % BINS]);
     }
 
-    /// Takes out what is in bins below `edge`, the edge of a bin: its mass, in units of `e^edge`. Nothing is below `lowest`.
+    /// Empties the bins below `edge`, the edge of a bin, and returns their mass in units of `e^edge`. The bins below
+    /// `lowest` must be empty.
     pub fn take_below(&mut self, edge: f32, lowest: f32) -> f64 {
         if self.is_empty() {
             return 0.0;
@@ -318,8 +320,7 @@ impl MassHistogram {
         sum
     }
 
-    /// The memory of `count` bins, 512 at most, upwards from that with this edge, where the highest edge is small: for
-    /// prefetching it.
+    /// The memory of `count` bins (at most 512) from `edge` upwards, for prefetching. The highest edge must be small.
     #[inline(always)]
     pub fn upwards(&self, edge: f32, count: usize) -> [&[u64]; 2] {
         let from = slot_of(edge) % BINS;
@@ -337,13 +338,12 @@ impl MassHistogram {
         }
     }
 
-    /// Adds the masses of those of a slice that are below `floor`.
+    /// Adds the masses of the logits below `floor`.
     pub fn extend_below(&mut self, logits: &[f32], floor: f32) {
         logits.iter().filter(|&&logit| logit < floor).for_each(|&logit| self.push(logit));
     }
 
-    /// Adds masses to the bins of these numbers modulo 512, of logits that there is [room](MassHistogram::make_room) for;
-    /// see [`MassHistogram::entry_of`].
+    /// [`MassHistogram::add_entries`] with separate bin numbers (modulo 512) and masses.
     #[inline(always)]
     pub fn add_masses(&mut self, slots: &[u32], masses: &[u32]) {
         for (&slot, &mass) in slots.iter().zip(masses) {
@@ -362,24 +362,24 @@ impl MassHistogram {
         (edge, u64::from(mass_in(edge, logit)))
     }
 
-    /// The mass of a logit in the bin with this edge, in units; any number for others.
+    /// The mass of a logit in the bin with this edge, in units. For a logit outside the bin, the result is arbitrary.
     #[inline(always)]
     pub(crate) fn mass_above(edge: f32, logit: f32) -> u64 {
         u64::from(mass_in(edge, logit))
     }
 
-    /// Whether a bin lies in the window of a histogram with this highest edge.
+    /// Whether a bin is in the window of a histogram with the highest edge `top`.
     pub(crate) fn in_window(top: f32, edge: f32) -> bool {
         top - edge < WINDOW
     }
 
-    /// A number of tokens that a mass in one bin cannot have come from fewer of.
+    /// A lower bound for the number of tokens of a mass in one bin.
     pub(crate) fn least_count(mass: u64) -> u64 {
-        // e^(1/8) < 1.1332, and the excess is rounded down.
+        // A token has at most e^(1/8) < 1.1332 units of 2^30.
         (mass as f64 / (1.1332 * f64::from(UNIT))) as u64
     }
 
-    /// A number of tokens that a mass in one bin cannot have come from more of.
+    /// An upper bound for the number of tokens of a mass in one bin.
     pub(crate) fn most_count(mass: u64) -> u64 {
         mass / UNIT as u64
     }
@@ -401,13 +401,13 @@ impl MassHistogram {
         LogMass { max: self.top, sum }
     }
 
-    /// The weights `e^(-n/8)` of the bins below the highest one. For implementers: [`MassHistogram::log_mass`] adds
-    /// `mass * 2^-30 * weight` of these bins from the highest down, each operation a float64 rounded to nearest.
+    /// The weights `e^(-n/8)` of the bins, from the highest down. For implementers: [`MassHistogram::log_mass`] adds
+    /// `mass * 2^-30 * weight` in this order; each operation is a float64 operation rounded to nearest.
     pub fn weights() -> &'static [f64] {
         weights()
     }
 
-    /// `ln sum e^l` in nats; -inf when empty. Error below 1e-8, and 2^-53 of its size.
+    /// `ln sum e^l` in nats; -inf when empty. The error is below 1e-8 plus 2^-53 of the absolute value.
     pub fn log_z(&self) -> f64 {
         self.log_mass().value()
     }

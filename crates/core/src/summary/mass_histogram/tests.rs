@@ -1,4 +1,4 @@
-//! Bins against plain sums of integers.
+//! Compares the bins with plain sums of integers.
 
 use super::*;
 use proptest::prelude::*;

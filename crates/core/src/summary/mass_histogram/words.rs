@@ -1,4 +1,4 @@
-//! Histograms as words, for those who send them.
+//! Histograms as words that ranks send.
 
 use super::{BINS, FAST, MassHistogram, PER_NAT, edge_of, slot_of};
 
@@ -6,20 +6,19 @@ impl MassHistogram {
     /// The number of words that [`MassHistogram::to_words`] writes.
     pub const WORDS: usize = BINS + 1;
 
-    /// Appends the words that a rank sends: the top edge's bits, then the bins by slot.
+    /// Appends the histogram as words: the bits of the top edge, then the bins by slot.
     pub fn to_words(&self, words: &mut Vec<u64>) {
         words.push(u64::from(self.top.to_bits()));
         words.extend_from_slice(&*self.bins);
     }
 
-    /// The inverse of [`MassHistogram::to_words`]; `None` for words that it cannot have written.
+    /// The inverse of [`MassHistogram::to_words`]; `None` if no histogram has these words.
     pub fn from_words(words: &[u64]) -> Option<Self> {
         let mut histogram = MassHistogram::default();
         histogram.assign_words(words).then_some(histogram)
     }
 
-    /// As [`MassHistogram::from_words`], in place: whether [`MassHistogram::to_words`] can have written them. If not, the
-    /// histogram is empty.
+    /// [`MassHistogram::from_words`] in place. If no histogram has these words: returns false, empties the histogram.
     pub fn assign_words(&mut self, words: &[u64]) -> bool {
         let possible = match words.split_first() {
             Some((&top, bins)) if bins.len() == BINS && u32::try_from(top).is_ok() => {
@@ -41,13 +40,13 @@ impl MassHistogram {
         possible
     }
 
-    /// The highest edge, and the masses of the bins from the lowest that holds some up to the highest, in two runs of
-    /// memory: what [`MassHistogram::add_run`] takes. -inf and nothing when empty.
+    /// The input of [`MassHistogram::add_run`]: the highest edge, and the masses from the lowest bin with mass to the
+    /// highest bin, in two runs of memory. An empty histogram has -inf and empty runs.
     pub fn run(&self) -> (f32, [&[u64]; 2]) {
         if self.is_empty() {
             return (self.top, [&[], &[]]);
         }
-        // The slots of a window are one turn, which ends with the highest bin.
+        // The slots form a ring; in it, the lowest bin of the window follows the highest bin.
         let (below, upwards) = self.bins.split_at(slot_of(self.top) + 1);
         let first = |run: &[u64]| run.iter().position(|&mass| mass > 0);
         let runs = match (first(upwards), first(below)) {
@@ -57,15 +56,15 @@ impl MassHistogram {
         (self.top, runs)
     }
 
-    /// Adds the masses of another histogram, given as its highest edge and its run of bins; `false`, and it is left as it
-    /// was, where no histogram has these.
+    /// Adds the masses of another histogram, given as its highest edge and its run of bins. Returns `false`, and adds
+    /// nothing, if no histogram has this edge and run.
     pub fn add_run(&mut self, top: f32, run: &[[u8; 8]]) -> bool {
         let Some(&last) = run.last() else { return top == f32::NEG_INFINITY };
         let possible = top.is_finite() && top == edge_of(top) && run.len() <= BINS && u64::from_le_bytes(last) > 0;
         if !possible {
             return false;
         }
-        // From the highest bin down, by slots: those of a run have one turn at most.
+        // From the highest bin down, by slots. A run has at most one bin per slot.
         let falling = (0..BINS).map(|below| (slot_of(top) + BINS - below) % BINS).zip(run.iter().rev());
         if !self.admit(top) || self.top.abs() >= FAST || top.abs() >= FAST {
             let mut other = MassHistogram { top, ..MassHistogram::default() };
@@ -73,7 +72,7 @@ impl MassHistogram {
             self.merge(&other);
             return true;
         }
-        // Every slot is that of one edge. What lies below the window here is left out.
+        // Every slot belongs to one edge. Bins below this window are skipped.
         let room = BINS - (((self.top - top) * PER_NAT) as usize).min(BINS);
         let run = &run[run.len() - run.len().min(room)..];
         // The highest bin's slot is `end - 1`.
