@@ -131,7 +131,7 @@ impl RowScoreBound {
     }
 
     /// Whether an excluded token may beat the last kept canonical score (0 if none). Then every token is evaluated.
-    pub fn leaves_open(&self, last: f32) -> bool {
+    pub fn needs_full_evaluation(&self, last: f32) -> bool {
         self.coarse && f64::from(last) < self.alive
     }
 }

@@ -155,7 +155,7 @@ impl Adjustments {
     /// Appends the items of each knob of a row, for `tokens` or for all tokens, one item per token.
     fn push(&mut self, row: &RowParams<'_>, tokens: Option<&Range<u32>>) {
         let from = self.items.len();
-        let is_asked = |token: &u32| tokens.is_none_or(|tokens| tokens.contains(token));
+        let is_in_range = |token: &u32| tokens.is_none_or(|tokens| tokens.contains(token));
         let (occurrences, penalty) = row.penalties(tokens);
         self.items.reserve(occurrences.len());
         let stops = if row.stops_are_banned() { row.stop_token_ids } else { &[] };
@@ -168,14 +168,14 @@ impl Adjustments {
             self.items.extend(occurrences.iter().map(penalty));
         }
         let penalised = self.items.len();
-        let biases = biases.filter(|(token, _)| is_asked(token));
+        let biases = biases.filter(|(token, _)| is_in_range(token));
         self.items.extend(biases.map(|(token, bias)| Adjustment::bias(token, bias)));
         if let (Some(history), true) = (row.history, row.dry_multiplier != 0.0) {
             let tokens = history.tokens();
             let looked_at = &tokens[tokens.len().saturating_sub(row.dry_penalty_last_n as usize)..];
             let allowed = row.dry_allowed_length.max(1) as usize;
             let found = self.repetitions.find(looked_at, row.dry_sequence_breakers, allowed);
-            let found = found.iter().filter(|(token, _)| is_asked(token));
+            let found = found.iter().filter(|(token, _)| is_in_range(token));
             self.items.extend(found.map(|&(token, length)| {
                 let subtract = row.dry_multiplier * power(row.dry_base, length - allowed);
                 Adjustment { subtract, ..Adjustment::none(token) }

@@ -106,7 +106,7 @@ impl Filters {
 
     /// A logit below which the row keeps no token and needs no mass, given the largest logit so far. Only a min-p as
     /// the first filter gives such a logit; otherwise the result is -inf.
-    pub fn hopeless(&self, largest: f32) -> f32 {
+    pub fn drop_threshold(&self, largest: f32) -> f32 {
         match self.steps().first() {
             Some(Filter::MinP(p)) => largest + p.ln() - 1e-3 * (1.0 + largest.abs()),
             _ => f32::NEG_INFINITY,
@@ -114,7 +114,7 @@ impl Filters {
     }
 
     /// The `p` of a top-p, if it is the only filter.
-    pub fn lone_top_p(&self) -> Option<f32> {
+    pub fn only_top_p(&self) -> Option<f32> {
         match self.steps() {
             [Filter::TopP(p)] => Some(*p),
             _ => None,

@@ -109,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_winner_from_every_place_is_on_it(c in candidates()) {
+        fn the_winner_of_every_rank_is_on_the_frontier(c in candidates()) {
             let f = frontier(&c);
             for t in -5i8..6 {
                 for token in [0, 3, 11, u32::MAX] {

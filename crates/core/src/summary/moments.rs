@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_together_have_the_moments_of_one_by_one() {
+    fn extend_equals_push() {
         let mut state = 1u32;
         let mut bits = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

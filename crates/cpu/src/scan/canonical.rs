@@ -63,7 +63,7 @@ impl Canonical {
             }
         }
         let last = list.as_slice().last().map_or(0.0, |c| c.winner.score);
-        if self.error_bounds.row(head, row, norm(&self.hidden)).leaves_open(last) {
+        if self.error_bounds.row(head, row, norm(&self.hidden)).needs_full_evaluation(last) {
             list.reset(limit, 0.0);
             for token in head.tokens() {
                 let candidate = self.candidate(head, row, draw, token);

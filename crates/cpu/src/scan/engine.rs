@@ -264,7 +264,7 @@ impl Engine {
         let workers = self.workers.len();
         // Rereading existing logits takes less time than caching some of them.
         let top_p = |row: &Planned<'_>| {
-            row.is_whole && row.row.filters.as_ref().is_some_and(|filters| filters.lone_top_p().is_some())
+            row.is_whole && row.row.filters.as_ref().is_some_and(|filters| filters.only_top_p().is_some())
         };
         let is_head = matches!(source, Source::Head { .. });
         let cutoff = is_head || self.simd.has_fast_cutoff();

@@ -77,9 +77,9 @@ impl FilterState {
         self.frontiers.iter_mut().for_each(Frontier::clear);
         let prefix = short.filter(|_| spec.prefix);
         self.largest.begin(spec.list, prefix.map_or(spec.list, |short| short.list));
-        self.floor.begin(prefix.filter(|short| short.cutoff).and_then(|_| filters.lone_top_p()));
+        self.floor.begin(prefix.filter(|short| short.cutoff).and_then(|_| filters.only_top_p()));
         self.run.begin(prefix.is_some_and(|short| short.above));
-        self.follows = short.is_some() && (self.floor.may_rise() || filters.hopeless(0.0) > f32::NEG_INFINITY);
+        self.follows = short.is_some() && (self.floor.may_rise() || filters.drop_threshold(0.0) > f32::NEG_INFINITY);
         self.doubts.clear();
         self.missed = false;
         self.result.begin();

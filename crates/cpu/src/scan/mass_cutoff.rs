@@ -208,7 +208,7 @@ impl MassCutoff {
 
     /// Whether the floor is too high: the row may keep tokens below it, whose scores are unknown.
     pub(crate) fn is_too_high(&self, mass: &MassHistogram) -> bool {
-        self.p.is_some_and(|p| !self.tail.is_spared(mass, p))
+        self.p.is_some_and(|p| !self.tail.is_below_prefix(mass, p))
     }
 
     /// Adopts the shared floor, if it is above this floor.

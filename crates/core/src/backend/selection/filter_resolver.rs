@@ -68,7 +68,7 @@ impl SummarySpec {
             k => LIST.max(k.unwrap_or(0) as usize).max(row.logprobs.unwrap_or(0) as usize),
         };
         let frontiers = if listed { 0 } else { row.draws as usize };
-        let prefix = filters.lone_top_p().is_some() && frontiers > 0;
+        let prefix = filters.only_top_p().is_some() && frontiers > 0;
         SummarySpec { list, frontiers, mass: filters.need_mass_beyond(list), prefix }
     }
 }

@@ -93,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn many_side_by_side_are_those_one_by_one(
+        fn vectorized_equals_scalar(
             logits in prop::collection::vec(
                 prop_oneof![6 => -0.2f32..0.2, 3 => (-2i8..3).prop_map(|n| f32::from(n) / 16.0), 1 => Just(f32::NEG_INFINITY)],
                 1..90,
@@ -118,7 +118,7 @@ mod tests {
         }
 
         #[test]
-        fn many_places_have_the_sums_of_each(
+        fn shared_sums_equal_separate_sums(
             logits in prop::collection::vec((-2i8..3).prop_map(|n| f32::from(n) / 32.0), 1..90),
             points in prop::collection::vec((-2i8..3, 0u32..200), 0..20), first in 0u32..100,
         ) {

@@ -89,7 +89,7 @@ impl TailMass {
     /// Whether the tokens at or above the floor certainly have the share `p` of the whole mass. A prefix of this share
     /// then has no token below the floor. `binned` has the complete bins, and masses below the floor that are not in
     /// this sum.
-    pub fn is_spared(&self, binned: &MassHistogram, p: f32) -> bool {
+    pub fn is_below_prefix(&self, binned: &MassHistogram, p: f32) -> bool {
         if !self.is_on() {
             return true;
         }

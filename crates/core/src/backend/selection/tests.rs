@@ -86,12 +86,12 @@ fn of(steps: &[Filter]) -> Filters {
     Filters::new(all, 1.0)
 }
 
-/// The masses of a pass that skips the tokens below [`Filters::hopeless`].
+/// The masses of a pass that skips the tokens below [`Filters::drop_threshold`].
 fn cut(logits: &[f32], filters: &Filters, tile: usize) -> MassHistogram {
     let (mut mass, mut largest) = (MassHistogram::default(), f32::NEG_INFINITY);
     for tile in logits.chunks(tile) {
         largest = tile.iter().copied().fold(largest, f32::max);
-        let floor = MassHistogram::edge(filters.hopeless(largest));
+        let floor = MassHistogram::edge(filters.drop_threshold(largest));
         tile.iter().filter(|&&logit| logit >= floor).for_each(|&logit| mass.push(logit));
     }
     mass
@@ -234,8 +234,8 @@ proptest! {
         let want = row.sorted[kept.clone()].iter().fold(Candidate::NONE, |w, c| w.merge(*c));
         // All kept tokens are above a spared floor. A floor is spared if the mass above exceeds the share by a margin.
         let reaching = row.sorted.iter().filter(|c| c.logit >= below.floor()).map(|c| f64::from(c.logit).exp()).sum::<f64>();
-        prop_assert!(!below.is_spared(&mass, p) || row.sorted[kept.end - 1].logit >= below.floor());
-        prop_assert!(below.is_spared(&mass, p) || reaching < f64::from(p) * whole * 1.001);
+        prop_assert!(!below.is_below_prefix(&mass, p) || row.sorted[kept.end - 1].logit >= below.floor());
+        prop_assert!(below.is_below_prefix(&mass, p) || reaching < f64::from(p) * whole * 1.001);
         let view = RowView { tail: below, ..RowView::first(few, limit, &mass, &row.moments) };
         let selection = selector.select(&filters, &view);
         if let Selection::Listed(listed) = &selection {

@@ -131,7 +131,7 @@ macro_rules! fields {
                                         params.$field = value.into();
                                     }
                                 })*
-                                _ => read::beside_the_draw(&field, &mut map, &[$(stringify!($field)),*])?,
+                                _ => read::accept_neutral(&field, &mut map, &[$(stringify!($field)),*])?,
                             }
                             if let Some(twice) = seen.replace(field) {
                                 return Err(A::Error::custom(format_args!("duplicate field `{twice}`")));

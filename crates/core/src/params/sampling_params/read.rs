@@ -205,7 +205,7 @@ impl<'de> Deserialize<'de> for Plain {
 
 /// The fields of vLLM's `SamplingParams`, current and past, that do not affect a draw, with the neutral value of each.
 /// Null is neutral for every field.
-const BESIDE_THE_DRAW: &[(&str, Plain)] = &[
+const FIELDS_WITHOUT_EFFECT: &[(&str, Plain)] = &[
     ("bad_words", Plain::Empty),
     ("best_of", Plain::Number(1.0)),
     ("detokenize", Plain::Bool(true)),
@@ -242,7 +242,7 @@ const BESIDE_THE_DRAW: &[(&str, Plain)] = &[
 ///
 /// # Errors
 /// Names the field if it is unknown or has another value.
-pub(super) fn beside_the_draw<'de, A: MapAccess<'de>>(
+pub(super) fn accept_neutral<'de, A: MapAccess<'de>>(
     field: &str,
     map: &mut A,
     known: &'static [&'static str],
@@ -251,7 +251,7 @@ pub(super) fn beside_the_draw<'de, A: MapAccess<'de>>(
         let reason = "is the sequence's, not a parameter: give SamplingParams::row a History with these tokens";
         return Err(A::Error::custom(format_args!("{field} {reason}")));
     }
-    let Some((_, neutral)) = BESIDE_THE_DRAW.iter().find(|(name, _)| *name == field) else {
+    let Some((_, neutral)) = FIELDS_WITHOUT_EFFECT.iter().find(|(name, _)| *name == field) else {
         return Err(A::Error::unknown_field(field, known));
     };
     let value: Plain = map.next_value()?;

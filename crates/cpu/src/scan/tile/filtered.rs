@@ -34,8 +34,8 @@ pub(super) unsafe fn add<V: Vector>(
     if filter.follows {
         filter.largest_logit = known.largest(filter.largest_logit);
     }
-    let hopeless = filters.hopeless(filter.largest_logit);
-    if top < hopeless {
+    let drop_threshold = filters.drop_threshold(filter.largest_logit);
+    if top < drop_threshold {
         return;
     }
     if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
@@ -55,7 +55,7 @@ pub(super) unsafe fn add<V: Vector>(
                 floor.holds(f32::NEG_INFINITY);
             }
             // SAFETY: by this function's contract.
-            unsafe { weigh::<V>(spans, top, MassHistogram::edge(hopeless), mass) };
+            unsafe { weigh::<V>(spans, top, MassHistogram::edge(drop_threshold), mass) };
         }
     }
     // The pass drops tokens below the mass cutoff. If the cutoff proves too high, the row takes a second pass.
@@ -98,7 +98,7 @@ pub(super) unsafe fn add<V: Vector>(
         // Workers share bounds for the first draw only.
         let known = Some(known).filter(|_| follows && draw == row.first_draw);
         let mut keep = KeepFrontier::new(frontier, known, first, spans, tops);
-        let floor = floor.max(hopeless) * filters.rescale;
+        let floor = floor.max(drop_threshold) * filters.rescale;
         let tile = Perturbed { noise: &row.noise, keys, draw, first, spans: drawn, tops: drawn_tops, floor };
         // SAFETY: by this function's contract.
         unsafe { tile.offer_to::<V>(&mut keep) };

@@ -281,7 +281,7 @@ impl StoredScan<'_, '_> {
         for (i, (&m, query)) in members.iter().zip(&*queries).enumerate() {
             let (member, mut best) = (&mut self.part[m], results.get(i));
             let last = best.last().map_or(0.0, |c| c.winner.score);
-            if member.bound.is_some_and(|bound| bound.leaves_open(last)) {
+            if member.bound.is_some_and(|bound| bound.needs_full_evaluation(last)) {
                 // The bounds excluded tokens that may be better, so the query is repeated over all tokens.
                 let every = Query { item: Item { slack: f32::INFINITY, ..query.item }, ..*query };
                 repeated.clear();
