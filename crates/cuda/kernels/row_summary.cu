@@ -338,8 +338,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_summaries(const __grid
         result.max = top;
     }
     const u32 sorted = limit ? sort_largest(call, r, limit, listed, least_of_bins(top, shared.reached), shared) : 0;
-    if (threadIdx.x == 0) {
-        result.listed = sorted;
-        call.listed_counts[r] = 0;
-    }
+    if (threadIdx.x == 0) result.listed = sorted;
 }

@@ -33,8 +33,9 @@ type Part = Option<Share>;
 const LOG_Z_ERROR: f64 = 1e-7;
 
 fn parts(trial: &Trial<'_>, head: Head<'_>, problem: &Problem, rows: &[RowParams<'_>]) -> Result<Vec<Part>, Broken> {
-    let mut out = Samples::new();
-    match trial.sampler(head, PLAN)?.sample(problem.input(), rows, &mut out) {
+    let (mut out, mut sampler) = (Samples::new(), trial.sampler(head, PLAN)?);
+    let has_scan = sampler.scan().is_some();
+    match sampler.sample(problem.input(), rows, &mut out) {
         Ok(()) => {}
         Err(e @ SampleError::Backend { .. }) => return Err(Broken(format!("shard {:?}: {e}", head.tokens()))),
         Err(e) => return Err(e.into()),
@@ -44,7 +45,9 @@ fn parts(trial: &Trial<'_>, head: Head<'_>, problem: &Problem, rows: &[RowParams
             Ok(row) => {
                 let winners = row.draws.iter().map(|d| Winner::new(d.score, d.token)).collect();
                 let missing = || Broken("log-probabilities were requested, but there is no log Z".into());
-                Ok(Some(Share { winners, log_z: row.log_z.ok_or_else(missing)?, mass: out.mass(r).cloned() }))
+                let mass = out.mass(r).cloned();
+                ensure!(mass.is_some() || !has_scan, "row {r} has no masses, and the sampler has a scan");
+                Ok(Some(Share { winners, log_z: row.log_z.ok_or_else(missing)?, mass }))
             }
             Err(RowError::NoFiniteLogit) => Ok(None),
             Err(e) => Err(Broken(format!("shard {:?}: {e}", head.tokens()))),

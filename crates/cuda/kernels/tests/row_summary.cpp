@@ -47,8 +47,6 @@ int main() {
                             listed_counts.data(), weights.data(), stride, Element::F32, top_stride};
     emulator::launch(3, blocks, THREADS, [&] { part_summaries(call); });
     emulator::launch(3, 1, THREADS, [&] { row_summaries(call); });
-    for (const u32 each : listed_counts)
-        if (each) abort();
     // All rows have the same masses. The last row writes only their sum.
     if (memcmp(&words[0], &words[1 + MASS_BINS], 8 * (1 + MASS_BINS))) abort();
     for (u32 i = 0; i < 1 + MASS_BINS; ++i) {

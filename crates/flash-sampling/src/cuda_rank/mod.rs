@@ -120,9 +120,12 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         if device.context().ordinal() != options.device {
             return Err(CudaError::NotSharded { reason: "the shard is on another GPU than that of the options" }.into());
         }
+        // An allocation in a call could wait for the kernel of another rank.
+        let mut shard = CudaTiled::from(shard);
+        shard.reserve_lists(CudaTiled::LIST_ROOM)?;
         let exchange = meet(&mut transport, CudaTiled::max_exchange_rows(&plan), &device, options)?;
         let transforms = Transforms { bias: head.bias.is_some(), soft_cap: head.soft_cap, scale: head.scale };
-        CudaRank::join(shard.into(), (head.weight.dtype, transforms), transport, exchange, options)
+        CudaRank::join(shard, (head.weight.dtype, transforms), transport, exchange, options)
     }
 
     /// Makes this rank's sampler from the whole head, with near-equal shards that begin at multiples of 64 tokens.

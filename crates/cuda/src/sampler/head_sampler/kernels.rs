@@ -14,7 +14,7 @@ use crate::device::matrix::DeviceMatrix;
 use crate::device::pinned::Pinned;
 use crate::device::results;
 use crate::device::row_features::KernelChoice;
-use crate::device::scratch::Scratch;
+use crate::device::scratch::{Scratch, wait};
 use crate::device::select::GroupRule;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
@@ -29,7 +29,7 @@ use crate::selection::queries::CanonicalInputs;
 use crate::selection::stored_rows::{StoredRows, SummaryInput};
 use core::mem::replace;
 use core::ops::Range;
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaEvent, CudaStream};
 use flash_sampling_core::{DType, Matrix, Plan, RowParams};
 use std::sync::Arc;
 
@@ -83,6 +83,8 @@ pub(super) struct HeadKernels {
     draws: Scratch,
     /// The kernels for filters, and the memory for a launch's filters. Made for the first row with filters.
     filters: Option<(DeviceFilters, Scratch)>,
+    /// Recorded behind the last kernel that reads hidden states of the caller, and before the exchange with other ranks.
+    read: CudaEvent,
     /// Whether the kernels for filters over ranks are loaded.
     is_prepared: bool,
     /// The kernels hold its address, so this field is dropped last.
@@ -109,6 +111,11 @@ pub(crate) fn most_draws(plan: &Plan) -> usize {
     plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS)
 }
 
+/// Bytes of the inputs of a launch without lists, with hidden states of this many bytes.
+fn staged_bytes(most: usize, hidden: usize) -> usize {
+    most * (hidden + size_of::<Row>()) + 16
+}
+
 impl HeadKernels {
     /// Loads the kernels and allocates their memory: for inputs on the GPU and on the host, and for the draws of several
     /// launches. Without an uploaded weight, the first hidden states on the host allocate more.
@@ -127,10 +134,10 @@ impl HeadKernels {
             true => (row_stride(head.weight.cols) * size_of::<f32>(), most),
             false => (0, plan.max_rows.min(most)),
         };
-        let (size, most_filtered) =
-            (most * (hidden + size_of::<Row>()) + 16, filtered.min(rows_within(head.weight.rows)));
+        let (size, most_filtered) = (staged_bytes(most, hidden), filtered.min(rows_within(head.weight.rows)));
         let (inputs, staged) = (Scratch::new(size + ROOM, &[], device)?, Pinned::new(size, stream)?);
         let draws = Scratch::new(results * size_of::<Draw>(), &[], device)?;
+        let read = stream.context().new_event(None).map_err(CudaError::driver("create an event"))?;
         let (device, filters, is_prepared, uploaded) = (device.clone(), None, false, None);
         Ok(HeadKernels {
             fused,
@@ -144,6 +151,7 @@ impl HeadKernels {
             staged,
             draws,
             filters,
+            read,
             is_prepared,
             uploaded,
         })
@@ -219,6 +227,7 @@ impl HeadKernels {
                 Some(groups) => groups.enqueue(queue, hidden, (rows, draws), DeviceAddress::NULL),
                 None => self.fused.enqueue(queue, hidden, (rows, draws), kinds),
             }?;
+            self.record_read(queue)?;
             let Some((exchange, params)) = exchange else { return Ok(()) };
             return exchange.launch(queue, (rows, draws), hidden.rows, params);
         };
@@ -226,20 +235,32 @@ impl HeadKernels {
         let there = room.begin_use();
         queue.copy_up(filters, there)?;
         let rows = FilteredRows { rows, filters: there, draws };
-        let Some((exchange, params)) = exchange else {
-            if from == FilterSource::Lists && selection.enqueue_listed(queue, fused, hidden, rows)? {
-                return Ok(());
+        let launched = match exchange.map(|(exchange, params)| (exchange.peers(), params)) {
+            Some((Some((peers, mark)), params)) => {
+                let peers = (peers, || mark.of(params));
+                match from {
+                    FilterSource::Lists => selection.enqueue_listed_ranks(queue, fused, hidden, rows, peers),
+                    FilterSource::Logits => selection.enqueue_by_mass_ranks(queue, fused, hidden, (rows, kinds), peers),
+                }
             }
-            return selection.enqueue(queue, fused, hidden, rows, FilterKinds::of(filters).with_rows(kinds));
+            Some((None, _)) => Err(CudaError::NotSharded { reason: "filters need the exchange by peers" }),
+            None => match from == FilterSource::Lists && selection.enqueue_listed(queue, fused, hidden, rows)? {
+                true => Ok(()),
+                false => selection.enqueue(queue, fused, hidden, rows, FilterKinds::of(filters).with_rows(kinds)),
+            },
         };
-        let Some((peers, mark)) = exchange.peers() else {
-            return Err(CudaError::NotSharded { reason: "filters need the exchange by peers" });
-        };
-        let peers = (peers, || mark.of(params));
-        match from {
-            FilterSource::Lists => selection.enqueue_listed_ranks(queue, fused, hidden, rows, peers),
-            FilterSource::Logits => selection.enqueue_by_mass_ranks(queue, fused, hidden, (rows, kinds), peers),
-        }
+        self.record_read(queue)?;
+        launched
+    }
+
+    /// Marks the end of the kernels that read hidden states of the caller.
+    fn record_read(&self, queue: Queue<'_>) -> Result<(), CudaError> {
+        self.read.record(queue.stream()).map_err(CudaError::driver("record an event"))
+    }
+
+    /// Waits until no kernel reads hidden states of the caller. Does not wait for other ranks, except with filters.
+    pub(super) fn wait_for_reads(&self) {
+        wait(&self.device.context(), || self.read.synchronize());
     }
 
     /// Waits for the stream, and copies the first `count` results of launches.
@@ -323,6 +344,7 @@ impl HeadKernels {
             };
             at += run.len();
         }
+        self.record_read(queue)?;
         let rows_to_apply = if is_transformed { DeviceAddress::NULL } else { rows };
         stored.summarize(&SummaryInput { rows: rows_to_apply, ..SummaryInput::default() })?;
         Ok(CanonicalInputs { head: self.head, hidden, rows })
@@ -339,9 +361,10 @@ impl HeadKernels {
         Ok(())
     }
 
-    /// Allocates room for the inputs of calls with this many bytes of lists and masks.
+    /// Allocates room for the inputs of calls with hidden states on the host and this many bytes of lists and masks.
     pub(super) fn reserve_lists(&mut self, bytes: usize, stream: &CudaStream) -> Result<(), CudaError> {
-        self.reserve(0, self.staged.len() + bytes, HeadKernels::queue(stream))
+        let size = staged_bytes(self.most, row_stride(self.head.weight.cols) * size_of::<f32>()).max(self.staged.len());
+        self.reserve(size, size.next_power_of_two() + bytes, HeadKernels::queue(stream))
     }
 
     /// Copies the staged inputs to the GPU. Returns the hidden states and the address of the rows.

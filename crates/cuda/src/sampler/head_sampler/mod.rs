@@ -158,7 +158,7 @@ impl<'w> HeadSampler<'w> {
             return Err(CudaError::Unsupported { knob: Knob::Canonical });
         }
         if self.hidden.take().is_some() {
-            self.wait();
+            self.kernels.iter().for_each(HeadKernels::wait_for_reads);
         }
         if let Some(hidden) = &hidden {
             hidden.order_before(&self.stream)?;

@@ -103,7 +103,11 @@ impl StoredRows {
     /// Uploads the requests of the next pass. Called before the logits are computed, so that the GPU need not wait for it
     /// between the two passes.
     pub(crate) fn upload_requests(&mut self) -> Result<(), CudaError> {
-        let StoredRows { summaries: Summaries { requests, device_requests, output, layout, .. }, stream, .. } = self;
+        let StoredRows {
+            summaries: Summaries { requests, device_requests, output, listed_counts, layout, .. },
+            stream,
+            ..
+        } = self;
         *layout = Layout::of(requests);
         let bytes: &[u64] = bytemuck::cast_slice(requests);
         if bytes.is_empty() {
@@ -111,7 +115,9 @@ impl StoredRows {
         }
         let mut to = device_requests.slice_mut(..bytes.len());
         stream.memcpy_htod(bytes, &mut to).map_err(CudaError::driver("copy requests to the GPU"))?;
-        StoredRows::queue(stream).fill(DeviceAddress::of(output, stream).cast::<u8>(), 0xff, layout.lists)
+        let (queue, counts) = (StoredRows::queue(stream), requests.len() * size_of::<u32>());
+        queue.fill(DeviceAddress::of(listed_counts, stream).cast::<u8>(), 0, counts)?;
+        queue.fill(DeviceAddress::of(output, stream).cast::<u8>(), 0xff, layout.lists)
     }
 
     /// Enqueues a pass over the first rows, one per uploaded request, and a copy of its output.

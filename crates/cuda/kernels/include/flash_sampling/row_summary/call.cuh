@@ -69,7 +69,7 @@ struct RowSummaries {
     u64* words;                      // [rows, 1 + MASS_BINS] as core's to_words, for rows that request masses
     PartMasses* parts;               // [rows, blocks] scratch
     KeptToken* listed;               // [rows, LISTED] scratch
-    u32* listed_counts;              // [rows] tokens listed by all blocks; zeros between calls
+    u32* listed_counts;              // [rows] tokens listed by all blocks; the host clears it
     const double* weights;           // [MASS_BINS] core's weights of the bins below the highest
     u64 raw_stride;                  // elements
     Element element;
