@@ -22,6 +22,8 @@ static DEVICES: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
 pub struct Device {
     ordinal: usize,
     context: Arc<CudaContext>,
+    /// Allocates and frees scratch. A GPU has 32 queues for streams, and a kernel that waits for other ranks blocks its queue.
+    scratch: Arc<CudaStream>,
     capability: (i32, i32),
     multiprocessors: u32,
     kernels: Mutex<HashMap<Tile, Arc<Loaded>>>,
@@ -55,8 +57,10 @@ impl Device {
         let capability = context.compute_capability().map_err(&of_device)?;
         let multiprocessors =
             context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(&of_device)? as u32;
+        let scratch = context.new_stream().map_err(CudaError::driver("make a stream"))?;
         let (kernels, portable, modules) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let device = Arc::new(Device { ordinal, context, capability, multiprocessors, kernels, portable, modules });
+        let device =
+            Arc::new(Device { ordinal, context, scratch, capability, multiprocessors, kernels, portable, modules });
         devices.push(device.clone());
         Ok(device)
     }
@@ -101,6 +105,11 @@ impl Device {
     /// The context.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
+    }
+
+    /// The stream on which all scratch is allocated and freed.
+    pub(crate) fn scratch_stream(&self) -> &Arc<CudaStream> {
+        &self.scratch
     }
 
     /// A stream of its own.

@@ -22,11 +22,11 @@ impl Scratch {
     /// `size` bytes of ones, but for the ranges of zeros; they are there when this returns.
     pub(crate) fn new(size: usize, zeros: &[Range<usize>], device: &Arc<Device>) -> Result<Self, CudaError> {
         let failed = CudaError::driver("allocate scratch");
-        let stream = device.stream()?;
+        let stream = device.scratch_stream();
         let memory = stream.alloc_zeros::<u8>(size).map_err(&failed)?;
-        let address = DeviceAddress::of(&memory, &stream);
+        let address = DeviceAddress::of(&memory, stream);
         // SAFETY: *Memory*: every range is a part of the memory just allocated, which this value frees after the launches.
-        let queue = unsafe { Queue::new(&stream) };
+        let queue = unsafe { Queue::new(stream) };
         queue.fill(address, 0xff, size)?;
         for range in zeros {
             let range = range.start.min(size)..range.end.min(size);

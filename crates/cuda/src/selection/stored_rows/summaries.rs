@@ -60,7 +60,7 @@ pub(super) struct Summaries {
     /// The requests of the last pass, one per row.
     requests: Vec<SummaryRequest>,
     layout: Layout,
-    device_requests: CudaSlice<u64>,
+    device_requests: CudaSlice<u32>,
     output: CudaSlice<u64>,
     weights: CudaSlice<f64>,
     parts: CudaSlice<u8>,
@@ -79,7 +79,7 @@ impl Summaries {
             input: SummaryInput::default(),
             requests: Vec::new(),
             layout: Layout::default(),
-            device_requests: stream.alloc_zeros(rows * size_of::<SummaryRequest>() / 8).map_err(&allocate)?,
+            device_requests: stream.alloc_zeros(rows * size_of::<SummaryRequest>() / 4).map_err(&allocate)?,
             output: stream.alloc_zeros(output / 8).map_err(&allocate)?,
             weights: stream.clone_htod(MassHistogram::weights()).map_err(&allocate)?,
             parts: stream.alloc_zeros(rows * blocks * PART_MASSES_BYTES).map_err(&allocate)?,
@@ -109,12 +109,12 @@ impl StoredRows {
             ..
         } = self;
         *layout = Layout::of(requests);
-        let bytes: &[u64] = bytemuck::cast_slice(requests);
-        if bytes.is_empty() {
+        if requests.is_empty() {
             return Ok(());
         }
-        let mut to = device_requests.slice_mut(..bytes.len());
-        stream.memcpy_htod(bytes, &mut to).map_err(CudaError::driver("copy requests to the GPU"))?;
+        let words: &[u32] = bytemuck::cast_slice(requests);
+        let mut to = device_requests.slice_mut(..words.len());
+        stream.memcpy_htod(words, &mut to).map_err(CudaError::driver("copy requests to the GPU"))?;
         let (queue, counts) = (StoredRows::queue(stream), requests.len() * size_of::<u32>());
         queue.fill(DeviceAddress::of(listed_counts, stream).cast::<u8>(), 0, counts)?;
         queue.fill(DeviceAddress::of(output, stream).cast::<u8>(), 0xff, layout.lists)
