@@ -260,7 +260,7 @@ impl HeadKernels {
 
     /// Waits until no kernel reads hidden states of the caller. Does not wait for other ranks, except with filters.
     pub(super) fn wait_for_reads(&self) {
-        wait(&self.device.context(), || self.read.synchronize());
+        wait(self.device.context(), || self.read.synchronize());
     }
 
     /// Waits for the stream, and copies the first `count` results of launches.
