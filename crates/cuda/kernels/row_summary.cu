@@ -300,9 +300,17 @@ __device__ __forceinline__ u32 sort_largest(const RowSummaries& call, u32 r, u32
     return min(sorted, limit);
 }
 
+// Blocks of a multiprocessor: three with 40 registers a thread on Hopper and its like, else two. Elsewhere 40 registers spill, or
+// the shared memory of three does not fit.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+constexpr u32 PART_BLOCKS = 3;
+#else
+constexpr u32 PART_BLOCKS = 2;
+#endif
+
 // Parts run from the last to the first, because the last logits that were stored may still be in the cache. blockIdx.x is the
 // row.
-extern "C" __global__ void __launch_bounds__(THREADS, 3) part_summaries(const __grid_constant__ RowSummaries call) {
+extern "C" __global__ void __launch_bounds__(THREADS, PART_BLOCKS) part_summaries(const __grid_constant__ RowSummaries call) {
     __shared__ PartShared shared;
     const u32 r = blockIdx.x, part = gridDim.y - 1 - blockIdx.y, first = part * TOKENS;
     const u32 count = min(call.stored.tokens - first, TOKENS);
