@@ -26,7 +26,7 @@
 //! # Contents
 //! | to | use |
 //! | --- | --- |
-//! | build a sampler from data or text | [`build`], [`build_owned`], [`build_from_logits`], [`BackendConfig`] |
+//! | build a sampler from a configuration, a value or text | [`build`], [`build_owned`], [`build_from_logits`], [`BackendConfig`] |
 //! | sample | [`PerturbedArgmax`], [`RowParams`], [`Samples`] |
 //! | parse a request, and draw its next token | [`SamplingParams`], [`History`], [`RowBuffer`] |
 //! | borrow weights and hidden states | [`Head`], [`Matrix`] |
@@ -45,8 +45,8 @@
 //! | [`cuda::CudaStreamed`] | GPU | hidden states, with a weight read block by block |
 //! | [`cuda::CudaStandalone`] | GPU | existing logits |
 //! | [`cuda::DeviceSampler`], [`cuda::DeviceTiled`] | GPU, device memory | hidden states |
-//! | [`distributed::Sharded`] | shards in one process | the input of the shards |
-//! | [`distributed::ShardSampler`] | one rank of a [`distributed::Transport`] | the input of its shard |
+//! | [`distributed::Sharded`] | shards in one process | hidden states or logits, as its shards |
+//! | [`distributed::ShardSampler`] | one rank of a [`distributed::Transport`] | hidden states or logits, as its shard |
 //! | [`CudaRank`] | one rank on a GPU | hidden states, in host or device memory |
 //! | [`reference::Reference`] | anywhere, slow | hidden states |
 //!
@@ -60,7 +60,7 @@
 //! | `cpu` | yes | the CPU backend: rayon and SIMD, chosen at run time |
 //! | `distributed` | yes | vocabulary shards |
 //! | `mpi` | no | `distributed::Mpi`, ranks as processes of MPI; the build needs an MPI library and libclang |
-//! | `cuda` | no | the CUDA backend: tiled, grouped, online and streamed, on GPUs of compute capability 8.0 and up; the build needs no CUDA |
+//! | `cuda` | no | the CUDA backend: tiled, grouped, online, streamed and existing logits, on GPUs of compute capability 8.0 and up; the build needs no CUDA |
 //! | `cuda-linked` | no | `cuda` in a program where another crate links NVIDIA's libraries, as candle does |
 //! | `nccl` | no | `GpuExchange::Nccl`, GPUs that reduce their draws by NCCL; the build needs no NCCL |
 //! | `cuda-probe` | no | `cuda::Probe`, the CUDA support of a machine, without the backend |

@@ -3,14 +3,15 @@
 //!
 //! **Exempt from semantic versioning**: any release may change any item here.
 //!
-//! A backend implements [`Scan`]. A [`Driver`] over it is a sampler: it checks the rows of a call once, requests
-//! summaries, decides rows with filters, requests further passes for rows that one pass does not decide, and writes the
-//! results. Shards are one more scan, which merges the summaries of others.
+//! A backend implements [`Scan`], and its sampler forwards [`PerturbedArgmax::sample`](crate::PerturbedArgmax::sample) to
+//! a [`Driver`]. The driver checks the rows of a call once, requests summaries, decides rows with filters, requests
+//! further passes for rows that one pass does not decide, and writes the results. A sharded sampler is a scan too: its
+//! pass merges the summaries of its shards. `tests/examples/own_backend.rs` is a whole backend.
 //!
 //! | to | use |
 //! | --- | --- |
 //! | check a call and its rows | [`check_call`], [`check_scan`], [`check_rows`], [`Batch`], [`Row`] |
-//! | make one pass over a shard | [`Scan`], [`Request`], [`RowSummary`], [`Progress`]; without a scan [`SampledRows`] |
+//! | make one pass over a shard | [`Scan`], [`Request`], [`RowSummary`], [`Progress`]; from calls of a sampler that has no scan, [`SampledRows`] |
 //! | transform the logits of a row | [`RowTransform`], [`Adjustments`], [`is_allowed`], [`Filters`] |
 //! | refuse a bad logit | [`any_invalid`], [`first_invalid`], [`StagedError`] |
 //! | keep and merge maxima | [`Winner`], [`Candidate`], [`TopList`], [`Frontier`] |
