@@ -10,7 +10,7 @@
 
 using namespace flash_sampling;
 
-// The sums of a part's bins. Almost all tokens are in near bins, of which each lane has its own copy, in its own bank.
+// The sums of a part's bins. Almost all tokens are in near bins. Each lane has its own copy of a near bin, in its own bank.
 struct PartSums {
     alignas(16) u32 fractions[NEAR_BINS][32];  // of the units, modulo 2^32
     u32 counts[NEAR_BINS][32];     // fractions / 2^COARSE, and tokens above COUNT_AT

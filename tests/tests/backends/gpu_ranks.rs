@@ -209,7 +209,7 @@ fn whole<'w>(head: Head<'w>, plan: Plan) -> Result<CudaTiled<'w>, CudaError> {
 /// All ranks of a group as one sampler. Every rank must have the same results.
 struct RankGroup<'w> {
     ranks: Vec<Rank<'w>>,
-    /// For an exchange in which logits do not travel: one GPU, of which they are taken.
+    /// A sampler on one GPU that gives the logits, if the exchange does not transfer logits.
     alone: Option<CudaTiled<'w>>,
 }
 

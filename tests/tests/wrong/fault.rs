@@ -1,4 +1,4 @@
-//! The faults, each of which a law must reject.
+//! The faults. A law must reject each.
 
 use super::maps::WrongMap;
 

@@ -10,7 +10,7 @@ fn unreadable(files: &Files) -> Vec<String> {
     words(&format!("sample --format json --weight {name} --hidden {name}"))
 }
 
-/// Flags, of which the first has no effect; the reason; and flags that give it an effect.
+/// Flags whose first one has no effect; the reason; and flags that give it an effect.
 const INEFFECTIVE: [(&str, &str, &str); 17] = [
     ("--min-tokens 4", "without --stop-token-ids", "--stop-token-ids 7"),
     ("--stop-token-ids 7", "without --min-tokens", "--min-tokens 4"),

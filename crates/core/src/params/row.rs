@@ -134,7 +134,7 @@ impl<'a> RowParams<'a> {
         Ok(())
     }
 
-    /// The enabled knobs, of those that a sampler may lack; see [`Capabilities::knobs`].
+    /// The enabled knobs that a sampler may lack; see [`Capabilities::knobs`].
     pub fn enabled(&self) -> Knobs {
         let knobs = [
             (Knob::Banned, !self.banned.is_empty()),

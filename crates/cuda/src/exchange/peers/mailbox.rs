@@ -101,7 +101,7 @@ impl Mailbox {
 
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        // What another process holds open is not freed before it lets go, of which nobody tells us.
+        // The driver frees memory that another process maps only after that process unmaps it, and does not report when.
         if *self.is_shared.get_mut() || self.device.context().bind_to_thread().is_err() {
             return;
         }

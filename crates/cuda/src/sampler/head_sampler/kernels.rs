@@ -315,7 +315,7 @@ impl HeadKernels {
     /// Stores and summarizes the logits of the staged rows, at most [`HeadKernels::most`].
     ///
     /// The results are one draw per row, with the row's first invalid logit. Hidden states on the device are those of
-    /// the call, of which `which` are the staged rows. Returns the inputs of the logits, for a canonical plan.
+    /// the call; `which` are the staged rows. Returns the inputs of the logits, for a canonical plan.
     /// Canonical plans use the error bounds of the portable kernel.
     pub(super) fn store(
         &mut self,

@@ -1,4 +1,4 @@
-//! Rows with filters, of which ranks tell one another records, where one of the ranks reads late. Only the Hopper kernel leaves
+//! Rows with filters, whose records ranks exchange, with one rank that reads late. Only the Hopper kernel leaves
 //! what these are made of; skipped on other GPUs.
 
 use super::fan_out::{bf16, hoppers};
