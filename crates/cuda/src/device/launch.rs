@@ -46,6 +46,8 @@ pub(crate) struct Entry<A> {
 }
 
 impl<A> Entry<A> {
+    /// Declares a kernel.
+    ///
     /// # Safety
     /// The kernel of this name takes arguments of types `A`, by value and in this order.
     pub(crate) const unsafe fn new(name: &'static str) -> Self {

@@ -90,9 +90,9 @@ pub(super) struct HeadSource<'s, 'w> {
     pub(super) kernels: &'s mut HeadKernels,
     pub(super) rows: &'s mut LaunchRows,
     pub(super) hidden: HiddenStates<'s>,
-    /// For draws.
+    /// The queue for draws.
     pub(super) queue: Queue<'s>,
-    /// For stored logits; and whether the hidden states are complete for it.
+    /// The stream for stored logits; and whether the hidden states are complete for this stream.
     pub(super) stream: &'s Arc<CudaStream>,
     pub(super) is_ready: &'s mut bool,
     pub(super) canonical: Option<&'s mut CanonicalBounds<'w>>,

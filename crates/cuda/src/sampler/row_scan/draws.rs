@@ -1,4 +1,4 @@
-//! The draws of a pass: which launch makes them, and what they are for their rows.
+//! The draws of a pass: their launches, and their results for rows.
 
 use super::source::DrawItem;
 use crate::abi::{Draw, RowFilters, status};
