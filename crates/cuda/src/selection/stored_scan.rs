@@ -7,7 +7,7 @@ use crate::device::gpu::Device;
 use crate::device::launch::{Entry, Grid, Kernel, Queue};
 use crate::error::CudaError;
 
-/// One instance, for every GPU.
+/// One instance, for all GPUs.
 pub(crate) static SOURCE: KernelSource = KernelSource::single("stored_scan.cu", kernels::any);
 
 /// Constants of stored_scan.cu with the same names.
@@ -28,7 +28,7 @@ pub(crate) enum Sum {
     Moments,
 }
 
-/// The kernels in a device.
+/// The kernels on a device.
 #[derive(Debug)]
 pub(crate) struct StoredScanKernels {
     frontiers: Kernel<(ScanTokens,)>,
@@ -38,13 +38,13 @@ pub(crate) struct StoredScanKernels {
     moments: Kernel<(ScanSums,)>,
 }
 
-/// Blocks of a row for the kernels that take any number.
+/// Blocks per row, for the kernels that support any number of blocks.
 fn blocks_of(stored: &StoredLogits) -> u32 {
     stored.tokens.div_ceil(TOKENS).max(1)
 }
 
 impl StoredScanKernels {
-    /// Compiled and loaded at first use.
+    /// The kernels, compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
         fn load<A>(device: &Device, entry: &Entry<A>) -> Result<Kernel<A>, CudaError> {
             device.function(&SOURCE, &SOURCE.instance(), entry)
