@@ -147,7 +147,6 @@ impl Tile {
         }
     }
 
-    /// Loads the kernel on a device.
     pub(crate) fn load(self, device: &Device) -> Result<Loaded, CudaError> {
         let module = device.module(&SOURCE, &self.instance())?;
         let [shared_bytes, threads] = launch_words(&module, "fused_hopper_launch", device)?;
@@ -177,7 +176,6 @@ enum HopperKernel {
     FanOut(Kernel<(Call, Maps, Peers)>),
 }
 
-/// A kernel on a device.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) tile: Tile,

@@ -102,7 +102,6 @@ impl Portable {
         }
     }
 
-    /// Loads the kernel on a device.
     pub(crate) fn load(self, device: &Device) -> Result<LoadedPortable, CudaError> {
         let source = if self.operand.is_some() { &TENSOR } else { &PLAIN };
         let module = device.module(source, &self.instance())?;
@@ -157,14 +156,12 @@ pub(crate) enum PortableOutput {
     Summary(Summaries),
 }
 
-/// A kernel on a device.
 #[derive(Debug)]
 pub(crate) struct LoadedPortable {
     pub(crate) portable: Portable,
     kernels: PortableKernels,
     shared_bytes: u32,
     threads: u32,
-    /// The maximum number of blocks of a launch.
     blocks: u32,
 }
 

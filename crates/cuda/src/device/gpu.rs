@@ -113,7 +113,6 @@ impl Device {
         &self.scratch
     }
 
-    /// Creates a new stream.
     pub(crate) fn stream(&self) -> Result<Arc<CudaStream>, CudaError> {
         self.context.new_stream().map_err(CudaError::driver("make a stream"))
     }

@@ -50,7 +50,6 @@ pub(crate) struct GroupPass {
     size: u32,
     rule: GroupRule,
     max_rows: usize,
-    /// The maximum number of blocks of a launch.
     blocks: u32,
     select: SelectKernel,
     /// The portable kernels that are planned or were used.
@@ -81,7 +80,6 @@ impl GroupPass {
         Ok(GroupPass { device, size, rule, max_rows, blocks, select, portable, partials })
     }
 
-    /// The device.
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
     }

@@ -41,7 +41,6 @@ impl<A: Arguments> ConfiguredKernel<A> {
         Ok(ConfiguredKernel { kernel, shared_bytes, threads })
     }
 
-    /// Enqueues the kernel.
     pub(crate) fn launch(&self, queue: Queue<'_>, blocks: u32, arguments: A) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
         queue.launch(&self.kernel, grid, arguments)

@@ -19,7 +19,6 @@ pub(crate) struct Pinned {
     address: NonNull<u8>,
     /// Recorded after the last copy. On streams of contexts without event tracking, the memory's own event is not.
     copied: CudaEvent,
-    /// Whether copies may be pending.
     is_pending: bool,
 }
 
@@ -51,7 +50,6 @@ impl Pinned {
         Ok(Pinned { memory, address, copied, is_pending: false })
     }
 
-    /// The number of bytes.
     pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }

@@ -38,7 +38,6 @@ impl Scratch {
         Ok(Scratch { memory, address, is_pending: false })
     }
 
-    /// The number of bytes.
     pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }

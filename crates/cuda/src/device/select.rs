@@ -26,7 +26,6 @@ pub enum GroupRule {
     Maxima = 2,
 }
 
-/// The kernel on a device.
 #[derive(Debug)]
 pub(crate) struct SelectKernel(Kernel<(Selection,)>);
 

@@ -37,7 +37,6 @@ fn instance(dtype: DType, math: NoiseMath, log_z: bool) -> Instance {
     Instance::new(&defines)
 }
 
-/// Threads of a block.
 const THREADS: u32 = 128;
 /// Tokens that a warp reads at a time, and warps of a block.
 pub(crate) const PART: u32 = 256;

@@ -134,7 +134,6 @@ impl From<DeviceSampler> for CudaTiled<'static> {
 #[derive(Clone, Debug)]
 pub struct DeviceHidden {
     matrix: DeviceMatrix,
-    /// The GPU's ordinal.
     device: usize,
     /// An event after the work that writes the hidden states.
     ready: Arc<CudaEvent>,

@@ -7,7 +7,6 @@ use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
-/// Bytes of an item.
 pub(crate) const ITEM: usize = size_of::<u64>();
 /// Initial bytes of page-locked items: lists and masks of a few rows.
 pub(crate) const ROOM: usize = 1 << 18;
@@ -28,7 +27,6 @@ impl Default for PinnedItems {
 }
 
 impl PinnedItems {
-    /// Creates page-locked items.
     pub(crate) fn locked(stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
         Ok(PinnedItems::Locked { memory: Pinned::new(ROOM, stream)?, len: 0, stream: stream.clone() })
     }
@@ -40,7 +38,6 @@ impl PinnedItems {
         }
     }
 
-    /// The number of items.
     pub(crate) fn len(&self) -> usize {
         match self {
             PinnedItems::Own(items) => items.len(),

@@ -12,7 +12,6 @@ pub(crate) static ROW_SUMMARY: KernelSource = KernelSource::single("row_summary.
 pub(crate) static TOP_LIST: KernelSource = KernelSource::single("top_list.cu", kernels::any);
 pub(crate) static NEAR_TIES: KernelSource = KernelSource::single("near_ties.cu", kernels::any);
 pub(crate) static CANONICAL: KernelSource = KernelSource::single("canonical.cu", kernels::any);
-/// The kernels on a device.
 #[derive(Debug)]
 pub(crate) struct StoredKernels {
     part_summaries: Kernel<(RowSummaries,)>,

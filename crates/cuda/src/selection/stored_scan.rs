@@ -17,7 +17,6 @@ const TOKENS: u32 = 4096;
 /// Words of an item's sums for its moments.
 pub(crate) const MOMENTS: usize = 9;
 
-/// A sum over the logits of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sum {
     /// The mass before a logit rank, one word.
@@ -28,7 +27,6 @@ pub(crate) enum Sum {
     Moments,
 }
 
-/// The kernels on a device.
 #[derive(Debug)]
 pub(crate) struct StoredScanKernels {
     frontiers: Kernel<(ScanTokens,)>,

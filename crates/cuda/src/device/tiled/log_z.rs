@@ -55,7 +55,6 @@ impl LogZ {
         Ok(self.groups.as_mut().expect("they were just made"))
     }
 
-    /// Bytes of device memory.
     pub(super) fn scratch_bytes(&self) -> usize {
         self.parts.as_ref().map_or(0, Scratch::len) + self.groups.as_ref().map_or(0, DeviceGroups::scratch_bytes)
     }

@@ -217,7 +217,7 @@ impl DeviceTiled {
     /// is meaningless.
     ///
     /// [Bare](RowFeatures::Bare) rows of a head without soft-cap use one launch if the Hopper kernel supports them. Log
-    /// Z is then within 2e-6, and NaN for a row that has a mask or biases. Other rows use the two launches of
+    /// Z is then within 2e-6, or NaN if such a row does have a mask or biases. Other rows use the two launches of
     /// [`DeviceGroups`](crate::DeviceGroups) with [`GroupRule::Maxima`](crate::GroupRule::Maxima), and log Z is within
     /// 1e-8. The first call of each kind loads kernels and allocates scratch, so make it before a capture.
     ///
@@ -330,8 +330,8 @@ impl DeviceTiled {
 
     /// Draws like [`DeviceTiled::launch`], with another output in device memory besides the draws:
     /// * [`FusedOutput::MasksPenalties`]: the logits of all rows, by the fastest kernel.
-    /// * [`FusedOutput::Lists`], if [`DeviceTiled::lists`]: the largest logits of rows with filters. If these logits
-    ///   decide a row, its draw is greedy.
+    /// * [`FusedOutput::Lists`], if [`DeviceTiled::lists`]: the largest logits of rows with filters. Rows with
+    ///   listed filters are drawn as greedy rows.
     /// * [`FusedOutput::StoreLogits`], if [`DeviceTiled::stores_block_maxima`]: the raw logits of all rows and the
     ///   largest logit of each granule, for [`RowFeatures::Bare`] only.
     ///

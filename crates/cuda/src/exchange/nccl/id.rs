@@ -10,7 +10,6 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// The number of bytes of an id.
 const SIZE: usize = 128;
 
 /// The id of a group of ranks, created by one rank and shared with all ranks.

@@ -30,7 +30,6 @@ pub use id::NcclId;
 /// One instance, for all GPUs.
 pub(crate) static SOURCE: KernelSource = KernelSource::single("reduction.cu", kernels::any);
 
-/// Threads of a block.
 const THREADS: u32 = 256;
 /// Reduced words besides one per row, and words that are not reduced.
 const REDUCED: usize = 2;

@@ -8,7 +8,6 @@ use std::sync::LazyLock;
 const MAGIC: [u8; 4] = *b"fp04";
 /// Bytes of a handle that opens memory in another process.
 pub(crate) const HANDLE: usize = 64;
-/// Bytes of a card.
 const CARD: usize = 4 + 4 * 8 + HANDLE;
 
 /// A random number that identifies this process.

@@ -59,7 +59,6 @@ impl Mailbox {
         Ok(mailbox)
     }
 
-    /// The mailbox's number in this process.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }

@@ -151,7 +151,6 @@ pub struct DevicePeers {
     kernel: Kernel<(abi::Peers,)>,
     device: Arc<Device>,
     limit: Duration,
-    /// Whether launches may be pending.
     is_pending: bool,
     /// Keeps the mailboxes open, since the kernel has their addresses.
     _opened: Vec<MappedMailbox>,

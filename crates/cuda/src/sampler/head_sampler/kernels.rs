@@ -185,7 +185,6 @@ impl HeadKernels {
         self.draws.len() / size_of::<Draw>()
     }
 
-    /// Global ids of the head's tokens.
     pub(super) fn tokens(&self) -> Range<u32> {
         self.fused.tokens()
     }

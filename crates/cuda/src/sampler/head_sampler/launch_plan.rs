@@ -12,7 +12,6 @@
 use crate::sampler::row_scan::DrawItem;
 use core::ops::Range;
 
-/// A launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PlannedLaunch {
     /// Its part of [`LaunchPlan::slots`].

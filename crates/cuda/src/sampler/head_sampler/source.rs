@@ -21,7 +21,6 @@ use std::sync::Arc;
 pub(super) struct LaunchRows {
     pub(super) staging: Staging,
     adjustments: Adjustments,
-    /// The filters of the staged rows.
     pub(super) filters: Vec<RowFilters>,
     pub(super) plan: LaunchPlan,
     pub(super) results: Vec<Draw>,

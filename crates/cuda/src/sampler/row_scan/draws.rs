@@ -8,7 +8,6 @@ use flash_sampling_core::{RowError, backend};
 /// The draws of a pass, grouped by launch.
 #[derive(Debug, Default)]
 pub(crate) struct DrawItems {
-    /// Draws without filters.
     pub(crate) plain: Vec<DrawItem>,
     /// Draws with filters that lists may decide.
     pub(crate) listed: Vec<DrawItem>,

@@ -124,7 +124,6 @@ impl Staging {
         self.tokens.clone()
     }
 
-    /// The number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows.len()
     }
@@ -204,12 +203,10 @@ impl Staging {
         core::mem::swap(&mut self.rows, &mut self.arranged);
     }
 
-    /// The number of bytes of the block.
     pub(crate) fn len(&self) -> usize {
         self.lists_at() + ITEM * self.lists.len()
     }
 
-    /// The offset of the rows.
     pub(crate) fn rows_at(&self) -> usize {
         (self.sources.len() * self.stride).next_multiple_of(16)
     }

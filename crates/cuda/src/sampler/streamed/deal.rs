@@ -26,7 +26,6 @@ pub(super) struct Copy {
 #[derive(Debug, Default)]
 pub(super) struct Deal {
     pub(super) copies: Vec<Copy>,
-    /// The number of draws of each layer.
     pub(super) layers: Vec<u32>,
     /// The index of each draw among all draws, in launch order.
     pub(super) order: Vec<u32>,

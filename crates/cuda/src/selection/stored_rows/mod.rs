@@ -38,7 +38,6 @@ const SCORES_BYTES: usize = 64 << 20;
 const OCTET: usize = 8;
 /// The maximum number of stored rows.
 pub(crate) const MAX_ROWS: usize = 256;
-/// The maximum number of items in a launch.
 const MAX_ITEMS: usize = 4096;
 /// Bytes of a kept token, and the offset of the first token after the count.
 const KEPT: usize = size_of::<KeptToken>();
@@ -150,7 +149,6 @@ impl StoredRows {
         }
     }
 
-    /// The maximum number of rows to store.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
