@@ -1,5 +1,4 @@
-//! Alignment checks of device addresses. A kernel that reads a misaligned address makes every later call of its context
-//! fail.
+//! Alignment checks of device addresses. After a misaligned access, every later call of the context fails.
 
 use crate::abi::{DeviceAddress, Draw, Row};
 use crate::error::CudaError;

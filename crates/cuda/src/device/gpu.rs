@@ -22,8 +22,7 @@ static DEVICES: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
 pub struct Device {
     ordinal: usize,
     context: Arc<CudaContext>,
-    /// Allocates and frees scratch. A GPU has few queues for streams, and a kernel that waits for other ranks blocks
-    /// its queue.
+    /// Allocates and frees scratch. A kernel that waits for other ranks blocks one of the few hardware queues.
     scratch: Arc<CudaStream>,
     capability: (i32, i32),
     multiprocessors: u32,

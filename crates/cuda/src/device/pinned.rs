@@ -10,8 +10,7 @@ use cudarc::driver::sys::{CUevent_flags, CUstream};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, PinnedHostSlice, result};
 use std::sync::Arc;
 
-/// Page-locked bytes, which the GPU accesses directly. The driver copies other memory once more, on the caller's
-/// thread.
+/// Page-locked bytes, which the GPU accesses directly. Other memory is copied once more, on the caller's thread.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     memory: PinnedHostSlice<u8>,
@@ -30,8 +29,7 @@ unsafe impl Sync for Pinned {}
 /// Allocates page-locked memory of zeros.
 pub(crate) fn page_locked(size: usize, context: &Arc<CudaContext>) -> Result<PinnedHostSlice<u8>, CudaError> {
     let failed = CudaError::driver("allocate page-locked memory");
-    // SAFETY: the memory is filled before any read. Without the flag for write-combined memory, the processor can read
-    // it.
+    // SAFETY: the memory is filled before any read. Flags of 0 exclude write-combined memory, which is slow to read.
     let mut memory = unsafe { context.alloc_pinned_with_flags::<u8>(size, 0) }.map_err(&failed)?;
     let address = memory.as_mut_ptr().map_err(&failed)?;
     // SAFETY: exactly the allocated bytes.

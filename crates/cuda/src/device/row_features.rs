@@ -13,15 +13,13 @@ pub enum KernelChoice {
     PortableUnaligned,
 }
 
-/// The features that the rows of a launch may have. Fewer features allow a faster kernel on Hopper, with the same
-/// draws.
+/// The features that the rows of a launch may have. Fewer features allow a faster Hopper kernel with the same draws.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RowFeatures {
     /// All features.
     #[default]
     Any,
-    /// All features except penalties: no row is [`PENALISED`](crate::abi::PENALISED). Masks that forbid most tokens are
-    /// slow.
+    /// All but penalties: no row is [`PENALISED`](crate::abi::PENALISED). Masks that forbid most tokens are slow.
     Unpenalised,
     /// Neither masks, biases nor penalties.
     Bare,

@@ -11,8 +11,7 @@ use std::sync::Arc;
 
 /// Device memory that launches on the callers' streams use by address.
 ///
-/// Dropping this value waits for the GPU if launches may be pending, because the freeing stream is not ordered after
-/// them.
+/// Dropping waits for the GPU if launches may be pending, since the freeing stream is not ordered after them.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     memory: CudaSlice<u8>,

@@ -35,8 +35,7 @@ impl SelectKernel {
         Ok(SelectKernel(device.function(&SOURCE, &SOURCE.instance(), &entries::SELECT_GROUPS)?))
     }
 
-    /// Draws for every row, from the partial summaries of an earlier launch over the same groups with the same number
-    /// of blocks.
+    /// Draws for every row, from partial summaries of an earlier launch over the same groups with as many blocks.
     pub(crate) fn launch(&self, queue: Queue<'_>, selection: Selection) -> Result<(), CudaError> {
         queue.launch(&self.0, Grid::of(selection.row_count, THREADS), (selection,))
     }

@@ -23,8 +23,7 @@ use std::sync::Arc;
 pub struct CudaGrouped<'w>(HeadSampler<'w>);
 
 impl<'w> CudaGrouped<'w> {
-    /// The capabilities of a sampler of this plan, without a head or a GPU. [`GroupDraw::Fresh`] does not support
-    /// canonical plans.
+    /// The capabilities for this plan, without a head or a GPU. [`GroupDraw::Fresh`] supports no canonical plans.
     pub fn capabilities_of(draw: GroupDraw, plan: &Plan) -> Capabilities {
         let can = Capabilities { variant: Variant::Grouped, ..CudaTiled::CAPABILITIES };
         match draw {

@@ -93,8 +93,7 @@ impl DeviceTiled {
         DeviceTiled::plan(head, max_rows, device, choice)
     }
 
-    /// [`DeviceTiled::with_kernels`]. Reads no device memory: the creator of a launch's [`Queue`] guarantees the head's
-    /// safety.
+    /// [`DeviceTiled::with_kernels`]. Reads no device memory: the creator of a [`Queue`] guarantees the head's safety.
     pub(crate) fn plan(
         head: DeviceHead,
         max_rows: usize,

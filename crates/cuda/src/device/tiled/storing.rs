@@ -51,8 +51,7 @@ impl DeviceTiled {
         self.has_block_maxima() && self.is_hoppers(hidden)
     }
 
-    /// Whether `top_p_block_max` supports this head: it reads undecided rows in groups of four tokens of one Philox
-    /// block.
+    /// Whether `top_p_block_max` supports this head: it reads undecided rows in Philox blocks of four tokens.
     pub(crate) fn has_block_maxima(&self) -> bool {
         self.head.first_token.is_multiple_of(4) && self.head.transform() == HeadTransform::NONE
     }

@@ -157,8 +157,7 @@ impl Drop for Communicator {
 
 /// The error of a failed connection.
 ///
-/// NCCL has no error code for two ranks on one GPU, and only NCCL can detect this reliably: each process may see
-/// different GPUs.
+/// NCCL has no error code for two ranks on one GPU. Processes may see different GPUs, so only NCCL can detect this.
 fn unmet(error: NcclError) -> CudaError {
     let is_misuse = error.0 == sys::ncclResult_t::ncclInvalidUsage;
     match failed("meet the other ranks")(error) {

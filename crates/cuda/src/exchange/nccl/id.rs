@@ -69,8 +69,7 @@ impl NcclId {
 
     /// Reads the id from the environment variable `name`.
     ///
-    /// The launcher of the ranks creates the id with [`NcclId::new`] and sets its text for each rank. An id serves one
-    /// group only.
+    /// The ranks' launcher creates the id with [`NcclId::new`] and sets its text for each rank. An id serves one group.
     ///
     /// # Errors
     /// [`CudaError::NoNcclId`] with the variable's name: the variable is not set, or is not an id.
@@ -81,8 +80,7 @@ impl NcclId {
         text.parse().map_err(|error: CudaError| refused(error.to_string()))
     }
 
-    /// Shares the id in a file that no group has used: rank 0 creates the id and writes the file, other ranks wait for
-    /// it.
+    /// Shares the id in a new file: rank 0 creates the id and writes the file, other ranks wait for it.
     ///
     /// # Errors
     /// As [`NcclId::new`] on rank 0. [`CudaError::NoNcclId`] with the file's name: the file cannot be written, does not

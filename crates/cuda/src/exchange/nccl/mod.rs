@@ -125,8 +125,8 @@ impl NcclEndpoint {
     /// Connects with the other ranks of the id, and runs one reduction, which sets up NCCL's connections.
     ///
     /// All ranks call this function, each on its own thread or process. It returns when all ranks have called it, or
-    /// after the longer of `limit` and a minute; then NCCL's thread stays blocked. [`DeviceNccl::wait`] has the timeout
-    /// `limit`.
+    /// after the longer of `limit` and a minute. After this timeout, an internal thread stays blocked in NCCL.
+    /// [`DeviceNccl::wait`] takes at most `limit`.
     ///
     /// # Errors
     /// [`CudaError::LateRanks`] without ranks; [`CudaError::Nccl`], [`CudaError::Driver`].
@@ -170,8 +170,7 @@ impl DeviceNccl {
         self.mark = mark;
     }
 
-    /// Replaces this shard's draws by the draws of the whole vocabulary: enqueues three launches on `stream` and
-    /// returns.
+    /// Replaces this shard's draws by draws of the whole vocabulary: enqueues three launches on `stream` and returns.
     ///
     /// `rows` and `draws` are those of the shard's own launch.
     ///

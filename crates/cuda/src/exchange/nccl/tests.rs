@@ -112,8 +112,7 @@ fn steps(number: usize, world: usize, device: &Arc<Device>, replays: u64, id: Op
     stream.synchronize().unwrap();
     let graph = nccl.as_mut().map(|nccl| {
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-        // SAFETY: rows and draws have this size and live until the wait for the last replay; one stream; the rows are
-        // bare.
+        // SAFETY: rows and draws have this size and live until the wait for the last replay; one stream; bare rows.
         let captured = unsafe {
             let drawn = part.tiled.launch(&stream, &hidden, rows_at, draws_at, RowFeatures::Bare);
             drawn.and_then(|_| nccl.launch(&stream, rows_at, draws_at, count))

@@ -266,8 +266,7 @@ impl DevicePeers {
     /// # Errors
     /// [`CudaError::LateRanks`], [`CudaError::OtherCall`]; [`CudaError::Driver`] if the state is unreadable.
     pub fn check(&self, draws: &[Draw]) -> Result<(), CudaError> {
-        // Mismatches come first: a rank with fewer rows than this one mismatches in its rows, and is late for the
-        // others.
+        // Mismatches come first: a rank with fewer rows mismatches in its own rows, and is late for the other rows.
         if let Some((row, draw)) = draws.iter().enumerate().find(|(_, draw)| draw.status == status::OTHER_CALL) {
             return Err(CudaError::OtherCall { rank: Some(draw.token as usize), row: Some(row) });
         }
@@ -284,8 +283,7 @@ impl DevicePeers {
         self.is_pending = false;
     }
 
-    /// Builds the arguments of a launch that exchanges records, after a launch that exchanges the draws of the same
-    /// rows.
+    /// Builds the arguments of a launch that exchanges records, after the exchange of the same rows' draws.
     pub(crate) fn records(&mut self) -> abi::PeerRecords {
         self.is_pending = true;
         abi::PeerRecords { peers: self.call, offset: self.mailbox.records() }

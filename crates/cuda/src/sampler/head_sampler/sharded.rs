@@ -144,8 +144,7 @@ impl ExchangePass<'_, '_> {
                 write_draws(items, draws, out);
             }
         }
-        // The fingerprint of the exchange has the type, so the other ranks have the same type and also leave all rows
-        // open.
+        // The exchange's fingerprint has the type, so other ranks have the same type and also leave all rows open.
         if is_other {
             let valid = batch.rows.iter().zip(out).filter(|(row, _)| row.is_ok());
             valid.for_each(|(_, out)| out.progress = Progress::Open);

@@ -48,8 +48,7 @@ fn word(seed: u64, i: u32) -> u32 {
     Noise::new(seed, 1).unwrap().word(Domain::Generator, 2, i)
 }
 
-/// A shard's synthetic draw for a row: mostly a token of the shard, some with equal scores; sometimes nothing or an
-/// error.
+/// A shard's synthetic draw for a row: a token of the shard, some with equal scores; sometimes nothing or an error.
 pub(crate) fn shard_draw(step: u32, rank: usize, row: usize) -> Draw {
     let at = |i| word(u64::from(step) << 32 | (rank as u64) << 16 | row as u64, i);
     let token = 1000 * rank as u32 + at(0) % 1000;

@@ -28,8 +28,7 @@ fn draws(out: &Samples) -> Vec<Vec<Draw>> {
     out.iter().map(|row| row.map_or_else(|_| Vec::new(), |row| row.draws.to_vec())).collect()
 }
 
-/// Samples on ranks whose second reads late. `None` for a step in which a rank missed another rank; undecided rows have
-/// no draws.
+/// Samples on ranks whose second reads late. `None` for a step that missed a rank; undecided rows have no draws.
 fn sample(
     (head, hidden, row): (&Head<'_>, &[u16], RowParams<'static>),
     devices: &[Arc<Device>],
