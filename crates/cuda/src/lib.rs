@@ -3,8 +3,8 @@
 //! The kernels are CUDA C++ under `kernels/`, embedded in the crate. NVIDIA's run-time compiler (NVRTC) compiles them
 //! for the GPU at first use, and the result is kept on disk (see [`cache`]). Hosts with only a driver need kernels that
 //! are compiled ahead of time (see [`ahead`]). The crate links nothing, so it builds and runs on every machine.
-//! [`CudaError::Unavailable`] reports a missing driver or GPU, with the libraries and GPUs of the machine.
-//! [`CudaError::NoCompiler`] reports a missing compiler if a kernel must be compiled.
+//! [`CudaError::Unavailable`] reports a missing driver or GPU, or a missing compiler for a kernel that is not compiled,
+//! with the libraries and GPUs of the machine.
 //!
 //! | type | inputs | a call |
 //! | --- | --- | --- |
