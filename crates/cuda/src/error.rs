@@ -42,7 +42,7 @@ pub enum CudaError {
         /// The code's name.
         name: String,
     },
-    /// A folder for compiled kernels cannot be used.
+    /// The folder for compiled kernels is unusable.
     #[error("kernels cannot be stored in {}: {reason}", folder.display())]
     Folder {
         /// The folder.
@@ -55,7 +55,7 @@ pub enum CudaError {
     Nccl {
         /// The failed action.
         action: &'static str,
-        /// The library's code by name.
+        /// The name of NCCL's error code.
         name: String,
     },
     /// A text is not the id of an NCCL group.
@@ -69,7 +69,7 @@ pub enum CudaError {
         /// The system's error, or the fault of the text.
         reason: String,
     },
-    /// The run-time compiler refused a kernel.
+    /// The run-time compiler rejected a kernel.
     #[error("the CUDA compiler refused {kernel} (code {code}): {log}")]
     Compile {
         /// The kernel's file.
@@ -85,7 +85,7 @@ pub enum CudaError {
         /// The knob.
         knob: Knob,
     },
-    /// The head cannot be used.
+    /// The head is unsupported.
     #[error(transparent)]
     Head(#[from] flash_sampling_core::HeadError),
     /// The group size is not a positive multiple of 64 tokens.
@@ -124,7 +124,7 @@ pub enum CudaError {
         /// The reason.
         what: String,
     },
-    /// Ranks missed an exchange: they hang, were stopped, or died. The group is of no further use.
+    /// Ranks missed an exchange: they hang, were stopped, or died. The group is unusable.
     #[error("{} did not come to the exchange within {limit:?}", list(ranks))]
     LateRanks {
         /// The ranks, ascending; empty if unknown.
@@ -132,7 +132,7 @@ pub enum CudaError {
         /// The time limit.
         limit: Duration,
     },
-    /// A rank was called with other rows or parameters than this one.
+    /// A rank was called with other rows or parameters than this rank.
     #[error("{} was called with other parameters{}", one(rank), .row.map_or(String::new(), |row| format!(" for row {row}")))]
     OtherCall {
         /// The rank, if known.
@@ -178,7 +178,7 @@ impl From<CudaError> for SampleError {
 }
 
 impl CudaError {
-    /// Finds the first number beyond its limit: names, numbers found, and limits.
+    /// Checks sizes against their limits; each entry has a name, the size and the limit.
     pub(crate) fn check_limits(limits: &[(&'static str, usize, usize)]) -> Result<(), CudaError> {
         match limits.iter().find(|(_, found, limit)| found > limit) {
             Some(&(what, found, limit)) => Err(CudaError::TooLarge { what, found, limit }),
@@ -186,7 +186,7 @@ impl CudaError {
         }
     }
 
-    /// For `map_err`: the driver's error during an action.
+    /// The driver's error during an action, for `map_err`.
     pub(crate) fn driver(action: &'static str) -> impl Fn(DriverError) -> CudaError {
         move |DriverError(code)| CudaError::Driver { action, code: code as u32, name: format!("{code:?}") }
     }

@@ -1,46 +1,48 @@
-//! The CUDA backend of FlashSampling: the draw fused into the matmul, for GPUs of compute capability 8.0 and up.
+//! The CUDA backend of FlashSampling: sampling fused into the matmul, for GPUs of compute capability 8.0 and later.
 //!
-//! The kernels are CUDA C++ under `kernels/`, embedded here and compiled for the GPU by NVIDIA's run-time compiler
-//! (NVRTC): at first use, and then kept on disk (see [`cache`]), or ahead of time (see [`ahead`]), for hosts that have a
-//! driver only. Nothing is linked: the crate builds and runs on every machine, and where the driver, a GPU, or both a
-//! compiled kernel and the compiler are missing, planning answers [`CudaError::Unavailable`] with what was looked for.
+//! The kernels are CUDA C++ under `kernels/`, embedded in the crate. NVIDIA's run-time compiler (NVRTC) compiles them
+//! for the GPU at first use, and the result is kept on disk (see [`cache`]). Hosts with only a driver need kernels that
+//! are compiled ahead of time (see [`ahead`]). The crate links nothing, so it builds and runs on every machine.
+//! [`CudaError::Unavailable`] reports a missing driver or GPU, or a missing compiler for a kernel that is not compiled,
+//! with the libraries and GPUs of the machine.
 //!
 //! | type | inputs | a call |
 //! | --- | --- | --- |
-//! | [`CudaTiled`] | host memory | copies rows and hidden states up, launches, copies the draws down, waits |
-//! | [`DeviceSampler`] | weight and hidden states in device memory | copies row parameters up, launches on the caller's stream, copies the draws down, waits |
-//! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
-//! | [`RowEncoder`] | row parameters | none: encodes the rows of a launch, which a captured graph finds at a fixed address |
+//! | [`CudaTiled`] | host memory | copies rows and hidden states to the GPU, launches, copies the draws to the host, waits |
+//! | [`DeviceSampler`] | weight and hidden states in device memory | copies row parameters to the GPU, launches on the caller's stream, copies the draws to the host, waits |
+//! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, does not wait |
+//! | [`RowEncoder`] | row parameters | none: encodes the rows of a launch, at a fixed address for a captured graph |
 //! | [`CudaTiled`] with a [`CudaExchange`] | one shard; hidden states on the host, or [`DeviceHidden`] | as above, for the vocabulary of all ranks |
-//! | [`DevicePeers`] | draws of one shard in device memory | one launch: the draws of all ranks' shards, over NVLink |
-//! | `DeviceNccl` (feature `nccl`) | the same | three launches: the same, by NCCL |
-//! | [`DeviceFilters`] after [`DeviceTiled`] | device memory, on the caller's stream | two or three launches; allocates nothing, but for the first that stores logits, waits for nothing |
+//! | [`DevicePeers`] | draws of one shard in device memory | one launch: merges the draws of all shards, over NVLink |
+//! | `DeviceNccl` (feature `nccl`) | draws of one shard in device memory | three launches: merges the draws of all shards, over NCCL |
+//! | [`DeviceFilters`] after [`DeviceTiled`] | device memory, on the caller's stream | two to four launches; does not wait; only the first call that stores logits allocates |
 //! | [`CudaGrouped`], [`CudaOnline`] | host memory | as [`CudaTiled`], with a draw by groups |
-//! | [`DeviceGroups`] | device memory, on the caller's stream | three launches; allocates nothing, waits for nothing |
-//! | [`CudaStreamed`] | host memory, the weight from a reader in blocks | reads, copies and multiplies at once |
-//! | [`CudaStandalone`] | existing logits in host memory | copies them up, launches, copies the draws down, waits |
-//! | [`DeviceStandalone`] | existing logits in device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
+//! | [`DeviceGroups`] | device memory, on the caller's stream | two launches; allocates nothing, does not wait |
+//! | [`CudaStreamed`] | host memory, the weight from a reader in blocks | reads, copies and multiplies at the same time |
+//! | [`CudaStandalone`] | existing logits in host memory | copies the logits to the GPU, launches, copies the draws to the host, waits |
+//! | [`DeviceStandalone`] | existing logits in device memory, on the caller's stream | one launch; allocates nothing, does not wait |
 //!
-//! One fused kernel is for Hopper, one for every GPU of compute capability 8.0 and up. Both multiply bf16 or f16 on tensor
-//! cores, and on one GPU they give the same bits (measured on an H200). A tensor core of another generation rounds within
-//! a product in another way, so only a canonical plan promises the same bits there. Tensor cores do not multiply float32,
-//! and pairs of different types. The layout of device memory decides how fast inputs are read, not whether.
+//! One fused kernel is for Hopper, another for all GPUs of compute capability 8.0 and later. Both use tensor cores for
+//! bf16 or f16, and on one GPU they give the same bits (measured on an H200). Tensor cores of another generation round
+//! products differently, so only a canonical plan guarantees the same bits on other GPUs. Float32 and pairs of
+//! different types do not use tensor cores. Every layout of device memory is supported; the layout affects only the
+//! speed.
 //!
 //! The variants with groups (paper Alg. I.2 and I.3) use the portable kernel, which writes log-masses and samples of
 //! groups. A second kernel draws from them by a [`GroupRule`].
 //!
-//! The GPU decides min-p, top-k and top-p in the orders that engines use. On Hopper, the draw lists the largest logits of
-//! rows where min-p or top-k comes first; elsewhere it stores all logits. A second kernel filters and draws. The host
-//! decides other filters, and the few rows that the kernels leave undecided, by core's selector.
+//! The GPU decides min-p, top-k and top-p in the orders that engines use. On Hopper, the fused kernel lists the largest
+//! logits of rows with min-p or top-k first; in other cases it stores all logits. A second kernel filters and draws.
+//! The core crate's selector on the host decides other filters, and the few rows that the kernels leave undecided.
 //!
 //! Over device memory, log Z on request (paper App. L) gives the log-probability of a draw:
-//! [`DeviceTiled::launch_with_log_z`], [`DeviceGroups::launch`], [`DeviceDraws::log_z`]. The samplers serve
-//! log-probabilities, lists without replacement and canonical plans from stored logits; their log Z is a sum of integers
-//! with the same bits on every backend and for every sharding.
+//! [`DeviceTiled::launch_with_log_z`], [`DeviceGroups::launch`], [`DeviceDraws::log_z`]. The samplers compute
+//! log-probabilities, lists without replacement and canonical plans from stored logits. Their log Z is a sum of
+//! integers with the same bits on every backend and for all shards.
 //!
 //! # Features
-//! `driver` is all of the above; without it, the crate has the [`Probe`] alone, which looks at the file system. `nccl` adds
-//! the exchange between GPUs by NCCL.
+//! `driver` enables all of the above. Without it, the crate has only the [`Probe`], which inspects the file system.
+//! `nccl` adds the exchange between GPUs over NCCL.
 //!
 //! ```
 //! # #[cfg(feature = "driver")] {
@@ -57,7 +59,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![deny(unsafe_code)]
-// Without the feature the documentation still tells of what it adds.
+// Without the feature `nccl`, the documentation still links to its items.
 #![cfg_attr(not(feature = "nccl"), allow(rustdoc::broken_intra_doc_links))]
 
 mod probe;

@@ -1,16 +1,15 @@
-//! What is checked of addresses of results and parameters in device memory: a kernel that meets one in the middle of an
-//! element ends every later call of the context.
+//! Alignment checks of device addresses. After a misaligned access, every later call of the context fails.
 
 use crate::abi::{DeviceAddress, Draw, Row};
 use crate::error::CudaError;
 
-/// Whether the rows of a launch and its draws lie where a kernel can read and write them.
+/// Checks the alignment of the rows and draws of a launch.
 pub(crate) fn check_rows(rows: DeviceAddress<Row>, draws: DeviceAddress<Draw>) -> Result<(), CudaError> {
     check_aligned("rows", rows)?;
     check_aligned("draws", draws)
 }
 
-/// Whether an address is a multiple of its type's alignment, 4 or 8.
+/// Checks that an address is a multiple of its type's alignment, 4 or 8.
 pub(crate) fn check_aligned<T>(what: &'static str, address: DeviceAddress<T>) -> Result<(), CudaError> {
     let reason = match align_of::<T>() {
         8 => "their address is not a multiple of 8",

@@ -13,7 +13,7 @@ use cudarc::driver::CudaModule;
 use flash_sampling_core::DType;
 use std::sync::Arc;
 
-/// Six variants for each tile and operand type, on Hopper alone.
+/// Six variants per tile and operand type, for Hopper only.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "fused_hopper.cu",
     serves,
@@ -40,26 +40,26 @@ pub(crate) fn serves(architecture: Architecture) -> bool {
     architecture == Architecture::HOPPER
 }
 
-/// Tokens of a granule, the unit in which tokens are divided among blocks.
+/// Tokens of a granule, the unit of work that blocks share.
 const GRANULE: u32 = 16;
 
-/// The most rows of a launch.
+/// The maximum number of rows of a launch.
 pub(crate) const MAX_ROWS: usize = 256;
 
-/// What an instance computes besides the plain draw.
+/// The results that an instance computes besides the plain draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FusedVariant {
     /// Nothing.
     Plain,
-    /// Takes rows with penalties, applies masks before it scores, and stores raw logits on request.
+    /// Supports rows with penalties, applies masks before it computes scores, and stores raw logits on request.
     MasksPenalties,
-    /// Takes the same rows, and lists the largest logits of rows with filters.
+    /// Supports the same rows, and lists the largest logits of rows with filters.
     Lists,
     /// Computes log Z of rows with neither masks nor biases.
     LogZ,
     /// Sends its draws to the other ranks.
     FanOut,
-    /// Stores the raw logits, and the largest of each granule, of rows with neither masks nor biases.
+    /// Stores the raw logits and the largest logit of each granule, for rows without masks and biases.
     StoreLogits,
 }
 
@@ -77,7 +77,7 @@ pub(crate) enum FusedOutput {
     LogZ(Masses),
     /// The mailboxes of the other ranks.
     FanOut(Peers),
-    /// Raw logits, and the largest of each granule.
+    /// Raw logits, and the largest logit of each granule.
     StoreLogits(LogitStore),
 }
 
@@ -94,10 +94,10 @@ impl FusedOutput {
     }
 }
 
-/// One instance of the kernel. The names are those of the template's parameters.
+/// One instance of the kernel. The fields have the names of the template's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tile {
-    /// Rows of the batch that it takes.
+    /// The maximum number of rows.
     pub(crate) columns: u32,
     slabs: u32,
     pub(crate) cluster: u32,
@@ -105,13 +105,15 @@ pub(crate) struct Tile {
     variant: FusedVariant,
 }
 
-/// Columns, slabs and cluster, for up to 8, 16, ... 256 rows: two slabs a stage read weight rows in runs of 256
-/// bytes, which is faster where the read alone counts; clusters of two share the hidden states.
+/// Columns, slabs and cluster, for up to 8, 16, ... 256 rows.
+///
+/// Two slabs per stage read weight rows in runs of 256 bytes, which is faster if the launch is memory-bound. The two
+/// blocks of a cluster share the hidden states.
 const TILES: [[u32; 3]; 9] =
     [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 2, 2], [128, 1, 2], [192, 1, 2], [224, 1, 2], [256, 1, 2]];
 
 impl Tile {
-    /// The tiles that calls of up to `rows` rows use, smallest first.
+    /// The tiles for calls of up to `rows` rows, smallest first.
     pub(crate) fn up_to(rows: usize, dtype: DType, variant: FusedVariant) -> impl Iterator<Item = Tile> {
         let largest = TILES.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(TILES.len() - 1);
         let made = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, variant };
@@ -125,7 +127,7 @@ impl Tile {
         rows.div_ceil(8 * self.cluster) * 8
     }
 
-    /// The same tile in the variant that has an output.
+    /// The same tile in the variant of an output.
     pub(crate) fn with(self, output: &FusedOutput) -> Tile {
         Tile { variant: output.variant(), ..self }
     }
@@ -145,7 +147,6 @@ impl Tile {
         }
     }
 
-    /// Loads the kernel into a device.
     pub(crate) fn load(self, device: &Device) -> Result<Loaded, CudaError> {
         let module = device.module(&SOURCE, &self.instance())?;
         let [shared_bytes, threads] = launch_words(&module, "fused_hopper_launch", device)?;
@@ -165,7 +166,7 @@ impl Tile {
     }
 }
 
-/// A kernel, by the output of its variant.
+/// A kernel, with the output type of its variant.
 #[derive(Debug)]
 enum HopperKernel {
     Plain(Kernel<(Call, Maps)>),
@@ -175,7 +176,6 @@ enum HopperKernel {
     FanOut(Kernel<(Call, Maps, Peers)>),
 }
 
-/// A kernel in a device.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) tile: Tile,
@@ -185,14 +185,16 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Blocks of a launch over `tokens` tokens: at most one on each multiprocessor, each with a granule at least.
+    /// The number of blocks for `tokens` tokens: at most one per multiprocessor, each with at least one granule.
     pub(crate) fn blocks(&self, tokens: u32, multiprocessors: u32) -> u32 {
         let cluster = self.tile.cluster;
         (multiprocessors / cluster).min(tokens.div_ceil(GRANULE).div_ceil(cluster)) * cluster
     }
 
-    /// Launches it with an output of this tile's variant ([`Tile::with`]). `call` has at least one row and one token, and no
-    /// more rows than the tile has columns. The scratch is as abi.cuh states between launches.
+    /// Launches the kernel with an output of this tile's variant ([`Tile::with`]).
+    ///
+    /// `call` has at least one row and one token, and at most as many rows as the tile has columns. The scratch is in
+    /// the state that abi.cuh requires between launches.
     pub(crate) fn launch(
         &self,
         queue: Queue<'_>,
@@ -234,7 +236,7 @@ mod tests {
         Tile::up_to(256, DType::BF16, FusedVariant::Plain)
     }
 
-    /// Whole groups of eight, as the swizzle has them: all rows of the batch, and none beyond the tile.
+    /// The swizzle needs whole groups of eight rows: all rows of the batch, and none beyond the tile.
     #[test]
     fn a_cluster_loads_the_batch_and_no_more_than_the_tile() {
         for tile in tiles() {
@@ -246,7 +248,7 @@ mod tests {
         }
     }
 
-    /// The host's boxes have another size than the kernel waits for where these differ.
+    /// If these differ, the host's boxes have another size than the kernel waits for.
     #[test]
     fn the_kernel_loads_as_many_rows_as_the_host_makes_boxes_of() {
         let Some(program) = emulated::program("loaded_rows") else { return };

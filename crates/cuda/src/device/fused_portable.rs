@@ -1,4 +1,4 @@
-//! The fused kernels for every GPU from compute capability 8.0 on: their instances and their launch.
+//! The fused kernels for all GPUs of compute capability 8.0 or later: their instances and their launch.
 
 use crate::abi::{self, Call, LogitStore, Matrices, Summaries};
 use crate::compile::kernels::{self, Instance, KernelSource};
@@ -12,15 +12,16 @@ use cudarc::driver::CudaModule;
 use flash_sampling_core::DType;
 use std::sync::Arc;
 
-/// On tensor cores: an instance for each number of columns and each operand type.
+/// On tensor cores: one instance per number of columns and operand type.
 pub(crate) static TENSOR: KernelSource = KernelSource {
     file: "fused_portable.cu",
     serves: kernels::any,
     instances: || all([Some(DType::BF16), Some(DType::F16)]),
 };
 
-/// Without tensor cores, for float32 and for pairs of different types. Not hot, though such draws wait for it: it is the
-/// way for types that no model's head should have, and no bound of its time is promised.
+/// Without tensor cores, for float32 and for pairs of different types.
+///
+/// This kernel has no performance target, although such draws wait for it: no model's head should have these types.
 pub(crate) static PLAIN: KernelSource =
     KernelSource { file: "fused_plain.cu", serves: kernels::any, instances: || all([None]) };
 
@@ -29,12 +30,12 @@ fn all<const N: usize>(operands: [Option<DType>; N]) -> Vec<Instance> {
     operands.into_iter().flat_map(of_operand).flatten().map(Portable::instance).collect()
 }
 
-/// What is made of the products.
+/// The results that an instance computes from the products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Epilogue {
-    /// Draws, and stored logits where they are wanted. Its arguments are [`LogitStore`](crate::abi::LogitStore).
+    /// Draws, and optionally stored logits. The argument is [`LogitStore`](crate::abi::LogitStore).
     Draw,
-    /// Log-masses and samples of groups. Its arguments are [`Summaries`](crate::abi::Summaries).
+    /// Log-masses and samples of groups. The argument is [`Summaries`](crate::abi::Summaries).
     Summary,
 }
 
@@ -46,7 +47,7 @@ impl Epilogue {
         }
     }
 
-    /// Tokens are shared out among blocks in granules of this many.
+    /// Tokens of a granule, the unit of work that blocks share.
     fn granule(self) -> u32 {
         match self {
             Epilogue::Draw => 16,
@@ -55,15 +56,15 @@ impl Epilogue {
     }
 }
 
-/// The most blocks on a multiprocessor, of any instance.
+/// The maximum number of blocks per multiprocessor, for all instances.
 pub(crate) const MAX_BLOCKS: usize = 2;
 
 /// One instance of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Portable {
-    /// Rows of the batch that it takes; the plain kernel takes more, this many at a time.
+    /// The maximum number of rows; the plain kernel takes more rows, this many at a time.
     columns: u32,
-    /// The type on both sides; `None` = any types, without tensor cores.
+    /// The type of both factors; `None` = any types, without tensor cores.
     operand: Option<DType>,
     epilogue: Epilogue,
 }
@@ -72,12 +73,12 @@ const COLUMNS: [u32; 6] = [8, 16, 32, 64, 128, 256];
 const PLAIN_COLUMNS: [u32; 2] = [8, 64];
 
 impl Portable {
-    /// What multiplies these types.
+    /// The tensor-core operand type for these types; `None` without tensor cores.
     pub(crate) fn operand(weight: DType, hidden: DType) -> Option<DType> {
         (weight == hidden && weight != DType::F32).then_some(weight)
     }
 
-    /// The instances that calls of up to `rows` rows use, smallest first.
+    /// The instances for calls of up to `rows` rows, smallest first.
     pub(crate) fn up_to(rows: usize, operand: Option<DType>, epilogue: Epilogue) -> impl Iterator<Item = Portable> {
         let columns: &[u32] = if operand.is_some() { &COLUMNS } else { &PLAIN_COLUMNS };
         let largest = columns.iter().position(|&c| c as usize >= rows).unwrap_or(columns.len() - 1);
@@ -101,7 +102,6 @@ impl Portable {
         }
     }
 
-    /// Loads the kernel into a device.
     pub(crate) fn load(self, device: &Device) -> Result<LoadedPortable, CudaError> {
         let source = if self.operand.is_some() { &TENSOR } else { &PLAIN };
         let module = device.module(source, &self.instance())?;
@@ -120,7 +120,7 @@ impl Portable {
         Ok(LoadedPortable { portable: self, kernels, shared_bytes, threads, blocks })
     }
 
-    /// The kernel for aligned factors, and the one for others, which without tensor cores is the same.
+    /// The kernels for aligned and for unaligned factors. Without tensor cores, they are the same kernel.
     fn both<E>(
         self,
         module: &Arc<CudaModule>,
@@ -133,14 +133,14 @@ impl Portable {
     }
 }
 
-/// A kernel, and the same for factors that asynchronous copies cannot read.
+/// A kernel, and its version for factors that asynchronous copies cannot read.
 #[derive(Debug)]
 struct Both<E> {
     aligned: Kernel<(Call, Matrices, E)>,
     unaligned: Kernel<(Call, Matrices, E)>,
 }
 
-/// The kernels of an instance, by its epilogue.
+/// The kernels of an instance, with the output type of its epilogue.
 #[derive(Debug)]
 enum PortableKernels {
     Draw(Both<LogitStore>),
@@ -150,25 +150,23 @@ enum PortableKernels {
 /// The output of an instance besides the draws.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PortableOutput {
-    /// Logits, or nothing; of [`Epilogue::Draw`].
+    /// Logits, or nothing, for [`Epilogue::Draw`].
     Draw(LogitStore),
-    /// Log-masses and samples of groups; of [`Epilogue::Summary`].
+    /// Log-masses and samples of groups, for [`Epilogue::Summary`].
     Summary(Summaries),
 }
 
-/// A kernel in a device.
 #[derive(Debug)]
 pub(crate) struct LoadedPortable {
     pub(crate) portable: Portable,
     kernels: PortableKernels,
     shared_bytes: u32,
     threads: u32,
-    /// The most blocks of a launch.
     blocks: u32,
 }
 
 impl LoadedPortable {
-    /// The kernel of an instance among those that were loaded, or loaded now.
+    /// The loaded kernel of an instance; loads it if needed.
     pub(crate) fn of<'k>(
         loaded: &'k mut Vec<Arc<LoadedPortable>>,
         instance: Portable,
@@ -184,14 +182,16 @@ impl LoadedPortable {
         Ok(&loaded[at])
     }
 
-    /// Blocks of a launch over `tokens` tokens: at most one for each granule.
+    /// The number of blocks for `tokens` tokens: at most one per granule.
     pub(crate) fn blocks(&self, tokens: u32) -> u32 {
         self.blocks.min(tokens.div_ceil(self.portable.epilogue.granule()))
     }
 
-    /// Launches it with `blocks` blocks, at least 1 and at most [`LoadedPortable::blocks`], of an output of this instance's
-    /// epilogue. The factors are of types that it multiplies; `call` has at least one row and one token, and no more rows
-    /// than [`Portable::for_rows`] allows. The scratch is as abi.cuh states between launches.
+    /// Launches the kernel with an output of this instance's epilogue.
+    ///
+    /// `blocks` is at least 1 and at most [`LoadedPortable::blocks`]. The instance supports the types of the factors.
+    /// `call` has at least one row and one token, and at most as many rows as [`Portable::for_rows`] allows. The
+    /// scratch is in the state that abi.cuh requires between launches.
     pub(crate) fn launch(
         &self,
         queue: Queue<'_>,

@@ -1,4 +1,4 @@
-//! A GPU, its context, and the kernels that were loaded into it.
+//! A GPU, its context, and its loaded kernels.
 #![allow(unsafe_code)]
 
 use crate::compile::architecture::Architecture;
@@ -15,14 +15,14 @@ use cudarc::nvrtc::Ptx;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The GPUs in use in this process; contexts and kernels live as long as it does.
+/// The GPUs in use in this process; their contexts and kernels live as long as the process.
 static DEVICES: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
 
-/// A GPU, its context, and the kernels that were loaded into it.
+/// A GPU, its context, and its loaded kernels.
 pub struct Device {
     ordinal: usize,
     context: Arc<CudaContext>,
-    /// Allocates and frees scratch. A GPU has few queues for its streams, and a kernel that waits for other ranks blocks its queue.
+    /// Allocates and frees scratch. A kernel that waits for other ranks blocks one of the few hardware queues.
     scratch: Arc<CudaStream>,
     capability: (i32, i32),
     multiprocessors: u32,
@@ -38,11 +38,11 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    /// The GPU of a number, 0 the first, with its primary context. The same number gives the same device.
+    /// Opens the GPU with this ordinal, from 0, with its primary context. Equal ordinals return the same device.
     ///
     /// # Errors
-    /// [`CudaError::Unavailable`] without the driver's library or a GPU of that number, [`CudaError::Driver`]. The
-    /// compiler's library is asked for when a kernel is needed that no folder holds compiled (see [`cache`](crate::cache)).
+    /// [`CudaError::Unavailable`] if the driver's library or the GPU is missing; [`CudaError::Driver`]. The compiler's
+    /// library is loaded only to compile a kernel that no cache folder has (see [`cache`](crate::cache)).
     pub fn new(ordinal: usize) -> Result<Arc<Device>, CudaError> {
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = devices.iter().find(|device| device.ordinal == ordinal) {
@@ -65,10 +65,10 @@ impl Device {
         Ok(device)
     }
 
-    /// Number of GPUs that the driver shows this process.
+    /// The number of GPUs that the driver shows this process.
     ///
     /// # Errors
-    /// [`CudaError::Unavailable`] without the driver's library or any GPU, [`CudaError::Driver`].
+    /// [`CudaError::Unavailable`] if the driver's library is missing or there is no GPU; [`CudaError::Driver`].
     pub fn count() -> Result<usize, CudaError> {
         #[cfg(not(feature = "linked"))]
         // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
@@ -92,12 +92,12 @@ impl Device {
         self.context.name().map_err(CudaError::driver("name the GPU"))
     }
 
-    /// Compute capability, major and minor.
+    /// The compute capability, major and minor.
     pub fn capability(&self) -> (i32, i32) {
         self.capability
     }
 
-    /// Number of multiprocessors.
+    /// The number of multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
     }
@@ -112,24 +112,23 @@ impl Device {
         &self.scratch
     }
 
-    /// A stream of its own.
     pub(crate) fn stream(&self) -> Result<Arc<CudaStream>, CudaError> {
         self.context.new_stream().map_err(CudaError::driver("make a stream"))
     }
 
-    /// What kernels for this GPU are compiled for.
+    /// The compilation target of kernels for this GPU.
     pub fn architecture(&self) -> Architecture {
         Architecture::of_capability(self.capability)
     }
 
-    /// Finds or compiles an instance of a kernel, and loads it. Nothing is kept of it here.
+    /// Finds or compiles an instance of a kernel, and loads it. The device does not keep the module.
     pub(crate) fn module(&self, kernel: &KernelSource, instance: &Instance) -> Result<Arc<CudaModule>, CudaError> {
         debug_assert!((kernel.instances)().contains(instance), "{} {instance} is in no list", kernel.file);
         let code = Request { kernel, instance, architecture: self.architecture() }.machine_code()?;
         self.context.load_module(Ptx::from_binary(code)).map_err(CudaError::driver("load a kernel"))
     }
 
-    /// A kernel of an instance, which is compiled and loaded at first use and kept.
+    /// A kernel of an instance, compiled and loaded at first use. The device keeps the kernel.
     pub(crate) fn function<A>(
         &self,
         kernel: &'static KernelSource,

@@ -1,4 +1,4 @@
-//! The two launches of the variants with groups, over a head or a part of one.
+//! The two launches of the variants with groups, over a head or one of its parts.
 
 use crate::abi::{Call, DeviceAddress, Draw, Groups, Matrices, PARTIAL_BYTES, Row, Selection, Summaries};
 use crate::device::alignment::{check_aligned, check_rows};
@@ -12,53 +12,53 @@ use crate::device::select::{GroupRule, SelectKernel};
 use crate::error::CudaError;
 use std::sync::Arc;
 
-/// Groups are multiples of this many tokens.
+/// Group sizes are multiples of this many tokens.
 const GROUP_UNIT: u32 = 64;
 
+/// Checks the size of groups.
+///
 /// # Errors
 /// [`CudaError::GroupSize`].
 pub(crate) fn check_group(size: u32) -> Result<(), CudaError> {
     if size == 0 || !size.is_multiple_of(GROUP_UNIT) { Err(CudaError::GroupSize { size }) } else { Ok(()) }
 }
 
-/// Bytes of a row's partial summaries: one for each group, one more for a first token within a group, and one for each
-/// block.
+/// Bytes of a row's partial summaries: one per group, one more if the first token is within a group, and one per block.
 fn partial_bytes_of_row(tokens: usize, size: u32, blocks: u32) -> usize {
     (tokens.div_ceil(size as usize) + 1 + blocks as usize) * PARTIAL_BYTES
 }
 
-/// The device addresses of what a pass reads and writes a row, and which part of the head it is.
+/// The device addresses of a pass's rows and results, and the position of its part of the head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Results {
     pub(crate) rows: DeviceAddress<Row>,
     pub(crate) draws: DeviceAddress<Draw>,
-    /// Null = not wanted.
+    /// Null = not requested.
     pub(crate) log_z: DeviceAddress<f64>,
     /// All ones before the first part.
     pub(crate) invalid: DeviceAddress<u64>,
-    /// Not used where one part is the whole head.
+    /// Unused if one part is the whole head.
     pub(crate) running: DeviceAddress<u8>,
     pub(crate) begins: bool,
     pub(crate) ends: bool,
 }
 
-/// The two launches over a head, or over a part of one that comes in parts, ascending.
+/// The two launches over a head, or over parts of a head in ascending order.
 #[derive(Debug)]
 pub(crate) struct GroupPass {
     device: Arc<Device>,
     size: u32,
     rule: GroupRule,
     max_rows: usize,
-    /// The most blocks of a launch.
     blocks: u32,
     select: SelectKernel,
-    /// Those that were used or planned.
+    /// The portable kernels that are planned or were used.
     portable: Vec<Arc<LoadedPortable>>,
     partials: Scratch,
 }
 
 impl GroupPass {
-    /// Plans for heads like this one, with at most as many tokens, at any place.
+    /// Plans for heads like this one, with at most as many tokens, anywhere in the vocabulary.
     pub(crate) fn new(
         head: &DeviceHead,
         max_rows: usize,
@@ -73,14 +73,13 @@ impl GroupPass {
         let portable = planned.map(|instance| device.portable(instance)).collect::<Result<Vec<_>, _>>()?;
         let most = portable.iter().map(|kernel| kernel.blocks(head.weight.rows as u32)).max();
         let blocks = most.unwrap_or(device.multiprocessors());
-        // Not numbers: what is not written must not be read.
+        // All bytes are ones, NaN, so that a read of unwritten partials shows.
         let bytes = max_rows * partial_bytes_of_row(head.weight.rows, size, blocks);
         let partials = Scratch::new(bytes, &[], device)?;
         let (device, select) = (device.clone(), SelectKernel::load(device)?);
         Ok(GroupPass { device, size, rule, max_rows, blocks, select, portable, partials })
     }
 
-    /// The device.
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -90,13 +89,13 @@ impl GroupPass {
         self.partials.len()
     }
 
-    /// Every launch has run: see [`Scratch::mark_idle`].
+    /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         self.partials.mark_idle();
     }
 
-    /// Enqueues both launches over `head`, which has at most the tokens that were planned. Parts come in ascending order and
-    /// begin at multiples of the group's size, but for the first.
+    /// Enqueues both launches over `head`, which has at most the planned number of tokens. Parts come in ascending
+    /// order; all but the first begin at multiples of the group size.
     pub(crate) fn launch(
         &mut self,
         queue: Queue<'_>,

@@ -15,30 +15,32 @@ use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
-/// The grouped and online variants over device memory: two launches a call, on the caller's stream. A call allocates
-/// nothing and waits for nothing, so it can be captured into a graph. The first launch leaves of every row and group a
-/// log-mass and an exact local sample, the second draws from them by a [`GroupRule`].
+/// The grouped and online variants over device memory: two launches per call, on the caller's stream.
 ///
-/// Groups lie on the absolute grid of multiples of their size, so they are the same in every shard. The products are those
-/// of [`DeviceTiled`](crate::DeviceTiled)'s portable kernel.
+/// A call allocates nothing and does not wait, so a graph can capture it. The first launch computes a log-mass and an
+/// exact local sample for every row and group. The second launch draws from these by a [`GroupRule`].
 ///
-/// A row takes 24 bytes of scratch for each group and for each block of the first launch: groups of 512 tokens of a
-/// vocabulary of 151936 on 132 multiprocessors make less than 1 MiB per 100 rows, and larger vocabularies need larger groups:
-/// [`group_size`](flash_sampling_core::backend::group_size) has them. Smaller groups take more; see [`DeviceGroups::scratch_bytes`].
+/// Groups begin at absolute multiples of their size, so all shards have the same groups. The products equal those of
+/// the portable kernel of [`DeviceTiled`](crate::DeviceTiled).
 ///
-/// Planned are the kernels for hidden states of the weight's type. Other types load one at their first launch, and compile
-/// it when it is in no cache. Make one before a capture.
+/// A row uses 24 bytes of scratch for each group and for each block of the first launch. For 151936 tokens in groups of
+/// 512 on 132 multiprocessors, this is less than 1 MiB per 100 rows. Smaller groups use more scratch, and larger
+/// vocabularies need larger groups: see [`DeviceGroups::scratch_bytes`] and
+/// [`group_size`](flash_sampling_core::backend::group_size).
+///
+/// The plan has the kernels for hidden states of the weight's type. The first launch with another type loads a kernel,
+/// and compiles it if no cache has it. Make such a launch before a capture.
 #[derive(Debug)]
 pub struct DeviceGroups {
     head: DeviceHead,
     pass: GroupPass,
-    /// The first invalid logit a row; all ones between calls.
+    /// The first invalid logit per row; all ones between calls.
     invalid: Scratch,
 }
 
 impl DeviceGroups {
-    /// Plans for calls of up to `max_rows` rows, 256 at most, with groups of `group` tokens: compiles and loads the
-    /// kernels, allocates the scratch.
+    /// Plans calls of up to `max_rows` rows, at most 256, with groups of `group` tokens: compiles and loads the
+    /// kernels, and allocates the scratch.
     ///
     /// # Errors
     /// * [`CudaError::GroupSize`]: `group` is not a positive multiple of 64.
@@ -56,7 +58,7 @@ impl DeviceGroups {
         DeviceGroups::plan(head, max_rows, group, rule, device)
     }
 
-    /// [`DeviceGroups::new`]. Reads no device memory: whoever makes the [`Queue`] of a launch answers for the head.
+    /// [`DeviceGroups::new`]. Reads no device memory: the creator of a launch's [`Queue`] guarantees the head's safety.
     pub(crate) fn plan(
         head: DeviceHead,
         max_rows: usize,
@@ -74,12 +76,12 @@ impl DeviceGroups {
         self.pass.device()
     }
 
-    /// Bytes of device memory that the plan holds besides the kernels.
+    /// Bytes of device memory of the plan, without the kernels.
     pub fn scratch_bytes(&self) -> usize {
         self.pass.scratch_bytes() + self.invalid.len()
     }
 
-    /// Every launch has run: see [`Scratch::mark_idle`].
+    /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         self.pass.mark_idle();
         self.invalid.mark_idle();
@@ -87,10 +89,10 @@ impl DeviceGroups {
 
     /// Draws for `hidden [rows, hidden]`: enqueues two launches on `stream` and returns.
     ///
-    /// `rows` has one [`abi::Row`](crate::abi::Row) a row, `draws` room for one
-    /// [`abi::Draw`](crate::abi::Draw) a row. `log_z`, where given, has room for one float64 a row: the logarithm of the
-    /// row's mass, `ln sum e^l` over the transformed logits, within 1e-8 (paper App. L); the log-probability of the drawn
-    /// token is its logit less that.
+    /// `rows` has one [`abi::Row`](crate::abi::Row) per row, and `draws` has room for one
+    /// [`abi::Draw`](crate::abi::Draw) per row. `log_z`, if given, has room for one float64 per row: the logarithm of
+    /// the row's mass, `ln sum e^l` over the transformed logits, within 1e-8 (paper App. L). The log-probability of the
+    /// drawn token is its logit minus log Z.
     ///
     /// # Errors
     /// As [`DeviceTiled::launch`](crate::DeviceTiled::launch).
@@ -105,7 +107,7 @@ impl DeviceGroups {
         draws: DeviceAddress<Draw>,
         log_z: Option<DeviceAddress<f64>>,
     ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function and of `new`; the scratch is this value's.
+        // SAFETY: the bullets of this function and of `new`; this value owns the scratch.
         let queue = unsafe { Queue::new(stream) };
         self.enqueue(queue, hidden, (rows, draws), log_z.unwrap_or_default())
     }

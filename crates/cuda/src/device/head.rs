@@ -1,4 +1,4 @@
-//! An LM head in device memory, and what is checked of it.
+//! An LM head in device memory, and its checks.
 
 use crate::abi::{DeviceAddress, HeadTransform};
 use crate::device::fused_hopper::MAX_ROWS;
@@ -7,7 +7,7 @@ use crate::device::matrix::DeviceMatrix;
 use crate::error::CudaError;
 use flash_sampling_core::{HeadError, Knob};
 
-/// The most tokens of a head: beyond it the kernel's 32-bit shares overflow.
+/// The maximum number of tokens of a head: more would overflow the kernel's 32-bit shares.
 const MAX_TOKENS: usize = 1 << 26;
 
 /// An LM head in device memory: `logits = scale * soft_cap(hidden x weight^T + bias)`.
@@ -15,18 +15,18 @@ const MAX_TOKENS: usize = 1 << 26;
 pub struct DeviceHead {
     /// `[tokens, hidden]`: the rows that can be drawn, without padding.
     pub weight: DeviceMatrix,
-    /// Global id of the weight's first row; no token's id exceeds 2^32 - 2.
+    /// Token id of the weight's first row; no id exceeds 2^32 - 2.
     pub first_token: u32,
     /// Device address, a multiple of 4, of one float32 per weight row, added before soft-cap and scale.
     pub bias: Option<DeviceAddress<f32>>,
-    /// `cap * tanh(l / cap)`; finite and positive.
+    /// `cap` in `cap * tanh(l / cap)`; finite and positive.
     pub soft_cap: Option<f32>,
-    /// Multiplies the logits; finite and positive.
+    /// The factor of the logits; finite and positive.
     pub scale: f32,
 }
 
 impl DeviceHead {
-    /// Whether launches of up to `max_rows` rows can be planned.
+    /// Checks that launches of up to `max_rows` rows can be planned.
     pub(crate) fn check(&self, max_rows: usize, device: &Device) -> Result<(), CudaError> {
         let (major, minor) = device.capability();
         if major < 8 {
@@ -47,8 +47,8 @@ impl DeviceHead {
         ])
     }
 
-    /// Factors, token ids, and the bias's address. The kernels rely on them: they prune by a bound that grows with the dot
-    /// product.
+    /// Checks factors, token ids, and the bias's address. The kernels need positive factors: their pruning bound must
+    /// grow with the dot product.
     fn check_values(&self) -> Result<(), CudaError> {
         for (what, value) in [("scale", Some(self.scale)), ("soft_cap", self.soft_cap)] {
             if let Some(value) = value.filter(|value| !(*value > 0.0 && value.is_finite())) {
@@ -57,7 +57,7 @@ impl DeviceHead {
         }
         let vocab_start = self.first_token as usize;
         let vocab_end = vocab_start.saturating_add(self.weight.rows);
-        // The largest id is the mark of no winner.
+        // The largest id marks the absence of a winner.
         if vocab_end > u32::MAX as usize - 1 {
             return Err(HeadError::Vocab { vocab_size: vocab_end, vocab_start, vocab_end }.into());
         }
@@ -67,7 +67,7 @@ impl DeviceHead {
         Ok(())
     }
 
-    /// Whether hidden states are of a planned head and batch, and there are any.
+    /// Checks that hidden states fit the planned head and batch. Returns whether there are any.
     pub(crate) fn takes(&self, hidden: &DeviceMatrix, max_rows: usize) -> Result<bool, CudaError> {
         hidden.check("hidden states")?;
         if hidden.cols != self.weight.cols {

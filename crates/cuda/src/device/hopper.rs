@@ -1,4 +1,4 @@
-//! The Hopper kernels of a planned head, and the weight as they read it.
+//! The Hopper kernels of a planned head, and the weight's tensor maps.
 
 use crate::abi::{Call, Maps, TensorMap};
 use crate::device::fused_hopper::{FusedOutput, FusedVariant, Loaded, Tile};
@@ -9,7 +9,7 @@ use crate::device::tensor_map;
 use crate::error::CudaError;
 use std::sync::Arc;
 
-/// The Hopper kernels, and the weight as they read it.
+/// The Hopper kernels, and the weight's tensor maps.
 #[derive(Debug)]
 pub(crate) struct Hopper {
     kernels: Vec<Arc<Loaded>>,
@@ -30,7 +30,7 @@ impl Hopper {
         })
     }
 
-    /// Launches the kernel for these rows, within the plan.
+    /// Launches the kernel for these rows. The plan covers them.
     pub(crate) fn launch(
         &mut self,
         queue: Queue<'_>,
@@ -47,13 +47,13 @@ impl Hopper {
         kernel.launch(queue, blocks, call, maps, output)
     }
 
-    /// Loads the kernels of this variant, for every planned number of rows.
+    /// Loads the kernels for this output, for every planned number of rows.
     pub(crate) fn prepare(&mut self, output: &FusedOutput, device: &Device) -> Result<(), CudaError> {
         let columns: Vec<usize> = self.kernels.iter().map(|kernel| kernel.tile.columns as usize).collect();
         columns.into_iter().try_for_each(|rows| self.kernel(rows, output, device).map(drop))
     }
 
-    /// The kernel for a call of `rows` rows, within the plan.
+    /// The kernel for a call of `rows` rows. The plan covers them.
     fn kernel(&mut self, rows: usize, output: &FusedOutput, device: &Device) -> Result<&Loaded, CudaError> {
         let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= rows;
         let planned = self.kernels.iter().find(fits).expect("the planned tiles reach the planned rows");

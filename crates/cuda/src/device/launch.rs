@@ -46,6 +46,8 @@ pub(crate) struct Entry<A> {
 }
 
 impl<A> Entry<A> {
+    /// Declares a kernel.
+    ///
     /// # Safety
     /// The kernel of this name takes arguments of types `A`, by value and in this order.
     pub(crate) const unsafe fn new(name: &'static str) -> Self {
@@ -61,7 +63,6 @@ pub(crate) struct Kernel<A> {
 }
 
 impl<A> Kernel<A> {
-    /// Loads a kernel from a module.
     pub(crate) fn load(module: &Arc<CudaModule>, entry: &Entry<A>) -> Result<Self, CudaError> {
         let function = module.load_function(entry.name).map_err(CudaError::driver("load a kernel"))?;
         Ok(Kernel { function, arguments: PhantomData })
@@ -81,7 +82,6 @@ impl<A> Kernel<A> {
     }
 }
 
-/// The arguments of a kernel.
 pub(crate) trait Arguments {
     /// The addresses of the arguments, valid while `self` is borrowed; unused entries are null.
     fn addresses(&self) -> [*mut c_void; 3];
@@ -127,12 +127,10 @@ impl<'s> Queue<'s> {
         Queue { stream }
     }
 
-    /// The stream.
     pub(crate) fn stream(self) -> &'s CudaStream {
         self.stream
     }
 
-    /// Enqueues a kernel.
     pub(crate) fn launch<A: Arguments>(self, kernel: &Kernel<A>, grid: Grid, arguments: A) -> Result<(), CudaError> {
         let failed = CudaError::driver("launch a kernel");
         self.stream.context().bind_to_thread().map_err(&failed)?;

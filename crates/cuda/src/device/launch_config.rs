@@ -22,8 +22,9 @@ pub(crate) fn launch_words<const N: usize>(
     Ok(words)
 }
 
-/// A kernel in a device, with the dynamic shared memory of a block, in bytes, and its threads, as the constant
-/// `NAME_launch` of its source states.
+/// A kernel on a device, with its threads per block and the bytes of dynamic shared memory per block.
+///
+/// The constant `NAME_launch` of its source states both numbers.
 #[derive(Debug)]
 pub(crate) struct ConfiguredKernel<A> {
     kernel: Kernel<A>,
@@ -40,7 +41,6 @@ impl<A: Arguments> ConfiguredKernel<A> {
         Ok(ConfiguredKernel { kernel, shared_bytes, threads })
     }
 
-    /// Enqueues it.
     pub(crate) fn launch(&self, queue: Queue<'_>, blocks: u32, arguments: A) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
         queue.launch(&self.kernel, grid, arguments)

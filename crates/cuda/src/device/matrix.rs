@@ -7,7 +7,7 @@ use flash_sampling_core::DType;
 
 /// A row-major matrix `[rows, cols]` in device memory.
 ///
-/// Every layout is served. The fast kernels read bf16 and f16 at addresses that are multiples of 16 bytes, with row
+/// Every layout is supported. The fast kernels need bf16 or f16 at addresses that are multiples of 16 bytes, with row
 /// strides that are multiples of 8 elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMatrix {
@@ -17,14 +17,14 @@ pub struct DeviceMatrix {
     pub dtype: DType,
     /// Number of rows.
     pub rows: usize,
-    /// Elements of a row.
+    /// Number of columns.
     pub cols: usize,
     /// Elements from one row to the next.
     pub row_stride: usize,
 }
 
 impl DeviceMatrix {
-    /// What no kernel can read.
+    /// Checks that kernels can read the matrix.
     pub(crate) fn check(&self, what: &'static str) -> Result<(), CudaError> {
         let reason = match () {
             () if self.cols == 0 => "it has no columns",
@@ -51,14 +51,14 @@ impl DeviceMatrix {
         1 << (self.address.get() | self.stride_bytes()).trailing_zeros().min(4)
     }
 
-    /// Whether the tensor cores take it as it lies, by the copy engine or by asynchronous copies.
+    /// Whether the copy engine or asynchronous copies can read the matrix for the tensor cores.
     pub(crate) fn is_aligned(&self) -> bool {
         self.dtype != DType::F32 && self.unit() == 16
     }
 }
 
 impl Matrices {
-    /// Both factors; `largest_unit` is the most bytes to read at once, 16 or less.
+    /// Both factors; `largest_unit` is the maximum bytes per read, at most 16.
     pub(crate) fn of(weight: &DeviceMatrix, hidden: &DeviceMatrix, largest_unit: u32) -> Matrices {
         Matrices {
             weight: weight.address,

@@ -1,4 +1,4 @@
-//! The draws over device memory, on the caller's stream: the entry points, and the kernels that they launch.
+//! Sampling over device memory, on the caller's stream: the entry points and their kernels.
 //!
 //! | entry points | kernels | shared |
 //! | --- | --- | --- |

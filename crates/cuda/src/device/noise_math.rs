@@ -1,14 +1,15 @@
-//! How the kernels take the outer logarithm of the noise (paper App. J).
+//! The math of the noise's outer logarithm (paper App. J).
 
-/// How the kernels over existing logits take the outer of a Gumbel's two logarithms. The inner one is always exact-math: an
-/// approximation there loses rare tokens. The fused kernels have no choice, and need none: about one token in a thousand
-/// comes so far that a logarithm is taken.
+/// The math of the outer logarithm of Gumbel noise, for kernels over existing logits.
+///
+/// The inner logarithm always uses exact math: an approximation would lose rare tokens. The fused kernels always use
+/// exact math. They compute a logarithm for about one token in a thousand only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NoiseMath {
-    /// Noise has the same bits as on every backend.
+    /// The same noise bits as on every backend.
     #[default]
     Exact,
-    /// The GPU's approximate logarithm. The law of the draw is kept to within 1e-6 nats of the logits; scores differ in
-    /// their last bits from those of other backends, and a near tie may give another token.
+    /// The GPU's approximate logarithm. The distribution is exact to within 1e-6 nats of the logits. Scores differ from
+    /// other backends in their last bits, and a near tie may yield another token.
     Fast,
 }

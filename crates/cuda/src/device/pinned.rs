@@ -1,4 +1,4 @@
-//! Page-locked host memory on the way to a GPU or from it.
+//! Page-locked host memory for copies to and from a GPU.
 #![allow(unsafe_code)]
 
 use crate::abi::DeviceAddress;
@@ -10,37 +10,35 @@ use cudarc::driver::sys::{CUevent_flags, CUstream};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, PinnedHostSlice, result};
 use std::sync::Arc;
 
-/// Page-locked bytes, which the GPU reads and writes by itself; other memory the driver copies once more, on the caller's
-/// thread.
+/// Page-locked bytes, which the GPU accesses directly. Other memory is copied once more, on the caller's thread.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     memory: PinnedHostSlice<u8>,
-    /// Where it is: asking the memory calls the driver each time.
+    /// The cached address of `memory`, whose own accessor calls the driver each time.
     address: NonNull<u8>,
-    /// Recorded behind the last copy. The memory's own event is not, on streams of contexts without event tracking.
+    /// Recorded after the last copy. On streams of contexts without event tracking, the memory's own event is not.
     copied: CudaEvent,
-    /// Copies may be pending.
     is_pending: bool,
 }
 
-// SAFETY: the address is that of `memory`, which any thread may use; it is used through this value alone.
+// SAFETY: the address is that of `memory`, which any thread may use; only this value uses it.
 unsafe impl Send for Pinned {}
-// SAFETY: as above; a shared value gives no access to it.
+// SAFETY: as above; a shared reference gives no access to the memory.
 unsafe impl Sync for Pinned {}
 
-/// Page-locked memory of zeros.
+/// Allocates page-locked memory of zeros.
 pub(crate) fn page_locked(size: usize, context: &Arc<CudaContext>) -> Result<PinnedHostSlice<u8>, CudaError> {
     let failed = CudaError::driver("allocate page-locked memory");
-    // SAFETY: it is filled before it is read; reads by the processor rule out write-combined memory.
+    // SAFETY: the memory is filled before any read. Flags of 0 exclude write-combined memory, which is slow to read.
     let mut memory = unsafe { context.alloc_pinned_with_flags::<u8>(size, 0) }.map_err(&failed)?;
     let address = memory.as_mut_ptr().map_err(&failed)?;
-    // SAFETY: as many bytes as were allocated.
+    // SAFETY: exactly the allocated bytes.
     unsafe { address.write_bytes(0, size) };
     Ok(memory)
 }
 
 impl Pinned {
-    /// `size` bytes of zeros.
+    /// Allocates `size` bytes of zeros.
     pub(crate) fn new(size: usize, stream: &CudaStream) -> Result<Self, CudaError> {
         let mut memory = page_locked(size, stream.context())?;
         let address = memory.as_mut_ptr().map_err(CudaError::driver("allocate page-locked memory"))?;
@@ -50,18 +48,17 @@ impl Pinned {
         Ok(Pinned { memory, address, copied, is_pending: false })
     }
 
-    /// Number of bytes.
     pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// The bytes. Waits for copies that were enqueued.
+    /// The bytes. Waits for pending copies.
     pub(crate) fn bytes(&mut self) -> Result<&mut [u8], CudaError> {
         if self.is_pending {
             self.copied.synchronize().map_err(CudaError::driver("wait for a copy"))?;
             self.is_pending = false;
         }
-        // SAFETY: as many bytes as were allocated and written at first; no copy is pending, and this value is borrowed alone.
+        // SAFETY: all bytes were allocated and initialised; no copy is pending, and this value is borrowed exclusively.
         Ok(unsafe { core::slice::from_raw_parts_mut(self.address.as_ptr(), self.memory.len()) })
     }
 
@@ -70,12 +67,12 @@ impl Pinned {
         assert!(size <= self.len(), "a copy of {size} bytes");
         let from = self.address.as_ptr();
         self.copy(queue, "copy inputs to the GPU", |stream| {
-            // SAFETY: *Memory* of the queue; `bytes` and dropping wait for the event behind the copy.
+            // SAFETY: *Memory* of the queue; `bytes` and dropping wait for the event after the copy.
             unsafe { result::memcpy_htod_async(to.get(), core::slice::from_raw_parts(from, size), stream) }
         })
     }
 
-    /// Enqueues a copy of `size` bytes of device memory to the bytes from `at` on.
+    /// Enqueues a copy of `size` bytes of device memory to the bytes at offset `at`.
     pub(crate) fn copy_down<T>(
         &mut self,
         from: DeviceAddress<T>,
@@ -94,7 +91,7 @@ impl Pinned {
         })
     }
 
-    /// Enqueues a copy behind earlier ones, and records the event.
+    /// Enqueues a copy after earlier copies, and records the event.
     fn copy(
         &mut self,
         queue: Queue<'_>,

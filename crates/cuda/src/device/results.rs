@@ -1,4 +1,4 @@
-//! Room for the results of launches, poisoned so that a result that no kernel wrote is seen.
+//! Memory for the results of launches, poisoned to detect results that no kernel wrote.
 
 use crate::abi::{DeviceAddress, Draw, status};
 use crate::device::launch::Queue;
@@ -9,6 +9,8 @@ pub(crate) fn poison(draws: DeviceAddress<Draw>, count: usize, queue: Queue<'_>)
     queue.fill(draws, 0xff, count)
 }
 
+/// Checks that kernels wrote all results.
+///
 /// # Errors
 /// [`CudaError::Corrupt`]: a result was not written.
 pub(crate) fn written(draws: &[Draw]) -> Result<(), CudaError> {

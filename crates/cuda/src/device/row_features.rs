@@ -1,25 +1,25 @@
-//! What a caller says of kernels and rows, as far as it decides which kernel draws.
+//! The caller's description of kernels and rows, which selects the kernel of a launch.
 
-/// Which kernels draw. All give the same bits, but for types that tensor cores do not take, whose sums are rounded
-/// otherwise.
+/// The kernels that draw. All kernels give the same bits, except for types that tensor cores do not support, whose sums
+/// are rounded differently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KernelChoice {
-    /// The fastest that takes the GPU and the layout: the Hopper kernel, else the portable one.
+    /// The fastest kernel for the GPU and the layout: the Hopper kernel, else the portable kernel.
     #[default]
     Fastest,
     /// The portable kernel: `mma.sync` and `cp.async`.
     Portable,
-    /// The portable kernel, which reads every layout as if nothing were aligned. Slow; made for tests.
+    /// The portable kernel, which reads every layout as unaligned. Slow; for tests.
     PortableUnaligned,
 }
 
-/// What the rows of a launch may have. A promise of less lets a faster kernel draw on Hopper; the draws are the same.
+/// The features that the rows of a launch may have. Fewer features allow a faster Hopper kernel with the same draws.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RowFeatures {
-    /// Anything.
+    /// All features.
     #[default]
     Any,
-    /// Everything but penalties: no row is [`PENALISED`](crate::abi::PENALISED). Masks that forbid most tokens are slow.
+    /// All but penalties: no row is [`PENALISED`](crate::abi::PENALISED). Masks that forbid most tokens are slow.
     Unpenalised,
     /// Neither masks, biases nor penalties.
     Bare,

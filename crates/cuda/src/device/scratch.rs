@@ -1,4 +1,4 @@
-//! Device memory that kernels use by its address, freed after them.
+//! Device memory that kernels use by address, freed after their launches.
 #![allow(unsafe_code)]
 
 use crate::abi::DeviceAddress;
@@ -9,8 +9,9 @@ use core::ops::Range;
 use cudarc::driver::{CudaContext, CudaSlice, DriverError};
 use std::sync::Arc;
 
-/// Device memory that launches on the callers' streams use by its address. Dropping it waits for the GPU when launches may
-/// be pending, since freeing follows a stream that knows nothing of them.
+/// Device memory that launches on the callers' streams use by address.
+///
+/// Dropping waits for the GPU if launches may be pending, since the freeing stream is not ordered after them.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     memory: CudaSlice<u8>,
@@ -19,13 +20,13 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// `size` bytes of ones, but for the ranges of zeros; they are there when this returns.
+    /// Allocates `size` bytes of ones, with ranges of zeros. The memory is initialised when this function returns.
     pub(crate) fn new(size: usize, zeros: &[Range<usize>], device: &Arc<Device>) -> Result<Self, CudaError> {
         let failed = CudaError::driver("allocate scratch");
         let stream = device.scratch_stream();
         let memory = stream.alloc_zeros::<u8>(size).map_err(&failed)?;
         let address = DeviceAddress::of(&memory, stream);
-        // SAFETY: *Memory*: every range is a part of the memory just allocated, which this value frees after the launches.
+        // SAFETY: *Memory*: every range is part of the new allocation, which this value frees after the launches.
         let queue = unsafe { Queue::new(stream) };
         queue.fill(address, 0xff, size)?;
         for range in zeros {
@@ -36,18 +37,17 @@ impl Scratch {
         Ok(Scratch { memory, address, is_pending: false })
     }
 
-    /// Bytes.
     pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// The device address, for a launch that may be pending from now on.
+    /// The device address, for a launch that may be pending from this call on.
     pub(crate) fn begin_use<T>(&mut self) -> DeviceAddress<T> {
         self.is_pending = true;
         self.address.cast()
     }
 
-    /// Every launch that used the memory has run: its stream was waited for, without an error.
+    /// Records that every launch that used the memory has run. The caller has waited for the stream, without an error.
     pub(crate) fn mark_idle(&mut self) {
         self.is_pending = false;
     }
@@ -63,8 +63,10 @@ impl Drop for Scratch {
     }
 }
 
-/// Waits while something is dropped; whether that went well. The binding returns an error that it noted earlier in place of
-/// waiting, so the wait is tried twice, and the error is noted again for whoever asks next.
+/// Waits during a drop. Returns whether the wait succeeded.
+///
+/// Instead of waiting, the binding may return an earlier error. The second attempt waits, and the earlier error is
+/// recorded again for the next caller.
 pub(crate) fn wait(context: &CudaContext, synchronize: impl Fn() -> Result<(), DriverError>) -> bool {
     let Err(earlier) = synchronize() else { return true };
     let again = synchronize();

@@ -17,7 +17,7 @@ use cudarc::driver::CudaStream;
 use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
 
-/// An instance for each type of logits and each math, without and with log Z, for every GPU.
+/// One instance per logit type and math, with and without log Z, for all GPUs.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "standalone.cu",
     serves: kernels::any,
@@ -37,20 +37,19 @@ fn instance(dtype: DType, math: NoiseMath, log_z: bool) -> Instance {
     Instance::new(&defines)
 }
 
-/// Threads of a block.
 const THREADS: u32 = 128;
-/// Tokens that a warp takes at a time, and warps of a block.
+/// Tokens that a warp reads at a time, and warps of a block.
 pub(crate) const PART: u32 = 256;
 pub(crate) const WARPS: u32 = THREADS / 32;
 /// Bytes of a block's mass.
 const PART_BYTES: usize = 8;
-/// Blocks of a launch for each multiprocessor, where there is work for so many.
+/// The maximum number of blocks of a launch per multiprocessor.
 const BLOCKS: u32 = 8;
-/// The most draws of a launch, and the end of the token ids.
+/// The maximum number of draws of a launch, and the end of the token ids.
 pub(crate) const MAX_DRAWS: usize = 1 << 20;
 const MAX_TOKEN: usize = 1 << 31;
 
-/// How many blocks share a row, and how many parts of 256 tokens each takes.
+/// The number of blocks that share a row, and the number of 256-token parts of each.
 pub(crate) fn split(tokens: &Range<u32>, items: usize, multiprocessors: u32) -> (u32, u32) {
     let parts = (tokens.end - 1) / PART + 1 - tokens.start / PART;
     let wanted = ((BLOCKS * multiprocessors) as usize / items.max(1)).max(1) as u32;
@@ -58,52 +57,53 @@ pub(crate) fn split(tokens: &Range<u32>, items: usize, multiprocessors: u32) -> 
     (parts.div_ceil(parts_of_block), parts_of_block)
 }
 
-/// The kernel that computes log Z too.
+/// The kernel that also computes log Z.
 type WithLogZ = Kernel<(Call, Existing, Masses)>;
 
-/// Which draws are made of existing logits.
+/// The draws of a launch over existing logits.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceDraws {
-    /// Number of draws.
+    /// The number of draws.
     pub count: usize,
-    /// One [`abi::Row`](crate::abi::Row) a draw.
+    /// One [`abi::Row`](crate::abi::Row) per draw.
     pub rows: DeviceAddress<Row>,
-    /// The row of the logits that each draw takes, one `u32` a draw; `None`: draw `i` takes row `i`.
+    /// The logits row of each draw, one `u32` per draw; `None`: draw `i` uses row `i`.
     pub sources: Option<DeviceAddress<u32>>,
-    /// Room for one [`abi::Draw`](crate::abi::Draw) a draw.
+    /// Room for one [`abi::Draw`](crate::abi::Draw) per draw.
     pub draws: DeviceAddress<Draw>,
-    /// Room for one float64 a draw, for log Z; `None`: it is not wanted.
+    /// Room for log Z, one float64 per draw; `None` computes no log Z.
     pub log_z: Option<DeviceAddress<f64>>,
 }
 
-/// Draws from logits that exist in device memory (paper Alg. I.1): one streaming pass, one launch a call, on the
-/// caller's stream. Exact pathwise: the draws are those of [`DeviceTiled`](crate::DeviceTiled) on the same logits. A call
-/// allocates nothing and waits for nothing, so it can be captured into a graph; positions are read from device memory
-/// when the kernel runs.
+/// A sampler over existing logits in device memory (paper Alg. I.1): one streaming pass, one launch per call.
 ///
-/// On request a call tells log Z of each draw too, `ln sum e^l` over the row's transformed logits, within 2e-6 (paper App. L):
-/// the log-probability of the drawn token is its logit less that. That is another kernel, which the first such call loads,
-/// with scratch of its own; make one before a capture. Of a draw that is an error it is not to be read.
+/// It is exact pathwise, with the same draws as [`DeviceTiled`](crate::DeviceTiled) on the same logits. A call uses the
+/// caller's stream, allocates nothing and does not wait, so a graph can capture it. The kernel reads positions from
+/// device memory when it runs.
 ///
-/// The logits are raw ones, `[rows, tokens]` in bf16, f16 or f32, of any row stride and address (fast where rows begin at
-/// multiples of 16 bytes).
+/// On request a call also computes log Z of each draw, `ln sum e^l` over the row's transformed logits, within 2e-6
+/// (paper App. L). The log-probability of the drawn token is its logit minus log Z. If a draw is an error, its log Z is
+/// meaningless. The first such call loads another kernel and allocates scratch, so make it before a capture.
+///
+/// The logits are raw, `[rows, tokens]` in bf16, f16 or f32, with any row stride and address. Rows that begin at
+/// multiples of 16 bytes are faster.
 #[derive(Debug)]
 pub struct DeviceStandalone {
     device: Arc<Device>,
     kernel: Kernel<(Call, Existing)>,
-    /// The kernel that tells log Z, and room for its blocks' masses.
+    /// The kernel that computes log Z, and the scratch for its blocks' masses.
     with_log_z: Option<(WithLogZ, Scratch)>,
     tokens: Range<u32>,
     dtype: DType,
     math: NoiseMath,
     max_draws: usize,
-    /// Ordered bits of the best winner a draw, the first invalid logit a draw, and a counter a draw.
+    /// Per draw: ordered bits of the best winner, the first invalid logit, and a counter.
     scratch: Scratch,
 }
 
 impl DeviceStandalone {
-    /// Plans for the logits of the tokens `tokens` (global ids, `0..vocab` without shards) and for calls of up to
-    /// `max_draws` draws: compiles and loads the kernel, allocates the scratch, 20 bytes a draw.
+    /// Plans calls of up to `max_draws` draws from the logits of `tokens` (global ids, `0..vocab` without shards):
+    /// compiles and loads the kernel, and allocates 20 bytes of scratch per draw.
     ///
     /// # Errors
     /// * [`CudaError::TooLarge`]: token ids above 2^31, or more than 2^20 draws.
@@ -144,13 +144,13 @@ impl DeviceStandalone {
         &self.device
     }
 
-    /// Every launch has run: see [`Scratch::mark_idle`].
+    /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         self.scratch.mark_idle();
         self.with_log_z.iter_mut().for_each(|(_, parts)| parts.mark_idle());
     }
 
-    /// The kernel with log Z, loaded at the first call, and room for its masses.
+    /// The kernel with log Z, loaded at the first call, and the address of its masses.
     fn with_log_z(&mut self) -> Result<(&WithLogZ, DeviceAddress<u8>), CudaError> {
         if self.with_log_z.is_none() {
             let kernel =
@@ -165,26 +165,26 @@ impl DeviceStandalone {
     /// Draws from `logits [rows, tokens]`: enqueues one launch on `stream` and returns.
     ///
     /// # Errors
-    /// * [`CudaError::Layout`]: the logits' type, width or stride, or an address that is not a multiple of the type's size;
-    ///   without sources, fewer rows than draws; rows or log Z whose address is not a multiple of 8, draws or sources
-    ///   whose address is not one of 4.
+    /// * [`CudaError::Layout`]: the logits have an unsupported type, width, stride or address; without sources, fewer
+    ///   rows than draws; the address of rows or log Z is not a multiple of 8, or the address of draws or sources not
+    ///   of 4.
     /// * [`CudaError::TooLarge`]: more draws than planned.
     /// * [`CudaError::Driver`], and [`CudaError::Compile`] at the first call with log Z.
     ///
     /// # Safety
-    /// * `logits`, what `draws` names, and what its rows point to, are device memory of this device, of the stated sizes,
-    ///   until the launch has run; the sources are below the number of rows.
+    /// * `logits`, all memory that `draws` names, and all memory that its rows point to, are device memory of this
+    ///   device, of the stated sizes, until the launch has run; the sources are below the number of rows.
     /// * The rows are as [`abi::Row`](crate::abi::Row) states.
     /// * Launches of one planned value follow each other: on one stream, or ordered by events.
-    /// * This value outlives the launch, and every launch of a graph that captured it. Dropping it waits for the GPU when
-    ///   launches may be pending, so it is not dropped while a stream of the context captures.
+    /// * This value outlives the launch, and every launch of a graph that captured it. Dropping this value waits for
+    ///   the GPU if launches may be pending, so it is not dropped while a stream of the context captures.
     pub unsafe fn launch(
         &mut self,
         stream: &CudaStream,
         logits: &DeviceMatrix,
         draws: &DeviceDraws,
     ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function; the scratch is this value's, sized by `new`.
+        // SAFETY: the bullets of this function; this value owns the scratch, sized by `new`.
         let queue = unsafe { Queue::new(stream) };
         self.enqueue(queue, logits, draws)
     }

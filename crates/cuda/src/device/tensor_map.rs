@@ -1,4 +1,4 @@
-//! Tensor maps: what the copy engine knows of a matrix.
+//! Tensor maps: descriptions of matrices for the copy engine.
 #![allow(unsafe_code)]
 
 use crate::abi::TensorMap;
@@ -13,7 +13,7 @@ use flash_sampling_core::DType;
 /// Elements of a box's row: 128 bytes, the width of the swizzle.
 const BOX_COLUMNS: u32 = 64;
 
-/// The matrix in boxes of `box_rows` rows and 64 columns; what lies beyond the matrix reads as zero.
+/// Encodes a matrix in boxes of `box_rows` rows and 64 columns; elements outside the matrix read as zero.
 ///
 /// The address must be a multiple of 16 bytes, the stride of 8 elements, the type bf16 or f16.
 pub(crate) fn encode(matrix: &DeviceMatrix, box_rows: u32) -> Result<TensorMap, CudaError> {
@@ -25,8 +25,8 @@ pub(crate) fn encode(matrix: &DeviceMatrix, box_rows: u32) -> Result<TensorMap, 
     let strides = [(matrix.row_stride * matrix.dtype.size()) as u64];
     let (boxes, steps) = ([BOX_COLUMNS, box_rows], [1u32; 2]);
     let mut map = TensorMap::default();
-    // SAFETY: the map is 128 bytes at a multiple of 64; the arrays have two, one, two and two entries, as rank 2 asks.
-    // The driver does not read the matrix.
+    // SAFETY: the map is 128 bytes at a multiple of 64; the arrays have two, one, two and two entries, as rank 2
+    // requires. The driver does not read the matrix.
     unsafe {
         cuTensorMapEncodeTiled(
             (&raw mut map).cast(),

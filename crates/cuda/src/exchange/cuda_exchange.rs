@@ -20,7 +20,6 @@ use std::sync::Arc;
 pub struct CudaExchange {
     kind: ExchangeKind,
     mark: CallFingerprint,
-    /// The filters that all ranks support.
     filters: FilterSupport,
     /// Rows and draws of a shard without tokens.
     empty: Option<(CudaSlice<Row>, CudaSlice<Draw>)>,

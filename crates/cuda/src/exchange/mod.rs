@@ -1,6 +1,6 @@
-//! Draws of shards on several GPUs, merged to draws of the whole vocabulary: over NVLink (`peers`), or by NCCL (`nccl`).
+//! The exchange that merges the draws of shards on several GPUs, over NVLink (`peers`) or NCCL (`nccl`).
 //!
-//! `cuda_exchange` is either of the two for the samplers; `sharded` says which rows with filters the ranks decide.
+//! `cuda_exchange` wraps either exchange for the samplers; `sharded` has the filters that ranks can decide.
 
 pub(crate) mod cuda_exchange;
 #[cfg(feature = "nccl")]

@@ -29,8 +29,7 @@ impl FilterSupport {
         flags.into_iter().chain((self.most.min(MAX_ROWS) as u32).to_le_bytes()).collect()
     }
 
-    /// The common support of all ranks, from their messages. There is none if a message is invalid, or if the types of
-    /// weights differ.
+    /// The common support of all ranks, from their messages; none if a message is invalid or the weights' types differ.
     pub(crate) fn of_all(messages: &[Vec<u8>]) -> Self {
         let decode = |bytes: &Vec<u8>| {
             let &[weight, lists, masses, a, b, c, d] = bytes.as_slice() else { return None };
@@ -52,8 +51,7 @@ impl FilterSupport {
         self.most > 0 && (self.lists || self.masses)
     }
 
-    /// The logits that decide these filters; `None` if ranks do not support them. Draws without filters fit both
-    /// sources.
+    /// The logits that decide these filters; `None` if unsupported. Draws without filters fit both sources.
     pub(crate) fn decides(&self, filters: &RowFilters) -> Option<FilterSource> {
         // One shard may have all tokens that a top-k keeps, unless min-p comes first and keeps fewer.
         let is_long = filters.top_k > SENT && !filters.begins_with_min_p();

@@ -1,5 +1,5 @@
-//! The tiled variant over device memory with core's parameters and results: for an engine whose weight and hidden states
-//! are on the GPU already; and the hidden states of such an engine's ranks.
+//! The tiled variant over device memory with the parameters and results of the core crate, for engines with weight and
+//! hidden states on the GPU; also the hidden states of the ranks of such an engine.
 #![allow(unsafe_code)]
 
 use crate::device::gpu::Device;
@@ -14,19 +14,21 @@ use cudarc::driver::{CudaEvent, CudaStream};
 use flash_sampling_core::{Capabilities, Plan, RowParams, SampleError, Samples, Shape};
 use std::sync::Arc;
 
-/// Draws for hidden states in device memory by a weight in device memory, neither of which is copied, with the parameters and
-/// results of [`PerturbedArgmax`](flash_sampling_core::PerturbedArgmax). Exact pathwise; the draws are those of
-/// [`CudaTiled`].
+/// A sampler whose hidden states and weight are in device memory, with the parameters and results of
+/// [`PerturbedArgmax`](flash_sampling_core::PerturbedArgmax).
 ///
-/// A call launches on the caller's stream, once for every 256 rows and again for every further draw of a row, and waits for the
-/// results once. The GPU decides min-p, top-k and top-p ([`DeviceFilters`](crate::DeviceFilters)): on Hopper from lists of the largest logits where
-/// the filters of a row are [listed](crate::abi::RowFilters::is_listed), else from stored logits; the few rows whose list does not
-/// decide are launched once more. The first call with filters allocates the memory for either, and the first of each kind
-/// loads kernels. Rows with log-probabilities, draws without replacement, or filters beyond min-p, top-k and top-p are drawn
-/// from stored logits, as [`CudaTiled`] draws them. For calls that wait for nothing there is
-/// [`DeviceTiled`](crate::DeviceTiled).
+/// It copies neither hidden states nor weight. It is exact pathwise, with the same draws as [`CudaTiled`].
 ///
-/// As the shard of a rank, it becomes a [`CudaTiled`], which exchanges draws with other GPUs.
+/// A call launches on the caller's stream: one launch per 256 rows, and again for each further draw of a row. The call
+/// then waits once for the results. The GPU decides min-p, top-k and top-p ([`DeviceFilters`](crate::DeviceFilters)).
+/// On Hopper it uses lists of the largest logits if a row's filters are [listed](crate::abi::RowFilters::is_listed);
+/// otherwise it uses stored logits. A second launch draws the few rows that their lists do not decide. The first call
+/// with filters allocates the memory for lists or logits, and the first call of each kind loads kernels.
+///
+/// Rows with log-probabilities, draws without replacement, or filters beyond min-p, top-k and top-p use stored logits,
+/// as in [`CudaTiled`]. For calls that do not wait, see [`DeviceTiled`](crate::DeviceTiled).
+///
+/// For the shard of a rank, convert it into a [`CudaTiled`], which exchanges draws with other GPUs.
 #[derive(Debug)]
 pub struct DeviceSampler {
     sampler: HeadSampler<'static>,
@@ -34,59 +36,59 @@ pub struct DeviceSampler {
 }
 
 impl DeviceSampler {
-    /// Plans for a head of a vocabulary of `vocab_size` tokens, compiles and loads the kernels. The weight is read where it
-    /// lies. A head without rows is a shard without tokens.
+    /// Plans a head of a vocabulary of `vocab_size` tokens: compiles and loads the kernels. The weight is not copied. A
+    /// head without rows is a shard without tokens.
     ///
     /// # Errors
     /// * [`CudaError::Unsupported`]: [`Plan::canonical`], which needs the weight on the host.
     /// * [`CudaError::EmptyPlan`]: the plan has no rows or no draws.
-    /// * [`CudaError::Head`] also where `vocab_size` is smaller than the head's last token.
+    /// * [`CudaError::Head`]: also if `vocab_size` is smaller than the end of the head's tokens.
     /// * Those of [`DeviceTiled::new`](crate::DeviceTiled::new).
     ///
     /// # Safety
-    /// The head's weight and bias are device memory of this device, of the stated sizes, and stay so as long as this value,
-    /// or a sampler made of it, is used; nothing writes to them during a call.
+    /// The head's weight and bias are device memory of this device, of the stated sizes, while this value or a sampler
+    /// made from it is used; nothing writes to them during a call.
     pub unsafe fn new(head: DeviceHead, vocab_size: u32, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
         let can = Capabilities { canonical: false, ..CudaTiled::CAPABILITIES };
         Ok(DeviceSampler { sampler: HeadSampler::in_place(head, vocab_size, plan, can, device)?, head })
     }
 
-    /// What it can do.
+    /// The capabilities of the sampler.
     pub fn capabilities(&self) -> Capabilities {
         self.sampler.can
     }
 
-    /// The size of its head.
+    /// The size of the head.
     pub fn shape(&self) -> Shape {
         self.sampler.shape.clone()
     }
 
-    /// What it was planned for.
+    /// The plan of the sampler.
     pub fn plan(&self) -> Plan {
         self.sampler.plan
     }
 
-    /// Its head.
+    /// The head.
     pub fn head(&self) -> &DeviceHead {
         &self.head
     }
 
-    /// Its GPU.
+    /// The GPU.
     pub fn device(&self) -> &Arc<Device> {
         &self.sampler.device
     }
 
-    /// Draws for `hidden [rows, hidden]` with one [`RowParams`] a row, after all that was enqueued on `stream`, and waits.
+    /// Draws for `hidden [rows, hidden]` with one [`RowParams`] per row, after all prior work on `stream`, and waits.
     ///
     /// # Errors
-    /// * Those of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample); what concerns one row only is
-    ///   that row's error in `out`.
-    /// * [`SampleError::Backend`] with a [`CudaError`] also for hidden states whose layout cannot be read.
+    /// * Those of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample). An error of a single row
+    ///   is that row's result in `out`.
+    /// * [`SampleError::Backend`] with a [`CudaError`]: also if the layout of the hidden states is unsupported.
     ///
     /// # Safety
-    /// * `hidden` is device memory of this device, of the stated size, and nothing writes to it during the call, but for
-    ///   what was enqueued on `stream` before.
-    /// * `stream` is of this device, and captures nothing.
+    /// * `hidden` is device memory of this device, of the stated size. During the call, only work that was enqueued on
+    ///   `stream` before the call writes to it.
+    /// * `stream` is a stream of this device and captures nothing.
     pub unsafe fn sample(
         &mut self,
         stream: &CudaStream,
@@ -97,14 +99,13 @@ impl DeviceSampler {
         // A thread may have no current context.
         let bound = self.device().context().bind_to_thread();
         bound.map_err(CudaError::driver("use the GPU on this thread"))?;
-        // SAFETY: *Memory*: weight and bias by the contract of `new`, hidden states by that of this function; the rest is
-        // the sampler's, sized before each launch. *Order*: one launch follows the other, and the sampler's own stream
-        // joins `stream`; both are waited for below. *Rows*: `Staging` makes them of checked parameters; checked greedy
-        // rows have no filters; `RowFilters::of` bounds top-k.
+        // SAFETY: *Memory*: the contract of `new` covers weight and bias, the contract of this function the hidden
+        // states; the sampler owns the rest, sized before each launch. *Order*: launches follow each other, and the
+        // sampler's own stream joins `stream`; the code below waits for both. *Rows*: `Staging` makes rows from checked
+        // parameters; checked greedy rows have no filters; `RowFilters::of` bounds top-k.
         let queue = unsafe { Queue::new(stream) };
         let sampled = self.sampler.sample_on(DeviceCall { hidden: *hidden, queue, is_ready: false }, rows, out);
-        // What was launched before an error, and what was enqueued on the stream for a call without launches, reads or
-        // writes the caller's memory.
+        // Launches before an error, and prior work on the stream of a call without launches, use the caller's memory.
         let waited = wait(stream.context(), || stream.synchronize());
         if sampled.is_err() || !waited {
             self.sampler.wait();
@@ -114,7 +115,7 @@ impl DeviceSampler {
 }
 
 impl From<DeviceSampler> for CudaTiled<'static> {
-    /// The same sampler, for hidden states in host memory and for ranks.
+    /// The same sampler, for hidden states in host memory and for multi-GPU ranks.
     fn from(sampler: DeviceSampler) -> Self {
         CudaTiled(sampler.sampler)
     }
@@ -133,14 +134,13 @@ impl From<DeviceSampler> for CudaTiled<'static> {
 #[derive(Clone, Debug)]
 pub struct DeviceHidden {
     matrix: DeviceMatrix,
-    /// The GPU's number.
     device: usize,
-    /// The work before the first read.
+    /// An event after the work that writes the hidden states.
     ready: Arc<CudaEvent>,
 }
 
 impl DeviceHidden {
-    /// The hidden states after all work that was enqueued on `stream`.
+    /// The hidden states after all prior work on `stream`.
     ///
     /// # Errors
     /// [`CudaError::Driver`].

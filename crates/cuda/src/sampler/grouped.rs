@@ -11,20 +11,19 @@ use crate::sampler::tiled::{CudaTiled, RAW_TOO};
 use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Plan, Variant};
 use std::sync::Arc;
 
-/// Log-mass and local sample of each group of tokens on a GPU, then a draw of the group, for inputs in host memory (paper
-/// Alg. I.2). Groups lie on the absolute grid of multiples of their size.
+/// A sampler that draws from groups of tokens by their log-masses and local samples, on a GPU, for inputs in host
+/// memory (paper Alg. I.2). Groups begin at absolute multiples of their size.
 ///
-/// With [`GroupDraw::Fresh`] it is exact in distribution: [`DeviceGroups`](crate::DeviceGroups) with
-/// [`GroupRule::Fresh`]. With [`GroupDraw::Reuse`] the best of the groups' maxima wins, which is the tiled draw whatever
-/// the groups (paper section D.3): the fused tiled kernel makes it, whose groups are its tiles.
+/// [`GroupDraw::Fresh`] is exact in distribution: [`DeviceGroups`](crate::DeviceGroups) with [`GroupRule::Fresh`]. With
+/// [`GroupDraw::Reuse`] the best of the groups' maxima wins. This equals the tiled draw for all groups (paper section
+/// D.3), so the fused tiled kernel makes the draw, with its tiles as groups.
 ///
-/// Memory and log-probabilities are as [`CudaTiled`] has them.
+/// Memory and log-probabilities are as in [`CudaTiled`].
 #[derive(Debug)]
 pub struct CudaGrouped<'w>(HeadSampler<'w>);
 
 impl<'w> CudaGrouped<'w> {
-    /// The capabilities of a sampler of this plan, without a head or a GPU; with [`GroupDraw::Fresh`] it takes no canonical
-    /// plan.
+    /// The capabilities for this plan, without a head or a GPU. [`GroupDraw::Fresh`] supports no canonical plans.
     pub fn capabilities_of(draw: GroupDraw, plan: &Plan) -> Capabilities {
         let can = Capabilities { variant: Variant::Grouped, ..CudaTiled::CAPABILITIES };
         match draw {
@@ -53,7 +52,7 @@ impl<'w> CudaGrouped<'w> {
     }
 }
 
-/// Without what only pathwise samplers can do.
+/// Removes the capabilities that only pathwise samplers have.
 pub(crate) fn in_distribution(can: Capabilities) -> Capabilities {
     let (exactness, knobs) = (Exactness::InDistribution, RAW_TOO);
     Capabilities { exactness, knobs, without_replacement: false, canonical: false, ..can }

@@ -1,6 +1,7 @@
-//! The samplers that are a [`HeadSampler`](crate::sampler::head_sampler::HeadSampler).
+//! The implementation of public samplers that wrap a [`HeadSampler`](crate::sampler::head_sampler::HeadSampler).
 
-/// Makes a public sampler of a [`HeadSampler`](crate::sampler::head_sampler::HeadSampler) in a tuple struct.
+/// Implements a public sampler for a tuple struct around a
+/// [`HeadSampler`](crate::sampler::head_sampler::HeadSampler).
 macro_rules! impl_sampler {
     ($sampler:ident $(, $($more:item)*)?) => {
         impl flash_sampling_core::PerturbedArgmax for $sampler<'_> {

@@ -1,9 +1,9 @@
-//! The samplers: core's trait on top of the entry points over device memory.
+//! The samplers: the core crate's trait on top of the entry points over device memory.
 //!
-//! A sampler is core's driver over the passes of a `row_scan`, which launches kernels through a source of logits: a head
-//! on the GPU (`head_sampler`), or existing logits (`logits`). The head was uploaded (`tiled`, `grouped`, `online`) or is
-//! in the caller's memory (`device_sampler`), and so may be the hidden states. Rows are packed by `staging`, lists and masks
-//! as `pinned_items`. `streamed` takes a weight that comes in blocks.
+//! A sampler runs the core crate's driver over the passes of a `row_scan`. The passes launch kernels through a source
+//! of logits: a head on the GPU (`head_sampler`), or existing logits (`logits`). The head is uploaded (`tiled`,
+//! `grouped`, `online`) or in the caller's device memory (`device_sampler`), as hidden states may be. `staging` packs
+//! rows, and `pinned_items` has lists and masks. `streamed` reads a weight in blocks.
 
 pub(crate) mod device_sampler;
 pub(crate) mod grouped;
@@ -21,7 +21,7 @@ pub(crate) mod tiled;
 use crate::error::CudaError;
 use flash_sampling_core::{Knob, Plan};
 
-/// Refuses plans without rows or draws, and canonical ones where none `can_be`.
+/// Rejects plans without rows or draws, and canonical plans unless `can_be`.
 fn check_plan(plan: &Plan, can_be: bool) -> Result<(), CudaError> {
     match plan {
         Plan { canonical: true, .. } if !can_be => Err(CudaError::Unsupported { knob: Knob::Canonical }),

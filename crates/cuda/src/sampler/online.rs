@@ -12,17 +12,17 @@ use crate::sampler::tiled::CudaTiled;
 use flash_sampling_core::{Capabilities, Head, Plan, Variant};
 use std::sync::Arc;
 
-/// Groups of tokens on a GPU, merged in ascending order by a coin, for inputs in host memory (paper Alg. I.3). Exact in
-/// distribution. Groups lie on the absolute grid of multiples of their size.
+/// A sampler that merges groups of tokens in ascending order by coin flips, on a GPU, for inputs in host memory (paper
+/// Alg. I.3). It is exact in distribution. Groups begin at absolute multiples of their size.
 ///
-/// The groups' log-masses and samples are made in parallel and kept, 24 bytes each; which group was the last to replace
-/// what was kept follows from a prefix sum. [`CudaStreamed`](crate::CudaStreamed) is the one that keeps nothing but the
-/// running state between blocks of a weight. Memory and log-probabilities are as [`CudaTiled`] has them.
+/// The GPU computes the groups' log-masses and samples in parallel, 24 bytes each. A prefix sum then yields the group
+/// that replaces the sample last. [`CudaStreamed`](crate::CudaStreamed) instead keeps only the running summary between
+/// blocks of a weight. Memory and log-probabilities are as in [`CudaTiled`].
 #[derive(Debug)]
 pub struct CudaOnline<'w>(HeadSampler<'w>);
 
 impl<'w> CudaOnline<'w> {
-    /// The capabilities of a sampler, without a head or a GPU; it takes no canonical plan.
+    /// The capabilities of a sampler, without a head or a GPU. Canonical plans are unsupported.
     pub fn capabilities_of() -> Capabilities {
         in_distribution(Capabilities { variant: Variant::Online, ..CudaTiled::CAPABILITIES })
     }
@@ -31,7 +31,7 @@ impl<'w> CudaOnline<'w> {
     ///
     /// # Errors
     /// * [`CudaError::GroupSize`]: `group` is not a positive multiple of 64.
-    /// * [`CudaError::Unsupported`]: a canonical plan, as this variant is not pathwise.
+    /// * [`CudaError::Unsupported`]: a canonical plan, since this variant is not pathwise.
     /// * Those of [`CudaTiled::new`].
     pub fn new(head: Head<'w>, plan: Plan, group: u32, device: &Arc<Device>) -> Result<Self, CudaError> {
         let can = CudaOnline::capabilities_of();

@@ -1,4 +1,4 @@
-//! Items of eight bytes that are gathered row by row: where a GPU reads them by itself, or in memory of the host alone.
+//! Items of eight bytes, gathered row by row, in page-locked or ordinary host memory.
 
 use crate::abi::DeviceAddress;
 use crate::device::launch::Queue;
@@ -7,17 +7,16 @@ use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
-/// Bytes of an item.
 pub(crate) const ITEM: usize = size_of::<u64>();
-/// Bytes of page-locked items for which there is room at first: lists and masks of a few rows.
+/// Initial bytes of page-locked items: lists and masks of a few rows.
 pub(crate) const ROOM: usize = 1 << 18;
 
-/// The items of a launch. Keeps its memory from launch to launch.
+/// The items of a launch. Reuses its memory between launches.
 #[derive(Debug)]
 pub(crate) enum PinnedItems {
-    /// For a copy by way of the driver's own memory.
+    /// Ordinary memory, which the driver copies through its own memory.
     Own(Vec<u64>),
-    /// Page-locked, for one copy.
+    /// Page-locked memory, for a direct copy.
     Locked { memory: Pinned, len: usize, stream: Arc<CudaStream> },
 }
 
@@ -28,7 +27,6 @@ impl Default for PinnedItems {
 }
 
 impl PinnedItems {
-    /// Page-locked.
     pub(crate) fn locked(stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
         Ok(PinnedItems::Locked { memory: Pinned::new(ROOM, stream)?, len: 0, stream: stream.clone() })
     }
@@ -40,7 +38,6 @@ impl PinnedItems {
         }
     }
 
-    /// Number of items.
     pub(crate) fn len(&self) -> usize {
         match self {
             PinnedItems::Own(items) => items.len(),
@@ -48,7 +45,7 @@ impl PinnedItems {
         }
     }
 
-    /// Makes room for as many items, so that fewer allocate nothing.
+    /// Reserves memory for this many items, so that fewer items allocate nothing.
     pub(crate) fn reserve(&mut self, items: usize) -> Result<(), CudaError> {
         let PinnedItems::Locked { memory, len, stream } = self else { return Ok(()) };
         if items * ITEM > memory.len() {
@@ -60,7 +57,7 @@ impl PinnedItems {
         Ok(())
     }
 
-    /// Appends items of whatever content, and returns those from a place on.
+    /// Appends `by` items of unspecified content, and returns the items from index `from` on.
     pub(crate) fn grow(&mut self, by: usize, from: usize) -> Result<&mut [u64], CudaError> {
         self.reserve(self.len() + by)?;
         match self {
@@ -75,7 +72,7 @@ impl PinnedItems {
         }
     }
 
-    /// The items of the host's own memory.
+    /// The items in ordinary memory.
     pub(crate) fn own(&self) -> &[u64] {
         match self {
             PinnedItems::Own(items) => items,

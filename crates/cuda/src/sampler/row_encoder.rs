@@ -1,4 +1,4 @@
-//! Row parameters as the kernels read them, for callers of the entry points over device memory.
+//! Encodes row parameters for the kernels, for callers of the entry points over device memory.
 
 use crate::abi::{DeviceAddress, Row, RowFilters};
 use crate::device::row_features::RowFeatures;
@@ -8,11 +8,11 @@ use core::ops::Range;
 use flash_sampling_core::backend::Adjustments;
 use flash_sampling_core::{Capabilities, Knob, Knobs, Plan, RowError, RowParams};
 
-/// Encodes [`RowParams`] as one block of bytes: one [`abi::Row`](crate::abi::Row) for each row, and behind the rows their
-/// masks, biases and penalties. Reuses its memory.
+/// Encodes [`RowParams`] as one block of bytes: one [`abi::Row`](crate::abi::Row) per row, followed by masks, biases
+/// and penalties. Reuses its memory.
 ///
-/// A launch of [`DeviceTiled`](crate::DeviceTiled) reads the block from a fixed device address. So a CUDA graph can capture
-/// the launch once, and be replayed after each copy of a new block to this address.
+/// A launch of [`DeviceTiled`](crate::DeviceTiled) reads the block from a fixed device address. So a CUDA graph can
+/// capture the launch once, and replay it after each copy of a new block to this address.
 #[derive(Debug)]
 pub struct RowEncoder {
     vocab_size: u32,
@@ -26,7 +26,7 @@ pub struct RowEncoder {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("row {row}: {error}")]
 pub struct RowEncodeError {
-    /// Its number.
+    /// The index of the row.
     pub row: usize,
     /// The reason.
     #[source]
@@ -34,7 +34,7 @@ pub struct RowEncodeError {
 }
 
 impl RowEncoder {
-    /// What a launch decides by itself.
+    /// The capabilities of a launch without the host.
     const CAPABILITIES: Capabilities = Capabilities {
         without_replacement: false,
         knobs: Knobs::ADJUSTMENTS.union(Knobs::of(&[Knob::MinP, Knob::TopK, Knob::TopP])),
@@ -42,17 +42,17 @@ impl RowEncoder {
         ..CudaTiled::CAPABILITIES
     };
 
-    /// For a head of the tokens `tokens` (global ids, `0..vocab_size` without shards) of a vocabulary of `vocab_size`.
+    /// Creates an encoder for a head of `tokens` (global ids, `0..vocab_size` without shards) of a vocabulary.
     pub fn new(tokens: Range<u32>, vocab_size: u32) -> Self {
         let staging = Staging::of(tokens.clone(), vocab_size);
         RowEncoder { vocab_size, tokens, staging, adjustments: Adjustments::default(), filters: Vec::new() }
     }
 
-    /// Encodes one draw for each row, the row's first, in place of the rows before.
+    /// Encodes the first draw of each row, and replaces the rows of the last call.
     ///
     /// # Errors
-    /// The first row that is not valid, or that requests more than a draw with masks, penalties, biases, and the filters that
-    /// [`RowFilters::of`] supports.
+    /// The error of the first row that is invalid or unsupported. Supported are one draw with masks, penalties and
+    /// biases, and the filters of [`RowFilters::of`].
     pub fn encode(&mut self, rows: &[RowParams<'_>]) -> Result<(), RowEncodeError> {
         self.staging.clear();
         self.filters.clear();
@@ -67,7 +67,7 @@ impl RowEncoder {
         self.adjustments.collect_within([params], self.tokens.clone());
         let (can, plan) = (&Self::CAPABILITIES, &Plan::default());
         let row = params.check(self.adjustments.row(0), can, plan, self.vocab_size)?;
-        // Another order of filters, or a longer top-k.
+        // The filters have another order, or top-k is too large.
         let refused = || RowError::Unsupported { knob: Knob::TopK, alternative: can.alternative(plan) };
         let filters = match &row.filters {
             None => RowFilters::OFF,
@@ -79,7 +79,7 @@ impl RowEncoder {
         Ok(())
     }
 
-    /// Bytes of the block.
+    /// The number of bytes of the block.
     pub fn len(&self) -> usize {
         self.staging.len()
     }
@@ -89,24 +89,25 @@ impl RowEncoder {
         self.staging.rows() == 0
     }
 
-    /// The block for the device address `base`, a multiple of 16, to which the caller copies it. The rows begin at `base`.
-    /// Another call makes the block for another address.
+    /// Builds the block for the device address `base`, a multiple of 16, to which the caller copies it.
+    ///
+    /// The rows begin at `base`. Another call builds the block for another address.
     pub fn block(&mut self, base: DeviceAddress<u8>) -> &[u8] {
         self.staging.finish(None, base)
     }
 
-    /// The rows of the last block, with the addresses of what they point to.
+    /// The rows of the last block, with the addresses of their lists and masks.
     pub fn rows(&self) -> &[Row] {
         self.staging.staged()
     }
 
-    /// The filters of each row, [`RowFilters::OFF`] without any: [`DeviceTiled`](crate::DeviceTiled) does not apply them,
-    /// [`DeviceFilters`](crate::DeviceFilters) does.
+    /// The filters of each row, [`RowFilters::OFF`] without any. [`DeviceFilters`](crate::DeviceFilters) applies them;
+    /// [`DeviceTiled`](crate::DeviceTiled) does not.
     pub fn filters(&self) -> &[RowFilters] {
         &self.filters
     }
 
-    /// What the rows have. A captured launch keeps the features that it was captured with.
+    /// The features of the rows. A captured launch keeps its features.
     pub fn features(&self) -> RowFeatures {
         self.staging.kinds()
     }
@@ -133,7 +134,7 @@ mod tests {
         assert_eq!(encoder.block(DeviceAddress::new(4096)), block);
         let rows: [Row; 2] = bytemuck::pod_read_unaligned(&again[..112]);
         assert_eq!((rows[0].bias.get(), rows[1].mask.get()), (256 + 112, 256 + 120));
-        // What was there goes.
+        // `encode` replaces all earlier content.
         encoder.encode(&[RowParams::default()]).unwrap();
         assert_eq!((encoder.features(), encoder.len(), encoder.filters().len()), (RowFeatures::Bare, 56, 1));
     }

@@ -1,4 +1,4 @@
-//! Selection from logits that a draw listed or stored: rows with filters, and requests about stored rows.
+//! Selection from logits that a launch listed or stored: rows with filters, and queries of stored rows.
 //!
 //! | entry points | kernels | shared |
 //! | --- | --- | --- |

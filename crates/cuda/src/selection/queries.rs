@@ -5,7 +5,6 @@ use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use flash_sampling_core::backend::Candidate;
 
-/// A query of a stored row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query {
     pub(crate) item: Item,
@@ -13,7 +12,6 @@ pub(crate) struct Query {
     pub(crate) noise: Row,
 }
 
-/// The kind of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The best token.

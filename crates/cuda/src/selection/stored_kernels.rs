@@ -12,7 +12,6 @@ pub(crate) static ROW_SUMMARY: KernelSource = KernelSource::single("row_summary.
 pub(crate) static TOP_LIST: KernelSource = KernelSource::single("top_list.cu", kernels::any);
 pub(crate) static NEAR_TIES: KernelSource = KernelSource::single("near_ties.cu", kernels::any);
 pub(crate) static CANONICAL: KernelSource = KernelSource::single("canonical.cu", kernels::any);
-/// The kernels in a device.
 #[derive(Debug)]
 pub(crate) struct StoredKernels {
     part_summaries: Kernel<(RowSummaries,)>,
@@ -24,7 +23,7 @@ pub(crate) struct StoredKernels {
 }
 
 impl StoredKernels {
-    /// Compiled and loaded at first use.
+    /// The kernels, compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
         fn load<A>(device: &Device, source: &'static KernelSource, entry: &Entry<A>) -> Result<Kernel<A>, CudaError> {
             device.function(source, &source.instance(), entry)
@@ -57,7 +56,7 @@ impl StoredKernels {
         queue.launch(&self.near_ties, grid, (call,))
     }
 
-    /// Evaluates what items keep again, canonically.
+    /// Evaluates the kept tokens of items a second time, canonically.
     pub(crate) fn canonical(&self, queue: Queue<'_>, call: Canonical) -> Result<(), CudaError> {
         let grid = Grid::of(8 * self.multiprocessors, 256);
         queue.launch(&self.canonical, grid, (call,))

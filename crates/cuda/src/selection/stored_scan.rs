@@ -7,7 +7,7 @@ use crate::device::gpu::Device;
 use crate::device::launch::{Entry, Grid, Kernel, Queue};
 use crate::error::CudaError;
 
-/// One instance, for every GPU.
+/// One instance, for all GPUs.
 pub(crate) static SOURCE: KernelSource = KernelSource::single("stored_scan.cu", kernels::any);
 
 /// Constants of stored_scan.cu with the same names.
@@ -17,7 +17,6 @@ const TOKENS: u32 = 4096;
 /// Words of an item's sums for its moments.
 pub(crate) const MOMENTS: usize = 9;
 
-/// A sum over the logits of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sum {
     /// The mass before a logit rank, one word.
@@ -28,7 +27,6 @@ pub(crate) enum Sum {
     Moments,
 }
 
-/// The kernels in a device.
 #[derive(Debug)]
 pub(crate) struct StoredScanKernels {
     frontiers: Kernel<(ScanTokens,)>,
@@ -38,13 +36,13 @@ pub(crate) struct StoredScanKernels {
     moments: Kernel<(ScanSums,)>,
 }
 
-/// Blocks of a row for the kernels that take any number.
+/// Blocks per row, for the kernels that support any number of blocks.
 fn blocks_of(stored: &StoredLogits) -> u32 {
     stored.tokens.div_ceil(TOKENS).max(1)
 }
 
 impl StoredScanKernels {
-    /// Compiled and loaded at first use.
+    /// The kernels, compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
         fn load<A>(device: &Device, entry: &Entry<A>) -> Result<Kernel<A>, CudaError> {
             device.function(&SOURCE, &SOURCE.instance(), entry)

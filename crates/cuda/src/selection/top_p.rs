@@ -1,4 +1,4 @@
-//! Draws with top-p first, from logits in device memory and the draws without filters: of one GPU, or of several ranks.
+//! Draws with top-p first, from logits in device memory and the draws without filters, on one GPU or on several ranks.
 
 use crate::abi::{FilterCall, PeerRecords, UndecidedRows};
 use crate::compile::kernels::{self, KernelSource};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub(crate) static SOURCE: KernelSource = KernelSource::single_cold("top_p.cu", kernels::any);
 pub(crate) static RANKS: KernelSource = KernelSource::single_cold("top_p_ranks.cu", fused_hopper::serves);
 
-/// The most blocks of a draw: the largest portable cluster.
+/// The maximum number of blocks per draw: the largest portable cluster.
 const MAX_BLOCKS: u32 = 8;
 
 /// Returns the number of blocks per draw of `tokens` tokens. A block reads `step` tokens at a time. The blocks fill the
@@ -26,8 +26,8 @@ fn blocks_of(tokens: u32, step: u32, draws: u32, multiprocessors: u32) -> u32 {
     1 << most.ilog2()
 }
 
-/// Returns the number of blocks that read the block maxima of `draws` draws: two per multiprocessor, a multiple of the octets
-/// of draws, each with at least 64 granules (block_max_sums.cuh).
+/// Returns the number of blocks that read the block maxima of `draws` draws: two per multiprocessor, a multiple of the
+/// groups of eight draws, each with at least 64 granules (block_max_sums.cuh).
 fn maxima_blocks(tokens: u32, draws: u32, multiprocessors: u32) -> u32 {
     let octets = draws.div_ceil(8).max(1);
     octets * (2 * multiprocessors / octets).min(tokens / (2 * 32 * 16)).max(1)
@@ -37,8 +37,8 @@ fn maxima_blocks(tokens: u32, draws: u32, multiprocessors: u32) -> u32 {
 pub(crate) type OneGpu = (FilterCall, UndecidedRows);
 pub(crate) type Ranks = (FilterCall, UndecidedRows, PeerRecords);
 
-/// The kernels in a device: one that sums masses, one that takes few logits by their block maxima, and one that draws for
-/// the rows that either leaves undecided.
+/// The kernels on a device: `masses` sums masses, `by_maxima` selects few logits by block maxima, and `resolve` draws
+/// for the rows that either leaves undecided.
 #[derive(Debug)]
 pub(crate) struct TopP<A> {
     masses: Kernel<A>,
@@ -46,8 +46,8 @@ pub(crate) struct TopP<A> {
     resolve: Kernel<A>,
     resolve_bytes: u32,
     by_maxima_bytes: u32,
-    /// Blocks of `by_maxima` that the device holds at once, which decide all rows; 0 without cooperative launches. `None`
-    /// for ranks, whose undecided rows `resolve` takes.
+    /// The number of resident blocks of `by_maxima`, which decide all rows; 0 without cooperative launches. `None` for
+    /// ranks: `resolve` draws for their undecided rows.
     resident_blocks: Option<u32>,
     threads: u32,
     step: u32,
@@ -56,7 +56,7 @@ pub(crate) struct TopP<A> {
 }
 
 impl TopP<OneGpu> {
-    /// Compiled and loaded at first use.
+    /// The kernels of one GPU, compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
         let module = device.module(&SOURCE, &SOURCE.instance())?;
         let entries = [&entries::TOP_P, &entries::TOP_P_BLOCK_MAX, &entries::TOP_P_RESOLVE];
@@ -68,20 +68,24 @@ impl TopP<OneGpu> {
         Ok(kernels)
     }
 
-    /// Whether calls may have block maxima. Their draws are then `call.count`, at most
-    /// [`UNDECIDED_ROWS_SUMMED`](crate::abi::UNDECIDED_ROWS_SUMMED), of rows with neither masks nor biases, and with top-p alone or
-    /// no filter; the first token is a multiple of 4.
+    /// Whether calls may have block maxima.
+    ///
+    /// Such a call has `call.count` draws, at most [`UNDECIDED_ROWS_SUMMED`](crate::abi::UNDECIDED_ROWS_SUMMED). Its
+    /// rows have no masks and no biases, and top-p alone or no filter. Its first token is a multiple of 4.
     pub(crate) fn takes_block_maxima(&self) -> bool {
         self.resident_blocks > Some(0)
     }
 }
 
 impl TopP<Ranks> {
-    /// Compiled and loaded at first use. Blocks wait for other ranks: the last block of `top_p_block_max_ranks`, at most one
-    /// block per draw of the other kernels. So the draws of all ranks on one GPU may be no more than the blocks that it holds
-    /// at once, two per multiprocessor. Rows have top-p alone or no filters, the logits may be written to and lie at multiples
-    /// of 16 bytes, and the first token is a multiple of 4, with block maxima or without. A draw may become the rank that is
-    /// late. The exchange of the draws of the same rows stands before a launch on the stream, with the same peers.
+    /// The kernels of ranks, compiled and loaded at first use.
+    ///
+    /// Blocks wait for other ranks: the last block of `top_p_block_max_ranks`, and at most one block per draw in the
+    /// other kernels. So the draws of all ranks on one GPU must not exceed its resident blocks, two per multiprocessor.
+    ///
+    /// Rows have top-p alone or no filters. The logits are writable at multiples of 16 bytes, and the first token is a
+    /// multiple of 4, with or without block maxima. The exchange of the same rows' draws, with the same peers, precedes
+    /// a launch on the stream. A draw may report the late rank.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
         let module = device.module(&RANKS, &RANKS.instance())?;
         let entries = [&entries::TOP_P_RANKS, &entries::TOP_P_BLOCK_MAX_RANKS, &entries::TOP_P_RESOLVE_RANKS];
@@ -111,8 +115,9 @@ impl<A: Arguments + Copy> TopP<A> {
         })
     }
 
-    /// Replaces the draws of rows that have top-p first by draws with filters; ranks leave some `UNDECIDED`. `arguments` has
-    /// the call. The undecided rows' memory is zeros, or what the launch before left.
+    /// Replaces the draws of rows with top-p first by draws with filters. On ranks, some draws are `UNDECIDED`.
+    ///
+    /// `arguments` has `call`. The memory for undecided rows has zeros, or the content after the last launch.
     pub(crate) fn launch(
         &self,
         queue: Queue<'_>,

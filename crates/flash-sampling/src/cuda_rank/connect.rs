@@ -1,4 +1,4 @@
-//! The options of a rank, and the connection of its GPU to those of the other ranks.
+//! The options of a rank, and the connection of its GPU to the GPUs of the other ranks.
 
 use crate::build::BuildError;
 use core::time::Duration;
@@ -14,8 +14,8 @@ pub enum GpuExchange {
     /// one process, or in several processes on one machine.
     #[default]
     Peers,
-    /// One max all-reduce of NCCL, 8 bytes a row, with one GPU per rank. The logit of a draw is its score minus the
-    /// noise. Needs the feature `nccl` and the library `libnccl.so`.
+    /// One max all-reduce of NCCL, with 8 bytes per row and one GPU per rank. The logit of a draw is its score minus
+    /// the noise. Needs the feature `nccl` and the library `libnccl.so`.
     Nccl,
 }
 

@@ -24,7 +24,7 @@ use std::time::Instant;
 ///
 /// # Exchange on the GPUs
 /// A call launches the fused kernel and the exchange of draws. Every rank copies the same draws to its host. Token,
-/// score and logit are those of a sampler without shards.
+/// score and logit equal those of a sampler without shards.
 ///
 /// On Hopper, GPUs that exchange by peers also decide rows with min-p, top-k and top-p, if these rows request only
 /// draws and every shard has tokens. [`CudaTiled::can_filter_sharded`] selects these rows. Shards exchange their
@@ -33,14 +33,16 @@ use std::time::Instant;
 /// every rank has an error.
 ///
 /// # Device memory
-/// [`CudaRank::in_place`] reads the caller's weight in place, and [`CudaRank::sample_device`] the caller's hidden states.
-/// Their results, routes and failures are those of host memory. In one call, the hidden states of all ranks are in host
-/// memory, or those of all ranks in device memory; else the exchange on the GPUs fails with [`CudaError::OtherCall`].
+/// [`CudaRank::in_place`] reads the caller's weight in place, and [`CudaRank::sample_device`] the caller's hidden
+/// states. Results, routes and failures are the same as with host memory. In one call, all ranks have their hidden
+/// states in host memory, or all in device memory; otherwise the exchange on the GPUs fails with
+/// [`CudaError::OtherCall`].
 ///
 /// # Exchange over the transport
 /// Some calls exchange summaries of rows over the transport: all calls of a canonical plan, and calls with a row that
 /// requests log-probabilities or a list without replacement, or has other filters. Every rank makes the same choice
-/// from the parameters. A GPU summarizes rows with filters from stored logits. A canonical plan refuses filters.
+/// from the parameters. A GPU summarizes rows with filters from stored logits. A canonical plan does not support
+/// filters.
 ///
 /// The transport can be any [`Transport`]: [`Loopback`](flash_sampling_distributed::Loopback) for ranks in threads,
 /// `Mpi` for ranks in processes. Its handshake names ranks with another plan.
@@ -56,7 +58,7 @@ use std::time::Instant;
 /// * A rank that arrives after the timeout of another rank still draws. Its next exchange over the transport with that
 ///   rank fails with [`ShardError::Late`].
 /// * A rank that fails before the exchange (a driver's error, inputs of another shape) takes no part in it. The other
-///   ranks name this rank after their timeout, and the group is of no further use. The next call of the failed rank
+///   ranks name this rank after their timeout, and the group is unusable. The next call of the failed rank
 ///   receives their data for the failed call, and fails with [`CudaError::OtherCall`].
 #[derive(Debug)]
 pub struct CudaRank<'w, T> {
@@ -95,12 +97,12 @@ enum CallRoute {
 }
 
 impl<'w, T: Transport + 'w> CudaRank<'w, T> {
-    /// Makes this rank's sampler from its shard of the vocabulary. A collective call: every rank of the transport makes
-    /// it.
+    /// Makes this rank's sampler from its shard of the vocabulary. A collective call of all ranks of the transport.
     ///
     /// # Errors
-    /// * [`BuildError::Cuda`]: no GPU, a plan or head that the backend refuses, a rank that cannot be reached.
-    /// * [`BuildError::Shard`]: shards that do not form one vocabulary, ranks with different plans, absent ranks.
+    /// * [`BuildError::Cuda`]: there is no GPU, the backend does not support the plan or head, or a rank is
+    ///   unreachable.
+    /// * [`BuildError::Shard`]: the shards do not form one vocabulary, the plans differ, or ranks are absent.
     pub fn new(shard: Head<'w>, plan: Plan, mut transport: T, options: &CudaRankOptions) -> Result<Self, BuildError> {
         let device = Device::new(options.device)?;
         let local = CudaTiled::new(shard, plan, &device)?;
@@ -140,11 +142,12 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         CudaRank::new(head.split(&starts).swap_remove(transport.rank()), plan, transport, options)
     }
 
-    /// [`CudaRank::new`] on the GPU of an exchange whose ranks have met, this one with the same number: that of a
-    /// sampler that is done, from [`CudaRank::into_exchange`]. A collective call.
+    /// Makes this rank's sampler with a connected exchange of the same rank number, on the exchange's GPU.
+    ///
+    /// The exchange comes from an earlier sampler, by [`CudaRank::into_exchange`]. A collective call.
     ///
     /// # Errors
-    /// As [`CudaRank::new`]; [`CudaError::TooLarge`] where the plan has more rows than the exchange.
+    /// As [`CudaRank::new`]; [`CudaError::TooLarge`] if the plan has more rows than the exchange.
     pub fn with_exchange(
         shard: Head<'w>,
         plan: Plan,
@@ -202,7 +205,7 @@ impl<T: Transport> CudaRank<'_, T> {
     ///
     /// # Errors
     /// As [`PerturbedArgmax::sample`]. [`SampleError::Backend`] with a [`CudaError`] also for a canonical plan, and for
-    /// hidden states whose layout cannot be read. If the GPUs decide filters, the address and the stride of hidden
+    /// hidden states with an unsupported layout. If the GPUs decide filters, the address and the stride of hidden
     /// states are multiples of 16 bytes. [`CudaRankOptions::check_tokens`] does not compare these hidden states.
     pub fn sample_device(
         &mut self,

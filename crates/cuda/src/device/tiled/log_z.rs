@@ -1,4 +1,4 @@
-//! Draws with log Z, and what they need, made at the first such call.
+//! Draws with log Z, and their kernels and scratch, made at the first such call.
 
 use super::{DeviceTiled, RowsAndDraws};
 use crate::abi::{DeviceAddress, Masses};
@@ -16,10 +16,10 @@ use crate::error::CudaError;
 use flash_sampling_core::backend::group_size;
 use std::sync::Arc;
 
-/// Bytes of a block's mass of a row.
+/// Bytes of a block's mass per row.
 const PART_BYTES: usize = 8;
 
-/// Room for the masses of the Hopper kernel's blocks, and the groups for what that kernel does not take.
+/// Scratch for the masses of the Hopper kernel's blocks, and the groups for unsupported calls of that kernel.
 #[derive(Debug, Default)]
 pub(super) struct LogZ {
     parts: Option<Scratch>,
@@ -27,7 +27,7 @@ pub(super) struct LogZ {
 }
 
 impl LogZ {
-    /// Where a launch of the Hopper kernel leaves masses and log Z.
+    /// The addresses of masses and log Z for a launch of the Hopper kernel.
     pub(super) fn masses(
         &mut self,
         log_z: DeviceAddress<f64>,
@@ -41,7 +41,7 @@ impl LogZ {
         Ok(Masses { parts: self.parts.as_mut().expect("it was just made").begin_use(), log_z })
     }
 
-    /// The groups that draw as the tiled kernel does.
+    /// The groups, with the same draws as the tiled kernel.
     pub(super) fn groups(
         &mut self,
         head: &DeviceHead,
@@ -55,12 +55,11 @@ impl LogZ {
         Ok(self.groups.as_mut().expect("they were just made"))
     }
 
-    /// Bytes of device memory.
     pub(super) fn scratch_bytes(&self) -> usize {
         self.parts.as_ref().map_or(0, Scratch::len) + self.groups.as_ref().map_or(0, DeviceGroups::scratch_bytes)
     }
 
-    /// Every launch has run: see [`Scratch::mark_idle`].
+    /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(super) fn mark_idle(&mut self) {
         self.parts.iter_mut().for_each(Scratch::mark_idle);
         self.groups.iter_mut().for_each(DeviceGroups::mark_idle);

@@ -23,54 +23,56 @@ use cudarc::driver::CudaStream;
 use log_z::LogZ;
 use std::sync::Arc;
 
-/// The fused tiled variant over device memory: one launch a call, on the caller's stream. A call allocates nothing and
-/// waits for nothing, so it can be captured into a graph; positions are read from device memory when the kernel runs.
+/// The fused tiled variant over device memory: one launch per call, on the caller's stream.
 ///
-/// Planned are the kernels for hidden states of the weight's type that lie as well aligned as the weight, and on Hopper for rows
-/// of all kinds but [`RowFeatures::Any`], which [`DeviceTiled::prepare`] adds. Other hidden states, and launches that leave logits
-/// or log Z, take other kernels: the first such launch loads one (and compiles it when it is in no cache), which waits for the
-/// GPU and cannot be captured. Make one before.
+/// A call allocates nothing and does not wait, so a graph can capture it. The kernel reads positions from device memory
+/// when it runs.
+///
+/// The plan has the kernels for hidden states of the weight's type and alignment. On Hopper, it omits the kernels for
+/// [`RowFeatures::Any`], which [`DeviceTiled::prepare`] loads. Other hidden states, and launches that store logits or
+/// compute log Z, use other kernels. The first such launch loads a kernel, and compiles it if no cache has it. Loading
+/// waits for the GPU and cannot be captured, so make such a launch before the capture.
 #[derive(Debug)]
 pub struct DeviceTiled {
     device: Arc<Device>,
     head: DeviceHead,
     choice: KernelChoice,
-    /// Where the Hopper kernel takes the weight.
+    /// The Hopper kernels, if they support the weight.
     hopper: Option<Hopper>,
-    /// Those that were used or planned.
+    /// The portable kernels that are planned or were used.
     portable: Vec<Arc<LoadedPortable>>,
-    /// Ordered bits of the best winner a row, the first invalid logit a row, a counter, and a logit a block and row.
+    /// Per row: ordered bits of the best winner, and the first invalid logit; a counter; a logit per block and row.
     scratch: Scratch,
     log_z: LogZ,
     max_rows: usize,
 }
 
-/// Where the parts of the scratch begin, in bytes.
+/// Byte offsets of the parts of the scratch.
 const BEST: usize = 0;
 const INVALID: usize = BEST + 8 * MAX_ROWS;
 const ARRIVED: usize = INVALID + 8 * MAX_ROWS;
 const LOGITS: usize = ARRIVED + 256;
 
-/// The addresses of a launch's rows and of its draws.
+/// The addresses of the rows and the draws of a launch.
 pub(crate) type RowsAndDraws = (DeviceAddress<Row>, DeviceAddress<Draw>);
 
 impl DeviceTiled {
-    /// Plans for calls of up to `max_rows` rows, 256 at most: compiles and loads the kernels, allocates the scratch.
+    /// Plans calls of up to `max_rows` rows, at most 256: compiles and loads the kernels, and allocates the scratch.
     ///
     /// # Errors
     /// * [`CudaError::Architecture`]: the device is older than compute capability 8.0.
-    /// * [`CudaError::Layout`]: the weight has no rows or no columns, a stride below its width, or an address within an element; or
-    ///   the bias such an address.
-    /// * [`CudaError::Head`]: a scale or soft-cap that is not finite and positive, or token ids above 2^32 - 2.
+    /// * [`CudaError::Layout`]: the weight has no rows or no columns, a stride below its width, or a misaligned
+    ///   address; or the bias has a misaligned address.
+    /// * [`CudaError::Head`]: a scale or soft-cap is not finite and positive, or a token id is above 2^32 - 2.
     /// * [`CudaError::TooLarge`]: tokens, columns or rows.
     /// * [`CudaError::EmptyPlan`]: `max_rows` is 0.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     ///
     /// # Safety
-    /// * The head's weight and bias are device memory of this device, of the stated sizes, and stay so and unchanged
-    ///   while this value is used and until all its launches have run.
-    /// * This value outlives its launches and every launch of a graph that captured them. Dropping it waits for the GPU when
-    ///   launches may be pending, so it is not dropped while a stream of the context captures.
+    /// * The head's weight and bias are device memory of this device, of the stated sizes. They stay valid and
+    ///   unchanged while this value is used and until all its launches have run.
+    /// * This value outlives its launches and every launch of a graph that captured them. Dropping this value waits for
+    ///   the GPU if launches may be pending, so it is not dropped while a stream of the context captures.
     pub unsafe fn new(head: DeviceHead, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
         DeviceTiled::plan(head, max_rows, device, KernelChoice::default())
     }
@@ -91,7 +93,7 @@ impl DeviceTiled {
         DeviceTiled::plan(head, max_rows, device, choice)
     }
 
-    /// [`DeviceTiled::with_kernels`]. Reads no device memory: whoever makes the [`Queue`] of a launch answers for the head.
+    /// [`DeviceTiled::with_kernels`]. Reads no device memory: the creator of a [`Queue`] guarantees the head's safety.
     pub(crate) fn plan(
         head: DeviceHead,
         max_rows: usize,
@@ -111,7 +113,7 @@ impl DeviceTiled {
         Ok(planned)
     }
 
-    /// [`DeviceTiled::plan`] for the portable kernels, which are loaded when they are used.
+    /// [`DeviceTiled::plan`] with portable kernels only, each loaded at its first use.
     pub(crate) fn unplanned(
         head: DeviceHead,
         max_rows: usize,
@@ -120,7 +122,7 @@ impl DeviceTiled {
     ) -> Result<Self, CudaError> {
         head.check(max_rows, device)?;
         let size = LOGITS + 4 * MAX_BLOCKS * device.multiprocessors() as usize * max_rows;
-        // Ones are what the invalid keys begin with, and NaN for the logits, which nobody reads before they are written.
+        // Invalid keys begin as ones. Logits begin as NaN, but kernels write them before any read.
         let zeros = [BEST..INVALID, ARRIVED..LOGITS];
         let scratch = Scratch::new(size, &zeros, device)?;
         let device = device.clone();
@@ -128,9 +130,11 @@ impl DeviceTiled {
         Ok(DeviceTiled { device, head, choice, hopper, portable, scratch, log_z, max_rows })
     }
 
-    /// Loads the kernels for rows of these kinds, for every number of rows of the plan: the first launch of them does not then, and
-    /// can be captured, of hidden states of the weight's type, and on Hopper at addresses and strides that are multiples of 16
-    /// bytes. Others take the portable kernel, which their first launch loads.
+    /// Loads the kernels for these row features, for every number of rows of the plan.
+    ///
+    /// The first launch of these rows then loads no kernel and can be captured. This holds for hidden states of the
+    /// weight's type; on Hopper, their addresses and strides must also be multiples of 16 bytes. Other hidden states
+    /// use the portable kernel, which their first launch loads.
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].
@@ -143,8 +147,7 @@ impl DeviceTiled {
         }
     }
 
-    /// Goes on with another head like the planned one, of any number of tokens at any place of the vocabulary; of an
-    /// [unplanned](DeviceTiled::unplanned) value alone.
+    /// Replaces the head of an [unplanned](DeviceTiled::unplanned) value by a head like it, with any range of tokens.
     pub(crate) fn move_to(&mut self, head: DeviceHead) {
         assert!(self.hopper.is_none(), "its maps are of the planned weight");
         self.log_z = LogZ::default();
@@ -156,39 +159,40 @@ impl DeviceTiled {
         &self.device
     }
 
-    /// The global ids of the tokens.
+    /// The token ids of the head, in the whole vocabulary.
     pub(crate) fn tokens(&self) -> Range<u32> {
         self.head.first_token..self.head.first_token + self.head.weight.rows as u32
     }
 
-    /// Bytes of device memory that the plan holds besides the kernels.
+    /// Bytes of device memory of the plan, without the kernels.
     pub fn scratch_bytes(&self) -> usize {
         self.scratch.len() + self.log_z.scratch_bytes()
     }
 
-    /// Every launch has run: see [`Scratch::mark_idle`].
+    /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         self.scratch.mark_idle();
         self.log_z.mark_idle();
     }
 
-    /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns. Tokens that cannot win are left out
-    /// of it, so it cannot tell log Z: [`DeviceTiled::launch_with_log_z`] does.
+    /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns.
     ///
-    /// `rows` has one [`abi::Row`](crate::abi::Row) a row, `draws` room for one
-    /// [`abi::Draw`](crate::abi::Draw) a row; `kinds` says what the rows may have. On Hopper those of
-    /// [`RowFeatures::Any`] take a kernel of their own, which the first such launch loads.
+    /// The launch skips tokens that cannot win, so it has no log Z: see [`DeviceTiled::launch_with_log_z`].
+    ///
+    /// `rows` has one [`abi::Row`](crate::abi::Row) per row, and `draws` has room for one
+    /// [`abi::Draw`](crate::abi::Draw) per row. `kinds` states the features of the rows. On Hopper,
+    /// [`RowFeatures::Any`] uses a separate kernel, which the first such launch loads.
     ///
     /// # Errors
-    /// * [`CudaError::Layout`]: the hidden states' width, stride or address; rows whose address is not a multiple of 8, draws
-    ///   whose address is not one of 4.
+    /// * [`CudaError::Layout`]: the hidden states have an unsupported width, stride or address; the address of the rows
+    ///   is not a multiple of 8, or the address of the draws not of 4.
     /// * [`CudaError::TooLarge`]: more rows than planned.
-    /// * [`CudaError::Driver`], and [`CudaError::Compile`] where a kernel is needed that was not planned.
+    /// * [`CudaError::Driver`]; [`CudaError::Compile`] if the launch needs a kernel outside the plan.
     ///
     /// # Safety
-    /// * `hidden`, `rows`, `draws`, and what the rows point to, are device memory of this device, of the stated sizes,
-    ///   until the launch has run.
-    /// * The rows are as [`abi::Row`](crate::abi::Row) states, and of these kinds.
+    /// * `hidden`, `rows`, `draws`, and all memory that the rows point to, are device memory of this device, of the
+    ///   stated sizes, until the launch has run.
+    /// * The rows are as [`abi::Row`](crate::abi::Row) states, and have only the features of `kinds`.
     /// * Launches of one planned value follow each other: on one stream, or ordered by events.
     /// * This value outlives the launch, and every launch of a graph that captured it.
     pub unsafe fn launch(
@@ -199,22 +203,25 @@ impl DeviceTiled {
         draws: DeviceAddress<Draw>,
         kinds: RowFeatures,
     ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function and of `new`; the scratch is this value's, sized for every multiprocessor.
+        // SAFETY: the bullets of this function and of `new`; this value owns the scratch, sized for every
+        // multiprocessor.
         let queue = unsafe { Queue::new(stream) };
         self.enqueue(queue, hidden, (rows, draws), kinds)
     }
 
-    /// Draws as [`DeviceTiled::launch`] does, and computes log Z (paper App. L): `log_z` has room for one float64 a row, the
-    /// logarithm of the row's mass, `ln sum e^l` over the transformed logits. The log-probability of the drawn token is its
-    /// logit less that; of a row whose draw is an error it is not to be read.
+    /// Draws like [`DeviceTiled::launch`], and computes log Z (paper App. L).
     ///
-    /// Rows that are [bare](RowFeatures::Bare), of a head without soft-cap, take one launch where the Hopper kernel serves them,
-    /// and log Z is within 2e-6; if such a row has a mask or biases after all, NaN. Others take the two launches of
-    /// [`DeviceGroups`](crate::DeviceGroups) by [`GroupRule::Maxima`](crate::GroupRule::Maxima), and log Z is within 1e-8. The first
-    /// call of either kind loads kernels and allocates scratch: make one before a capture.
+    /// `log_z` has room for one float64 per row: the logarithm of the row's mass, `ln sum e^l` over the transformed
+    /// logits. The log-probability of the drawn token is its logit minus log Z. If a row's draw is an error, its log Z
+    /// is meaningless.
+    ///
+    /// [Bare](RowFeatures::Bare) rows of a head without soft-cap use one launch if the Hopper kernel supports them. Log
+    /// Z is then within 2e-6, or NaN if such a row does have a mask or biases. Other rows use the two launches of
+    /// [`DeviceGroups`](crate::DeviceGroups) with [`GroupRule::Maxima`](crate::GroupRule::Maxima), and log Z is within
+    /// 1e-8. The first call of each kind loads kernels and allocates scratch, so make it before a capture.
     ///
     /// # Errors
-    /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also where `log_z` is not a multiple of 8.
+    /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also if the address of `log_z` is not a multiple of 8.
     ///
     /// # Safety
     /// As [`DeviceTiled::launch`], for `log_z` too.
@@ -227,21 +234,22 @@ impl DeviceTiled {
         log_z: DeviceAddress<f64>,
         kinds: RowFeatures,
     ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function and of `new`; the scratch is this value's.
+        // SAFETY: the bullets of this function and of `new`; this value owns the scratch.
         let queue = unsafe { Queue::new(stream) };
         self.enqueue_with_log_z(queue, hidden, (rows, draws), log_z, kinds)
     }
 
-    /// Draws as [`DeviceTiled::launch`] does, and stores the transformed logits (paper App. K), float32: that of row `r`
-    /// and of the weight's row `t` at `logits + r * row_stride + t`. An invalid logit is stored as -inf, and its row's draw
-    /// says so. Always the portable kernel's work, on Hopper too.
+    /// Draws like [`DeviceTiled::launch`], and stores the transformed logits in float32 (paper App. K).
+    ///
+    /// The logit of row `r` and weight row `t` is stored at `logits + r * row_stride + t`. An invalid logit is stored
+    /// as -inf, and the draw of its row reports it. This function uses the portable kernel on all GPUs.
     ///
     /// # Errors
-    /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also when the logits' address is not a multiple of 4 or
-    /// `row_stride` is smaller than the weight's rows.
+    /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also if the logits' address is not a multiple of 4, or if
+    /// `row_stride` is smaller than the number of weight rows.
     ///
     /// # Safety
-    /// As [`DeviceTiled::launch`]; the logits too are device memory of this device until the launch has run.
+    /// As [`DeviceTiled::launch`]; the logits are also device memory of this device until the launch has run.
     pub unsafe fn launch_storing(
         &mut self,
         stream: &CudaStream,
@@ -251,7 +259,7 @@ impl DeviceTiled {
         logits: DeviceAddress<f32>,
         row_stride: usize,
     ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function and of `new`; the scratch is this value's.
+        // SAFETY: the bullets of this function and of `new`; this value owns the scratch.
         let queue = unsafe { Queue::new(stream) };
         self.enqueue_storing(queue, hidden, (rows, draws), logits, row_stride)
     }
@@ -270,8 +278,8 @@ impl DeviceTiled {
     /// Draws from the whole vocabulary, with the same draws on every rank: [`DeviceTiled::launch`], then
     /// [`DevicePeers::launch`].
     ///
-    /// Both are one launch if the Hopper kernel draws and the rows are not [`RowFeatures::Any`]: the last block makes the
-    /// exchange. Each rank may use one launch or two, whatever the other ranks use.
+    /// Both are one launch if the Hopper kernel draws and the rows are not [`RowFeatures::Any`]: the last block then
+    /// runs the exchange. Each rank may use one launch or two, independently of the other ranks.
     ///
     /// # Errors
     /// As [`DeviceTiled::launch`] and [`DevicePeers::launch`].
@@ -314,20 +322,20 @@ impl DeviceTiled {
         self.launch_any(queue, hidden, rows, output).map(drop)
     }
 
-    /// Whether the Hopper kernel takes these hidden states.
+    /// Whether the Hopper kernel supports these hidden states.
     fn is_hoppers(&self, hidden: &DeviceMatrix) -> bool {
         self.hopper.is_some() && hidden.dtype == self.head.weight.dtype && hidden.is_aligned()
     }
 
-    /// As [`DeviceTiled::launch`] with an output besides the draws, which is device memory too:
-    /// * [`FusedOutput::MasksPenalties`]: the logits of all rows, by the fastest kernel;
-    /// * [`FusedOutput::Lists`], where [`DeviceTiled::lists`]: the largest logits of rows with filters, which are drawn as
-    ///   greedy ones where these decide;
-    /// * [`FusedOutput::StoreLogits`], where [`DeviceTiled::stores_block_maxima`]: the raw logits of all rows and the largest
-    ///   of each granule, of [`RowFeatures::Bare`] alone.
+    /// Draws like [`DeviceTiled::launch`], with another output in device memory besides the draws:
+    /// * [`FusedOutput::MasksPenalties`]: the logits of all rows, by the fastest kernel.
+    /// * [`FusedOutput::Lists`], if [`DeviceTiled::lists`]: the largest logits of rows with filters. Rows with
+    ///   listed filters are drawn as greedy rows.
+    /// * [`FusedOutput::StoreLogits`], if [`DeviceTiled::stores_block_maxima`]: the raw logits of all rows and the
+    ///   largest logit of each granule, for [`RowFeatures::Bare`] only.
     ///
-    /// Rows may be [`PENALISED`](crate::abi::PENALISED) with masks and penalties or lists. Returns whether stored logits are
-    /// the transformed ones, of the portable kernel, and not the raw ones.
+    /// Rows may be [`PENALISED`](crate::abi::PENALISED) with masks and penalties or lists. Returns whether the stored
+    /// logits are the transformed logits of the portable kernel; otherwise they are raw.
     pub(crate) fn launch_any(
         &mut self,
         queue: Queue<'_>,
@@ -335,7 +343,7 @@ impl DeviceTiled {
         (rows, draws): RowsAndDraws,
         output: FusedOutput,
     ) -> Result<bool, CudaError> {
-        // A thread may have no current context, and the driver encodes maps by it.
+        // A thread may have no current context, which the driver needs to encode maps.
         self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
         check_rows(rows, draws)?;
         if !self.head.takes(hidden, self.max_rows)? {
@@ -370,7 +378,7 @@ impl DeviceTiled {
         }
     }
 
-    /// The portable kernel; the logits may be null.
+    /// Launches the portable kernel; the address of the logits may be null.
     fn launch_portable(
         &mut self,
         queue: Queue<'_>,
@@ -380,7 +388,7 @@ impl DeviceTiled {
     ) -> Result<(), CudaError> {
         let weight = &self.head.weight;
         let instance = Portable::for_rows(hidden.rows, Portable::operand(weight.dtype, hidden.dtype), Epilogue::Draw);
-        // The smallest unit that an element of 16 bits allows.
+        // The smallest unit that 16-bit elements allow.
         let largest = if self.choice == KernelChoice::PortableUnaligned { 2 } else { 16 };
         let matrices = Matrices::of(weight, hidden, largest);
         let kernel = LoadedPortable::of(&mut self.portable, instance, &self.device)?;

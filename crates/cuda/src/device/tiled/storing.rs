@@ -1,4 +1,4 @@
-//! Draws that store logits too: all of them, or the largest of rows with filters.
+//! Launches that also store logits: all logits, or the largest logits of rows with filters.
 
 use super::{DeviceTiled, RowsAndDraws};
 use crate::abi::{DeviceAddress, HeadTransform, LogitStore};
@@ -31,8 +31,8 @@ impl DeviceTiled {
         self.launch_portable(queue, hidden, call, to)
     }
 
-    /// Draws, and stores the logits by the fastest kernel for rows of these features, with room for whole octets of rows.
-    /// Returns whether they are the transformed ones, and not the raw ones.
+    /// Draws, and stores the logits by the fastest kernel for rows of these features. `stored` has room for a multiple
+    /// of eight rows. Returns whether the logits are transformed; otherwise they are raw.
     pub(crate) fn enqueue_storing_fast(
         &mut self,
         queue: Queue<'_>,
@@ -46,12 +46,12 @@ impl DeviceTiled {
         self.launch_any(queue, hidden, rows, output)
     }
 
-    /// Whether calls with these hidden states can store the largest logits of granules beside the logits.
+    /// Whether calls with these hidden states can store the largest logit of each granule besides the logits.
     pub(crate) fn stores_block_maxima(&self, hidden: &DeviceMatrix) -> bool {
         self.has_block_maxima() && self.is_hoppers(hidden)
     }
 
-    /// Whether `top_p_block_max` supports this head: it reads undecided rows by fours of tokens that share a Philox block.
+    /// Whether `top_p_block_max` supports this head: it reads undecided rows in Philox blocks of four tokens.
     pub(crate) fn has_block_maxima(&self) -> bool {
         self.head.first_token.is_multiple_of(4) && self.head.transform() == HeadTransform::NONE
     }
@@ -61,7 +61,7 @@ impl DeviceTiled {
         self.is_hoppers(hidden)
     }
 
-    /// Loads the Hopper kernels with this output, for every number of rows of the plan, where there are any.
+    /// Loads the Hopper kernels with this output, if any, for every number of rows of the plan.
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].

@@ -1,4 +1,4 @@
-//! A group of ranks of the library: met, waited for and left within a time limit.
+//! NCCL communicators with a timeout for connecting, waiting and leaving.
 #![allow(unsafe_code)]
 
 use super::{NcclId, failed, is_present};
@@ -14,44 +14,45 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Instant;
 
-/// How long ranks may take to meet, where their time limit is not longer: the library looks at the machine first.
+/// The minimum timeout of [`Communicator::meet`]: NCCL first inspects the machine.
 const MEETING: Duration = Duration::from_secs(60);
-/// How long one may take to leave, where the time limit is not longer.
+/// The minimum timeout for ending a communicator.
 const LEAVING: Duration = Duration::from_secs(5);
-/// Looks at the stream between two at the library's own errors.
+/// Polls of the stream per query of NCCL's asynchronous errors.
 const LOOKS: u32 = 1024;
 
-/// What the library calls a group, on its way to another thread.
+/// A communicator that moves to another thread.
 struct Handle(sys::ncclComm_t);
 
-// SAFETY: the library takes calls for a communicator from any thread, one at a time; a handle goes to one thread.
+// SAFETY: NCCL takes calls for a communicator from any thread, one at a time; a handle moves to a single thread.
 unsafe impl Send for Handle {}
 
 impl Handle {
-    /// Ends it, alone or, by an abort, with what waits on the GPU for other ranks.
+    /// Destroys a communicator whose work is done; otherwise aborts it and its pending work on the GPU.
     fn end(self, is_done: bool) {
-        // SAFETY: alive, and ended once, as this takes the handle. A failure leaves nobody to tell.
+        // SAFETY: the communicator is alive and ends once, since this function consumes the handle. Errors are ignored.
         let _ = unsafe { if is_done { result::comm_destroy(self.0) } else { result::comm_abort(self.0) } };
     }
 }
 
-/// One rank of a group.
+/// One rank of an NCCL group.
 #[derive(Debug)]
 pub(crate) struct Communicator {
-    /// `None` when the group was given up.
+    /// `None` after an abort.
     comm: Option<sys::ncclComm_t>,
     limit: Duration,
     device: Arc<Device>,
 }
 
-// SAFETY: the library takes calls for a communicator from any thread, one at a time, which `&mut self` ensures.
+// SAFETY: NCCL takes calls for a communicator from any thread, one at a time, which `&mut self` ensures.
 unsafe impl Send for Communicator {}
 // SAFETY: a shared reference makes no call.
 unsafe impl Sync for Communicator {}
 
 impl Communicator {
-    /// Meets the other ranks of the id, within the longer of `limit` and a minute. The library has no limit of its own: it
-    /// is asked on a thread of its own, which stays behind when the others do not come.
+    /// Connects with the other ranks of the id, within the longer of `limit` and a minute.
+    ///
+    /// NCCL has no timeout, so another thread makes the call. After a timeout, that thread stays blocked in NCCL.
     pub(crate) fn meet(
         id: &NcclId,
         rank: usize,
@@ -66,26 +67,25 @@ impl Communicator {
         let meet = move || {
             device.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
             let mut comm = core::ptr::null_mut();
-            // SAFETY: a place for the communicator; the context of its device is bound.
+            // SAFETY: the pointer is valid for one communicator; the context of the rank's device is bound.
             unsafe { result::comm_init_rank(&raw mut comm, world as c_int, id.raw(), rank as c_int) }.map_err(unmet)?;
             Ok(Communicator { comm: Some(comm), limit, device })
         };
         within(meeting, meet)?.unwrap_or(Err(CudaError::LateRanks { ranks: Vec::new(), limit: meeting }))
     }
 
-    /// For the library's calls.
+    /// The handle for calls of NCCL.
     ///
     /// # Errors
-    /// [`CudaError::LateRanks`] when the group was given up.
+    /// [`CudaError::LateRanks`] after an abort.
     pub(crate) fn raw(&self) -> Result<sys::ncclComm_t, CudaError> {
         self.comm.ok_or_else(|| self.given_up())
     }
 
-    /// Waits for the stream. When that takes more than the time limit, or the library finds an error, the group is given up
-    /// on this rank, and what waits on the GPU for the other ranks ends.
+    /// Waits for the stream. After a timeout or an NCCL error, aborts this rank's communicator and its work on the GPU.
     ///
     /// # Errors
-    /// [`CudaError::LateRanks`], without the ranks, which the library does not tell; [`CudaError::Nccl`],
+    /// [`CudaError::LateRanks`] without ranks, because NCCL does not report them; [`CudaError::Nccl`],
     /// [`CudaError::Driver`].
     pub(crate) fn wait(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         let driver = CudaError::driver("wait for an exchange");
@@ -107,11 +107,11 @@ impl Communicator {
         stream.synchronize().map_err(driver)
     }
 
-    /// What the library found besides: a connection that broke, say.
+    /// Checks for asynchronous errors of NCCL, for example a broken connection.
     fn look_for_errors(&mut self) -> Result<(), CudaError> {
         let comm = self.raw()?;
         let mut found = sys::ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator is alive; a place for its state.
+        // SAFETY: the communicator is alive; the pointer is valid for one result.
         let asked = unsafe { sys::ncclCommGetAsyncError(comm, &raw mut found) };
         let error = asked.result().and_then(|_| found.result()).err();
         error.map_or(Ok(()), |error| {
@@ -124,7 +124,7 @@ impl Communicator {
         CudaError::LateRanks { ranks: Vec::new(), limit: self.limit }
     }
 
-    /// Ends the group on this rank. The device is kept for as long as the library takes.
+    /// Ends this rank's communicator, on a thread that keeps the device alive.
     fn end(&self, handle: Handle, is_done: bool) {
         let device = self.device.clone();
         let end = move || {
@@ -142,7 +142,7 @@ impl Communicator {
 }
 
 impl Drop for Communicator {
-    /// Waits for the GPU, and leaves the group; gives it up where that takes longer than the time limit.
+    /// Waits for the GPU and destroys the communicator; after a timeout, aborts it.
     fn drop(&mut self) {
         let Some(handle) = self.comm.take().map(Handle) else { return };
         let device = self.device.clone();
@@ -155,8 +155,9 @@ impl Drop for Communicator {
     }
 }
 
-/// Why the ranks have not met. The library has no code of its own for two on one GPU, of which only it can be sure: each
-/// process may have been shown other GPUs.
+/// The error of a failed connection.
+///
+/// NCCL has no error code for two ranks on one GPU. Processes may see different GPUs, so only NCCL can detect this.
 fn unmet(error: NcclError) -> CudaError {
     let is_misuse = error.0 == sys::ncclResult_t::ncclInvalidUsage;
     match failed("meet the other ranks")(error) {
@@ -167,7 +168,7 @@ fn unmet(error: NcclError) -> CudaError {
     }
 }
 
-/// What `f` gives within a time limit. What it gives later is dropped on its own thread.
+/// Runs `f` on another thread and returns its result; `None` after a timeout, when the thread drops the late result.
 fn within<T: Send + 'static>(limit: Duration, f: impl FnOnce() -> T + Send + 'static) -> Result<Option<T>, CudaError> {
     let (give, take) = channel();
     let thread = std::thread::Builder::new().name("nccl".into()).spawn(move || {

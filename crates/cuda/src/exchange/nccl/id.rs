@@ -1,4 +1,4 @@
-//! What ranks of NCCL must share before they meet.
+//! The id that ranks of an NCCL group share before they connect.
 
 use super::{failed, is_present};
 use crate::error::CudaError;
@@ -10,12 +10,12 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// Bytes of an id.
 const SIZE: usize = 128;
 
-/// The name of a group of ranks, made by one of them and told to all by whatever way there is: as bytes over a transport,
-/// as text (hexadecimal digits) [in an environment variable](NcclId::by_variable), [in a file](NcclId::by_file) that all
-/// see.
+/// The id of a group of ranks, created by one rank and shared with all ranks.
+///
+/// The id travels as bytes over a transport, or as text (hexadecimal digits) [in an environment
+/// variable](NcclId::by_variable) or [in a shared file](NcclId::by_file).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct NcclId([u8; SIZE]);
 
@@ -34,7 +34,7 @@ impl fmt::Display for NcclId {
 impl FromStr for NcclId {
     type Err = CudaError;
 
-    /// Reads what `Display` writes.
+    /// Parses the text that `Display` writes.
     fn from_str(text: &str) -> Result<Self, CudaError> {
         let digits: Option<Vec<u8>> = text.trim().chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
         let bytes: Option<Vec<u8>> =
@@ -45,10 +45,10 @@ impl FromStr for NcclId {
 }
 
 impl NcclId {
-    /// A new group.
+    /// Creates the id of a new group.
     ///
     /// # Errors
-    /// [`CudaError::Unavailable`] without the library, [`CudaError::Nccl`].
+    /// [`CudaError::Unavailable`] if NCCL cannot be loaded; [`CudaError::Nccl`].
     pub fn new() -> Result<NcclId, CudaError> {
         if !is_present() {
             return Err(CudaError::unavailable("the library libnccl cannot be loaded"));
@@ -57,21 +57,22 @@ impl NcclId {
         Ok(NcclId(id.internal.map(|byte| byte as u8)))
     }
 
-    /// As bytes.
+    /// The bytes of the id.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// From bytes; `None` where they are not as many.
+    /// Creates an id from bytes; `None` if their number is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<NcclId> {
         bytes.try_into().ok().map(NcclId)
     }
 
-    /// By the environment variable `name`: whoever starts the ranks names the group ([`NcclId::new`]), and gives each of them
-    /// its text. No group that was used before.
+    /// Reads the id from the environment variable `name`.
+    ///
+    /// The ranks' launcher creates the id with [`NcclId::new`] and sets its text for each rank. An id serves one group.
     ///
     /// # Errors
-    /// [`CudaError::NoNcclId`], naming the variable: it is not set, or holds something else.
+    /// [`CudaError::NoNcclId`] with the variable's name: the variable is not set, or is not an id.
     pub fn by_variable(name: &str) -> Result<NcclId, CudaError> {
         let refused =
             |reason: String| CudaError::NoNcclId { place: format!("the environment variable {name}"), reason };
@@ -79,16 +80,16 @@ impl NcclId {
         text.parse().map_err(|error: CudaError| refused(error.to_string()))
     }
 
-    /// By a file that no group used before: rank 0 names the group and writes the file, the others wait for it.
+    /// Shares the id in a new file: rank 0 creates the id and writes the file, other ranks wait for it.
     ///
     /// # Errors
-    /// As [`NcclId::new`] on rank 0; [`CudaError::NoNcclId`], naming the file, where it cannot be written, is not there
-    /// within `limit`, or holds something else.
+    /// As [`NcclId::new`] on rank 0. [`CudaError::NoNcclId`] with the file's name: the file cannot be written, does not
+    /// appear within `limit`, or is not an id.
     pub fn by_file(path: &Path, rank: usize, limit: Duration) -> Result<NcclId, CudaError> {
         let refused = |reason: String| CudaError::NoNcclId { place: format!("the file {}", path.display()), reason };
         if rank == 0 {
             let id = NcclId::new()?;
-            // Renamed when it is whole, so that nobody reads a part.
+            // A rename publishes the complete file, so no rank reads a partial file.
             let mut part = path.as_os_str().to_owned();
             part.push(format!(".{}", std::process::id()));
             let written = std::fs::File::create(&part).and_then(|mut file| write!(file, "{id}"));
@@ -141,7 +142,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// In a process of its own that has the variable.
+    /// Runs in a child process with the variable.
     #[test]
     fn an_environment_variable_names_a_group_or_is_named() {
         const NAME: &str = "FLASH_SAMPLING_TEST_NCCL_ID";
@@ -159,7 +160,7 @@ mod tests {
             output.status.success()
         };
         assert!(with(&id.to_string()));
-        // The negative control: another group's.
+        // The negative control: the id of another group.
         assert!(!with(&NcclId([7; SIZE]).to_string()));
         for (name, what) in [(NAME, "not found"), ("PATH", "256 hexadecimal digits")] {
             let error = NcclId::by_variable(name).unwrap_err();

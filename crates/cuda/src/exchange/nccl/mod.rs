@@ -1,4 +1,4 @@
-//! Ranks on GPUs that reduce their draws by NVIDIA's collectives library, NCCL.
+//! The exchange of draws over NCCL, NVIDIA's library for collectives.
 #![allow(unsafe_code)]
 
 pub(crate) mod communicator;
@@ -27,29 +27,28 @@ use std::sync::Arc;
 
 pub use id::NcclId;
 
-/// One instance, for every GPU.
+/// One instance, for all GPUs.
 pub(crate) static SOURCE: KernelSource = KernelSource::single("reduction.cu", kernels::any);
 
-/// Threads of a block.
 const THREADS: u32 = 256;
-/// Words that are reduced beside those of the rows, and one that is not.
+/// Reduced words besides one per row, and words that are not reduced.
 const REDUCED: usize = 2;
 const OWN: usize = 1;
 
-/// Whether the library can be loaded.
+/// Whether NCCL can be loaded.
 #[cfg(not(feature = "linked"))]
 pub(crate) fn is_present() -> bool {
-    // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
+    // SAFETY: loads NCCL by its well-known names; its initialisers are NVIDIA's.
     unsafe { sys::is_culib_present() }
 }
 
-/// A program that is linked with the library does not start without it.
+/// Always true: a program that is linked with NCCL does not start without it.
 #[cfg(feature = "linked")]
 pub(crate) fn is_present() -> bool {
     true
 }
 
-/// The library's version as it numbers itself, 22803 for 2.28.3; `None` where it cannot be loaded.
+/// The NCCL version as its own number, for example 22803 for 2.28.3; `None` if NCCL cannot be loaded.
 pub fn nccl_version() -> Option<i32> {
     is_present().then(|| result::get_nccl_version().ok()).flatten()
 }
@@ -58,18 +57,18 @@ pub(crate) fn failed(action: &'static str) -> impl Fn(NcclError) -> CudaError {
     move |NcclError(code)| CudaError::Nccl { action, name: format!("{code:?}") }
 }
 
-/// One rank of a group of GPUs, whose draws are reduced by one `ncclAllReduce` of a word a row: the draw of the whole
-/// vocabulary on every rank. Three launches a call, on the caller's stream after the shard's draws; a call allocates
-/// nothing and waits for nothing on the host, so the whole step can be captured into a graph.
+/// One rank of a group of GPUs that merges the draws of all shards by one `ncclAllReduce`, with one word per row.
 ///
-/// Token and score are those of a sampler without shards, to the last bit; the logit is given as score minus noise. Ranks
-/// make the same sequence of launches with the same rows; where they were called otherwise, every row has
-/// [`status::OTHER_CALL`].
+/// Every rank has the same draws of the whole vocabulary. A call is three launches on the caller's stream, after the
+/// shard's draws. It allocates nothing and does not block the host, so a graph can capture the whole step.
 ///
-/// A GPU has one rank at most, as the library demands.
+/// Token and score have the bits of a sampler without shards; the logit is the score minus the noise. All ranks make
+/// the same sequence of launches with the same rows; after a mismatch, every row has [`status::OTHER_CALL`].
+///
+/// NCCL allows at most one rank per GPU.
 #[derive(Debug)]
 pub struct DeviceNccl {
-    /// Dropped first: it waits for the GPU, as long as the limit allows, and ends what waits there for the other ranks.
+    /// Dropped first: dropping waits for the GPU until the timeout, then aborts work that waits for other ranks.
     comm: Communicator,
     rank: usize,
     world: usize,
@@ -81,8 +80,9 @@ pub struct DeviceNccl {
     words: Scratch,
 }
 
-/// A rank that has made all that it needs for itself, and has not met the others. What can fail on one rank alone is done
-/// before the ranks meet, where the others would wait for it.
+/// A rank that has loaded and allocated all it needs, and has not connected.
+///
+/// Failures of a single rank happen here, because the other ranks would wait for it while they connect.
 #[derive(Debug)]
 pub struct NcclEndpoint {
     rank: usize,
@@ -95,10 +95,10 @@ pub struct NcclEndpoint {
 }
 
 impl NcclEndpoint {
-    /// Rank `rank` of `world`, for calls of up to `max_rows` rows: loads the kernels and allocates.
+    /// Rank `rank` of `world`, for calls of up to `max_rows` rows: loads the kernels and allocates the memory.
     ///
     /// # Errors
-    /// * [`CudaError::Unavailable`]: no library.
+    /// * [`CudaError::Unavailable`]: NCCL cannot be loaded.
     /// * [`CudaError::TooLarge`]: more than 256 rows, or a rank beyond the world; [`CudaError::EmptyPlan`]: no rows.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn new(rank: usize, world: usize, max_rows: usize, device: &Arc<Device>) -> Result<NcclEndpoint, CudaError> {
@@ -122,13 +122,14 @@ impl NcclEndpoint {
         Ok(NcclEndpoint { rank, world, max_rows, to_words, from_words, device: device.clone(), words })
     }
 
-    /// Meets the other ranks of the id, and reduces once with them, so that later calls find their connections. A
-    /// collective call that returns when all ranks have made it, each on a thread or process of its own, or when the longer
-    /// of `limit` and a minute has passed; the library's own thread then stays behind. [`DeviceNccl::wait`] takes at most
-    /// `limit`.
+    /// Connects with the other ranks of the id, and runs one reduction, which sets up NCCL's connections.
+    ///
+    /// All ranks call this function, each on its own thread or process. It returns when all ranks have called it, or
+    /// after the longer of `limit` and a minute. After this timeout, an internal thread stays blocked in NCCL.
+    /// [`DeviceNccl::wait`] takes at most `limit`.
     ///
     /// # Errors
-    /// [`CudaError::LateRanks`], without the ranks; [`CudaError::Nccl`], [`CudaError::Driver`].
+    /// [`CudaError::LateRanks`] without ranks; [`CudaError::Nccl`], [`CudaError::Driver`].
     pub fn connect(self, id: &NcclId, limit: Duration) -> Result<DeviceNccl, CudaError> {
         let NcclEndpoint { rank, world, max_rows, to_words, from_words, device, words } = self;
         let comm = Communicator::meet(id, rank, world, &device, limit)?;
@@ -146,12 +147,12 @@ impl DeviceNccl {
         self.rank
     }
 
-    /// Number of ranks.
+    /// The number of ranks.
     pub fn world(&self) -> usize {
         self.world
     }
 
-    /// Rows of the largest call.
+    /// The maximum number of rows of a call.
     pub fn max_rows(&self) -> usize {
         self.max_rows
     }
@@ -161,27 +162,31 @@ impl DeviceNccl {
         &self.device
     }
 
-    /// Gives later launches a mark, a number that must be the same on every rank, as the rows are: the number of the call,
-    /// say, counted even where a rank failed before its launch. 0 at first. A captured launch keeps the mark that it had.
+    /// Sets the mark of later launches, a number that must be equal on every rank, as the rows must.
+    ///
+    /// For example, a mark counts the calls, including calls that failed on a rank before its launch. The mark is 0 at
+    /// first. A captured launch keeps its mark.
     pub fn set_mark(&mut self, mark: u64) {
         self.mark = mark;
     }
 
-    /// Makes the draws of the whole vocabulary out of this shard's: enqueues three launches on `stream` and returns. `rows`
-    /// and `draws` are those of the shard's own launch; the draws are replaced.
+    /// Replaces this shard's draws by draws of the whole vocabulary: enqueues three launches on `stream` and returns.
+    ///
+    /// `rows` and `draws` are those of the shard's own launch.
     ///
     /// # Errors
-    /// [`CudaError::TooLarge`]: more rows than planned. [`CudaError::Layout`]: rows whose address is not a multiple of 8, draws
-    /// whose address is not one of 4. [`CudaError::Nccl`], [`CudaError::Driver`].
+    /// * [`CudaError::TooLarge`]: more rows than planned.
+    /// * [`CudaError::Layout`]: the address of the rows is not a multiple of 8, or the address of the draws not of 4.
+    /// * [`CudaError::Nccl`], [`CudaError::Driver`].
     ///
     /// # Safety
     /// * `rows` and `draws` are device memory of this device with one [`abi::Row`](crate::abi::Row) and one
     ///   [`abi::Draw`](crate::abi::Draw) for each of `row_count` rows, until the launches have run.
-    /// * No draw is [`UNDECIDED`](crate::abi::status::UNDECIDED), as [`DeviceFilters`](crate::DeviceFilters) leaves some: it
-    ///   would come out on every rank as one of an invalid logit. Shards do not filter alone.
+    /// * No draw is [`UNDECIDED`](crate::abi::status::UNDECIDED), a status of [`DeviceFilters`](crate::DeviceFilters).
+    ///   The exchange would make it an invalid logit on every rank. A shard cannot filter alone.
     /// * Launches of one value follow each other: on one stream, or ordered by events.
-    /// * This value outlives the launches, and every launch of a graph that captured them. Dropping it waits for the GPU, at
-    ///   most as long as the limit, so it is not dropped while a stream of the context captures.
+    /// * This value outlives the launches, and every launch of a graph that captured them. Dropping this value waits
+    ///   for the GPU, at most until the timeout, so it is not dropped while a stream of the context captures.
     pub unsafe fn launch(
         &mut self,
         stream: &CudaStream,
@@ -189,7 +194,7 @@ impl DeviceNccl {
         draws: DeviceAddress<Draw>,
         row_count: usize,
     ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function; the words are this value's, as many as it states.
+        // SAFETY: the bullets of this function; this value owns the words, as many as it states.
         let queue = unsafe { Queue::new(stream) };
         self.enqueue(queue, (rows, draws), row_count)
     }
@@ -221,17 +226,16 @@ impl DeviceNccl {
         let words = self.words.begin_use::<u64>().get() as *mut c_void;
         let (kind, maximum) = (sys::ncclDataType_t::ncclUint64, sys::ncclRedOp_t::ncclMax);
         let (count, stream) = (self.max_rows + REDUCED, stream.cu_stream().cast());
-        // SAFETY: that many words of this value's, reduced in place; the communicator is alive.
+        // SAFETY: this value owns that many words, which NCCL reduces in place; the communicator is alive.
         unsafe { result::all_reduce(words, words, count, kind, maximum, comm, stream) }
             .map(drop)
             .map_err(failed("reduce the draws"))
     }
 
-    /// Waits for the stream. When that takes more than the time limit, or the library finds an error, the group is given up
-    /// on this rank, and what waits on the GPU for the other ranks ends.
+    /// Waits for the stream. After a timeout or an NCCL error, aborts this rank's communicator and its work on the GPU.
     ///
     /// # Errors
-    /// [`CudaError::LateRanks`], without the ranks, which the library does not tell; [`CudaError::Nccl`],
+    /// [`CudaError::LateRanks`] without ranks, because NCCL does not report them; [`CudaError::Nccl`],
     /// [`CudaError::Driver`].
     pub fn wait(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         self.comm.wait(stream)?;
@@ -239,7 +243,7 @@ impl DeviceNccl {
         Ok(())
     }
 
-    /// What went wrong in an exchange, from the draws of a call that has run.
+    /// Returns the error of an exchange, if any, from the draws of a call that has run.
     ///
     /// # Errors
     /// [`CudaError::OtherCall`].

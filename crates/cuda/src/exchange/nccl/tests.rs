@@ -1,4 +1,4 @@
-//! The exchange by NCCL, draws made by hand, a GPU for each rank. Skipped where there are not two, unless
+//! Tests of the NCCL exchange with synthetic draws and one GPU per rank. Skipped with fewer than two GPUs, unless
 //! `FLASH_SAMPLING_REQUIRE` names nccl.
 
 use super::*;
@@ -13,7 +13,7 @@ use std::thread;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// As many GPUs as there are, up to four.
+/// All GPUs, at most four.
 fn devices() -> Option<Vec<Arc<Device>>> {
     let devices: Vec<_> = (0..4).map_while(|ordinal| Device::new(ordinal).ok()).collect();
     if devices.len() > 1 && is_present() {
@@ -21,17 +21,17 @@ fn devices() -> Option<Vec<Arc<Device>>> {
     }
     let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|r| r == "nccl"), "no library, or one GPU; FLASH_SAMPLING_REQUIRE names nccl");
-    // The test harness captures what the print macros write, not this.
+    // The test harness captures the print macros, but not this write.
     let _ = writeln!(std::io::stderr(), "skipped: 1 test of cuda/nccl: no library, or no GPU for each of two ranks");
     None
 }
 
-/// Token, score and status: the logit is score minus noise, which draws made by hand know nothing of.
+/// Token, score and status. The logit is omitted: NCCL returns score minus noise, and synthetic draws have no noise.
 fn told(draw: &Draw) -> (u32, u32, u32) {
     (draw.token, draw.score.to_bits(), draw.status)
 }
 
-/// A graph of the three launches, replayed on other draws.
+/// A graph of the three launches, replayed with other draws.
 #[test]
 fn a_captured_launch_is_replayed() {
     const ROWS: usize = 9;
@@ -43,11 +43,11 @@ fn a_captured_launch_is_replayed() {
         let stream = device.stream().unwrap();
         let rows: Vec<_> = (0..ROWS).map(|row| Row { seed: row as u64, ..Row::default() }).collect();
         let (rows, mut held) = (stream.clone_htod(&rows).unwrap(), stream.alloc_zeros(ROWS).unwrap());
-        // Asking for them during a capture would be part of it.
+        // Addresses are taken first, since taking them during a capture would be captured.
         let (rows_at, draws_at) = (DeviceAddress::of(&rows, &stream), DeviceAddress::of(&held, &stream));
         stream.synchronize().unwrap();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-        // SAFETY: as many rows and draws, held until the last replay is waited for; one stream.
+        // SAFETY: rows and draws have this size and live until the wait for the last replay; one stream.
         let captured = unsafe { nccl.launch(&stream, rows_at, draws_at, ROWS) };
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = stream.end_capture(flags).unwrap().unwrap();
@@ -74,13 +74,13 @@ fn a_captured_launch_is_replayed() {
     });
 }
 
-/// The draws of each shard and their reduction as a graph, replayed with other rows and hidden states.
+/// A graph of each shard's draws and their reduction, replayed with other rows and hidden states.
 #[test]
 fn a_captured_step_draws_as_one_gpu_does() {
     const REPLAYS: u64 = 10;
     let Some(mut devices) = devices() else { return };
     let _alone = capture_lock();
-    // As many as there are shards.
+    // One GPU per shard.
     devices.truncate(3);
     let (id, world) = (NcclId::new().unwrap(), devices.len());
     let expected = steps(0, 1, &devices[0], REPLAYS, None);
@@ -101,7 +101,7 @@ fn a_captured_step_draws_as_one_gpu_does() {
     });
 }
 
-/// The draws of a rank's steps, by a graph; or, without an id, of the whole head, a launch each.
+/// The draws of a rank's steps, by a graph; without an id, the draws of the whole head, one launch per step.
 fn steps(number: usize, world: usize, device: &Arc<Device>, replays: u64, id: Option<&NcclId>) -> Vec<Vec<Draw>> {
     let stream = device.stream().unwrap();
     let mut part = Part::new(number, world, device, &stream);
@@ -112,7 +112,7 @@ fn steps(number: usize, world: usize, device: &Arc<Device>, replays: u64, id: Op
     stream.synchronize().unwrap();
     let graph = nccl.as_mut().map(|nccl| {
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-        // SAFETY: as many rows and draws, held until the last replay is waited for; one stream; the rows are bare.
+        // SAFETY: rows and draws have this size and live until the wait for the last replay; one stream; bare rows.
         let captured = unsafe {
             let drawn = part.tiled.launch(&stream, &hidden, rows_at, draws_at, RowFeatures::Bare);
             drawn.and_then(|_| nccl.launch(&stream, rows_at, draws_at, count))

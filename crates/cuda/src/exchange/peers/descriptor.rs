@@ -1,4 +1,4 @@
-//! What a rank tells the others before they connect.
+//! The descriptor that a rank sends to the other ranks before they connect.
 
 use crate::error::CudaError;
 use std::hash::{BuildHasher, RandomState};
@@ -6,26 +6,25 @@ use std::sync::LazyLock;
 
 /// First bytes of a card; the last two digits are the version of the format.
 const MAGIC: [u8; 4] = *b"fp04";
-/// Bytes of a handle by which another process opens memory.
+/// Bytes of a handle that opens memory in another process.
 pub(crate) const HANDLE: usize = 64;
-/// Bytes of a card.
 const CARD: usize = 4 + 4 * 8 + HANDLE;
 
-/// A number of this process that no other has.
+/// A random number that identifies this process.
 static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
 /// A rank and its mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerDescriptor {
-    /// The process that holds the mailbox.
+    /// The process that owns the mailbox.
     pub(crate) process: u64,
-    /// Its number there.
+    /// The mailbox's number in its process.
     pub(crate) mailbox: u64,
     pub(crate) rank: u32,
     pub(crate) world: u32,
-    /// Rows of the largest call.
+    /// The maximum number of rows of a call.
     pub(crate) max_rows: u64,
-    /// By which another process opens it.
+    /// The handle that opens the mailbox in another process.
     pub(crate) handle: [u8; HANDLE],
 }
 
@@ -45,7 +44,7 @@ impl PeerDescriptor {
         bytes
     }
 
-    /// `None` where the bytes are no card.
+    /// Decodes a card; `None` if the bytes are not a card.
     fn decode(bytes: &[u8]) -> Option<PeerDescriptor> {
         let bytes: &[u8; CARD] = bytes.try_into().ok()?;
         let (magic, rest) = bytes.split_first_chunk::<4>()?;
@@ -57,7 +56,7 @@ impl PeerDescriptor {
         (*magic == MAGIC).then_some(PeerDescriptor { process, mailbox, rank, world, max_rows, handle: *handle })
     }
 
-    /// The cards of all ranks, in order; checked against this rank's own.
+    /// Decodes the cards of all ranks, in order, and checks them against this rank's own card.
     pub(crate) fn decode_all(&self, cards: &[Vec<u8>]) -> Result<Vec<PeerDescriptor>, CudaError> {
         let refused = |rank, what: String| Err(CudaError::Rank { rank, what });
         if cards.len() != self.world as usize {

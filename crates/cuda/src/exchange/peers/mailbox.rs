@@ -1,4 +1,4 @@
-//! The memory that ranks send to: made by the rank that receives, and opened by the others.
+//! Mailboxes: device memory that the receiving rank allocates, and other ranks open and write.
 #![allow(unsafe_code)]
 
 use super::descriptor::{HANDLE, PeerDescriptor};
@@ -11,45 +11,45 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Mailboxes used in turn.
+/// The number of mailboxes, used in turn.
 pub(crate) const TURNS: usize = 2;
 
 /// Kinds of records.
 const KINDS: usize = 2;
 
-/// The mailboxes of this process, for its other ranks.
+/// The mailboxes of this process, for its ranks.
 static MAILBOXES: Mutex<Option<HashMap<u64, Weak<Mailbox>>>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Device memory for the messages of all ranks to this one.
+/// Device memory for the messages of all ranks to this rank.
 ///
-/// It holds slots `[turns, world, max_rows]`, records of rows with filters `[kinds, world, max_rows]`, and this rank's
+/// It has slots `[turns, world, max_rows]`, records of rows with filters `[kinds, world, max_rows]`, and this rank's
 /// state, all zero at first. Other GPUs and processes write to it, so it does not come from a pool.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     id: u64,
     device: Arc<Device>,
     address: DeviceAddress<u8>,
-    /// Bytes of the slots, and of all.
+    /// Bytes of the slots, and of the whole mailbox.
     slots: usize,
     size: usize,
-    /// Other processes may hold it open, or may do so later; then it is never freed.
+    /// Whether other processes may open the mailbox; then it is never freed.
     is_shared: AtomicBool,
 }
 
 impl Mailbox {
-    /// Allocates it; it is zero when this returns.
+    /// Allocates a mailbox. The memory is zero when this function returns.
     pub(crate) fn new(world: usize, max_rows: usize, device: &Arc<Device>) -> Result<Arc<Mailbox>, CudaError> {
         let failed = CudaError::driver("allocate a mailbox");
         device.context().bind_to_thread().map_err(&failed)?;
         let slots = TURNS * world * max_rows * SLOT_BYTES;
         let records = KINDS * world * max_rows * RECORD_BYTES;
         let size = slots + records + size_of::<PeerState>();
-        // SAFETY: the context is bound; the memory is owned by the value made below.
+        // SAFETY: the context is bound; the value below owns the memory.
         let address = DeviceAddress::new(unsafe { result::malloc_sync(size) }.map_err(&failed)?);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let mailbox = Arc::new(Mailbox { id, device: device.clone(), address, slots, size, is_shared: false.into() });
-        // SAFETY: the memory just allocated; the second call waits for the first.
+        // SAFETY: the range is the new allocation; the second call waits for the first.
         unsafe { sys::cuMemsetD8_v2(address.get(), 0, size) }.result().map_err(&failed)?;
         device.context().synchronize().map_err(&failed)?;
         let mut all = MAILBOXES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,22 +59,21 @@ impl Mailbox {
         Ok(mailbox)
     }
 
-    /// Its number in this process.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    /// Where the state of the rank that receives is.
+    /// The address of the receiving rank's state.
     pub(crate) fn state(&self) -> DeviceAddress<PeerState> {
         self.address.add(self.size - size_of::<PeerState>()).cast()
     }
 
-    /// Reads the state of the rank that receives, when its launches have run.
+    /// Reads the receiving rank's state, after its launches have run.
     pub(crate) fn read_state(&self) -> Result<PeerState, CudaError> {
         let failed = CudaError::driver("read the state of an exchange");
         let mut state = [PeerState::default()];
         self.device.context().bind_to_thread().map_err(&failed)?;
-        // SAFETY: the state is device memory of this value, and of that size.
+        // SAFETY: the state is device memory of this value, with the size of a `PeerState`.
         unsafe { result::memcpy_dtoh_sync(&mut state, self.state().get()) }.map_err(failed)?;
         Ok(state[0])
     }
@@ -84,16 +83,18 @@ impl Mailbox {
         self.slots as u64
     }
 
-    /// It is told to other ranks, which may be processes; or every rank has proved to be of this one.
+    /// Sets whether other processes may open the mailbox.
+    ///
+    /// They may after its descriptor is sent, unless all ranks turn out to be in this process.
     pub(crate) fn set_shared(&self, is_shared: bool) {
         self.is_shared.store(is_shared, Ordering::Relaxed);
     }
 
-    /// By which another process opens it; zeros where this system has no such handles.
+    /// The handle that opens the mailbox in another process; zeros if this system has no such handles.
     pub(crate) fn handle(&self) -> [u8; HANDLE] {
         let mut handle = sys::CUipcMemHandle { reserved: [0; HANDLE] };
         let bound = self.device.context().bind_to_thread().is_ok();
-        // SAFETY: memory of this value, a handle to write to.
+        // SAFETY: the address is memory of this value; the pointer is valid for one handle.
         let code = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, self.address.get()) };
         if bound && code.result().is_ok() { handle.reserved.map(|byte| byte as u8) } else { [0; HANDLE] }
     }
@@ -105,27 +106,28 @@ impl Drop for Mailbox {
         if *self.is_shared.get_mut() || self.device.context().bind_to_thread().is_err() {
             return;
         }
-        // SAFETY: allocated by `new`, freed once; every rank of this process that writes to it holds it.
+        // SAFETY: `new` allocated the memory, and it is freed once; every rank of this process that writes to it holds
+        // this value.
         let _ = unsafe { result::free_sync(self.address.get()) };
     }
 }
 
-/// A mailbox as another rank's device sees it.
+/// A mailbox as mapped on another rank's device.
 #[derive(Debug)]
 pub(crate) enum MappedMailbox {
-    /// One of this process.
+    /// A mailbox of this process.
     Here(Arc<Mailbox>),
-    /// One of another process, mapped into this one.
+    /// A mailbox of another process, mapped into this process.
     There {
-        /// Where.
+        /// The mapped address.
         address: DeviceAddress<u8>,
-        /// By which device.
+        /// The device of the mapping.
         device: Arc<Device>,
     },
 }
 
 impl MappedMailbox {
-    /// The mailbox of a card, for stores from `device`.
+    /// Maps the mailbox of a card, for stores from `device`.
     pub(crate) fn new(card: &PeerDescriptor, mine: &Mailbox, device: &Arc<Device>) -> Result<MappedMailbox, CudaError> {
         let rank = card.rank as usize;
         device.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
@@ -148,14 +150,14 @@ impl MappedMailbox {
             rank,
             what: format!("is in another process whose memory cannot be opened here ({code:?})"),
         };
-        // SAFETY: an address to write to; the driver checks the handle.
+        // SAFETY: the pointer is valid for one address; the driver checks the handle.
         let code = unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, handle, flags) };
         if code.result().is_err() {
             return Err(unreachable(code));
         }
         let opened = MappedMailbox::There { address: DeviceAddress::new(address), device: device.clone() };
         let (mut base, mut size) = (0, 0);
-        // SAFETY: an address that was just mapped, and places to write to.
+        // SAFETY: the address was just mapped; the pointers are valid for one value each.
         let code = unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut size, address) };
         if code.result().is_err() {
             return Err(unreachable(code));
@@ -179,7 +181,7 @@ impl Drop for MappedMailbox {
         if let MappedMailbox::There { address, device } = self
             && device.context().bind_to_thread().is_ok()
         {
-            // SAFETY: mapped by `new`, unmapped once, after the launches that store there.
+            // SAFETY: `new` mapped the memory, and it is unmapped once, after the launches that store there.
             let _ = unsafe { sys::cuIpcCloseMemHandle(address.get()) };
         }
     }
@@ -189,14 +191,14 @@ impl Drop for MappedMailbox {
 fn enable(device: &Device, other: &Device, rank: usize) -> Result<(), CudaError> {
     let (mine, theirs) = (device.context().cu_device(), other.context().cu_device());
     let mut can: c_int = 0;
-    // SAFETY: two devices of the driver, a number to write to.
+    // SAFETY: both devices are of the driver; the pointer is valid for one number.
     unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, mine, theirs) }
         .result()
         .map_err(CudaError::driver("ask for peer access"))?;
     if can == 0 {
         return Err(CudaError::Rank { rank, what: "is on a GPU that this one cannot reach".into() });
     }
-    // SAFETY: the context of this device is bound, the other one is alive as long as the process.
+    // SAFETY: the context of this device is bound; the other context lives as long as the process.
     let code = unsafe { sys::cuCtxEnablePeerAccess(other.context().cu_ctx(), 0) };
     if code == sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The exchange between ranks whose GPUs store into one another's memory.
+//! The exchange between ranks whose GPUs store into each other's memory.
 //!
 //! The GPUs are NVLink or PCIe peers of one machine. The ranks run in one process or in several.
 #![allow(unsafe_code)]
@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// Threads per block of the exchange's launch. Each thread handles a pair of row and rank.
 const THREADS: u32 = 256;
 
-/// The kernel of the exchange, with one instance for every GPU.
+/// The kernel of the exchange, with one instance for all GPUs.
 pub(crate) static SOURCE: KernelSource = KernelSource::single("peers.cu", kernels::any);
 
 /// A rank that has allocated its mailbox and is not yet connected to the other ranks.
@@ -46,7 +46,7 @@ pub struct PeerEndpoint {
 impl PeerEndpoint {
     /// Plans rank `rank` of `world` on a device, for calls of up to `max_rows` rows.
     ///
-    /// Allocates the mailbox, 4192 bytes for each rank and row, and loads the kernel.
+    /// Allocates the mailbox, 4192 bytes per rank and row, and loads the kernel.
     ///
     /// # Errors
     /// * [`CudaError::TooLarge`]: more than 32 ranks, a rank that is not below `world`, or more than 256 rows.
@@ -76,8 +76,8 @@ impl PeerEndpoint {
 
     /// Returns the bytes that the other ranks need in order to connect.
     ///
-    /// After this call another process may hold the mailbox open, 4192 bytes for each rank and row. So the mailbox is
-    /// not freed before this process ends, unless all ranks of [`connect`](PeerEndpoint::connect) are in this process.
+    /// After this call another process may hold the mailbox open, 4192 bytes per rank and row. So the mailbox is not
+    /// freed before this process ends, unless all ranks of [`connect`](PeerEndpoint::connect) are in this process.
     pub fn card(&self) -> Vec<u8> {
         self.mailbox.set_shared(self.card.world > 1);
         self.card.encode()
@@ -128,9 +128,9 @@ impl PeerEndpoint {
 /// library takes part in the exchange. The launch allocates nothing and blocks no host thread, so a graph can capture
 /// and replay the whole step.
 ///
-/// Every rank sends 32 bytes a row to every rank, and waits on the GPU for the draws of all ranks. Every rank then has
-/// the same draws of the whole vocabulary: token, score and logit have the bits of a sampler without shards. If a row
-/// has invalid logits, the draw reports one of these: a raw logit before a transformed one, then the lowest token.
+/// Every rank sends 32 bytes per row to every rank, and waits on the GPU for the draws of all ranks. Every rank then
+/// has the same draws of the whole vocabulary: token, score and logit have the bits of a sampler without shards. If a
+/// row has invalid logits, the draw reports one of these: a raw logit before a transformed one, then the lowest token.
 ///
 /// All ranks make the same sequence of launches. [`DevicePeers::check`] turns two statuses into errors:
 /// * [`status::LATE_RANK`]: a rank did not send the row within the time limit. The group is then broken, and later
@@ -138,8 +138,8 @@ impl PeerEndpoint {
 /// * [`status::OTHER_CALL`]: a rank was called with another number of rows, seed, position, draw, temperature or
 ///   [mark](DevicePeers::set_mark), or only some of the ranks have a mask.
 ///
-/// A rank that skips a launch receives, in its next launch, the draws that the others sent for the skipped one. Only a
-/// difference in rows or mark reveals this mismatch.
+/// A rank that skips a launch receives, in its next launch, the draws that the other ranks sent for the skipped launch.
+/// Only a difference in rows or mark reveals this mismatch.
 ///
 /// Each rank measures the time limit on its own clock. A rank that arrives at the very end of the others' limit may
 /// still draw, although the others have timed out. This rank learns of the timeout in its next launch, in which the
@@ -151,7 +151,6 @@ pub struct DevicePeers {
     kernel: Kernel<(abi::Peers,)>,
     device: Arc<Device>,
     limit: Duration,
-    /// Whether launches may be pending.
     is_pending: bool,
     /// Keeps the mailboxes open, since the kernel has their addresses.
     _opened: Vec<MappedMailbox>,
@@ -217,8 +216,8 @@ impl DevicePeers {
     ///   The exchange would make it an invalid logit on every rank. A shard cannot filter alone.
     /// * Every rank of the group has connected.
     /// * Launches of one value follow each other: on one stream, or ordered by events.
-    /// * This value outlives the launch, and every launch of a graph that captured it. Dropping it waits for the GPU
-    ///   when launches may be pending, so it is not dropped while a stream of the context captures.
+    /// * This value outlives the launch, and every launch of a graph that captured it. Dropping this value waits for
+    ///   the GPU if launches may be pending, so it is not dropped while a stream of the context captures.
     pub unsafe fn launch(
         &mut self,
         stream: &CudaStream,
@@ -226,7 +225,7 @@ impl DevicePeers {
         draws: DeviceAddress<Draw>,
         row_count: usize,
     ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function; this value holds mailboxes and state, sized for as many rows and ranks.
+        // SAFETY: the bullets of this function; this value owns mailboxes and state, sized for as many rows and ranks.
         let queue = unsafe { Queue::new(stream) };
         self.enqueue(queue, (rows, draws), row_count)
     }
@@ -265,10 +264,9 @@ impl DevicePeers {
     /// Returns the error of an exchange, if any, from the draws of a call that has run.
     ///
     /// # Errors
-    /// [`CudaError::LateRanks`], [`CudaError::OtherCall`]; [`CudaError::Driver`] when the state cannot be read.
+    /// [`CudaError::LateRanks`], [`CudaError::OtherCall`]; [`CudaError::Driver`] if the state is unreadable.
     pub fn check(&self, draws: &[Draw]) -> Result<(), CudaError> {
-        // Mismatches come first: a rank with fewer rows than this one mismatches in its rows, and is late for the
-        // others.
+        // Mismatches come first: a rank with fewer rows mismatches in its own rows, and is late for the other rows.
         if let Some((row, draw)) = draws.iter().enumerate().find(|(_, draw)| draw.status == status::OTHER_CALL) {
             return Err(CudaError::OtherCall { rank: Some(draw.token as usize), row: Some(row) });
         }
@@ -285,8 +283,7 @@ impl DevicePeers {
         self.is_pending = false;
     }
 
-    /// Builds the arguments of a launch that exchanges records, after a launch that exchanges the draws of the same
-    /// rows.
+    /// Builds the arguments of a launch that exchanges records, after the exchange of the same rows' draws.
     pub(crate) fn records(&mut self) -> abi::PeerRecords {
         self.is_pending = true;
         abi::PeerRecords { peers: self.call, offset: self.mailbox.records() }

@@ -83,7 +83,7 @@ pub(super) struct HeadKernels {
     draws: Scratch,
     /// The kernels for filters, and the memory for a launch's filters. Made for the first row with filters.
     filters: Option<(DeviceFilters, Scratch)>,
-    /// Recorded behind the last kernel that reads hidden states of the caller, and before the exchange with other ranks.
+    /// Recorded after the last kernel that reads hidden states of the caller, and before the exchange with other ranks.
     read: CudaEvent,
     /// Whether the kernels for filters over ranks are loaded.
     is_prepared: bool,
@@ -185,7 +185,6 @@ impl HeadKernels {
         self.draws.len() / size_of::<Draw>()
     }
 
-    /// Global ids of the head's tokens.
     pub(super) fn tokens(&self) -> Range<u32> {
         self.fused.tokens()
     }
@@ -391,11 +390,11 @@ impl HeadKernels {
 
     /// A queue for the kernels on the sampler's own stream.
     pub(super) fn queue(stream: &CudaStream) -> Queue<'_> {
-        // SAFETY: *Memory*: inputs and draws are those of a `HeadKernels`, sized by `new` for the most draws, and freed
-        // behind their launches by `Scratch`. Weight and bias are its own, or the caller's by `DeviceSampler::new`.
-        // Hidden states are copied, or the caller's by `DeviceHidden::new` or `DeviceSampler::sample`. *Order*: the
+        // SAFETY: *Memory*: a `HeadKernels` owns inputs and draws, sized by `new` for the most draws; `Scratch` frees
+        // them after their launches. Weight and bias belong to it, or to the caller by `DeviceSampler::new`. Hidden
+        // states are copied, or belong to the caller by `DeviceHidden::new` or `DeviceSampler::sample`. *Order*: the
         // sampler's own stream follows the stream of a call, and every call waits at its end. *Rows*: `Staging` makes
-        // them of checked parameters; checked greedy rows have no filters; `RowFilters::of` bounds top-k.
+        // rows from checked parameters; checked greedy rows have no filters; `RowFilters::of` bounds top-k.
         unsafe { Queue::new(stream) }
     }
 }

@@ -1,4 +1,4 @@
-//! Which launch makes which draw.
+//! Assigns draws to launches.
 //!
 //! A launch makes one draw for each hidden state that it reads. Hidden states on the host are copied for each draw. Hidden
 //! states on the device stay in place, so a launch reads neighbouring rows:
@@ -12,7 +12,6 @@
 use crate::sampler::row_scan::DrawItem;
 use core::ops::Range;
 
-/// A launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PlannedLaunch {
     /// Its part of [`LaunchPlan::slots`].

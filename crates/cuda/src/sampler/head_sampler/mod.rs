@@ -1,4 +1,4 @@
-//! The sampler of a head on a GPU, whatever the variant, and wherever weight and hidden states come from.
+//! The sampler of a head on a GPU, for all variants, and for weight and hidden states on the host or on the device.
 //!
 //! `kernels` has the kernels with the memory of a launch, `launch_plan` selects the draws of each launch, `source` makes
 //! the launches of a pass, and `sharded` makes those of ranks. `uploaded_weight` copies a weight from the host.
@@ -36,7 +36,7 @@ pub(crate) use uploaded_weight::row_stride;
 
 /// The capabilities of a sampler under its plan.
 pub(crate) fn planned(can: Capabilities, plan: &Plan) -> Capabilities {
-    // Canonical logits are known of near ties alone.
+    // Canonical logits exist for near ties only.
     if plan.canonical { Capabilities { knobs: Knobs::ADJUSTMENTS, ..can } } else { can }
 }
 
@@ -69,8 +69,8 @@ pub(super) struct DeviceCall<'s> {
 }
 
 impl<'w> HeadSampler<'w> {
-    /// Checks the plan, copies the weight, compiles and loads the kernels. Without `groups`, tokens of a group and how they
-    /// draw, the draws are the tiled kernel's.
+    /// Checks the plan, copies the weight, compiles and loads the kernels. `groups` has the tokens of a group and the
+    /// rule of its draw; without groups, the tiled kernel draws.
     pub(crate) fn new(
         head: Head<'w>,
         plan: Plan,
@@ -96,7 +96,7 @@ impl<'w> HeadSampler<'w> {
         HeadSampler::of((shape, head.weight().dtype()), plan, planned(can, &plan), device, stream, kernels, canonical)
     }
 
-    /// Checks the plan, compiles and loads the kernels for a weight in device memory, which stays there.
+    /// Checks the plan, compiles and loads the kernels for a weight in device memory, which is not copied.
     pub(crate) fn in_place(
         head: DeviceHead,
         vocab_size: u32,
@@ -135,7 +135,7 @@ impl<'w> HeadSampler<'w> {
         Ok(HeadSampler { shape, dtype, plan, can, device, stream, kernels, rows, driver, scan, canonical, hidden })
     }
 
-    /// Allocates room for lists and masks of as many bytes.
+    /// Allocates memory for this many bytes of lists and masks.
     pub(crate) fn reserve_lists(&mut self, bytes: usize) -> Result<(), CudaError> {
         self.rows.staging.reserve(bytes)?;
         self.kernels.as_mut().map_or(Ok(()), |kernels| kernels.reserve_lists(bytes, &self.stream))

@@ -130,7 +130,7 @@ impl ExchangePass<'_, '_> {
             items.extend(DrawItem::of_row(r, row, filters));
         }
         if has_filters {
-            // Rows without filters go with rows of either kind.
+            // Rows without filters share a launch with rows of either kind.
             let with_plain = if listed.is_empty() && !by_logits.is_empty() { &mut *by_logits } else { &mut *listed };
             with_plain.append(plain);
         }
@@ -144,7 +144,7 @@ impl ExchangePass<'_, '_> {
                 write_draws(items, draws, out);
             }
         }
-        // The fingerprint of the exchange has the type: the other ranks have this one, too, and leave all rows open.
+        // The exchange's fingerprint has the type, so other ranks have the same type and also leave all rows open.
         if is_other {
             let valid = batch.rows.iter().zip(out).filter(|(row, _)| row.is_ok());
             valid.for_each(|(_, out)| out.progress = Progress::Open);
@@ -166,7 +166,7 @@ fn launch(
     let hidden = HiddenStates::of(&batch.input, hidden.as_ref())?;
     // A rank without tokens takes part, and so does one whose filters need hidden states of the weight's type.
     let mut kernels = kernels.as_mut().filter(|_| from.is_none() || batch.input.dtype() == *dtype);
-    // Draws of one launch: as many on every rank, with tokens or without.
+    // The draws of one launch: the same number on every rank, with or without tokens.
     let most = match from {
         None => most_draws(plan).min(exchange.max_rows()),
         Some(_) => exchange.filters().most,

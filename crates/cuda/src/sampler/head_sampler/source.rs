@@ -21,7 +21,6 @@ use std::sync::Arc;
 pub(super) struct LaunchRows {
     pub(super) staging: Staging,
     adjustments: Adjustments,
-    /// The filters of the staged rows.
     pub(super) filters: Vec<RowFilters>,
     pub(super) plan: LaunchPlan,
     pub(super) results: Vec<Draw>,
@@ -90,9 +89,9 @@ pub(super) struct HeadSource<'s, 'w> {
     pub(super) kernels: &'s mut HeadKernels,
     pub(super) rows: &'s mut LaunchRows,
     pub(super) hidden: HiddenStates<'s>,
-    /// For draws.
+    /// The queue for draws.
     pub(super) queue: Queue<'s>,
-    /// For stored logits; and whether the hidden states are complete for it.
+    /// The stream for stored logits; and whether the hidden states are complete for this stream.
     pub(super) stream: &'s Arc<CudaStream>,
     pub(super) is_ready: &'s mut bool,
     pub(super) canonical: Option<&'s mut CanonicalBounds<'w>>,

@@ -16,14 +16,15 @@ use flash_sampling_core::{
 use source::{CopiedLogits, LogitDraws};
 use std::sync::Arc;
 
-/// Draws of a launch.
+/// The maximum number of draws of a launch.
 const MOST: usize = 4096;
 
-/// Draws from existing logits in host memory, `[rows, vocab]` in bf16, f16 or f32, on a GPU (paper Alg. I.1). Exact
-/// pathwise: the draws are those of [`CudaTiled`](crate::CudaTiled) on the same logits.
+/// A sampler over existing logits in host memory, `[rows, vocab]` in bf16, f16 or f32, on a GPU (paper Alg. I.1).
 ///
-/// A call copies the logits up, draws, copies the draws down and waits: copying is most of its time. For logits that are
-/// on the GPU already there is [`DeviceStandalone`](crate::DeviceStandalone). Memory on the GPU grows to the largest call.
+/// It is exact pathwise, with the same draws as [`CudaTiled`](crate::CudaTiled) on the same logits.
+///
+/// A call copies the logits to the GPU, draws, copies the draws to the host, and waits. Copies take most of the time.
+/// For logits on the GPU, see [`DeviceStandalone`](crate::DeviceStandalone). GPU memory grows to the largest call.
 #[derive(Debug)]
 pub struct CudaStandalone {
     vocab_size: u32,
@@ -39,7 +40,7 @@ impl CudaStandalone {
     /// Plans a sampler for logits of `vocab_size` columns.
     ///
     /// # Errors
-    /// * [`CudaError::Unsupported`]: [`Plan::canonical`], since logits are taken as they are.
+    /// * [`CudaError::Unsupported`]: [`Plan::canonical`], since the sampler does not compute the logits.
     /// * [`CudaError::EmptyPlan`]: the plan has no rows or no draws.
     /// * [`CudaError::Layout`], [`CudaError::TooLarge`]: `vocab_size` is zero or above 2^31.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
@@ -47,8 +48,9 @@ impl CudaStandalone {
         CudaStandalone::with_math(vocab_size, plan, device, NoiseMath::Exact)
     }
 
-    /// [`CudaStandalone::new`] with a choice of math, which [`Capabilities::backend`] names. Rows with log-probabilities, draws
-    /// without replacement or filters always use exact math.
+    /// [`CudaStandalone::new`] with a choice of math, which [`Capabilities::backend`] names.
+    ///
+    /// Rows with log-probabilities, draws without replacement or filters always use exact math.
     ///
     /// # Errors
     /// As [`CudaStandalone::new`].

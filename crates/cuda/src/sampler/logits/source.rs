@@ -24,7 +24,7 @@ use std::sync::Arc;
 pub(super) struct LogitDraws {
     vocab_size: u32,
     math: NoiseMath,
-    /// For bf16, f16 and f32, each made when the first such logits come.
+    /// For bf16, f16 and f32, each made for the first logits of its type.
     samplers: [Option<DeviceStandalone>; 3],
     logits: CudaSlice<u8>,
     /// Rows and sources of a launch.
@@ -33,7 +33,7 @@ pub(super) struct LogitDraws {
     draws: CudaSlice<Draw>,
     staging: Staging,
     adjustments: Adjustments,
-    /// Logits whose rows lie apart.
+    /// Rows of logits that are not contiguous in the input, gathered for the copy.
     gathered: Vec<u8>,
     sources_here: Vec<u32>,
 }
@@ -68,7 +68,7 @@ impl LogitDraws {
         self.math
     }
 
-    /// Copies the logits up, rows one after the other.
+    /// Copies the logits to the GPU, without gaps between rows.
     pub(super) fn copy_logits(
         &mut self,
         input: &Matrix<'_>,
@@ -93,7 +93,7 @@ impl LogitDraws {
         Ok(DeviceMatrix { address: DeviceAddress::of(&self.logits, stream), dtype, rows, cols, row_stride: cols })
     }
 
-    /// Copies the staged rows up, and the row of logits of each; returns their addresses.
+    /// Copies the staged rows and the logits row of each to the GPU; returns their addresses.
     fn copy_rows(
         &mut self,
         sources: impl Iterator<Item = usize>,
@@ -137,8 +137,9 @@ impl LogitSource for CopiedLogits<'_> {
             }
             let (rows, sources) = kernels.copy_rows(part.iter().map(|item| item.row), stream)?;
             let there = DeviceAddress::of(&kernels.draws, stream);
-            // SAFETY: *Memory*: logits, rows and sources were just copied on this stream, draws has room for MOST, and all are
-            // freed behind the launch; the sources are rows of the logits. *Order*: the call waits below. *Rows*: `Staging`.
+            // SAFETY: *Memory*: logits, rows and sources were just copied on this stream; `draws` has room for `MOST`.
+            // All are freed after the launch; the sources are rows of the logits. *Order*: the call waits below.
+            // *Rows*: `Staging`.
             let queue = unsafe { Queue::new(stream) };
             results::poison(there, part.len(), queue)?;
             let launch = DeviceDraws { count: part.len(), rows, sources: Some(sources), draws: there, log_z: None };
@@ -186,7 +187,7 @@ impl LogitSource for CopiedLogits<'_> {
     }
 }
 
-/// The result of a row by its first bad logit: stage, token, and whether it is infinite; all ones: it has none.
+/// A row's result from the key of its first bad logit: stage, token, and whether it is infinite; all ones without one.
 fn invalid(key: u64) -> Draw {
     let status = match key {
         u64::MAX => status::DRAWN,

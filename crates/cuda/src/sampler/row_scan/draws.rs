@@ -1,4 +1,4 @@
-//! The draws of a pass: which launch makes them, and what they are for their rows.
+//! The draws of a pass: their launches, and their results for rows.
 
 use super::source::DrawItem;
 use crate::abi::{Draw, RowFilters, status};
@@ -8,7 +8,6 @@ use flash_sampling_core::{RowError, backend};
 /// The draws of a pass, grouped by launch.
 #[derive(Debug, Default)]
 pub(crate) struct DrawItems {
-    /// Draws without filters.
     pub(crate) plain: Vec<DrawItem>,
     /// Draws with filters that lists may decide.
     pub(crate) listed: Vec<DrawItem>,

@@ -29,7 +29,7 @@ pub(crate) use source::{CallRows, DrawItem, FilterSource, LogitSource, idle};
 use std::sync::Arc;
 pub(crate) use stored_scan::{StoredQueries, StoredScan};
 
-/// In place of a row that was summarized, but whose logits were not stored.
+/// Marks a row that was summarized without stored logits.
 const NOT_STORED: usize = usize::MAX;
 
 /// The memory of passes, reused between calls.

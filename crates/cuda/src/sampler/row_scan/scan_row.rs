@@ -1,4 +1,4 @@
-//! A row of a pass over stored logits, and what its request needs.
+//! A row of a pass over stored logits, and the needs of its request.
 
 use super::candidate;
 use crate::abi::{Draw, Item, Row, SummaryRequest};

@@ -27,8 +27,8 @@ impl<'c, 'a> CallRows<'c, 'a> {
         CallRows { batch, raw: idle().check(&[], can, plan, vocab_size) }
     }
 
-    /// A row with its adjustments of `tokens`. Adjustments are collected one row at a time, so staging finds them in
-    /// the processor's cache.
+    /// A row with its adjustments of `tokens`. Adjustments are collected one row at a time, so they are in the
+    /// processor's cache when they are staged.
     pub(crate) fn adjusted<'r>(
         &self,
         r: usize,

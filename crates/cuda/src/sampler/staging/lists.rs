@@ -1,4 +1,4 @@
-//! The adjustments of a row as the kernels read them: biases, and penalties behind them where a row has any.
+//! Encodes the adjustments of a row for the kernels: biases, followed by penalties if the row has any.
 
 use crate::abi::{LogitBias, PENALISED, Penalty};
 use crate::error::CudaError;
@@ -9,15 +9,16 @@ use flash_sampling_core::backend::Adjustment;
 /// The list of a row's biases and penalties.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
-    /// Entries before it.
+    /// The number of entries before this list.
     pub(super) at: u64,
-    /// As [`Row::biases`] has it.
+    /// The value for [`Row::biases`].
     pub(super) biases: u32,
     pub(super) largest_bias: f32,
 }
 
-/// Writes adjustments as biases and as penalties. Returns what stands before the penalties, the least of each, and the largest
-/// bias, at least 0. Four items side by side: a running least would wait for itself.
+/// Writes adjustments as biases and as penalties. Returns the smallest penalty values and the largest bias, at least 0.
+///
+/// Four lanes hide the latency of the running minimum.
 fn split(adjustments: &[Adjustment], biases: &mut [u64], penalties: &mut [u64]) -> (Penalty, f32) {
     let (mut repetition, mut subtract, mut bias) = ([1.0f32; 4], [0.0f32; 4], [0.0f32; 4]);
     let mut note = |lane: usize, a: &Adjustment, to: &mut u64, penalty: &mut u64| {
@@ -39,13 +40,13 @@ fn split(adjustments: &[Adjustment], biases: &mut [u64], penalties: &mut [u64]) 
     (Penalty { repetition: least(repetition), subtract: least(subtract) }, bias.into_iter().fold(0.0, f32::max))
 }
 
-/// Whether a list of a row may be more than biases, of whatever tokens.
+/// Whether a row's list may have penalties beyond biases, for any tokens.
 pub(super) fn may_penalise(row: &RowParams<'_>) -> bool {
     let subtracts = [row.frequency_penalty, row.presence_penalty, row.dry_multiplier].iter().any(|&value| value != 0.0);
     row.history.is_some() && (row.repetition_penalty != 1.0 || subtracts && !row.logit_bias.is_empty())
 }
 
-/// An adjustment that is a bias and no more; subtracting is one where nothing else is done.
+/// The bias equal to an adjustment, if one exists. A subtraction without other changes is a bias.
 fn as_bias(a: &Adjustment) -> Option<LogitBias> {
     let alone = |value| Some(LogitBias { token: a.token, value });
     match a {
@@ -57,7 +58,7 @@ fn as_bias(a: &Adjustment) -> Option<LogitBias> {
     }
 }
 
-/// Appends a row's adjustments: as biases where they are no more.
+/// Appends a row's adjustments, as biases only if possible.
 pub(super) fn push(adjustments: &[Adjustment], lists: &mut PinnedItems) -> Result<List, CudaError> {
     let (at, len) = (lists.len(), adjustments.len());
     let (place, count) = (at as u64, len as u32);

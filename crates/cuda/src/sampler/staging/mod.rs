@@ -1,5 +1,5 @@
-//! The inputs of one launch as one block of bytes: hidden states, rows, masks, biases and penalties. One copy takes them
-//! up, or two where lists are page-locked.
+//! Packs the inputs of a launch into one block of bytes: hidden states, rows, masks, biases and penalties. One copy
+//! moves the block to the device, or two if the lists are page-locked.
 
 mod lists;
 
@@ -14,34 +14,34 @@ use flash_sampling_core::{Matrix, RowParams, backend};
 use lists::may_penalise;
 use std::sync::Arc;
 
-/// The block, with offsets where the device will see addresses.
+/// The block of inputs, with offsets instead of device addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
-    /// The rows of the input whose hidden states the block begins with, and the bytes of each.
+    /// The input rows of the hidden states at the block's start, and the bytes of each.
     sources: Vec<usize>,
     stride: usize,
     rows: Vec<Row>,
-    /// The tokens that are drawn from, and of how many.
+    /// The tokens of the shard, and the size of the whole vocabulary.
     tokens: Range<u32>,
     vocab_size: u32,
-    /// The mask that was appended last, by address and length, and where: the draws of a row share it.
+    /// The address and length of the last mask, and its offset in the block: the draws of a row share it.
     last_mask: Option<(usize, usize, u64)>,
-    /// What rows point to: biases, and where a row has penalties those behind its biases, which take eight bytes each; and masks,
-    /// two words an item.
+    /// Biases, penalties and masks. A row's penalties follow its biases, eight bytes each; a mask has two words per
+    /// item.
     lists: PinnedItems,
     /// Whether any row has a mask that forbids most tokens, or penalties.
     has_knobs: bool,
-    /// The address of the lists that rows point to; none: rows have offsets.
+    /// The address of the lists in the rows; `None` if the rows have offsets.
     lists_address: Option<u64>,
-    /// For [`Staging::arrange`].
+    /// The spare vector of [`Staging::arrange`].
     arranged: Vec<Row>,
     bytes: Vec<u8>,
 }
 
-/// Words of a mask that tokens before a shard's first may have in the first 256 that kernels take.
+/// The maximum number of mask words before a shard's first token that a kernel reads, in its first 256 tokens.
 const WORDS_BEFORE: usize = 255 / 32;
 
-/// Whether a mask forbids most of a vocabulary. It is not read beyond what tells.
+/// Whether a mask forbids most of the vocabulary. Reads the mask only until this is certain.
 fn forbids_most(mask: &[u32], vocab_size: u32) -> bool {
     let most = u64::from(vocab_size).div_ceil(8);
     let mut allowed = 0;
@@ -51,7 +51,7 @@ fn forbids_most(mask: &[u32], vocab_size: u32) -> bool {
     }) && allowed < most
 }
 
-/// Bytes of lists and masks that a call with these rows takes at most, whatever tokens a shard has.
+/// The maximum number of bytes of lists and masks for these rows, for any shard.
 pub(crate) fn most_listed(rows: &[RowParams<'_>], vocab_size: u32) -> usize {
     let of_row = |row: &RowParams<'_>| {
         let biases = row.logit_bias.len() + row.banned.len() + row.stop_token_ids.len();
@@ -63,12 +63,12 @@ pub(crate) fn most_listed(rows: &[RowParams<'_>], vocab_size: u32) -> usize {
 }
 
 impl Staging {
-    /// For draws from some tokens of a vocabulary.
+    /// Creates the inputs for draws from some tokens of a vocabulary.
     pub(crate) fn of(tokens: Range<u32>, vocab_size: u32) -> Self {
         Staging { tokens, vocab_size, ..Staging::default() }
     }
 
-    /// The same for a launch whose lists go up from page-locked memory: [`Staging::finish_rows`], and the lists behind.
+    /// Like [`Staging::of`], with page-locked lists: a copy of [`Staging::finish_rows`], then a copy of the lists.
     pub(crate) fn locked(tokens: Range<u32>, vocab_size: u32, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
         Ok(Staging { lists: PinnedItems::locked(stream)?, ..Staging::of(tokens, vocab_size) })
     }
@@ -80,7 +80,7 @@ impl Staging {
         (self.last_mask, self.has_knobs, self.lists_address) = (None, false, None);
     }
 
-    /// What the rows have: anything where one has a mask that forbids most tokens, or penalties that are more than biases.
+    /// The features of the rows: `Any` if a row has penalties beyond biases, or a mask that forbids most tokens.
     pub(crate) fn kinds(&self) -> RowFeatures {
         match self.has_knobs {
             true => RowFeatures::Any,
@@ -89,25 +89,27 @@ impl Staging {
         }
     }
 
-    /// Takes rows for such with anything where some shard's list of one may be more than biases: ranks load the same kernels. One
-    /// that a rank alone loads would stand behind the wait of another on the same GPU.
+    /// Marks rows as [`RowFeatures::Any`] if some shard's list may have penalties beyond biases.
+    ///
+    /// All ranks then load the same kernels. A kernel load on one rank could block behind a waiting rank on the same
+    /// GPU.
     pub(crate) fn expect_penalties_of(&mut self, rows: &[RowParams<'_>]) {
         self.has_knobs |= rows.iter().any(may_penalise);
     }
 
-    /// Appends words of a mask; which item they begin with.
+    /// Appends words of a mask and returns the index of their first item.
     fn push_words(&mut self, words: &[u32]) -> Result<u64, CudaError> {
         let at = self.lists.len();
         if !words.is_empty() {
             let items = self.lists.grow(words.len().div_ceil(2), at)?;
-            // Of an odd number the last half is nobody's.
+            // With an odd number of words, the second half of the last item is unused.
             items.last_mut().into_iter().for_each(|last| *last = 0);
             bytemuck::cast_slice_mut::<u64, u32>(items)[..words.len()].copy_from_slice(words);
         }
         Ok(at as u64)
     }
 
-    /// Makes room for lists and masks of as many bytes, so that a call with fewer allocates nothing.
+    /// Reserves memory for this many bytes of lists and masks, so that a smaller call allocates nothing.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), CudaError> {
         self.lists.reserve(bytes.div_ceil(ITEM))
     }
@@ -117,22 +119,21 @@ impl Staging {
         self.sources.push(r);
     }
 
-    /// The tokens that are drawn from.
+    /// The tokens of the shard.
     pub(crate) fn tokens(&self) -> Range<u32> {
         self.tokens.clone()
     }
 
-    /// Number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// The rows, with offsets where the device will see addresses.
+    /// The rows, with offsets instead of device addresses.
     pub(crate) fn staged(&self) -> &[Row] {
         &self.rows
     }
 
-    /// Appends draws of the row `r` of the input, each with the row's hidden states.
+    /// Appends draws of the input row `r`, each with the row's hidden states.
     pub(crate) fn push_of(
         &mut self,
         r: usize,
@@ -145,16 +146,18 @@ impl Staging {
         Ok(())
     }
 
-    /// Appends draws of a row with these parameters. Of a mask the words of the tokens that are drawn from are taken, and the
-    /// address is that of the first word, which is not there. Kernels take tokens in parts that begin at multiples of 256
-    /// (`scan.cuh`), so that they may read up to [`WORDS_BEFORE`] words before those that are: of other things in the block.
+    /// Appends draws of a row with these parameters.
+    ///
+    /// The block has only the mask words of the shard's tokens, but the row's mask address is that of word 0, which is
+    /// outside these words. Kernels read tokens in parts that begin at multiples of 256 (`scan.cuh`). So they may read
+    /// up to [`WORDS_BEFORE`] words before the shard's words, which is other data in the block.
     pub(crate) fn push(
         &mut self,
         params: &RowParams<'_>,
         row: &backend::Row<'_>,
         draws: impl IntoIterator<Item = u32>,
     ) -> Result<(), CudaError> {
-        // Offsets are kept as addresses plus one, 0 being the null address.
+        // Stores offsets plus one, since 0 is the null address.
         let (mask, mask_words) = match row.transform.mask {
             None => (0, 0),
             Some(mask) => {
@@ -188,34 +191,32 @@ impl Staging {
         Ok(())
     }
 
-    /// Makes room for the hidden states of an input, with zeros behind each. Without an input, the block has none.
+    /// Reserves the hidden states of an input, each padded with zeros. Without an input, the block has none.
     pub(crate) fn take_hidden(&mut self, input: Option<&Matrix<'_>>) {
         self.stride = input.map_or(0, |input| row_stride(input.cols()) * input.dtype().size());
     }
 
-    /// Puts the rows into the order in which `order` names them.
+    /// Reorders the rows by their indices in `order`.
     pub(crate) fn arrange(&mut self, order: &[u32]) {
         self.arranged.clear();
         self.arranged.extend(order.iter().map(|&row| self.rows[row as usize]));
         core::mem::swap(&mut self.rows, &mut self.arranged);
     }
 
-    /// Bytes of the block.
     pub(crate) fn len(&self) -> usize {
         self.lists_at() + ITEM * self.lists.len()
     }
 
-    /// Where the rows begin.
     pub(crate) fn rows_at(&self) -> usize {
         (self.sources.len() * self.stride).next_multiple_of(16)
     }
 
-    /// Where lists and masks begin, behind the rows.
+    /// The offset of lists and masks, after the rows.
     pub(crate) fn lists_at(&self) -> usize {
         self.rows_at() + size_of_val(self.rows.as_slice())
     }
 
-    /// The block for the device address `base`, a multiple of 16, with hidden states of the input.
+    /// Builds the block for the device address `base`, a multiple of 16, with hidden states of the input.
     pub(crate) fn finish(&mut self, input: Option<&Matrix<'_>>, base: DeviceAddress<u8>) -> &[u8] {
         let mut bytes = core::mem::take(&mut self.bytes);
         bytes.resize(self.len(), 0);
@@ -226,7 +227,7 @@ impl Staging {
         &self.bytes
     }
 
-    /// Copies the block to device memory, which grows to its size. Returns its address.
+    /// Copies the block to device memory, which grows to the block's size, and returns its address.
     pub(crate) fn copy_to(
         &mut self,
         memory: &mut CudaSlice<u8>,
@@ -243,7 +244,7 @@ impl Staging {
         Ok(base)
     }
 
-    /// The block before the lists, as [`Staging::finish`] has it, into `out` of [`Staging::lists_at`] bytes.
+    /// Builds the block without the lists, as [`Staging::finish`], in `out` of [`Staging::lists_at`] bytes.
     pub(crate) fn finish_rows(&mut self, input: Option<&Matrix<'_>>, base: DeviceAddress<u8>, out: &mut [u8]) {
         let (hidden, zeros) = out[..self.rows_at()].split_at_mut(self.sources.len() * self.stride);
         let copies = self.sources.iter().zip(hidden.chunks_exact_mut(self.stride.max(1)));
@@ -255,12 +256,12 @@ impl Staging {
         self.place_rows(base, out);
     }
 
-    /// Lists and masks, to be copied behind the rows where they are page-locked.
+    /// Lists and masks. If page-locked, a separate copy places them after the rows.
     pub(crate) fn lists(&mut self) -> &mut PinnedItems {
         &mut self.lists
     }
 
-    /// Writes the rows, which stand behind the hidden states.
+    /// Writes the rows, which follow the hidden states.
     fn place_rows(&mut self, base: DeviceAddress<u8>, out: &mut [u8]) {
         let (rows_at, lists_at) = (self.rows_at(), self.lists_at());
         debug_assert!(self.rows.is_empty() || lists_at >= 4 * WORDS_BEFORE, "a row lies before the words");
@@ -295,7 +296,7 @@ mod tests {
         for vocab_size in [0u32, 1, 8, 9, 4000, 151_936] {
             let words = vocab_size.div_ceil(32) as usize;
             for allowed in [0, 1, vocab_size / 8, vocab_size.div_ceil(8), vocab_size / 4, vocab_size] {
-                // From the end, so that the last words tell.
+                // From the end, so that the last words decide.
                 let mut mask = vec![0u32; words];
                 (0..allowed.min(vocab_size)).rev().for_each(|i| {
                     let token = vocab_size - 1 - i;
@@ -322,7 +323,7 @@ mod tests {
         assert_eq!((bytes.len(), &bytes[..96]), (96 + 3 * 56, [of(4), of(0), of(0)].concat().as_slice()));
         staging.take_hidden(None);
         assert_eq!(staging.finish(None, DeviceAddress::new(64)), &bytes[96..]);
-        // What was there goes.
+        // `clear` removes all contents.
         staging.clear();
         assert_eq!(staging.len(), 0);
     }

@@ -1,4 +1,4 @@
-//! A call over a streamed head: rows are staged, every block is multiplied by all launches, draws come down.
+//! The steps of a call over a streamed head: stage rows, run all launches on every block, copy the draws to the host.
 #![allow(unsafe_code)]
 
 use super::logprobs::StreamedLogprobs;
@@ -15,16 +15,16 @@ use crate::sampler::row_scan::CallRows;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::Matrix;
 
-/// For the kernels over a streamed head.
+/// A queue for the kernels over a streamed head.
 fn queue(stream: &CudaStream) -> Queue<'_> {
-    // SAFETY: *Memory*: everything is a `CudaStreamed`'s, with room for every draw of the plan; a block is on the device when the
-    // stream gets there. *Order*: one stream multiplies, and a block is not written before it is released; parts come in
-    // ascending order. *Rows*: `Staging` makes them of checked parameters.
+    // SAFETY: *Memory*: a `CudaStreamed` owns all memory, with room for every draw of the plan; the stream waits for
+    // the copy of a block before it uses the block. *Order*: one stream multiplies, and a block is released before it
+    // is overwritten; parts come in ascending order. *Rows*: `Staging` makes rows from checked parameters.
     unsafe { Queue::new(stream) }
 }
 
 impl CudaStreamed<'_> {
-    /// Gathers the rows of a call: hidden states as they are dealt out, draws in the order in which they are made.
+    /// Stages the rows of a call: hidden states in the order of copies, draws in launch order.
     pub(super) fn stage(&mut self, rows: &CallRows<'_, '_>) -> Result<(), CudaError> {
         let tokens = 0..self.head.vocab_size as u32;
         self.work.clear();
@@ -48,9 +48,9 @@ impl CudaStreamed<'_> {
         Ok(())
     }
 
-    /// Copies the rows of a call up. Returns their hidden states.
+    /// Copies the rows of a call to the GPU. Returns their hidden states.
     pub(super) fn begin(&mut self, input: &Matrix<'_>) -> Result<DeviceMatrix, CudaError> {
-        // A call that failed may have left work behind.
+        // A failed call may have pending work.
         self.blocks.finish()?;
         self.stream.synchronize().map_err(CudaError::driver("copy the inputs of a call"))?;
         let address = self.staging.copy_to(&mut self.inputs, Some(input), &self.stream)?;
@@ -64,7 +64,7 @@ impl CudaStreamed<'_> {
         Ok(DeviceMatrix { address, dtype: input.dtype(), rows: self.deal.copies.len(), cols, row_stride })
     }
 
-    /// Enqueues the copy of a block that was read, and its launches.
+    /// Enqueues the copy of a block that was read, and the launches over the block.
     pub(super) fn multiply(
         &mut self,
         block: usize,
@@ -105,7 +105,7 @@ impl CudaStreamed<'_> {
         self.blocks.release(block, &self.stream)
     }
 
-    /// Copies the draws down, and waits; summarizes the rows with log-probabilities.
+    /// Copies the draws to the host, and waits; summarizes the rows with log-probabilities.
     pub(super) fn end(&mut self, rows: &CallRows<'_, '_>) -> Result<(), CudaError> {
         self.made.resize(self.deal.order.len(), Draw::default());
         let there = self.draws.slice(..self.made.len());

@@ -1,40 +1,40 @@
-//! Which draws are made by which launches: a row's draws are dealt out to copies of its hidden state, and the launches
-//! follow each other over the same copies, so that memory does not hold a hidden state for each draw.
+//! Assigns draws to launches. A row's draws are divided among copies of its hidden state, and each layer of launches
+//! makes one draw per copy. So memory does not need a hidden state for each draw.
 //!
 //! ```text
 //! rows a (3 draws), b (1 draw), room for 4 hidden states:  copies  a a b
 //!                                              first layer of draws  0 1 0
 //!                                                       second layer  2
 //! ```
-//! Copies with more draws lie first, so that a layer's are one after the other from the first on.
+//! Copies with more draws come first, so the draws of a layer use consecutive copies from the first on.
 
 use core::cmp::Reverse;
 
 /// A hidden state on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copy {
-    /// The row whose it is.
+    /// The row of the hidden state.
     pub(super) row: usize,
-    /// Its first draw, as a number among those of all rows, and how far apart the following lie.
+    /// The index of its first draw among all draws, and the distance to its next draw.
     first: u32,
     step: u32,
-    /// How many draws it makes.
+    /// The number of its draws.
     layers: u32,
 }
 
-/// The draws of a call, dealt out.
+/// The draws of a call, assigned to copies and layers.
 #[derive(Debug, Default)]
 pub(super) struct Deal {
     pub(super) copies: Vec<Copy>,
-    /// Draws of each layer.
     pub(super) layers: Vec<u32>,
-    /// The number of each draw among those of all rows, in the order in which they are made.
+    /// The index of each draw among all draws, in launch order.
     pub(super) order: Vec<u32>,
 }
 
 impl Deal {
-    /// Deals out the draws of `rows`, each with how many it makes, at least one; there is room for `room` hidden states, at
-    /// least as many as rows, and no more than 2^32 - 1 draws.
+    /// Assigns the draws of `rows`, which has the number of draws of each row, at least one.
+    ///
+    /// `room` is the capacity in hidden states, at least the number of rows. There are at most 2^32 - 1 draws.
     pub(super) fn deal(&mut self, rows: impl ExactSizeIterator<Item = (usize, u32)>, room: usize) {
         let most = (room / rows.len().max(1)).max(1) as u32;
         self.copies.clear();

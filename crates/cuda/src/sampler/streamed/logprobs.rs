@@ -1,5 +1,5 @@
-//! Log-probabilities of a streamed head: the logits of the rows that request them are stored block by block, and summarized
-//! when the last block is there.
+//! Log-probabilities of a streamed head. The logits of rows that request them are stored block by block, and summarized
+//! after the last block.
 
 use crate::abi::{DeviceAddress, Draw, SummaryRequest, status};
 use crate::device::fused_hopper::MAX_ROWS;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// A row with log-probabilities.
 #[derive(Clone, Copy, Debug)]
 struct StoredRow {
-    /// Its index in the call, and of its first draw among those of the call.
+    /// The row's index in the call, and the index of its first draw among the call's draws.
     at: usize,
     first_draw: usize,
 }
@@ -33,17 +33,17 @@ struct StoredRow {
 pub(super) struct StreamedLogprobs {
     device: Arc<Device>,
     max_rows: usize,
-    /// Stores logits; of the block that it was moved to last.
+    /// Stores the logits of the current block.
     fused: DeviceTiled,
-    /// Made for the first row, and more for more rows.
+    /// Allocated for the first row, and extended for more rows.
     stored: Vec<StoredRows>,
     staging: Staging,
     inputs: CudaSlice<u8>,
-    /// Results of the storing launches, which nobody reads.
+    /// The draws of the storing launches, which are not used.
     draws: CudaSlice<Draw>,
     hidden: Option<DeviceMatrix>,
     rows: Vec<StoredRow>,
-    /// At least one for each of the rows.
+    /// At least one summary per row.
     summaries: Vec<RowSummary>,
     members: Vec<ScanRow<'static>>,
     queries: StoredQueries,
@@ -52,7 +52,7 @@ pub(super) struct StreamedLogprobs {
 }
 
 impl StreamedLogprobs {
-    /// Plans for heads like this one, at any place of a vocabulary of this size, and up to `max_rows` rows.
+    /// Plans for heads like this one, anywhere in a vocabulary of this size, and up to `max_rows` rows.
     pub(super) fn new(
         head: &DeviceHead,
         vocab_size: u32,
@@ -80,15 +80,15 @@ impl StreamedLogprobs {
         })
     }
 
-    /// A call begins.
+    /// Begins a call.
     pub(super) fn clear(&mut self) {
         self.staging.clear();
         self.rows.clear();
         self.hidden = None;
     }
 
-    /// Adds row `at` of the call if it requests log-probabilities. `first_draw`: the number of its first draw among those of
-    /// the call.
+    /// Adds row `at` of the call if it requests log-probabilities. `first_draw` is the index of its first draw among
+    /// the call's draws.
     pub(super) fn push(
         &mut self,
         rows: &CallRows<'_, '_>,
@@ -105,7 +105,7 @@ impl StreamedLogprobs {
         Ok(())
     }
 
-    /// Copies the rows up, and makes room for their logits.
+    /// Copies the rows to the GPU, and allocates memory for their logits.
     pub(super) fn begin(
         &mut self,
         input: &Matrix<'_>,
@@ -125,7 +125,7 @@ impl StreamedLogprobs {
         Ok(())
     }
 
-    /// Enqueues the launches that store the logits of a block, a part of the planned head.
+    /// Enqueues the launches that store the logits of a block, which is a part of the planned head.
     pub(super) fn store(&mut self, head: &DeviceHead, queue: Queue<'_>) -> Result<(), CudaError> {
         let Some(hidden) = self.hidden else { return Ok(()) };
         self.fused.move_to(*head);
@@ -147,8 +147,9 @@ impl StreamedLogprobs {
         Ok(())
     }
 
-    /// Summarizes the stored logits, all of which are there when the stream has passed what was enqueued; waits. `draws` are
-    /// those of the call. A row whose draws are errors has no summary.
+    /// Summarizes the stored logits after all enqueued work of the stream, and waits.
+    ///
+    /// `draws` are the call's draws. A row whose draws are errors has no summary.
     pub(super) fn summarize(&mut self, rows: &CallRows<'_, '_>, draws: &[Draw]) -> Result<(), CudaError> {
         let most = self.rows.len().max(self.summaries.len());
         self.summaries.resize_with(most, RowSummary::default);

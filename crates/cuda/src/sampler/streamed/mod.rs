@@ -1,6 +1,7 @@
-//! Heads larger than device memory: blocks of the weight come from the host while others are multiplied (paper Alg. I.3).
+//! Samplers for heads larger than device memory: the host streams blocks of the weight during the multiplication (paper
+//! Alg. I.3).
 //!
-//! `call` is a call step by step, `blocks` moves the weight, `deal` says which launch makes which draw, `logprobs` has the
+//! `call` has the steps of a call, `blocks` moves the weight, `deal` assigns draws to launches, and `logprobs` has the
 //! rows with log-probabilities.
 
 mod blocks;
@@ -38,24 +39,26 @@ use logprobs::StreamedLogprobs;
 use std::io::Read;
 use std::sync::Arc;
 
-/// Tokens of a group of the tiled variant, whose draws do not depend on it.
+/// Tokens of a group of the tiled variant. Draws do not depend on this number.
 const TILED_GROUP: u32 = 1024;
-/// The most draws of a call, rows times draws of a row: half a GiB on the GPU, and less than a GiB beside it on the host.
+/// The maximum number of draws of a call, rows times draws per row: 0.5 GiB on the GPU, and less than 1 GiB on the
+/// host.
 const MAX_DRAWS: usize = 1 << 22;
 
-/// Draws over a reader that yields the weight, row-major and in native byte order: a head larger than device memory. Two
-/// blocks of the weight are on the GPU, and two beside them in host memory that the GPU copies from: while one block is
-/// multiplied the next is copied and the one after is read.
+/// A sampler for a head larger than device memory. A reader yields the weight, row-major and in native byte order.
 ///
-/// [`CudaStreamed::online`] keeps of each draw one log-mass and one sample between blocks (paper Alg. I.3), exact in
-/// distribution: the draws are those of [`CudaOnline`](crate::CudaOnline). [`CudaStreamed::tiled`] keeps the winner, exact
-/// pathwise: the draws are those of [`CudaTiled`].
+/// Two blocks of the weight are on the GPU, and two are in pinned host memory. One block is multiplied while the next
+/// one is copied and the one after is read.
 ///
-/// Log-probabilities are those of [`CudaTiled`] too. For rows that request them, every block is multiplied once more, and
-/// their float32 logits are kept on the GPU, `[rows, vocab]`; the first such rows allocate the memory.
+/// [`CudaStreamed::online`] keeps one log-mass and one sample of each draw between blocks (paper Alg. I.3). It is exact
+/// in distribution, with the same draws as [`CudaOnline`](crate::CudaOnline). [`CudaStreamed::tiled`] keeps the winner.
+/// It is exact pathwise, with the same draws as [`CudaTiled`].
 ///
-/// Beside the blocks and those logits the GPU holds a hidden state for each row of the plan, of 256 draws at least, and
-/// about 120 bytes for each draw of the plan; that grows only when a call brings more masks and biases than any before it.
+/// Log-probabilities equal those of [`CudaTiled`]. For rows that request them, every block is multiplied once more, and
+/// the GPU keeps their float32 logits, `[rows, vocab]`. The first such rows allocate this memory.
+///
+/// Besides blocks and logits, the GPU has one hidden state per row of the plan, for at least 256 draws, and about 120
+/// bytes per draw of the plan. This memory grows only if a call has more masks and biases than all earlier calls.
 #[derive(Debug)]
 pub struct CudaStreamed<'a> {
     head: StreamHead<'a>,
@@ -63,23 +66,23 @@ pub struct CudaStreamed<'a> {
     can: Capabilities,
     stream: Arc<CudaStream>,
     pass: GroupPass,
-    /// Tokens of a block: whole groups.
+    /// Tokens of a block, in whole groups.
     tokens: usize,
     blocks: Blocks,
     bias: Option<CudaSlice<f32>>,
-    /// Hidden states that there is room for.
+    /// The capacity in hidden states.
     room: usize,
     staging: Staging,
     inputs: CudaSlice<u8>,
-    /// Of each draw: what is known of it, its first invalid logit, its result.
+    /// Per draw: the running summary, the first invalid logit, and the result.
     running: CudaSlice<u8>,
     invalid: CudaSlice<u64>,
     draws: CudaSlice<Draw>,
     adjustments: Adjustments,
-    /// The rows of the call that can be drawn from, and how many draws they make.
+    /// The valid rows of the call, and the number of draws of each.
     work: Vec<(usize, u32)>,
     deal: Deal,
-    /// In the order in which they were made, and row by row.
+    /// The draws in launch order, then row by row.
     made: Vec<Draw>,
     results: Vec<Draw>,
     /// For plans with log-probabilities.
@@ -88,14 +91,14 @@ pub struct CudaStreamed<'a> {
 }
 
 impl<'a> CudaStreamed<'a> {
-    /// Plans the online variant with groups of `group` tokens. A block has as many whole groups as `block_bytes` hold, and
-    /// one at least.
+    /// Plans the online variant with groups of `group` tokens. A block has as many whole groups as fit in
+    /// `block_bytes`, at least one.
     ///
     /// # Errors
     /// * [`CudaError::GroupSize`]: `group` is not a positive multiple of 64.
-    /// * [`CudaError::Head`]: the head's shape or transforms cannot be used.
+    /// * [`CudaError::Head`]: the head's shape or transforms are unsupported.
     /// * [`CudaError::Unsupported`]: a canonical plan.
-    /// * [`CudaError::TooLarge`]: also more than 2^22 draws of a call.
+    /// * [`CudaError::TooLarge`]: also for more than 2^22 draws of a call.
     /// * Those of [`CudaTiled::new`].
     pub fn online(
         head: StreamHead<'a>,
@@ -108,7 +111,7 @@ impl<'a> CudaStreamed<'a> {
         CudaStreamed::new(head, plan, (group, GroupRule::Online), block_bytes, can, device)
     }
 
-    /// Plans the tiled variant; the rest is as [`CudaStreamed::online`] has it.
+    /// Plans the tiled variant, otherwise like [`CudaStreamed::online`].
     ///
     /// # Errors
     /// Those of [`CudaStreamed::online`].
@@ -139,14 +142,14 @@ impl<'a> CudaStreamed<'a> {
         CudaError::check_limits(&[("draws", most, MAX_DRAWS)])?;
         let stream = device.stream()?;
         let row_bytes = head.hidden * head.dtype.size();
-        // Of a head without tokens a block of one, which no call fills.
+        // A head without tokens has a block of one token, which no call fills.
         let vocab_size = head.vocab_size.max(1);
         let groups = (block_bytes / row_bytes / group as usize).clamp(1, vocab_size.div_ceil(group as usize));
         let tokens = (groups * group as usize).min(vocab_size);
         let blocks = Blocks::new(tokens * row_bytes, device, &stream)?;
         let failed = CudaError::driver("allocate what a call needs");
         let bias = head.bias.map(|bias| stream.clone_htod(&bias[..head.vocab_size])).transpose().map_err(&failed)?;
-        // Without bias: each block has its own.
+        // Without bias: each block has its own bias.
         let first = head_of_block(&head, blocks.address(0), 0, tokens, None);
         let pass = GroupPass::new(&first, most.min(MAX_ROWS), group, rule, device)?;
         let vocab = head.vocab_size as u32;
@@ -184,7 +187,7 @@ impl<'a> CudaStreamed<'a> {
         })
     }
 
-    /// What this sampler can do.
+    /// The capabilities of the sampler.
     pub fn capabilities(&self) -> Capabilities {
         self.can
     }
@@ -200,11 +203,11 @@ impl<'a> CudaStreamed<'a> {
         self.tokens
     }
 
-    /// Draws for `input [rows, hidden]`, reading the weight once, in order, from `weight`. Where no row can be drawn from,
+    /// Draws for `input [rows, hidden]`, and reads the weight once, in order, from `weight`. If no row is valid,
     /// nothing is read.
     ///
     /// # Errors
-    /// [`StreamError::Read`] when the reader fails or ends early; [`StreamError::Call`] for what is wrong with the call.
+    /// [`StreamError::Read`] if the reader fails or ends early; [`StreamError::Call`] for other errors of the call.
     pub fn sample(
         &mut self,
         weight: &mut impl Read,
@@ -231,7 +234,7 @@ impl<'a> CudaStreamed<'a> {
         drawn
     }
 
-    /// Makes the draws of a call, row by row in `results`.
+    /// Makes the draws of a call, in row order in `results`.
     fn draw(&mut self, weight: &mut impl Read, rows: &CallRows<'_, '_>) -> Result<(), StreamError> {
         self.stage(rows).map_err(SampleError::from)?;
         self.results.clear();
@@ -252,7 +255,7 @@ impl<'a> CudaStreamed<'a> {
         Ok(())
     }
 
-    /// Appends the result of row `r`, whose draws are the next of `draws`.
+    /// Appends the result of row `r` from the next draws of `draws`.
     fn emit(&self, r: usize, row: &Row<'_>, draws: &mut &[Draw], out: &mut Samples) -> Result<(), RowError> {
         let (own, rest) = draws.split_at(row.draws as usize);
         *draws = rest;
@@ -269,7 +272,7 @@ impl<'a> CudaStreamed<'a> {
 }
 
 impl Drop for CudaStreamed<'_> {
-    /// Waits for what a call that failed left behind: it uses this value's memory.
+    /// Waits for the pending work of a failed call, which uses this value's memory.
     fn drop(&mut self) {
         let copied = self.blocks.wait();
         if wait(self.stream.context(), || self.stream.synchronize()) && copied {

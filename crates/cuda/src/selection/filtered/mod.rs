@@ -53,9 +53,9 @@ impl FilteredRows {
 
 /// Draws with min-p, top-k and top-p, with the kernels of a [`DeviceTiled`] and the selection kernels.
 ///
-/// A call takes two to four launches on the caller's stream, and waits for nothing. The first call of each kind loads
-/// kernels and allocates memory, unless [`DeviceFilters::prepare`] has done so. The kept tokens are those of core's
-/// selector.
+/// A call takes two to four launches on the caller's stream and does not wait. The first call of each kind loads
+/// kernels and allocates memory, unless [`DeviceFilters::prepare`] has done so. The kept tokens equal those of the core
+/// crate's selector.
 ///
 /// The result of a draw may be [`UNDECIDED`](crate::abi::status::UNDECIDED). Then its filters keep more than 2048
 /// tokens before a top-k or top-p, or a mass equals its limit within rounding. [`CudaTiled`](crate::CudaTiled) decides
@@ -155,7 +155,7 @@ impl DeviceFilters {
         self.room().map(drop)
     }
 
-    /// The bytes of the logits. The fused kernel stores whole octets of rows.
+    /// The bytes of the logits. The fused kernel stores a multiple of eight rows.
     fn logits_bytes(&self) -> usize {
         4 * self.stride * self.max_rows.next_multiple_of(8)
     }
@@ -203,8 +203,7 @@ impl DeviceFilters {
         (rows, filters): (DeviceAddress<Row>, DeviceAddress<RowFilters>),
         draws: DeviceAddress<Draw>,
     ) -> Result<bool, CudaError> {
-        // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; the scratch is this value's and the
-        // sampler's.
+        // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; this value and the sampler own the scratch.
         let queue = unsafe { Queue::new(stream) };
         self.enqueue_listed(queue, sampler, hidden, FilteredRows { rows, filters, draws })
     }
@@ -254,12 +253,14 @@ impl DeviceFilters {
     }
 
     /// Draws for `hidden [rows, hidden]` with filters: [`DeviceTiled::launch`] with one
-    /// [`abi::RowFilters`](crate::abi::RowFilters) per row. If the host knows the kinds of rows and filters, `kinds` saves
-    /// a launch, and selects a faster launch for rows with top-p alone; else it is [`FilterKinds::ALL`].
+    /// [`abi::RowFilters`](crate::abi::RowFilters) per row.
+    ///
+    /// If the host knows the kinds of rows and filters, `kinds` saves a launch, and selects a faster launch for rows
+    /// with top-p alone. Otherwise `kinds` is [`FilterKinds::ALL`].
     ///
     /// # Errors
     /// * [`CudaError::TooLarge`]: more rows than planned.
-    /// * [`CudaError::Layout`]: other tokens than planned; an address of filters that is not a multiple of 8.
+    /// * [`CudaError::Layout`]: other tokens than planned; the address of the filters is not a multiple of 8.
     /// * [`CudaError::Driver`]: no memory for the logits, at the first call.
     /// * The errors of [`DeviceTiled::launch`].
     ///
@@ -278,8 +279,7 @@ impl DeviceFilters {
         draws: DeviceAddress<Draw>,
         kinds: FilterKinds,
     ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; the scratch is this value's and the
-        // sampler's.
+        // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; this value and the sampler own the scratch.
         let queue = unsafe { Queue::new(stream) };
         self.enqueue(queue, sampler, hidden, FilteredRows { rows, filters, draws }, kinds)
     }

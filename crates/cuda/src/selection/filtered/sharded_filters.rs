@@ -33,8 +33,8 @@ impl RankKernels {
 }
 
 impl DeviceFilters {
-    /// Loads kernels and allocates memory for launches of ranks. Later launches do neither, so no other rank waits for
-    /// it.
+    /// Loads kernels and allocates memory for launches of ranks. Later launches do neither, so they do not delay other
+    /// ranks.
     pub(crate) fn prepare_sharded(&mut self, sampler: &mut DeviceTiled) -> Result<(), CudaError> {
         if self.of_ranks.is_none() {
             self.of_ranks = Some(RankKernels::load(&self.device)?);

@@ -34,13 +34,12 @@ pub(crate) use summaries::{LONGEST_LIST, SummaryInput};
 /// Bytes of stored logits, and of scores, beyond the first row of each.
 const LOGITS_BYTES: usize = 256 << 20;
 const SCORES_BYTES: usize = 64 << 20;
-/// The fused kernel stores whole octets of rows.
+/// The fused kernel stores a multiple of this many rows.
 const OCTET: usize = 8;
 /// The maximum number of stored rows.
 pub(crate) const MAX_ROWS: usize = 256;
-/// The maximum number of items in a launch.
 const MAX_ITEMS: usize = 4096;
-/// Bytes of a kept token, and the offset of the first token behind the count.
+/// Bytes of a kept token, and the offset of the first token after the count.
 const KEPT: usize = size_of::<KeptToken>();
 const KEPT_AT: usize = 16;
 
@@ -150,7 +149,6 @@ impl StoredRows {
         }
     }
 
-    /// The maximum number of rows to store.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
@@ -170,8 +168,8 @@ impl StoredRows {
     /// A queue for the kernels over this value's memory.
     fn queue(stream: &CudaStream) -> Queue<'_> {
         // SAFETY: *Memory*: a `StoredRows` owns logits, items and room for results. `new` sizes them, and they are
-        // freed behind the work on the same stream. A sampler copied raw logits and canonical inputs on this stream, or
-        // its own contract covers them. *Order*: one stream is used. *Rows*: `Staging` makes them.
+        // freed after the work on the same stream. A sampler copied raw logits and canonical inputs on this stream, or
+        // its own contract covers them. *Order*: all work uses one stream. *Rows*: `Staging` makes the rows.
         unsafe { Queue::new(stream) }
     }
 

@@ -1,14 +1,14 @@
-//! Stored logits that come down as they are.
+//! Copies of stored logits to the host.
 
 use super::StoredRows;
 use crate::error::CudaError;
 
-/// Logits that come down one by one, a copy and a wait each; of more the whole row does, 600 KB for 152k tokens. Draws of a row
-/// are mostly one or two; where exactly the ways meet was not measured.
+/// The maximum number of logits to copy one by one, each with a wait. For more logits, the whole row is copied, 600 KB
+/// for 152k tokens. Most rows have one or two draws; the exact break-even point was not measured.
 const FEW: usize = 8;
 
 impl StoredRows {
-    /// The logits of a stored row. Waits.
+    /// Copies the logits of a stored row, and waits.
     pub(crate) fn read(&mut self, row: usize) -> Result<&[f32], CudaError> {
         let failed = CudaError::driver("copy stored logits");
         self.logits_here.resize(self.tokens.len(), 0.0);
@@ -18,7 +18,7 @@ impl StoredRows {
         Ok(&self.logits_here)
     }
 
-    /// The logits of these tokens of a stored row, in their order. Waits.
+    /// Copies the logits of these tokens of a stored row, in their order, and waits.
     pub(crate) fn read_some(
         &mut self,
         row: usize,

@@ -100,7 +100,7 @@ impl StoredRows {
         &mut self.summaries.requests
     }
 
-    /// Uploads the requests of the next pass. Called before the logits are computed, so that the GPU need not wait for it
+    /// Uploads the requests of the next pass, before the logits are computed. So the GPU does not wait for the requests
     /// between the two passes.
     pub(crate) fn upload_requests(&mut self) -> Result<(), CudaError> {
         let StoredRows {

@@ -1,5 +1,5 @@
-//! The exchange within the fused kernel, of small heads: the draws are those of the whole head on one GPU, whether a rank
-//! exchanges within the kernel or by a launch of its own. Only the Hopper kernel does; skipped on other GPUs.
+//! Tests of the exchange within the fused kernel, with small heads. The draws equal those of the whole head on one GPU,
+//! for ranks that exchange within the kernel or by a separate launch. Skipped on other GPUs than Hopper.
 
 use super::*;
 use crate::abi::DeviceAddress;
@@ -13,10 +13,10 @@ const HIDDEN: usize = 64;
 const ROWS: usize = 40;
 /// Shards of three ranks; the second has fewer granules of tokens than a GPU has blocks.
 const STARTS: [usize; 4] = [0, 1500, 1541, 6000];
-/// Tokens with a logit that is +inf in row 4, of the second and the third shard.
+/// Tokens with a logit of +inf in row 4, in the second and the third shard.
 const INFINITE: [usize; 2] = [1520, 5000];
 
-/// Random numbers of 16 bits as bf16 between -2 and 2, all bits of the significand used.
+/// Random bf16 numbers between -2 and 2 that use all bits of the significand.
 pub(crate) fn bf16(seed: u64, count: usize) -> Vec<u16> {
     let float = |i| (word(seed, i) % 4001) as f32 / 1000.0 - 2.0;
     (0..count as u32).map(|i| (float(i).to_bits() >> 16) as u16).collect()
@@ -30,7 +30,7 @@ fn weight() -> Vec<u16> {
     weight
 }
 
-/// Hidden states `[40, 64]`, by number.
+/// Hidden states `[40, 64]`, with `number` as seed.
 fn states(number: u64) -> Vec<u16> {
     let mut states = bf16(2 + number, ROWS * HIDDEN);
     states.iter_mut().skip(HIDDEN - 1).step_by(HIDDEN).for_each(|last| *last = 0);
@@ -38,7 +38,7 @@ fn states(number: u64) -> Vec<u16> {
     states
 }
 
-/// A part of the head on a GPU, and the hidden states there.
+/// A shard of the head on a GPU, and its hidden states.
 pub(crate) struct Part {
     pub(crate) tiled: DeviceTiled,
     pub(crate) hidden: DeviceMatrix,
@@ -47,7 +47,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Of rank `rank` of `world`; a world of one has all tokens.
+    /// Creates the shard of rank `rank` of `world`; a world of one has all tokens.
     pub(crate) fn new(rank: usize, world: usize, device: &Arc<Device>, stream: &Arc<CudaStream>) -> Part {
         let tokens = STARTS[rank]..if rank + 1 == world { STARTS[3] } else { STARTS[rank + 1] };
         let copied = |numbers: &[u16]| stream.clone_htod(numbers).unwrap();
@@ -62,7 +62,7 @@ impl Part {
         };
         let (weight, hidden) = (matrix(&held, tokens.len()), matrix(&states, ROWS));
         let head = DeviceHead { weight, first_token: tokens.start as u32, bias: None, soft_cap: None, scale: 0.25 };
-        // SAFETY: the weight is held by this value, which nothing writes to.
+        // SAFETY: this value holds the weight, and nothing writes to it.
         let mut tiled = unsafe { DeviceTiled::new(head, ROWS, device) }.unwrap();
         tiled.prepare_fan_out().unwrap();
         tiled.prepare(RowFeatures::Any).unwrap();
@@ -70,38 +70,38 @@ impl Part {
         Part { tiled, hidden, states, _weight: held }
     }
 
-    /// Other hidden states.
+    /// Replaces the hidden states.
     pub(crate) fn renew(&mut self, number: u64, stream: &Arc<CudaStream>) {
         stream.memcpy_htod(&states(number), &mut self.states).unwrap();
     }
 }
 
-/// Rows as many as the hidden states, whose seeds and positions no other number has.
+/// One row per hidden state, with seeds and positions unique to `number`.
 pub(crate) fn rows(number: u64) -> Vec<Row> {
     (0..ROWS as u64).map(|row| Row { seed: row + 1000 * number, position: number, ..Row::default() }).collect()
 }
 
-/// A shard on a GPU, and the steps of a rank.
+/// A shard on a GPU, with the steps of a rank.
 struct Shard {
     rank: Rank,
     part: Part,
 }
 
 impl Shard {
-    /// The draws of a shard and their exchange: within the fused kernel, or by a second launch.
+    /// Launches a shard's draws and their exchange, within the fused kernel or by a second launch.
     fn launch(&mut self, step: usize, is_within: bool) {
         let (at, count) = self.rank.steps[step];
         let rows = self.rank.rows_at.add(at);
         let draws = self.rank.draws_at.add(at);
         let hidden = DeviceMatrix { rows: count, ..self.part.hidden };
         let (stream, peers) = (&self.rank.stream, &mut self.rank.peers);
-        // Rows of any kind take a second launch.
+        // Rows with any features use a second launch.
         let kinds = if is_within { RowFeatures::Bare } else { RowFeatures::Any };
-        // SAFETY: all of it is held by this value, of as many rows; one stream; the rows are bare.
+        // SAFETY: this value holds all memory, for this many rows; one stream; the rows are bare.
         unsafe { self.part.tiled.launch_sharded(stream, &hidden, rows, draws, kinds, peers) }.unwrap();
     }
 
-    /// The first step, with other rows and hidden states.
+    /// Replaces rows and hidden states of the first step.
     fn renew(&mut self, number: u64) {
         self.part.renew(number, &self.rank.stream);
         self.rank.stream.memcpy_htod(&rows(number), &mut self.rank.rows).unwrap();
@@ -119,7 +119,7 @@ fn shards(devices: &[Arc<Device>], counts: &[usize], limit: Duration) -> Vec<Sha
     group.into_iter().enumerate().map(shard).collect()
 }
 
-/// The GPUs of three ranks, where the Hopper kernel runs.
+/// The placements of three ranks on GPUs with the Hopper kernel.
 pub(super) fn hoppers() -> Vec<Vec<Arc<Device>>> {
     let mut placings = placings(3);
     let all = placings.len();
@@ -130,7 +130,7 @@ pub(super) fn hoppers() -> Vec<Vec<Arc<Device>>> {
     placings
 }
 
-/// Every step's draws of the whole head.
+/// The draws of the whole head, for every step.
 fn expected(device: &Arc<Device>, counts: &[usize]) -> Vec<Vec<Draw>> {
     let mut whole = shards(std::slice::from_ref(device), counts, LIMIT);
     (0..counts.len()).for_each(|step| whole[0].launch(step, false));
@@ -174,13 +174,13 @@ fn a_rank_that_reads_late_still_finds_what_left_the_kernel_and_with_one_mailbox_
                 (0..counts.len()).for_each(|step| shard.launch(step, true));
             }
             let is_right = ranks.iter().all(|shard| shard.rank.draws() == expected);
-            // One in place of two is the negative control.
+            // One mailbox instead of two is the negative control.
             assert_eq!(is_right, turns == 2, "{turns} mailboxes");
         }
     }
 }
 
-/// The fused kernel, the exchange and the draws of the whole vocabulary as a graph, replayed with other rows and hidden states.
+/// A graph of the fused kernel with the exchange, replayed with other rows and hidden states.
 #[test]
 fn a_captured_step_draws_as_one_gpu_does() {
     let _alone = capture_lock();
@@ -224,7 +224,7 @@ fn a_rank_that_does_not_come_is_named_within_the_time_limit() {
         ranks.iter_mut().for_each(|shard| shard.launch(0, true));
         ranks.iter().for_each(|shard| shard.rank.stream.synchronize().unwrap());
         let begun = Instant::now();
-        // Rank 2 takes part in the first step alone; the last finds the group broken.
+        // Rank 2 takes part only in the first step; at the last step, the group is broken.
         for step in [1, 2] {
             ranks[..2].iter_mut().for_each(|shard| shard.launch(step, true));
         }

@@ -1,5 +1,5 @@
-//! The exchange on GPUs, draws made by hand: every rank on the first GPU, and on all GPUs where there are several. Skipped
-//! without a GPU, unless `FLASH_SAMPLING_REQUIRE` names cuda.
+//! Tests of the exchange on GPUs with synthetic draws: all ranks on the first GPU, and on all GPUs if there are
+//! several. Skipped without a GPU, unless `FLASH_SAMPLING_REQUIRE` names cuda.
 
 pub(crate) mod fan_out;
 mod processes;
@@ -18,20 +18,20 @@ use std::time::Instant;
 
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Leave to use the GPUs alone: ranks that share one wait for one another within a time limit.
+/// The lock for exclusive use of the GPUs: ranks that share a GPU wait for each other within a timeout.
 pub(crate) fn capture_lock() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Which GPUs the ranks of a group are on: all on the first, and dealt out over all where there are several.
+/// The placements of a group's ranks: all on the first GPU, and spread over all GPUs if there are several.
 fn placings(world: usize) -> Vec<Vec<Arc<Device>>> {
     let first = match Device::new(0) {
         Ok(first) => first,
         Err(error) => {
             let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
             assert!(!required.split(',').any(|r| r == "cuda"), "{error}, but FLASH_SAMPLING_REQUIRE names cuda");
-            // The test harness captures what the print macros write, not this.
+            // The test harness captures the print macros, but not this write.
             let _ = writeln!(std::io::stderr(), "skipped: 1 test of cuda/peers: {error}");
             return Vec::new();
         }
@@ -48,7 +48,7 @@ fn word(seed: u64, i: u32) -> u32 {
     Noise::new(seed, 1).unwrap().word(Domain::Generator, 2, i)
 }
 
-/// What a shard drew for a row: mostly a token of the shard, equal scores among them; sometimes nothing, or an error.
+/// A shard's synthetic draw for a row: a token of the shard, some with equal scores; sometimes nothing or an error.
 pub(crate) fn shard_draw(step: u32, rank: usize, row: usize) -> Draw {
     let at = |i| word(u64::from(step) << 32 | (rank as u64) << 16 | row as u64, i);
     let token = 1000 * rank as u32 + at(0) % 1000;
@@ -60,7 +60,7 @@ pub(crate) fn shard_draw(step: u32, rank: usize, row: usize) -> Draw {
             let is_transformed = (at(3) % 2) as f32;
             Draw { token, score: is_transformed, status: status::POSITIVE_INFINITY, ..Draw::default() }
         }
-        // The score of another rank, and so a tie.
+        // Another rank has the same score, so this is a tie.
         3 | 4 => Draw { token, score: 2.5, logit: rank as f32, status: status::DRAWN },
         _ => {
             let score = (at(2) % 4001) as f32 / 400.0 - 5.0;
@@ -69,11 +69,11 @@ pub(crate) fn shard_draw(step: u32, rank: usize, row: usize) -> Draw {
     }
 }
 
-/// The draw of the whole vocabulary, by core's winners.
+/// The draw of the whole vocabulary, by the core crate's winners.
 pub(crate) fn whole_draw(step: u32, world: usize, row: usize) -> Draw {
     let draws: Vec<_> = (0..world).map(|rank| shard_draw(step, rank, row)).collect();
     let is_invalid = |draw: &&Draw| draw.status == status::NAN || draw.status == status::POSITIVE_INFINITY;
-    // A raw one, then the lowest token.
+    // A raw logit first, then the lowest token.
     let place = |draw: &&Draw| (draw.score != 0.0, draw.token);
     if let Some(invalid) = draws.iter().filter(is_invalid).min_by_key(place) {
         return *invalid;
@@ -89,10 +89,10 @@ struct Rank {
     stream: Arc<CudaStream>,
     rows: CudaSlice<Row>,
     draws: CudaSlice<Draw>,
-    /// Where both begin; asking for it during a capture would be part of it.
+    /// The addresses of rows and draws; taking them during a capture would be captured.
     rows_at: DeviceAddress<Row>,
     draws_at: DeviceAddress<Draw>,
-    /// Where each step's rows begin, and how many they are.
+    /// The first row and the number of rows of each step.
     steps: Vec<(usize, usize)>,
 }
 
@@ -116,11 +116,11 @@ impl Rank {
         let (at, count) = self.steps[step];
         let rows = self.rows_at.add(at);
         let draws = self.draws_at.add(at);
-        // SAFETY: both hold as many rows from there on, and this value holds them; one stream.
+        // SAFETY: this value holds both, with this many rows from these addresses on; one stream.
         unsafe { self.peers.launch(&self.stream, rows, draws, count) }.unwrap();
     }
 
-    /// Every step's draws, when all launches have run.
+    /// The draws of every step, after all launches have run.
     fn draws(&self) -> Vec<Vec<Draw>> {
         let draws = self.stream.clone_dtoh(&self.draws).unwrap();
         self.stream.synchronize().unwrap();
@@ -134,7 +134,7 @@ fn ranks(devices: &[Arc<Device>], counts: &[usize], limit: Duration) -> Vec<Rank
     group.into_iter().map(|peers| Rank::new(peers, counts)).collect()
 }
 
-/// Enqueues all steps on all ranks, the host far ahead of the GPUs, and looks for the first draw that is wrong.
+/// Enqueues all steps on all ranks, the host far ahead of the GPUs, and describes the first wrong draw.
 fn first_wrong(ranks: &mut [Rank]) -> Option<String> {
     for rank in &mut *ranks {
         (0..rank.steps.len()).for_each(|step| rank.launch(step));
@@ -177,7 +177,7 @@ fn a_rank_that_reads_late_still_finds_what_was_sent_to_it() {
     }
 }
 
-/// The negative control: with one mailbox in place of two, the fast ranks overwrite what the slow one has not read.
+/// The negative control: with one mailbox instead of two, fast ranks overwrite draws that the slow rank has not read.
 #[test]
 fn one_mailbox_in_place_of_two_loses_draws() {
     let _alone = capture_lock();
@@ -197,7 +197,7 @@ fn a_rank_that_withholds_its_draws_is_named_within_the_time_limit() {
     let limit = Duration::from_millis(50);
     for devices in placings(4) {
         let mut ranks = ranks(&devices, &[7; 3], limit);
-        // Rank 2 takes part in the first step alone.
+        // Rank 2 takes part only in the first step.
         (0..4).for_each(|rank| ranks[rank].launch(0));
         let begun = Instant::now();
         [0, 1, 3].into_iter().for_each(|rank| ranks[rank].launch(1));
@@ -208,7 +208,7 @@ fn a_rank_that_withholds_its_draws_is_named_within_the_time_limit() {
             assert_eq!(ranks[rank].peers.check(&draws[1]), Err(CudaError::LateRanks { ranks: vec![2], limit }));
         }
         assert!(begun.elapsed() >= limit && begun.elapsed() < 20 * limit, "{:?}", begun.elapsed());
-        // The group is broken, and nobody waits any more.
+        // The group is broken, so ranks do not wait.
         let begun = Instant::now();
         ranks[0].launch(2);
         let draws = ranks[0].draws();
@@ -230,14 +230,14 @@ fn a_rank_that_is_called_otherwise_is_named() {
         assert_eq!(blamed(0), Err(CudaError::OtherCall { rank: Some(1), row: Some(4) }));
         assert_eq!(blamed(2), Err(CudaError::OtherCall { rank: Some(1), row: Some(4) }));
         assert_eq!(blamed(1), Err(CudaError::OtherCall { rank: Some(0), row: Some(4) }));
-        // The next step is as if nothing had been.
+        // The mismatch does not affect the next step.
         for rank in &ranks {
             assert_eq!(rank.peers.check(&rank.draws()[1]), Ok(()));
         }
     }
 }
 
-/// Rank 0 fails before a launch that the others make; what they stored is there, and of its own next step.
+/// Rank 0 fails before a launch of the other ranks; its next step then reads the draws of that launch.
 #[test]
 fn what_was_sent_for_a_launch_that_a_rank_left_out_is_not_taken_for_its_next() {
     let _alone = capture_lock();
@@ -246,7 +246,7 @@ fn what_was_sent_for_a_launch_that_a_rank_left_out_is_not_taken_for_its_next() {
         for is_marked in [true, false] {
             let mut ranks = ranks(&devices, &[4; 2], limit);
             let mark = |number: u64| if is_marked { number } else { 0 };
-            // Both, before either is waited for.
+            // Launches on both ranks, before the wait for either.
             for rank in &mut ranks[1..] {
                 rank.peers.set_mark(mark(1));
                 rank.launch(0);
@@ -255,14 +255,14 @@ fn what_was_sent_for_a_launch_that_a_rank_left_out_is_not_taken_for_its_next() {
                 let late = Err(CudaError::LateRanks { ranks: vec![0], limit });
                 assert_eq!(rank.peers.check(&rank.draws()[0]), late);
             }
-            // The same rows again, as in a call that is tried a second time.
+            // The same rows, as in a retried call.
             ranks[0].peers.set_mark(mark(2));
             ranks[0].launch(0);
             let draws = ranks[0].draws().swap_remove(0);
             let found = ranks[0].peers.check(&draws);
             match is_marked {
                 true => assert_eq!(found, Err(CudaError::OtherCall { rank: Some(1), row: Some(0) })),
-                // The negative control: nothing else tells the launches apart.
+                // The negative control: without marks, the launches are indistinguishable.
                 false => assert_eq!((found, draws[0]), (Ok(()), whole_draw(0, 3, 0))),
             }
         }
@@ -304,7 +304,7 @@ fn plans_that_cannot_be_are_refused() {
         assert!(matches!(offer(2, 2, 1), CudaError::TooLarge { found: 3, limit: 2, .. }));
         assert!(matches!(offer(0, 2, 257), CudaError::TooLarge { what: "rows", .. }));
         assert!(matches!(offer(0, 2, 0), CudaError::EmptyPlan { knob: Knob::MaxRows }));
-        // A mailbox that has gone.
+        // A mailbox that was dropped.
         let offers = [0, 1].map(|rank| PeerEndpoint::new(rank, 2, 1, &devices[0]).unwrap());
         let cards = offers.each_ref().map(PeerEndpoint::card);
         let [first, second] = offers;

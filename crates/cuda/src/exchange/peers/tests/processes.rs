@@ -1,13 +1,13 @@
-//! Ranks in two processes, which meet by files in a folder.
+//! Tests of ranks in two processes, which connect through files in a folder.
 
 use super::*;
 use std::path::Path;
 
-/// Names the rank of a process that the next test starts, and the folder where ranks meet.
+/// The environment variables for the rank of a child process and the folder of the group.
 const CHILD: (&str, &str) = ("FLASH_SAMPLING_TEST_RANK", "FLASH_SAMPLING_TEST_FOLDER");
 
-/// Ranks in two processes, which reach each other's memory by the driver's handles: on two GPUs where there are two, else
-/// on one, which runs them by turns.
+/// Ranks in two processes, which map each other's memory by the driver's handles: on two GPUs, or on one time-shared
+/// GPU if there is only one.
 #[test]
 fn ranks_of_two_processes_have_the_best_draw_of_both_shards() {
     const WORLD: usize = 2;
@@ -27,17 +27,17 @@ fn ranks_of_two_processes_have_the_best_draw_of_both_shards() {
         command.env(CHILD.0, rank.to_string()).env(CHILD.1, &folder).spawn().unwrap()
     };
     let mut ranks: Vec<_> = (0..WORLD).map(start).collect();
-    // A rank that misses another one ends by its own limit.
+    // A rank that misses another rank ends by its own timeout.
     let succeeded: Vec<_> = ranks.iter_mut().map(|rank| rank.wait().unwrap().success()).collect();
     let told = (0..WORLD).filter(|rank| folder.join(format!("done-{rank}")).exists()).count();
     std::fs::remove_dir_all(&folder).unwrap();
     assert_eq!((succeeded, told), (vec![true; WORLD], WORLD));
 }
 
-/// One of them: draws, and tells so by a file.
+/// Runs the rank of a child process: draws, and reports success by a file.
 fn rank_of_a_process(rank: usize, world: usize, folder: &Path) {
     let begun = Instant::now();
-    // Tells the others, and waits for what they tell.
+    // Writes this rank's message, and waits for the messages of all ranks.
     let meet = |what: &str, mine: &[u8]| -> Vec<Vec<u8>> {
         let (part, whole) = (folder.join(format!("part-{rank}")), folder.join(format!("{what}-{rank}")));
         std::fs::write(&part, mine).unwrap();
@@ -67,8 +67,8 @@ fn rank_of_a_process(rank: usize, world: usize, folder: &Path) {
     meet("done", &[]);
 }
 
-/// The first step, by NCCL: token and score, as the logit is score minus noise, which draws made by hand know nothing of.
-/// Only where each rank has a GPU.
+/// Exchanges four steps over NCCL if each rank has a GPU. Compares token and score: NCCL returns score minus noise as
+/// logit, and synthetic draws have no noise.
 #[cfg(feature = "nccl")]
 fn by_nccl(rank: &mut Rank, world: usize, folder: &Path) {
     use crate::exchange::nccl::{NcclEndpoint, NcclId, is_present};
@@ -84,7 +84,7 @@ fn by_nccl(rank: &mut Rank, world: usize, folder: &Path) {
         let draws: Vec<_> = (0..count).map(|row| shard_draw(step, number, row)).collect();
         let held = rank.stream.clone_htod(&draws).unwrap();
         let (rows, draws) = (rank.rows_at, DeviceAddress::of(&held, &rank.stream));
-        // SAFETY: as many rows and draws, held until the wait is over; one stream.
+        // SAFETY: rows and draws have this size and live until the wait has ended; one stream.
         unsafe { nccl.launch(&rank.stream, rows, draws, count) }.unwrap();
         nccl.wait(&rank.stream).unwrap();
         let found = rank.stream.clone_dtoh(&held).unwrap();

@@ -1,5 +1,5 @@
-//! Rows with filters, whose records ranks exchange, with one rank that reads late. Only the Hopper kernel leaves
-//! what these are made of; skipped on other GPUs.
+//! Tests of the records that ranks exchange for rows with filters, with one slow reader. Only the Hopper kernel makes
+//! the inputs of records; skipped on other GPUs.
 
 use super::fan_out::{bf16, hoppers};
 use super::*;
@@ -19,7 +19,7 @@ fn matrix(numbers: &[u16]) -> Matrix<'_> {
     Matrix::from_bytes(bytemuck::cast_slice(numbers), DType::BF16, numbers.len() / HIDDEN, HIDDEN, HIDDEN).unwrap()
 }
 
-/// The rows of a step, and nobody else's.
+/// The rows of a step, with a position unique to the step.
 fn rows(row: RowParams<'static>, step: usize) -> Vec<RowParams<'static>> {
     (0..ROWS as u64).map(|seed| RowParams { seed, position: step as u64, ..row }).collect()
 }
@@ -28,7 +28,7 @@ fn draws(out: &Samples) -> Vec<Vec<Draw>> {
     out.iter().map(|row| row.map_or_else(|_| Vec::new(), |row| row.draws.to_vec())).collect()
 }
 
-/// Ranks whose second waits before it reads a word. `None` from a rank that missed another; draws that are left open are none.
+/// Samples on ranks whose second reads late. `None` for a step that missed a rank; undecided rows have no draws.
 fn sample(
     (head, hidden, row): (&Head<'_>, &[u16], RowParams<'static>),
     devices: &[Arc<Device>],
@@ -85,7 +85,7 @@ fn a_rank_that_reads_records_late_still_finds_them_and_with_one_mailbox_for_both
             (RowParams { min_p: 0.05, ..base }, 2, STEPS),
             (by_mass, 2, STEPS),
             (by_mass, 2, 1),
-            // The negative control. One step: of a second one the mailboxes of draws would be too few, too.
+            // The negative control. It has one step: in a second step, the mailboxes of draws would also be too few.
             (by_mass, 1, 1),
         ] {
             let want: Steps = (0..steps)
