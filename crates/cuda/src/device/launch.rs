@@ -196,12 +196,13 @@ impl<'s> Queue<'s> {
         unsafe { result::memcpy_htod_async(to.get(), from, self.stream.cu_stream()) }.map_err(failed)
     }
 
-    /// Copies values to the host, and waits for the stream.
+    /// Waits for the stream, and copies values to pageable host memory. A copy that waits itself holds a lock of the
+    /// driver.
     pub(crate) fn copy_down<T: Pod>(self, from: DeviceAddress<T>, to: &mut [T]) -> Result<(), CudaError> {
         let failed = CudaError::driver("copy results from the GPU");
-        self.stream.context().bind_to_thread().map_err(&failed)?;
+        self.stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
         // SAFETY: *Memory* and *Order* of `Queue::new`. This function waits for the stream while `to` is borrowed.
-        unsafe { result::memcpy_dtoh_async(to, from.get(), self.stream.cu_stream()) }.map_err(failed)?;
-        self.stream.synchronize().map_err(CudaError::driver("run the kernels"))
+        unsafe { result::memcpy_dtoh_async(to, from.get(), self.stream.cu_stream()) }.map_err(&failed)?;
+        self.stream.synchronize().map_err(failed)
     }
 }

@@ -81,6 +81,9 @@ pub(super) struct HeadKernels {
     /// Page-locked memory for the inputs of a launch, except its lists.
     staged: Pinned,
     draws: Scratch,
+    /// Page-locked memory for the draws. A copy to other memory holds a lock of the driver while it waits, and could
+    /// block a rank in another thread.
+    results: Pinned,
     /// The kernels for filters, and the memory for a launch's filters. Made for the first row with filters.
     filters: Option<(DeviceFilters, Scratch)>,
     /// Recorded after the last kernel that reads hidden states of the caller, and before the exchange with other ranks.
@@ -136,7 +139,8 @@ impl HeadKernels {
         };
         let (size, most_filtered) = (staged_bytes(most, hidden), filtered.min(rows_within(head.weight.rows)));
         let (inputs, staged) = (Scratch::new(size + ROOM, &[], device)?, Pinned::new(size, stream)?);
-        let draws = Scratch::new(results * size_of::<Draw>(), &[], device)?;
+        let bytes = results * size_of::<Draw>();
+        let (draws, results) = (Scratch::new(bytes, &[], device)?, Pinned::new(bytes, stream)?);
         let read = stream.context().new_event(None).map_err(CudaError::driver("create an event"))?;
         let (device, filters, is_prepared, uploaded) = (device.clone(), None, false, None);
         Ok(HeadKernels {
@@ -150,6 +154,7 @@ impl HeadKernels {
             inputs,
             staged,
             draws,
+            results,
             filters,
             read,
             is_prepared,
@@ -262,11 +267,13 @@ impl HeadKernels {
         wait(self.device.context(), || self.read.synchronize());
     }
 
-    /// Waits for the stream, and copies the first `count` results of launches.
+    /// Copies the first `count` results of launches, and waits for the stream.
     pub(super) fn finish(&mut self, queue: Queue<'_>, count: usize, draws: &mut Vec<Draw>) -> Result<(), CudaError> {
+        let size = count * size_of::<Draw>();
+        self.results.copy_down(self.draws.begin_use::<Draw>(), 0, size, queue)?;
+        queue.stream().synchronize().map_err(CudaError::driver("run the kernels"))?;
         draws.clear();
-        draws.resize(count, Draw::default());
-        queue.copy_down(self.draws.begin_use(), draws)?;
+        draws.extend_from_slice(bytemuck::cast_slice(&self.results.bytes()?[..size]));
         results::written(draws)?;
         self.fused.mark_idle();
         self.groups.iter_mut().for_each(DeviceGroups::mark_idle);
