@@ -15,6 +15,8 @@ use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{CudaError, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowFeatures};
 
+#[path = "cuda/device_columns.rs"]
+mod device_columns;
 #[path = "cuda/device_filters.rs"]
 mod device_filters;
 #[path = "cuda/dots.rs"]

@@ -36,6 +36,7 @@ mod tests {
     fn both_sides_state_the_same_layouts() {
         let rust = [
             include_str!("mod.rs"),
+            include_str!("columns.rs"),
             include_str!("filters.rs"),
             include_str!("fused.rs"),
             include_str!("groups.rs"),

@@ -7,6 +7,7 @@
 //! Types that callers of the device-memory entry points write or read are public.
 
 mod address;
+mod columns;
 mod filters;
 mod fused;
 mod groups;
@@ -18,6 +19,8 @@ mod stored;
 mod stored_scan;
 
 pub use address::DeviceAddress;
+pub(crate) use columns::{EncodeRows, WriteTokens};
+pub use columns::{RowColumns, TokenColumns, TokenLists, invalid_parameter};
 pub(crate) use filters::{
     FilterCall, FilterListCall, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, RowLists, UNDECIDED_ROWS_SUMMED,
     UndecidedRows,
@@ -145,4 +148,7 @@ pub mod status {
     pub const OTHER_CALL: u32 = 5;
     /// The host applies the row's filters. Only [`DeviceFilters`](crate::DeviceFilters) returns this status.
     pub const UNDECIDED: u32 = 6;
+    /// A parameter is invalid, or a row has more adjusted tokens than planned. Only
+    /// [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue) returns this status.
+    pub const PARAMETERS: u32 = 7;
 }

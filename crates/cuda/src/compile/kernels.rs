@@ -4,7 +4,7 @@
 //! launches it, and an entry in [`KERNELS`]. [`Device::module`](crate::Device) loads one instance of a source.
 
 use crate::compile::architecture::Architecture;
-use crate::device::{fused_hopper, fused_portable, select, standalone};
+use crate::device::{fused_hopper, fused_portable, row_columns, select, standalone};
 #[cfg(feature = "nccl")]
 use crate::exchange::nccl;
 use crate::exchange::peers;
@@ -17,6 +17,7 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     &fused_portable::TENSOR,
     &fused_portable::PLAIN,
     &select::SOURCE,
+    &row_columns::SOURCE,
     &filtered::FILTER_ROW,
     &top_p::SOURCE,
     &filtered::FILTER_LIST,

@@ -106,6 +106,7 @@ const FILES: &[(&str, &str)] = &[
     file!("near_ties.cu"),
     file!("peers.cu"),
     file!("reduction.cu"),
+    file!("row_columns.cu"),
     file!("row_summary.cu"),
     file!("select.cu"),
     file!("standalone.cu"),

@@ -4,8 +4,9 @@
 #[cfg(feature = "nccl")]
 use crate::abi::Reduction;
 use crate::abi::{
-    Call, Canonical, Existing, FilterCall, FilterListCall, LogitStore, Maps, Masses, Matrices, NearTies, PeerRecords,
-    Peers, RowLists, RowSummaries, ScanSums, ScanTokens, Selection, Summaries, TopLists, UndecidedRows,
+    Call, Canonical, EncodeRows, Existing, FilterCall, FilterListCall, LogitStore, Maps, Masses, Matrices, NearTies,
+    PeerRecords, Peers, RowLists, RowSummaries, ScanSums, ScanTokens, Selection, Summaries, TopLists, UndecidedRows,
+    WriteTokens,
 };
 use crate::device::launch::Entry;
 
@@ -50,6 +51,8 @@ entries! {
     PREFIX_MASSES "prefix_masses" (ScanSums);
     PREFIX_COUNTS "prefix_counts" (ScanSums);
     MOMENTS "moments" (ScanSums);
+    ENCODE_ROWS "encode_rows" (EncodeRows);
+    WRITE_TOKENS "write_tokens" (WriteTokens);
     JOIN_PEERS "join_peers" (Peers);
     #[cfg(feature = "nccl")]
     TO_WORDS "to_words" (Reduction);

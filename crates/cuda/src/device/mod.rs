@@ -5,6 +5,7 @@
 //! | `tiled` | `hopper` over `fused_hopper`, `fused_portable` | `row_features`, `gpu`, `matrix`, `head`, `tensor_map` |
 //! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
 //! | `standalone` | its own | |
+//! | `row_columns` | its own, before and after those of `tiled` | |
 
 pub(crate) mod alignment;
 pub(crate) mod entries;
@@ -21,6 +22,7 @@ pub(crate) mod matrix;
 pub(crate) mod noise_math;
 pub(crate) mod pinned;
 pub(crate) mod results;
+pub(crate) mod row_columns;
 pub(crate) mod row_features;
 pub(crate) mod scratch;
 pub(crate) mod select;

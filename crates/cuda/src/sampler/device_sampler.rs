@@ -2,6 +2,7 @@
 //! hidden states on the GPU; also the hidden states of the ranks of such an engine.
 #![allow(unsafe_code)]
 
+use crate::abi::{RowColumns, TokenColumns};
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::launch::Queue;
@@ -26,7 +27,7 @@ use std::sync::Arc;
 /// with filters allocates the memory for lists or logits, and the first call of each kind loads kernels.
 ///
 /// Rows with log-probabilities, draws without replacement, or filters beyond min-p, top-k and top-p use stored logits,
-/// as in [`CudaTiled`]. For calls that do not wait, see [`DeviceTiled`](crate::DeviceTiled).
+/// as in [`CudaTiled`]. [`DeviceSampler::enqueue`] does not wait: its parameters and results are in device memory.
 ///
 /// For the shard of a rank, convert it into a [`CudaTiled`], which exchanges draws with other GPUs.
 #[derive(Debug)]
@@ -111,6 +112,59 @@ impl DeviceSampler {
             self.sampler.wait();
         }
         sampled
+    }
+}
+
+impl DeviceSampler {
+    /// Loads kernels and allocates memory for [`DeviceSampler::enqueue`], so that such calls can be captured in a graph.
+    ///
+    /// `columns` are the arrays of later calls; only whether an array is present matters. `max_listed` is the maximum
+    /// number of distinct adjusted tokens of a row: biased, banned, banned as stop tokens, and penalised. A row takes 20
+    /// bytes for each. Calls with filters store the logits of up to 256 rows.
+    ///
+    /// # Errors
+    /// [`CudaError::Layout`]: the head has no rows. [`CudaError::TooLarge`], [`CudaError::Driver`],
+    /// [`CudaError::Compile`].
+    pub fn prepare_enqueue(&mut self, columns: &RowColumns, max_listed: usize) -> Result<(), CudaError> {
+        self.sampler.prepare_columns(columns, max_listed)
+    }
+
+    /// Enqueues a draw for each row of `hidden [rows, hidden]` on `stream`, and returns without waiting.
+    ///
+    /// The kernels read the parameters from `columns` when they run, and write the results to `out`. So a graph can
+    /// capture the call, and replay it with other values. The draws are those of [`DeviceSampler::sample`]. More than
+    /// 256 rows take several launches each. The first call with other arrays than those of
+    /// [`DeviceSampler::prepare_enqueue`] loads kernels and allocates memory.
+    ///
+    /// A row with an invalid parameter has the status [`PARAMETERS`](crate::abi::status::PARAMETERS) and token -1, and
+    /// does not change other rows. The same holds for a row with more adjusted tokens than prepared. A row whose
+    /// filters the GPU cannot decide has [`UNDECIDED`](crate::abi::status::UNDECIDED) and token -1;
+    /// [`DeviceSampler::sample`] decides it. See [`DeviceFilters`](crate::DeviceFilters).
+    ///
+    /// # Errors
+    /// * [`CudaError::Layout`]: a misaligned address; biases without values; lists without their bounds; a head without
+    ///   rows; hidden states of an unsupported layout.
+    /// * [`CudaError::TooLarge`]: more rows than planned.
+    /// * [`CudaError::Driver`], [`CudaError::Compile`].
+    ///
+    /// # Safety
+    /// * `hidden` and all arrays of `columns` and `out` are device memory of this device, until the kernels have run.
+    ///   Arrays have one element for each row, or for each entry that the index names. Each list lies within its tokens.
+    ///   Only work before or after the call on `stream` writes to the memory that the kernels read.
+    /// * Calls of this value follow each other: on one stream, or ordered by events.
+    /// * This value outlives the kernels, and every launch of a graph that captured them. It is not dropped while a
+    ///   stream of the context captures.
+    pub unsafe fn enqueue(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        columns: &RowColumns,
+        out: &TokenColumns,
+    ) -> Result<(), CudaError> {
+        // SAFETY: *Memory*: the contracts of `new` and of this function; the sampler owns the rest, sized before each
+        // launch. *Order*: all work is on one stream. *Rows*: the kernel encodes valid rows from any parameters.
+        let queue = unsafe { Queue::new(stream) };
+        self.sampler.enqueue_columns(queue, hidden, (columns, out))
     }
 }
 

@@ -45,6 +45,7 @@ enum class Status : u32 {
     LateRank = 4,
     OtherCall = 5,
     Undecided = 6,  // the host applies the row's filters
+    Parameters = 7,  // of a call with parameters in device memory
 };
 
 // The draw of a row. For an invalid row, `token` is the invalid token, and `score` is 1 if its raw logit was valid and a

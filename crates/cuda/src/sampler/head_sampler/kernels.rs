@@ -13,6 +13,7 @@ use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::pinned::Pinned;
 use crate::device::results;
+use crate::device::row_columns::RowColumnKernels;
 use crate::device::row_features::KernelChoice;
 use crate::device::scratch::{Scratch, wait};
 use crate::device::select::GroupRule;
@@ -68,14 +69,14 @@ impl<'c> HiddenStates<'c> {
 /// The kernels of a head in device memory, and the memory of their launches.
 #[derive(Debug)]
 pub(super) struct HeadKernels {
-    fused: DeviceTiled,
+    pub(super) fused: DeviceTiled,
     /// The kernels that draw instead of `fused`, for variants with groups.
     groups: Option<DeviceGroups>,
     choice: Choice,
     /// The maximum number of draws in a launch, and with filters unless stored logits need more memory.
     most: usize,
     most_filtered: usize,
-    device: Arc<Device>,
+    pub(super) device: Arc<Device>,
     head: DeviceHead,
     inputs: Scratch,
     /// Page-locked memory for the inputs of a launch, except its lists.
@@ -85,7 +86,9 @@ pub(super) struct HeadKernels {
     /// block a rank in another thread.
     results: Pinned,
     /// The kernels for filters, and the memory for a launch's filters. Made for the first row with filters.
-    filters: Option<(DeviceFilters, Scratch)>,
+    pub(super) filters: Option<(DeviceFilters, Scratch)>,
+    /// For calls whose parameters are in device memory, once prepared.
+    pub(super) columns: Option<RowColumnKernels>,
     /// Recorded after the last kernel that reads hidden states of the caller, and before the exchange with other ranks.
     read: CudaEvent,
     /// Whether the kernels for filters over ranks are loaded.
@@ -142,7 +145,7 @@ impl HeadKernels {
         let bytes = results * size_of::<Draw>();
         let (draws, results) = (Scratch::new(bytes, &[], device)?, Pinned::new(bytes, stream)?);
         let read = stream.context().new_event(None).map_err(CudaError::driver("create an event"))?;
-        let (device, filters, is_prepared, uploaded) = (device.clone(), None, false, None);
+        let (device, filters, columns, is_prepared, uploaded) = (device.clone(), None, None, false, None);
         Ok(HeadKernels {
             fused,
             groups,
@@ -156,6 +159,7 @@ impl HeadKernels {
             draws,
             results,
             filters,
+            columns,
             read,
             is_prepared,
             uploaded,
@@ -286,7 +290,7 @@ impl HeadKernels {
     }
 
     /// The kernels for filters and their memory, made at first use; and the fused kernel.
-    fn filters(&mut self) -> Result<(&mut (DeviceFilters, Scratch), &mut DeviceTiled), CudaError> {
+    pub(super) fn filters(&mut self) -> Result<(&mut (DeviceFilters, Scratch), &mut DeviceTiled), CudaError> {
         let (tokens, most) = (self.tokens(), self.most_filtered());
         let filters = match &mut self.filters {
             Some(filters) => filters,

@@ -1,8 +1,10 @@
 //! The sampler of a head on a GPU, for all variants, and for weight and hidden states on the host or on the device.
 //!
 //! `kernels` has the kernels with the memory of a launch, `launch_plan` selects the draws of each launch, `source` makes
-//! the launches of a pass, and `sharded` makes those of ranks. `uploaded_weight` copies a weight from the host.
+//! the launches of a pass, and `sharded` makes those of ranks. `columns` enqueues calls that do not wait, with parameters
+//! in device memory. `uploaded_weight` copies a weight from the host.
 
+mod columns;
 mod kernels;
 mod launch_plan;
 mod sharded;

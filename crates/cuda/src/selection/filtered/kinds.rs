@@ -18,6 +18,11 @@ impl FilterKinds {
     pub const ALL: FilterKinds =
         FilterKinds { by_mass: true, gathered: true, is_top_p_alone: false, rows: RowFeatures::Any };
 
+    /// Top-p, or other filters, or both, for rows with these features.
+    pub(crate) fn new(top_p: bool, others: bool, rows: RowFeatures) -> FilterKinds {
+        FilterKinds { by_mass: top_p, gathered: others, is_top_p_alone: !others, rows }
+    }
+
     /// The kinds of these filters, for any rows.
     pub fn of(filters: &[RowFilters]) -> FilterKinds {
         let gathered = |f: &RowFilters| !f.is_by_mass() && *f != RowFilters { rescale: f.rescale, ..RowFilters::OFF };

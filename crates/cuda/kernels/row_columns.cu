@@ -1,0 +1,362 @@
+// Calls whose parameters are in device memory: `encode_rows` makes the rows that the other kernels read, one block per row, and
+// `write_tokens` writes the results as one array per field.
+//
+// The adjusted tokens of a row are a bit set, so their order needs no sort: the place of a token in the row's list is the number
+// of smaller tokens in the set.
+#include "flash_sampling/selection/row_filters.cuh"
+
+using namespace flash_sampling;
+
+using i64 = long long;
+
+constexpr u32 THREADS = 512;
+constexpr u32 TOP_K_MAX = 1024;
+// Tokens of a bit set, which is made anew for every window of the vocabulary.
+constexpr u32 WINDOW = 327680;
+constexpr u32 CHUNK = 256;  // tokens that share a count of smaller tokens
+constexpr float LARGEST_PENALTY = 18446744073709551616.0f;
+
+// An invalid parameter of a row: the twin of the host's `RowParameter`.
+enum class Parameter : u32 {
+    None = 0,
+    Position = 1,
+    Temperature = 2,
+    TopK = 3,
+    TopP = 4,
+    MinP = 5,
+    RepetitionPenalty = 6,
+    FrequencyPenalty = 7,
+    PresencePenalty = 8,
+    LogitBias = 9,
+    Lists = 10,  // more adjusted tokens than planned
+};
+
+// Entry e has tokens[begin[e]] to tokens[end[e] - 1].
+struct TokenLists {
+    const i64* begin;
+    const i64* end;
+    const i32* tokens;
+};
+FS_LAYOUT(TokenLists, 24, FS_AT(begin, 0) && FS_AT(end, 8) && FS_AT(tokens, 16));
+
+// Null: the default for all rows. Row r has position[r], its mask, and entry index[r] of everything else, or entry r without index.
+struct RowColumns {
+    const i32* index;
+    const u64* seed;
+    const u64* position;
+    const float* temperature;
+    const i32* top_k;
+    const float* top_p;
+    const float* min_p;
+    const float* repetition_penalty;
+    const float* frequency_penalty;
+    const float* presence_penalty;
+    const i32* min_tokens;
+    const u32* mask;
+    u64 mask_stride;
+    u32 mask_words;
+    u32 padding;
+    TokenLists logit_bias;
+    const float* logit_bias_values;
+    TokenLists banned;
+    TokenLists stop_tokens;
+    TokenLists prompt;
+    TokenLists output;
+};
+FS_LAYOUT(RowColumns, 240,
+          FS_AT(index, 0) && FS_AT(seed, 8) && FS_AT(position, 16) && FS_AT(temperature, 24) && FS_AT(top_k, 32) &&
+          FS_AT(top_p, 40) && FS_AT(min_p, 48) && FS_AT(repetition_penalty, 56) && FS_AT(frequency_penalty, 64) &&
+          FS_AT(presence_penalty, 72) && FS_AT(min_tokens, 80) && FS_AT(mask, 88) && FS_AT(mask_stride, 96) &&
+          FS_AT(mask_words, 104) && FS_AT(padding, 108) && FS_AT(logit_bias, 112) && FS_AT(logit_bias_values, 136) &&
+          FS_AT(banned, 144) && FS_AT(stop_tokens, 168) && FS_AT(prompt, 192) && FS_AT(output, 216));
+
+struct EncodeRows {
+    RowColumns columns;
+    Row* rows;          // [gridDim.x]
+    RowFilters* filters;
+    Parameter* invalid;
+    LogitBias* lists;   // [gridDim.x, 2 * capacity + 1]
+    u32* counts;        // [gridDim.x, capacity] scratch
+    u32 first_row;      // the row of the first block
+    u32 capacity;       // adjusted tokens of a row
+    u32 first_token;
+    u32 tokens;
+    u32 vocab_size;
+    u32 padding;
+};
+FS_LAYOUT(EncodeRows, 304,
+          FS_AT(columns, 0) && FS_AT(rows, 240) && FS_AT(filters, 248) && FS_AT(invalid, 256) && FS_AT(lists, 264) &&
+          FS_AT(counts, 272) && FS_AT(first_row, 280) && FS_AT(capacity, 284) && FS_AT(first_token, 288) &&
+          FS_AT(tokens, 292) && FS_AT(vocab_size, 296) && FS_AT(padding, 300));
+
+struct TokenColumns {
+    i64* tokens;
+    float* scores;
+    float* logits;
+    u32* statuses;
+};
+FS_LAYOUT(TokenColumns, 32, FS_AT(tokens, 0) && FS_AT(scores, 8) && FS_AT(logits, 16) && FS_AT(statuses, 24));
+
+struct WriteTokens {
+    TokenColumns columns;
+    const Draw* draws;
+    const Parameter* invalid;
+    u32 first_row;
+    u32 row_count;
+};
+FS_LAYOUT(WriteTokens, 56,
+          FS_AT(columns, 0) && FS_AT(draws, 32) && FS_AT(invalid, 40) && FS_AT(first_row, 48) && FS_AT(row_count, 52));
+
+// The tokens of one row.
+struct List {
+    const i32* tokens;
+    u64 len;
+
+    __device__ __forceinline__ List(const TokenLists& lists, u32 entry) : tokens(nullptr), len(0) {
+        if (!lists.tokens) return;
+        const i64 begin = lists.begin[entry], end = lists.end[entry];
+        tokens = lists.tokens + begin;
+        len = end > begin ? static_cast<u64>(end - begin) : 0;
+    }
+};
+
+struct Shared {
+    u32 set[WINDOW / 32];
+    u32 before[WINDOW / CHUNK];  // members of the set before each chunk
+    u32 members;
+    u32 invalid;
+    u32 largest_bias;            // float bits; not negative
+    u32 least_repetition;        // float bits; positive
+    u32 least_subtract;          // monotone bits
+};
+
+constexpr u32 IS_IN_HISTORY = 1u << 31;  // in a token's count
+
+template <class T>
+__device__ __forceinline__ T entry_or(const T* column, u32 entry, T otherwise) {
+    return column ? column[entry] : otherwise;
+}
+
+// One row's parameters, lists and block.
+struct RowEncoding {
+    const EncodeRows& call;
+    Shared& shared;
+    u32 row;
+    u32 entry;
+
+    __device__ __forceinline__ RowEncoding(const EncodeRows& call, Shared& shared)
+        : call(call), shared(shared), row(call.first_row + blockIdx.x) {
+        entry = call.columns.index ? static_cast<u32>(call.columns.index[row]) : row;
+    }
+
+    __device__ __forceinline__ LogitBias* list() const {
+        return call.lists + static_cast<u64>(blockIdx.x) * (2 * call.capacity + 1);
+    }
+    __device__ __forceinline__ u32* counts() const { return call.counts + static_cast<u64>(blockIdx.x) * call.capacity; }
+
+    __device__ __forceinline__ float temperature() const { return entry_or(call.columns.temperature, entry, 1.0f); }
+    __device__ __forceinline__ float repetition() const { return entry_or(call.columns.repetition_penalty, entry, 1.0f); }
+    __device__ __forceinline__ float frequency() const { return entry_or(call.columns.frequency_penalty, entry, 0.0f); }
+    __device__ __forceinline__ float presence() const { return entry_or(call.columns.presence_penalty, entry, 0.0f); }
+    __device__ __forceinline__ float top_p() const { return entry_or(call.columns.top_p, entry, 1.0f); }
+    __device__ __forceinline__ float min_p() const { return entry_or(call.columns.min_p, entry, 0.0f); }
+    __device__ __forceinline__ u64 position() const { return entry_or(call.columns.position, row, u64{0}); }
+    // 0 = off, as is a top-k of the whole vocabulary.
+    __device__ __forceinline__ u32 top_k() const {
+        const i32 k = entry_or(call.columns.top_k, entry, 0);
+        return k > 0 && static_cast<u32>(k) < call.vocab_size ? static_cast<u32>(k) : 0;
+    }
+    __device__ __forceinline__ bool has_counts() const { return frequency() != 0.0f || presence() != 0.0f; }
+
+    __device__ __forceinline__ const float* bias_values() const {
+        return call.columns.logit_bias_values + call.columns.logit_bias.begin[entry];
+    }
+
+    // Checks all biases, also those of other shards, as every rank does. All threads.
+    __device__ __forceinline__ void check_biases() {
+        const List bias{call.columns.logit_bias, entry};
+        for (u64 i = threadIdx.x; i < bias.len; i += THREADS) {
+            // Also false for NaN.
+            const bool is_valid = bias_values()[i] < f32_infinity();
+            if (!is_valid && static_cast<u32>(bias.tokens[i]) < call.vocab_size)
+                atomicMax(&shared.invalid, static_cast<u32>(Parameter::LogitBias));
+        }
+        __syncthreads();
+    }
+
+    // Returns the first invalid number. The comparisons are false for NaN.
+    __device__ __forceinline__ Parameter check() const {
+        const float t = temperature(), r = repetition();
+        if (position() >> 56) return Parameter::Position;
+        if (!(t >= 0.0f && is_finite(t)) || (t > 0.0f && !is_finite(div_rn(1.0f, t)))) return Parameter::Temperature;
+        if (top_k() > TOP_K_MAX) return Parameter::TopK;
+        if (!(top_p() > 0.0f && top_p() <= 1.0f)) return Parameter::TopP;
+        if (!(min_p() >= 0.0f && min_p() <= 1.0f)) return Parameter::MinP;
+        if (!(r > 0.0f && is_finite(r))) return Parameter::RepetitionPenalty;
+        if (!(fabsf(frequency()) <= LARGEST_PENALTY)) return Parameter::FrequencyPenalty;
+        if (!(fabsf(presence()) <= LARGEST_PENALTY)) return Parameter::PresencePenalty;
+        return Parameter::None;
+    }
+
+    // Calls `of(token in the window, place in the list)` for a list's tokens in a window of the shard.
+    template <class Of>
+    __device__ __forceinline__ void each(const List& list, u32 window, u32 size, const Of& of) const {
+        for (u64 i = threadIdx.x; i < list.len; i += THREADS) {
+            const u32 token = static_cast<u32>(list.tokens[i]) - call.first_token - window;
+            if (token < size) of(token, i);
+        }
+    }
+
+    __device__ __forceinline__ u32 place(u32 token) const {
+        u32 place = shared.before[token / CHUNK];
+        for (u32 word = token / CHUNK * (CHUNK / 32); word < token / 32; ++word) place += __popc(shared.set[word]);
+        return place + __popc(shared.set[token / 32] & ((1u << (token & 31)) - 1));
+    }
+
+    // Makes the counts of members before each chunk, after `members` in earlier windows, and adds the set's members. All threads.
+    __device__ __forceinline__ void count(u32 chunks) {
+        for (u32 chunk = threadIdx.x; chunk < chunks; chunk += THREADS) {
+            u32 members = 0;
+            for (u32 word = 0; word < CHUNK / 32; ++word) members += __popc(shared.set[chunk * (CHUNK / 32) + word]);
+            shared.before[chunk] = members;
+        }
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            u32 before = shared.members;
+            for (u32 from = 0; from < chunks; from += 32) {
+                const u32 chunk = from + threadIdx.x, own = chunk < chunks ? shared.before[chunk] : 0;
+                u32 sum = own;
+                for (u32 distance = 1; distance < 32; distance *= 2) {
+                    const u32 lower = __shfl_up_sync(0xffffffffu, sum, distance);
+                    if (threadIdx.x >= distance) sum += lower;
+                }
+                if (chunk < chunks) shared.before[chunk] = before + sum - own;
+                before += __shfl_sync(0xffffffffu, sum, 31);
+            }
+            if (threadIdx.x == 0) shared.members = before;
+        }
+        __syncthreads();
+    }
+
+    // Adds the adjusted tokens of a window to the list. All threads.
+    __device__ __forceinline__ void add_window(u32 window) {
+        const u32 size = min(WINDOW, call.tokens - window), chunks = (size + CHUNK - 1) / CHUNK;
+        const List bias{call.columns.logit_bias, entry}, banned{call.columns.banned, entry}, prompt{call.columns.prompt, entry};
+        const List output{call.columns.output, entry}, stop{call.columns.stop_tokens, entry};
+        const bool has_repetition = repetition() != 1.0f;
+        const i32 min_tokens = entry_or(call.columns.min_tokens, entry, 0);
+        const bool bans_stops = min_tokens > 0 && output.len < static_cast<u64>(min_tokens);
+        for (u32 word = threadIdx.x; word < chunks * (CHUNK / 32); word += THREADS) shared.set[word] = 0;
+        __syncthreads();
+        const auto mark = [&](u32 token, u64) { atomicOr(&shared.set[token / 32], 1u << (token & 31)); };
+        each(bias, window, size, mark);
+        each(banned, window, size, mark);
+        if (bans_stops) each(stop, window, size, mark);
+        if (has_repetition) each(prompt, window, size, mark);
+        if (has_repetition || has_counts()) each(output, window, size, mark);
+        __syncthreads();
+        count(chunks);
+        if (shared.members > call.capacity) return;
+        for (u32 word = threadIdx.x; word < chunks * (CHUNK / 32); word += THREADS) {
+            u32 rest = shared.set[word], at = rest ? place(32 * word) : 0;
+            for (; rest; rest &= rest - 1, ++at) {
+                const u32 token = call.first_token + window + 32 * word + static_cast<u32>(__ffs(static_cast<i32>(rest)) - 1);
+                list()[at] = LogitBias{token, 0.0f};
+                counts()[at] = 0;
+            }
+        }
+        __syncthreads();
+        each(bias, window, size, [&](u32 token, u64 i) { list()[place(token)].value = bias_values()[i]; });
+        if (has_repetition) each(prompt, window, size, [&](u32 token, u64) { atomicOr(&counts()[place(token)], IS_IN_HISTORY); });
+        if (has_repetition || has_counts()) each(output, window, size, [&](u32 token, u64) { atomicAdd(&counts()[place(token)], 1u); });
+        __syncthreads();
+        const auto ban = [&](u32 token, u64) { list()[place(token)].value = -f32_infinity(); };
+        each(banned, window, size, ban);
+        if (bans_stops) each(stop, window, size, ban);
+        __syncthreads();
+    }
+
+    // Completes the list from biases and counts, and returns the row's number of biases. All threads.
+    __device__ __forceinline__ u32 complete() {
+        const u32 members = shared.members;
+        LogitBias* const biases = list();
+        Penalty* const penalties = reinterpret_cast<Penalty*>(biases + members);
+        const bool has_repetition = repetition() != 1.0f;
+        // A subtraction alone is a bias, and biases are faster.
+        const bool is_penalised = has_repetition || (has_counts() && call.columns.logit_bias.tokens);
+        for (u32 i = threadIdx.x; i < members; i += THREADS) {
+            const u32 count = counts()[i], outputs = count & ~IS_IN_HISTORY;
+            const Penalty penalty{has_repetition && count ? repetition() : 1.0f,
+                                  outputs ? add_rn(mul_rn(frequency(), u32_to_f32(outputs)), presence()) : 0.0f};
+            if (is_penalised) {
+                penalties[1 + i] = penalty;
+                atomicMin(&shared.least_repetition, f32_to_bits(penalty.repetition));
+                atomicMin(&shared.least_subtract, to_monotone_bits(penalty.subtract));
+            } else if (penalty.subtract != 0.0f && biases[i].value == 0.0f) {
+                biases[i].value = -penalty.subtract;
+            }
+            if (biases[i].value > 0.0f) atomicMax(&shared.largest_bias, f32_to_bits(biases[i].value));
+        }
+        __syncthreads();
+        if (members == 0 || !is_penalised) return members;
+        if (threadIdx.x == 0) penalties[0] = Penalty{bits_to_f32(shared.least_repetition), from_monotone_bits(shared.least_subtract)};
+        return members | PENALISED;
+    }
+
+    // All threads. Only the first thread's result is complete.
+    __device__ __forceinline__ void encode() {
+        if (threadIdx.x == 0) {
+            shared.members = shared.largest_bias = 0;
+            shared.invalid = static_cast<u32>(check());
+            shared.least_repetition = f32_to_bits(1.0f);
+            shared.least_subtract = to_monotone_bits(0.0f);
+        }
+        __syncthreads();
+        check_biases();
+        const RowColumns& columns = call.columns;
+        const bool has_lists = columns.logit_bias.tokens || columns.banned.tokens || columns.stop_tokens.tokens ||
+                               columns.prompt.tokens || columns.output.tokens;
+        for (u32 window = 0; has_lists && window < call.tokens && !shared.invalid && shared.members <= call.capacity; window += WINDOW)
+            add_window(window);
+        if (threadIdx.x == 0 && !shared.invalid && shared.members > call.capacity) shared.invalid = static_cast<u32>(Parameter::Lists);
+        __syncthreads();
+        const u32 invalid = shared.invalid, biases = has_lists && !invalid ? complete() : 0;
+        if (threadIdx.x) return;
+        const float t = temperature();
+        const bool greedy = t == 0.0f || invalid;
+        const float inv_temperature = greedy ? 1.0f : div_rn(1.0f, t);
+        const bool has_mask = columns.mask && !invalid;
+        call.rows[blockIdx.x] = Row{entry_or(columns.seed, entry, u64{0}),
+                                    invalid ? 0 : position(),
+                                    has_mask ? columns.mask + row * columns.mask_stride : nullptr,
+                                    biases ? list() : nullptr,
+                                    has_mask ? columns.mask_words : 0,
+                                    biases,
+                                    inv_temperature,
+                                    bits_to_f32(shared.largest_bias),
+                                    0,
+                                    greedy};
+        const double off = -static_cast<double>(f32_infinity());
+        call.filters[blockIdx.x] = greedy ? RowFilters{off, 1.0f, 0, 1.0f, 0}
+                                          : RowFilters{min_p() > 0.0f ? log(static_cast<double>(min_p())) : off, top_p(), top_k(), 1.0f, 0};
+        call.invalid[blockIdx.x] = static_cast<Parameter>(invalid);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) encode_rows(const __grid_constant__ EncodeRows call) {
+    __shared__ Shared shared;
+    RowEncoding{call, shared}.encode();
+}
+
+extern "C" __global__ void __launch_bounds__(256) write_tokens(const __grid_constant__ WriteTokens call) {
+    const u32 i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= call.row_count) return;
+    const Draw draw = call.draws[i];
+    const u32 invalid = static_cast<u32>(call.invalid[i]), row = call.first_row + i;
+    const bool is_drawn = !invalid && draw.status == Status::Drawn;
+    const TokenColumns& to = call.columns;
+    if (to.tokens) to.tokens[row] = is_drawn ? static_cast<i64>(draw.token) : -1;
+    if (to.scores) to.scores[row] = is_drawn ? draw.score : -f32_infinity();
+    if (to.logits) to.logits[row] = is_drawn ? draw.logit : -f32_infinity();
+    if (to.statuses) to.statuses[row] = invalid ? static_cast<u32>(Status::Parameters) | invalid << 8 : static_cast<u32>(draw.status);
+}

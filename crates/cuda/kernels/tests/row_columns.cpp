@@ -1,0 +1,104 @@
+// Encodes rows from arrays of parameters, and writes draws to arrays, on the processor. Reads the arrays from standard input, and
+// writes rows, lists and results to standard output. The unit tests of device/row_columns.rs compare them with the host's.
+#include "emulator.hpp"
+
+inline unsigned atomicOr(unsigned* at, unsigned value) {
+    const unsigned old = *at;
+    *at = old | value;
+    return old;
+}
+#include "../row_columns.cu"
+
+template <class T>
+static T get() {
+    T value;
+    if (fread(&value, sizeof(T), 1, stdin) != 1) abort();
+    return value;
+}
+
+template <class T>
+static void put(const T* values, size_t count) {
+    fwrite(values, sizeof(T), count, stdout);
+}
+
+// Reads an array: a flag, and if it is set, the values. Arrays stay until the end of the program.
+template <class T>
+static const T* array(size_t count) {
+    if (!get<u32>()) return nullptr;
+    auto* values = new std::vector<T>(count);
+    for (T& value : *values) value = get<T>();
+    return values->data();
+}
+
+static TokenLists lists(u32 entries) {
+    const u32 count = get<u32>();
+    const i64* begin = array<i64>(entries);
+    const i64* end = array<i64>(entries);
+    return {begin, end, array<i32>(count)};
+}
+
+int main() {
+    const u32 first_row = get<u32>(), count = get<u32>(), entries = get<u32>(), rows = first_row + count;
+    EncodeRows call{};
+    call.first_row = first_row;
+    call.first_token = get<u32>(), call.tokens = get<u32>(), call.vocab_size = get<u32>(), call.capacity = get<u32>();
+    RowColumns& columns = call.columns;
+    columns.index = array<i32>(rows);
+    columns.seed = array<u64>(entries);
+    columns.position = array<u64>(rows);
+    columns.temperature = array<float>(entries);
+    columns.top_k = array<i32>(entries);
+    columns.top_p = array<float>(entries);
+    columns.min_p = array<float>(entries);
+    columns.repetition_penalty = array<float>(entries);
+    columns.frequency_penalty = array<float>(entries);
+    columns.presence_penalty = array<float>(entries);
+    columns.min_tokens = array<i32>(entries);
+    columns.mask_words = get<u32>();
+    columns.mask_stride = columns.mask_words + 1;
+    columns.mask = array<u32>(rows * columns.mask_stride);
+    columns.logit_bias = lists(entries);
+    const u32 values = get<u32>();
+    columns.logit_bias_values = array<float>(values);
+    columns.banned = lists(entries);
+    columns.stop_tokens = lists(entries);
+    columns.prompt = lists(entries);
+    columns.output = lists(entries);
+
+    const u64 stride = 2 * call.capacity + 1;
+    std::vector<Row> encoded(count);
+    std::vector<RowFilters> filters(count);
+    std::vector<Parameter> invalid(count);
+    std::vector<LogitBias> biases(count * stride);
+    std::vector<u32> counts(count * call.capacity + 1);
+    call.rows = encoded.data(), call.filters = filters.data(), call.invalid = invalid.data();
+    call.lists = biases.data(), call.counts = counts.data();
+    for (const bool is_backwards : {true, false}) {
+        emulator::is_backwards = is_backwards;
+        emulator::launch(count, 1, THREADS, [&] { encode_rows(call); });
+    }
+    for (u32 i = 0; i < count; ++i) {
+        const Row& row = encoded[i];
+        if (row.mask && row.mask != columns.mask + (first_row + i) * columns.mask_stride) abort();
+        const u32 members = row.biases & ~PENALISED;
+        if (row.bias && row.bias != biases.data() + i * stride) abort();
+        const u32 head[] = {static_cast<u32>(row.seed), static_cast<u32>(row.seed >> 32), static_cast<u32>(row.position),
+                            static_cast<u32>(row.position >> 32), row.mask != nullptr, row.mask_words, row.biases,
+                            f32_to_bits(row.inv_temperature), f32_to_bits(row.largest_bias), row.draw, row.greedy,
+                            static_cast<u32>(invalid[i])};
+        put(head, 12);
+        put(&filters[i], 1);
+        put(row.bias, members);
+        if (row.biases & PENALISED) put(reinterpret_cast<const Penalty*>(row.bias + members), members + 1);
+    }
+
+    // Draws with every status. The elements of other rows stay.
+    std::vector<Draw> draws(count);
+    for (u32 i = 0; i < count; ++i) draws[i] = Draw{i, 0.5f * static_cast<float>(i), -1.0f, static_cast<Status>(i % 7)};
+    std::vector<i64> tokens(rows, 77);
+    std::vector<float> scores(rows, 7.0f);
+    std::vector<u32> statuses(rows, 77);
+    const WriteTokens write{{tokens.data(), scores.data(), nullptr, statuses.data()}, draws.data(), invalid.data(), first_row, count};
+    emulator::launch((count + 255) / 256, 1, 256, [&] { write_tokens(write); });
+    put(tokens.data(), rows), put(scores.data(), rows), put(statuses.data(), rows);
+}

@@ -1,0 +1,149 @@
+//! Calls whose parameters and results are in device memory, one array per parameter or result.
+
+use crate::abi::layout::layout;
+use crate::abi::{DeviceAddress, Draw, LogitBias, Row, RowFilters};
+use flash_sampling_core::Knob;
+
+/// Lists of tokens: entry `e` has `tokens[begin[e]..end[e]]`. Null tokens: every list is empty.
+///
+/// For lists in CSR form, `begin` is the address of the offsets, and `end` the address of the second offset.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TokenLists {
+    /// The index of each entry's first token.
+    pub begin: DeviceAddress<i64>,
+    /// The index after each entry's last token.
+    pub end: DeviceAddress<i64>,
+    /// Token ids in any order. Ids outside of the vocabulary are ignored.
+    pub tokens: DeviceAddress<i32>,
+}
+layout!(TokenLists 24: begin 0, end 8, tokens 16);
+
+/// Parameters of rows in device memory, for [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue), with the names
+/// and the order of operations of [`RowParams`](flash_sampling_core::RowParams).
+///
+/// Positions and masks have one element per row. Other arrays have one element per entry; row `r` has entry `index[r]`,
+/// or entry `r` without an index. The default is null for every array: then all rows have the default value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RowColumns {
+    /// The entry of each row.
+    pub index: DeviceAddress<i32>,
+    /// Seeds; default 0.
+    pub seed: DeviceAddress<u64>,
+    /// The position of each row's next token in its sequence, below 2^56; default 0.
+    pub position: DeviceAddress<u64>,
+    /// Temperatures; 0 = greedy; default 1.
+    pub temperature: DeviceAddress<f32>,
+    /// At most [`TOP_K_MAX`](crate::abi::TOP_K_MAX). 0, negative numbers and numbers from the vocabulary's size on = off.
+    pub top_k: DeviceAddress<i32>,
+    /// Above 0 and at most 1; 1 = off.
+    pub top_p: DeviceAddress<f32>,
+    /// From 0 to 1; 0 = off.
+    pub min_p: DeviceAddress<f32>,
+    /// Divides positive logits of tokens in prompt or output, and multiplies others; 1 = off.
+    pub repetition_penalty: DeviceAddress<f32>,
+    /// Subtracted for each occurrence of a token in the output; 0 = off.
+    pub frequency_penalty: DeviceAddress<f32>,
+    /// Subtracted if a token is in the output; 0 = off.
+    pub presence_penalty: DeviceAddress<f32>,
+    /// With fewer output tokens, the stop tokens are banned; 0 = off.
+    pub min_tokens: DeviceAddress<i32>,
+    /// Bit sets of allowed tokens, 1 = allowed, least significant bit first, as xgrammar's and llguidance's.
+    pub mask: DeviceAddress<u32>,
+    /// Words from one row's mask to the next.
+    pub mask_stride: u64,
+    /// Words of a mask. Tokens beyond them are forbidden.
+    pub mask_words: u32,
+    /// Not used.
+    pub padding: u32,
+    /// The tokens of biases, each at most once in a row.
+    pub logit_bias: TokenLists,
+    /// The bias of each token in `logit_bias`; not NaN, not +inf.
+    pub logit_bias_values: DeviceAddress<f32>,
+    /// Tokens that are never drawn.
+    pub banned: TokenLists,
+    /// Stop tokens, for `min_tokens`.
+    pub stop_tokens: TokenLists,
+    /// The tokens of each prompt.
+    pub prompt: TokenLists,
+    /// The tokens that were generated so far.
+    pub output: TokenLists,
+}
+layout!(RowColumns 240:
+    index 0, seed 8, position 16, temperature 24, top_k 32, top_p 40, min_p 48, repetition_penalty 56,
+    frequency_penalty 64, presence_penalty 72, min_tokens 80, mask 88, mask_stride 96, mask_words 104, padding 108,
+    logit_bias 112, logit_bias_values 136, banned 144, stop_tokens 168, prompt 192, output 216
+);
+
+/// The results of rows in device memory, one array per field, each with one element per row. Null: not wanted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TokenColumns {
+    /// The token ids; -1 for a row without a draw.
+    pub tokens: DeviceAddress<i64>,
+    /// Transformed logit plus noise, in nats; -inf for a row without a draw.
+    pub scores: DeviceAddress<f32>,
+    /// Transformed logits, in nats; -inf for a row without a draw.
+    pub logits: DeviceAddress<f32>,
+    /// A constant of [`status`](crate::abi::status) in the low byte. With
+    /// [`PARAMETERS`](crate::abi::status::PARAMETERS), [`invalid_parameter`] reads the other bits.
+    pub statuses: DeviceAddress<u32>,
+}
+layout!(TokenColumns 32: tokens 0, scores 8, logits 16, statuses 24);
+
+/// The argument of `encode_rows`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EncodeRows {
+    pub(crate) columns: RowColumns,
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) filters: DeviceAddress<RowFilters>,
+    pub(crate) invalid: DeviceAddress<u32>,
+    pub(crate) lists: DeviceAddress<LogitBias>,
+    pub(crate) counts: DeviceAddress<u32>,
+    pub(crate) first_row: u32,
+    pub(crate) capacity: u32,
+    pub(crate) first_token: u32,
+    pub(crate) tokens: u32,
+    pub(crate) vocab_size: u32,
+    pub(crate) padding: u32,
+}
+layout!(EncodeRows 304:
+    columns 0, rows 240, filters 248, invalid 256, lists 264, counts 272, first_row 280, capacity 284, first_token 288,
+    tokens 292, vocab_size 296, padding 300
+);
+
+/// The argument of `write_tokens`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WriteTokens {
+    pub(crate) columns: TokenColumns,
+    pub(crate) draws: DeviceAddress<Draw>,
+    pub(crate) invalid: DeviceAddress<u32>,
+    pub(crate) first_row: u32,
+    pub(crate) row_count: u32,
+}
+layout!(WriteTokens 56: columns 0, draws 32, invalid 40, first_row 48, row_count 52);
+
+/// The parameters in the order of the kernel's `Parameter`, which counts from 1.
+const PARAMETERS: [Knob; 9] = [
+    Knob::Position,
+    Knob::Temperature,
+    Knob::TopK,
+    Knob::TopP,
+    Knob::MinP,
+    Knob::RepetitionPenalty,
+    Knob::FrequencyPenalty,
+    Knob::PresencePenalty,
+    Knob::LogitBias,
+];
+
+/// The parameter that makes a row invalid, from its element of [`TokenColumns::statuses`].
+///
+/// `None` without an invalid parameter, and for a row with more adjusted tokens than
+/// [`DeviceSampler::prepare_enqueue`](crate::DeviceSampler::prepare_enqueue) planned.
+pub fn invalid_parameter(status: u32) -> Option<Knob> {
+    let number = (status >> 8) as usize;
+    number.checked_sub(1).and_then(|at| PARAMETERS.get(at)).copied()
+}

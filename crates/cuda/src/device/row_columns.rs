@@ -1,0 +1,187 @@
+//! The kernels that encode rows from parameters in device memory, and write their results; and the memory between them.
+
+use crate::abi::{DeviceAddress, Draw, EncodeRows, LogitBias, Row, RowColumns, RowFilters, TokenColumns, WriteTokens};
+use crate::compile::kernels::{self, KernelSource};
+use crate::device::alignment::check_aligned;
+use crate::device::entries;
+use crate::device::gpu::Device;
+use crate::device::launch::{Grid, Kernel, Queue};
+use crate::device::row_features::RowFeatures;
+use crate::device::scratch::Scratch;
+use crate::error::CudaError;
+use crate::selection::filtered::{FilterKinds, FilteredRows};
+use core::ops::Range;
+use std::sync::Arc;
+
+pub(crate) static SOURCE: KernelSource = KernelSource::single("row_columns.cu", kernels::any);
+
+/// Threads of a block: a block encodes one row, and writes the results of several.
+const ENCODE_THREADS: u32 = 512;
+const WRITE_THREADS: u32 = 256;
+
+impl RowColumns {
+    /// The features of the rows, from the arrays that are present.
+    pub(crate) fn features(&self) -> RowFeatures {
+        let Self { logit_bias, banned, stop_tokens, .. } = self;
+        let penalties = [self.repetition_penalty, self.frequency_penalty, self.presence_penalty];
+        match () {
+            // A mask may forbid most tokens.
+            () if !self.mask.is_null() || penalties.iter().any(|column| !column.is_null()) => RowFeatures::Any,
+            () if [logit_bias, banned, stop_tokens].iter().any(|lists| !lists.tokens.is_null()) => {
+                RowFeatures::Unpenalised
+            }
+            () => RowFeatures::Bare,
+        }
+    }
+
+    /// The kinds of filters, from the arrays that are present; `None` without filters.
+    pub(crate) fn filter_kinds(&self) -> Option<FilterKinds> {
+        let (top_p, others) = (!self.top_p.is_null(), !self.top_k.is_null() || !self.min_p.is_null());
+        (top_p || others).then(|| FilterKinds::new(top_p, others, self.features()))
+    }
+
+    /// Checks what the kernels do not check: alignment, and the arrays that belong together.
+    fn check(&self) -> Result<(), CudaError> {
+        let lists = [
+            ("biases", self.logit_bias),
+            ("banned tokens", self.banned),
+            ("stop tokens", self.stop_tokens),
+            ("prompts", self.prompt),
+            ("outputs", self.output),
+        ];
+        for (what, lists) in lists {
+            check_aligned(what, lists.begin)?;
+            check_aligned(what, lists.end)?;
+            check_aligned(what, lists.tokens)?;
+            if !lists.tokens.is_null() && (lists.begin.is_null() || lists.end.is_null()) {
+                return Err(CudaError::Layout { what, reason: "they have tokens without begin and end" });
+            }
+        }
+        if self.logit_bias.tokens.is_null() != self.logit_bias_values.is_null() {
+            return Err(CudaError::Layout { what: "biases", reason: "they need both tokens and values" });
+        }
+        check_aligned("seeds", self.seed)?;
+        check_aligned("positions", self.position)?;
+        check_aligned("masks", self.mask)?;
+        for (what, column) in [("indices", self.index), ("top-k", self.top_k), ("min-tokens", self.min_tokens)] {
+            check_aligned(what, column)?;
+        }
+        let floats = [
+            ("temperatures", self.temperature),
+            ("top-p", self.top_p),
+            ("min-p", self.min_p),
+            ("repetition penalties", self.repetition_penalty),
+            ("frequency penalties", self.frequency_penalty),
+            ("presence penalties", self.presence_penalty),
+            ("biases", self.logit_bias_values),
+        ];
+        floats.into_iter().try_for_each(|(what, column)| check_aligned(what, column))
+    }
+}
+
+/// The kernels and the memory of calls with up to a number of rows.
+#[derive(Debug)]
+pub(crate) struct RowColumnKernels {
+    encode: Kernel<(EncodeRows,)>,
+    write: Kernel<(WriteTokens,)>,
+    memory: Scratch,
+    max_rows: usize,
+    /// The maximum number of adjusted tokens of a row.
+    max_listed: usize,
+}
+
+/// The addresses of the parts of the memory.
+struct Parts {
+    rows: FilteredRows,
+    lists: DeviceAddress<LogitBias>,
+    invalid: DeviceAddress<u32>,
+    counts: DeviceAddress<u32>,
+}
+
+impl RowColumnKernels {
+    /// Loads the kernels, and allocates memory: 20 bytes for each adjusted token of each row.
+    ///
+    /// # Errors
+    /// [`CudaError::TooLarge`]: 2^30 adjusted tokens or more. [`CudaError::Compile`], [`CudaError::Driver`].
+    pub(crate) fn new(max_rows: usize, max_listed: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
+        CudaError::check_limits(&[("adjusted tokens of a row", max_listed, (1 << 30) - 1)])?;
+        let row = size_of::<Row>() + size_of::<RowFilters>() + size_of::<Draw>() + 4 + 4 * max_listed;
+        let lists = size_of::<LogitBias>() * (2 * max_listed + 1);
+        Ok(RowColumnKernels {
+            encode: device.function(&SOURCE, &SOURCE.instance(), &entries::ENCODE_ROWS)?,
+            write: device.function(&SOURCE, &SOURCE.instance(), &entries::WRITE_TOKENS)?,
+            memory: Scratch::new((row + lists) * max_rows, &[], device)?,
+            max_rows,
+            max_listed,
+        })
+    }
+
+    pub(crate) fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
+    pub(crate) fn max_listed(&self) -> usize {
+        self.max_listed
+    }
+
+    fn parts(&mut self) -> Parts {
+        let (n, rows) = (self.max_rows, self.memory.begin_use::<Row>());
+        let filters = rows.add(n).cast::<RowFilters>();
+        let lists = filters.add(n).cast::<LogitBias>();
+        let draws = lists.add(n * (2 * self.max_listed + 1)).cast::<Draw>();
+        let invalid = draws.add(n).cast::<u32>();
+        Parts { rows: FilteredRows { rows, filters, draws }, lists, invalid, counts: invalid.add(n) }
+    }
+
+    /// Enqueues the encoding of up to [`max_rows`](RowColumnKernels::max_rows) rows, for a head with these tokens.
+    ///
+    /// Rows with an invalid parameter become greedy rows without filters. Returns where rows and filters are, and where
+    /// the draws belong.
+    pub(crate) fn encode(
+        &mut self,
+        queue: Queue<'_>,
+        columns: &RowColumns,
+        rows: Range<usize>,
+        (tokens, vocab_size): (Range<u32>, u32),
+    ) -> Result<FilteredRows, CudaError> {
+        columns.check()?;
+        CudaError::check_limits(&[("rows", rows.len(), self.max_rows), ("rows", rows.end, i32::MAX as usize)])?;
+        let Parts { rows: encoded, lists, invalid, counts } = self.parts();
+        let call = EncodeRows {
+            columns: *columns,
+            rows: encoded.rows,
+            filters: encoded.filters,
+            invalid,
+            lists,
+            counts,
+            first_row: rows.start as u32,
+            capacity: self.max_listed as u32,
+            first_token: tokens.start,
+            tokens: tokens.len() as u32,
+            vocab_size,
+            padding: 0,
+        };
+        queue.launch(&self.encode, Grid::of(rows.len() as u32, ENCODE_THREADS), (call,))?;
+        Ok(encoded)
+    }
+
+    /// Enqueues the results of the encoded rows, after their draws.
+    pub(crate) fn write(
+        &mut self,
+        queue: Queue<'_>,
+        columns: &TokenColumns,
+        rows: Range<usize>,
+    ) -> Result<(), CudaError> {
+        check_aligned("tokens", columns.tokens)?;
+        check_aligned("scores", columns.scores)?;
+        check_aligned("logits", columns.logits)?;
+        check_aligned("statuses", columns.statuses)?;
+        let Parts { rows: FilteredRows { draws, .. }, invalid, .. } = self.parts();
+        let (first_row, row_count) = (rows.start as u32, rows.len() as u32);
+        let call = WriteTokens { columns: *columns, draws, invalid, first_row, row_count };
+        queue.launch(&self.write, Grid::of(row_count.div_ceil(WRITE_THREADS), WRITE_THREADS), (call,))
+    }
+}
+
+#[cfg(test)]
+mod tests;

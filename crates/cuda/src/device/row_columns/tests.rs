@@ -1,0 +1,304 @@
+use super::*;
+use crate::abi::{PENALISED, Penalty, TokenLists, invalid_parameter, status};
+use crate::emulated;
+use crate::sampler::row_encoder::RowEncoder;
+use flash_sampling_core::backend::{Adjustment, Adjustments};
+use flash_sampling_core::{Domain, History, Knob, Noise, RowParams};
+
+#[test]
+fn arrays_that_are_present_state_the_features() {
+    let lists = TokenLists { tokens: DeviceAddress::new(4), begin: DeviceAddress::new(8), end: DeviceAddress::new(16) };
+    let float = DeviceAddress::<f32>::new(4);
+    for (columns, features, has_filters) in [
+        (RowColumns { temperature: float, ..RowColumns::default() }, RowFeatures::Bare, false),
+        (RowColumns { top_p: float, ..RowColumns::default() }, RowFeatures::Bare, true),
+        (RowColumns { banned: lists, min_p: float, ..RowColumns::default() }, RowFeatures::Unpenalised, true),
+        (RowColumns { mask: DeviceAddress::new(4), ..RowColumns::default() }, RowFeatures::Any, false),
+        (RowColumns { presence_penalty: float, ..RowColumns::default() }, RowFeatures::Any, false),
+    ] {
+        assert_eq!((columns.features(), columns.filter_kinds().is_some()), (features, has_filters), "{columns:?}");
+        assert_eq!(columns.check(), Ok(()));
+    }
+}
+
+#[test]
+fn arrays_that_kernels_cannot_read_are_named() {
+    let banned = TokenLists { tokens: DeviceAddress::new(4), ..TokenLists::default() };
+    for (columns, name) in [
+        (RowColumns { seed: DeviceAddress::new(4), ..RowColumns::default() }, "seeds"),
+        (RowColumns { top_p: DeviceAddress::new(2), ..RowColumns::default() }, "top-p"),
+        (RowColumns { banned, ..RowColumns::default() }, "banned tokens"),
+        (RowColumns { logit_bias_values: DeviceAddress::new(4), ..RowColumns::default() }, "biases"),
+    ] {
+        assert!(matches!(columns.check(), Err(CudaError::Layout { what, .. }) if what == name), "{columns:?}");
+    }
+}
+
+/// The parameters of an entry.
+#[derive(Clone, Debug, Default)]
+struct Entry {
+    params: RowParams<'static>,
+    bias: Vec<(u32, f32)>,
+    banned: Vec<u32>,
+    stops: Vec<u32>,
+    prompt: Vec<u32>,
+    output: Vec<u32>,
+}
+
+/// The arrays of a call, as the emulated kernels read them.
+#[derive(Default)]
+struct Input(Vec<u8>);
+
+impl Input {
+    fn words(&mut self, words: &[u32]) {
+        self.0.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    }
+
+    /// An array, with the flag of its presence.
+    fn array<const N: usize>(&mut self, values: impl IntoIterator<Item = [u8; N]>) {
+        self.words(&[1]);
+        self.0.extend(values.into_iter().flatten());
+    }
+
+    /// Lists in CSR form, each with further ids.
+    fn lists<'a>(&mut self, lists: impl Iterator<Item = &'a [u32]> + Clone, ids: &'a [u32]) {
+        let padded = |list: &'a [u32]| list.iter().chain(ids).copied();
+        let ends: Vec<i64> = lists
+            .clone()
+            .scan(0, |end, list| {
+                *end += (list.len() + ids.len()) as i64;
+                Some(*end)
+            })
+            .collect();
+        self.words(&[*ends.last().unwrap() as u32]);
+        let begins = [0].into_iter().chain(ends.iter().copied()).take(ends.len());
+        self.array(begins.map(i64::to_le_bytes));
+        self.array(ends.iter().map(|end| end.to_le_bytes()));
+        self.array(lists.flat_map(padded).map(u32::to_le_bytes));
+    }
+}
+
+/// The output of the emulated kernels.
+struct Output<'a>(&'a [u8]);
+
+impl Output<'_> {
+    fn take<T: bytemuck::Pod>(&mut self) -> T {
+        let (value, rest) = self.0.split_at(size_of::<T>());
+        self.0 = rest;
+        bytemuck::pod_read_unaligned(value)
+    }
+}
+
+const FIRST_ROW: usize = 2;
+const MASK_WORDS: usize = 40;
+/// Ids outside of every vocabulary.
+const UNKNOWN: [u32; 2] = [u32::MAX, 1 << 30];
+
+/// A call over entries: row `r` has entry `index[r]`.
+struct EncodedCall<'a> {
+    entries: &'a [Entry],
+    index: &'a [usize],
+    tokens: Range<u32>,
+    vocab_size: u32,
+    capacity: usize,
+}
+
+fn mask_of(row: usize) -> Vec<u32> {
+    (0..MASK_WORDS as u32).map(|word| (word + 1).wrapping_mul(0x9e37_79b9 + row as u32)).collect()
+}
+
+impl EncodedCall<'_> {
+    fn position(&self, row: usize) -> u64 {
+        self.entries[self.index[row]].params.position + row as u64
+    }
+
+    fn input(&self) -> Vec<u8> {
+        let (entries, rows) = (self.entries, self.index.len());
+        let mut input = Input::default();
+        input.words(&[FIRST_ROW, rows - FIRST_ROW, entries.len()].map(|number| number as u32));
+        input.words(&[self.tokens.start, self.tokens.len() as u32, self.vocab_size, self.capacity as u32]);
+        let params = || entries.iter().map(|entry| entry.params);
+        input.array(self.index.iter().map(|&entry| (entry as i32).to_le_bytes()));
+        input.array(params().map(|row| row.seed.to_le_bytes()));
+        input.array((0..rows).map(|row| self.position(row).to_le_bytes()));
+        input.array(params().map(|row| row.temperature.to_le_bytes()));
+        // As some engines disable top-k.
+        input.array(params().map(|row| if row.top_k == 0 { -1 } else { row.top_k as i32 }.to_le_bytes()));
+        input.array(params().map(|row| row.top_p.to_le_bytes()));
+        input.array(params().map(|row| row.min_p.to_le_bytes()));
+        input.array(params().map(|row| row.repetition_penalty.to_le_bytes()));
+        input.array(params().map(|row| row.frequency_penalty.to_le_bytes()));
+        input.array(params().map(|row| row.presence_penalty.to_le_bytes()));
+        input.array(params().map(|row| row.min_tokens.to_le_bytes()));
+        input.words(&[MASK_WORDS as u32]);
+        let mask = |row| mask_of(row).into_iter().chain([0]);
+        input.array((0..rows).flat_map(mask).map(u32::to_le_bytes));
+        let tokens: Vec<Vec<u32>> =
+            entries.iter().map(|entry| entry.bias.iter().map(|bias| bias.0).collect()).collect();
+        input.lists(tokens.iter().map(Vec::as_slice), &UNKNOWN);
+        let values = |entry: &Entry| entry.bias.iter().map(|bias| bias.1).chain([0.0; 2]).collect::<Vec<_>>();
+        let values: Vec<f32> = entries.iter().flat_map(values).collect();
+        input.words(&[values.len() as u32]);
+        input.array(values.iter().map(|value| value.to_le_bytes()));
+        input.lists(entries.iter().map(|entry| entry.banned.as_slice()), &UNKNOWN);
+        input.lists(entries.iter().map(|entry| entry.stops.as_slice()), &UNKNOWN);
+        input.lists(entries.iter().map(|entry| entry.prompt.as_slice()), &UNKNOWN);
+        input.lists(entries.iter().map(|entry| entry.output.as_slice()), &[]);
+        input.0
+    }
+
+    /// Compares the rows of the emulated kernels with the host's. Returns the number of invalid rows.
+    fn check(&self, program: &std::path::Path) -> usize {
+        let output = emulated::answer(program, self.input());
+        let mut output = Output(&output);
+        let mut statuses = Vec::new();
+        for row in FIRST_ROW..self.index.len() {
+            statuses.push(self.check_row(row, &mut output));
+        }
+        let rows = self.index.len();
+        let tokens: Vec<i64> = (0..rows).map(|_| output.take()).collect();
+        let scores: Vec<f32> = (0..rows).map(|_| output.take()).collect();
+        let found: Vec<u32> = (0..rows).map(|_| output.take()).collect();
+        assert!(output.0.is_empty());
+        assert_eq!((&tokens[..FIRST_ROW], &found[..FIRST_ROW]), (&[77, 77][..], &[77, 77][..]));
+        for (i, invalid) in statuses.iter().enumerate() {
+            let (drawn, of_row) = (i as u32 % 7, FIRST_ROW + i);
+            let status = if *invalid == 0 { drawn } else { status::PARAMETERS | invalid << 8 };
+            let (token, score) = if status == 0 { (i as i64, 0.5 * i as f32) } else { (-1, f32::NEG_INFINITY) };
+            assert_eq!((tokens[of_row], scores[of_row], found[of_row]), (token, score, status), "row {of_row}");
+        }
+        statuses.iter().filter(|invalid| **invalid > 0).count()
+    }
+
+    fn check_row(&self, row: usize, output: &mut Output<'_>) -> u32 {
+        let entry = &self.entries[self.index[row]];
+        let [seed_low, seed_high, low, high, has_mask, mask_words, biases, inv, largest_bias, draw, greedy, invalid]: [u32; 12] =
+            output.take();
+        let filters: RowFilters = output.take();
+        let count = (biases & !PENALISED) as usize;
+        let list: Vec<(u32, f32)> = (0..count).map(|_| (output.take(), output.take())).collect();
+        let is_penalised = biases & PENALISED != 0;
+        let penalties: Vec<Penalty> = (0..if is_penalised { count + 1 } else { 0 }).map(|_| output.take()).collect();
+
+        let (mask, mut history) = (mask_of(row), History::new(&entry.prompt));
+        history.extend(entry.output.iter().copied());
+        let params = RowParams {
+            position: self.position(row),
+            mask: Some(&mask),
+            logit_bias: &entry.bias,
+            banned: &entry.banned,
+            stop_token_ids: &entry.stops,
+            history: Some(&history),
+            ..entry.params
+        };
+        let mut adjustments = Adjustments::default();
+        adjustments.collect_within([&params], self.tokens.clone());
+        let mut encoder = RowEncoder::new(self.tokens.clone(), self.vocab_size);
+        let encoded = encoder.encode(&[params]);
+        let want = adjustments.row(0);
+        if encoded.is_err() || want.len() > self.capacity {
+            let is_valid = encoded.is_ok();
+            let named = invalid_parameter(status::PARAMETERS | invalid << 8);
+            assert!(invalid > 0 && named.is_none() == is_valid, "{params:?}: {encoded:?}, {named:?}");
+            encoded.map_or_else(|error| assert!(error.to_string().contains(named.unwrap().name()), "{error}"), drop);
+            assert_eq!((greedy, biases, has_mask, filters), (1, 0, 0, RowFilters::OFF));
+            return invalid;
+        }
+        assert_eq!(invalid, 0, "{params:?}");
+        let host = encoder.rows()[0];
+        let word = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        assert_eq!((word(seed_low, seed_high), word(low, high)), (params.seed, params.position));
+        assert_eq!((has_mask, mask_words, draw), (1, MASK_WORDS as u32, 0));
+        assert_eq!((inv, greedy), (host.inv_temperature.to_bits(), host.greedy));
+        assert_eq!(filters, encoder.filters()[0], "{params:?}");
+        assert_eq!(
+            list.iter().map(|item| item.0).collect::<Vec<_>>(),
+            want.iter().map(|a| a.token).collect::<Vec<_>>()
+        );
+        let (mut least, mut largest) = (Penalty { repetition: 1.0, subtract: 0.0 }, 0f32);
+        for (i, (want, &(token, bias))) in want.iter().zip(&list).enumerate() {
+            let penalty = penalties.get(1 + i).copied().unwrap_or(Penalty { repetition: 1.0, subtract: 0.0 });
+            let found = Adjustment { token, bias, repetition: penalty.repetition, subtract: penalty.subtract };
+            for logit in [-3.5f32, -1e-3, 0.0, 1e-3, 7.25, f32::NEG_INFINITY] {
+                let bits = |a: &Adjustment| (a.apply(logit) + 0.0).to_bits();
+                assert_eq!(bits(&found), bits(want), "{found:?}, {want:?}");
+            }
+            least.repetition = least.repetition.min(penalty.repetition);
+            least.subtract = least.subtract.min(penalty.subtract);
+            largest = largest.max(bias);
+        }
+        assert_eq!(f32::from_bits(largest_bias), largest);
+        assert!(penalties.first().is_none_or(|first| *first == least), "{penalties:?}");
+        0
+    }
+}
+
+/// Random entries, some of them invalid in one parameter.
+fn entries(noise: &Noise, vocab_size: u32) -> Vec<Entry> {
+    (0..24u32)
+        .map(|e| {
+            let word = |i: u32| noise.word(Domain::Generator, e, i);
+            let unit = |i: u32| word(i) as f32 / 4294967296.0;
+            let is = |i: u32| word(i) % 2 == 1;
+            let tokens = |i: u32, count: u32| (0..word(i) % count).map(|t| word(100 * i + t) % vocab_size).collect();
+            let mut bias: Vec<(u32, f32)> =
+                (0..word(1) % 9).map(|t| (word(2000 + t) % vocab_size, unit(3000 + t) - 0.5)).collect();
+            bias.sort_by_key(|bias| bias.0);
+            bias.dedup_by_key(|bias| bias.0);
+            let value = |i: u32, off: f32, on: f32| if is(i) { off } else { on };
+            let params = RowParams {
+                seed: u64::from(word(4)) << 20,
+                position: u64::from(e) << 40,
+                temperature: if e % 5 == 0 { 0.0 } else { 0.1 + unit(5) },
+                top_k: if is(6) { 0 } else { word(6) % 1024 },
+                top_p: value(7, 1.0, 0.5 + unit(7) / 4.0),
+                min_p: value(8, 0.0, unit(8)),
+                repetition_penalty: value(9, 1.0, 0.5 + unit(9)),
+                frequency_penalty: value(10, 0.0, unit(10) - 0.5),
+                presence_penalty: value(11, 0.0, unit(11) - 0.5),
+                min_tokens: word(12) % 20,
+                ..RowParams::default()
+            };
+            let mut entry = Entry {
+                params,
+                bias,
+                banned: tokens(13, 6),
+                stops: tokens(14, 4),
+                prompt: tokens(15, 60),
+                output: (0..word(16) % 30).map(|t| word(4000 + t / 3) % vocab_size).collect(),
+            };
+            let params = &mut entry.params;
+            match e {
+                8 => params.temperature = f32::NAN,
+                9 => params.temperature = 1e-45,
+                10 => params.top_p = 0.0,
+                11 => params.min_p = 1.5,
+                12 => params.repetition_penalty = f32::INFINITY,
+                13 => params.frequency_penalty = f32::NEG_INFINITY,
+                14 => params.presence_penalty = f32::NAN,
+                15 => entry.bias = vec![(3, f32::INFINITY)],
+                16 => params.position = 1 << 56,
+                17 => params.top_k = vocab_size,
+                _ => {}
+            }
+            entry
+        })
+        .collect()
+}
+
+#[test]
+fn rows_of_arrays_are_those_of_the_host() {
+    let Some(program) = emulated::program("row_columns") else { return };
+    let noise = Noise::new(31, 7).unwrap();
+    let index: Vec<usize> = (0..26).map(|row| row * 7 % 24).collect();
+    let mut invalid = 0;
+    // The last vocabulary has two windows. Its tokens are near the end, but for those of one entry.
+    for (tokens, vocab_size, capacity) in
+        [(0..1200, 1200, 128), (300..777, 1200, 128), (0..5000, 5000, 20), (0..400_000, 400_000, 128), (0..40, 41, 0)]
+    {
+        let entries = entries(&noise, vocab_size);
+        invalid += EncodedCall { entries: &entries, index: &index, tokens, vocab_size, capacity }.check(&program);
+    }
+    assert!(invalid > 60, "{invalid}");
+    assert_eq!(invalid_parameter(status::PARAMETERS | 3 << 8), Some(Knob::TopK));
+}

@@ -1,0 +1,66 @@
+//! Calls whose hidden states, parameters and results are in device memory. They do not wait.
+
+use super::HeadSampler;
+use super::kernels::HeadKernels;
+use crate::abi::{RowColumns, TokenColumns};
+use crate::device::launch::Queue;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::row_columns::RowColumnKernels;
+use crate::device::row_features::RowFeatures;
+use crate::error::CudaError;
+
+impl HeadSampler<'_> {
+    /// Loads kernels and allocates memory for [`HeadSampler::enqueue_columns`], for rows with up to `max_listed`
+    /// adjusted tokens, and with these arrays or a part of them.
+    pub(crate) fn prepare_columns(&mut self, columns: &RowColumns, max_listed: usize) -> Result<(), CudaError> {
+        let kernels = self.kernels.as_mut().ok_or(NO_ROWS)?;
+        if columns.features() == RowFeatures::Any {
+            kernels.fused.prepare(RowFeatures::Any)?;
+        }
+        if columns.filter_kinds().is_some() {
+            let ((selection, _), fused) = kernels.filters()?;
+            selection.prepare(fused)?;
+        }
+        if kernels.columns.as_ref().is_none_or(|columns| columns.max_listed() < max_listed) {
+            kernels.columns = Some(RowColumnKernels::new(kernels.most(), max_listed, &kernels.device)?);
+        }
+        Ok(())
+    }
+
+    /// Enqueues the draws of rows whose hidden states, parameters and results are in device memory, at most 256 rows a
+    /// launch.
+    pub(crate) fn enqueue_columns(
+        &mut self,
+        queue: Queue<'_>,
+        hidden: &DeviceMatrix,
+        (columns, out): (&RowColumns, &TokenColumns),
+    ) -> Result<(), CudaError> {
+        CudaError::check_limits(&[("rows", hidden.rows, self.plan.max_rows)])?;
+        if self.kernels.as_ref().ok_or(NO_ROWS)?.columns.is_none() {
+            self.prepare_columns(columns, 0)?;
+        }
+        let (vocab_size, kinds) = (self.shape.vocab_size, columns.filter_kinds());
+        let kernels = self.kernels.as_mut().ok_or(NO_ROWS)?;
+        let tokens = kernels.tokens();
+        if kinds.is_some() {
+            kernels.filters()?;
+        }
+        let HeadKernels { fused, filters, columns: Some(encoder), .. } = kernels else { return Ok(()) };
+        let mut filters = kinds.zip(filters.as_mut().map(|(selection, _)| selection));
+        let limit = filters.as_ref().map_or(usize::MAX, |(_, selection)| selection.max_rows());
+        let most = encoder.max_rows().min(limit);
+        for first in (0..hidden.rows).step_by(most) {
+            let rows = first..hidden.rows.min(first + most);
+            let states = hidden.rows(rows.clone());
+            let encoded = encoder.encode(queue, columns, rows.clone(), (tokens.clone(), vocab_size))?;
+            match &mut filters {
+                Some((kinds, selection)) => selection.enqueue(queue, fused, &states, encoded, *kinds)?,
+                None => fused.enqueue(queue, &states, (encoded.rows, encoded.draws), columns.features())?,
+            }
+            encoder.write(queue, out, rows)?;
+        }
+        Ok(())
+    }
+}
+
+const NO_ROWS: CudaError = CudaError::Layout { what: "weight", reason: "it has no rows" };
