@@ -17,7 +17,7 @@
 //!                   after 0 to 2 of an overview, if raw log-probabilities are requested: mass | list
 //! draws     count u32 | (token u32 | score f32 | logit f32) ...
 //! mass      top edge's bits u32 | bins u32 | u64 ..., from the lowest bin with mass up to the highest
-//! list      count u32 | (token u32 | logit f32) ..., by falling logits, then rising tokens
+//! list      count u32 | (token u32 | logit f32) ..., by descending logits, then ascending tokens
 //! ```
 
 use crate::codec::parts::{

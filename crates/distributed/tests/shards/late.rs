@@ -1,4 +1,4 @@
-//! Ranks whose draws are exchanged outside the transport. One rank gives up a call before another rank makes it.
+//! Ranks whose draws are exchanged outside the transport. The call of one rank times out before another rank makes it.
 
 use crate::common::*;
 use core::error::Error;
@@ -11,37 +11,37 @@ const LIMIT: Duration = Duration::from_secs(15);
 
 /// The first exchange of a rank over the transport, after a call outside the transport.
 #[derive(Clone, Copy, Debug)]
-enum Next {
-    /// The rank gave the call up after waiting for these ranks.
-    GaveUp(&'static [usize]),
+enum FirstExchange {
+    /// The call of the rank timed out while it waited for these ranks.
+    TimedOut(&'static [usize]),
     /// The rank made the call, and compares results.
-    Checks,
+    ComparesResults,
     /// The rank compares its call with the others, to find a mismatch.
-    Asks,
+    ComparesCalls,
     /// The rank made the call, and is in the next call, over the transport.
     Samples,
     /// The rank has a row that requires the transport for this call.
-    SamplesInstead,
+    SamplesByTransport,
 }
 
-fn next(sampler: &mut ShardSampler<'_, Loopback>, next: Next) -> ShardError {
+fn first_exchange(sampler: &mut ShardSampler<'_, Loopback>, exchange: FirstExchange) -> ShardError {
     let (hidden, mut out) = (hidden(1), Samples::new());
     let input = Matrix::new(&hidden, 1, HIDDEN).unwrap();
     let row = [RowParams { position: 3, ..RowParams::default() }];
     let other = [RowParams { position: 4, ..row[0] }];
-    if !matches!(next, Next::SamplesInstead) {
+    if !matches!(exchange, FirstExchange::SamplesByTransport) {
         sampler.count_call();
     }
-    let sampled = match next {
-        Next::GaveUp(ranks) => {
+    let sampled = match exchange {
+        FirstExchange::TimedOut(ranks) => {
             return sampler.can_call(input, &row, CallStatus::TimedOut { ranks, limit: LIMIT }).unwrap_err();
         }
-        Next::Asks => return sampler.can_call(input, &row, CallStatus::Ready).unwrap_err(),
-        Next::Checks => {
+        FirstExchange::ComparesCalls => return sampler.can_call(input, &row, CallStatus::Ready).unwrap_err(),
+        FirstExchange::ComparesResults => {
             out.push_error(flash_sampling_core::RowError::NoFiniteLogit);
             return sampler.check_tokens(input, &row, &out).unwrap_err();
         }
-        Next::Samples | Next::SamplesInstead => sampler.sample(input, &other, &mut out),
+        FirstExchange::Samples | FirstExchange::SamplesByTransport => sampler.sample(input, &other, &mut out),
     };
     match sampled {
         Err(SampleError::Backend { source, .. }) => *source.downcast().unwrap(),
@@ -50,13 +50,13 @@ fn next(sampler: &mut ShardSampler<'_, Loopback>, next: Next) -> ShardError {
 }
 
 /// The error of each rank.
-fn said(ranks: &[Next]) -> Vec<ShardError> {
+fn errors(ranks: &[FirstExchange]) -> Vec<ShardError> {
     let weight = integers(VOCAB * HIDDEN, 1);
     let (head, starts) = (head(&weight), [0, 300, 600]);
     let rank = |(r, transport): (usize, Loopback)| {
         let local = shards(&head, &starts[..ranks.len()], PLAN).swap_remove(r);
         let mut sampler = ShardSampler::new(local, transport, ShardMerge::Winners).unwrap();
-        next(&mut sampler, ranks[r])
+        first_exchange(&mut sampler, ranks[r])
     };
     thread::scope(|scope| {
         let group = Loopback::group(ranks.len()).into_iter().enumerate();
@@ -66,38 +66,38 @@ fn said(ranks: &[Next]) -> Vec<ShardError> {
 }
 
 #[test]
-fn a_rank_that_came_too_late_is_named_whatever_it_does_next() {
-    use Next::{Checks, GaveUp, Samples};
-    let cases: [(&[Next], usize, &[usize]); 9] = [
-        (&[GaveUp(&[1]), Checks], 0, &[1]),
-        (&[GaveUp(&[1]), Samples], 0, &[1]),
-        (&[Samples, GaveUp(&[0])], 1, &[0]),
+fn a_late_rank_is_named_whatever_its_next_exchange_is() {
+    use FirstExchange::{ComparesResults, Samples, TimedOut};
+    let cases: [(&[FirstExchange], usize, &[usize]); 9] = [
+        (&[TimedOut(&[1]), ComparesResults], 0, &[1]),
+        (&[TimedOut(&[1]), Samples], 0, &[1]),
+        (&[Samples, TimedOut(&[0])], 1, &[0]),
         // Rank 1 was in time, and also waited for rank 2.
-        (&[GaveUp(&[2]), GaveUp(&[2]), Checks], 0, &[2]),
-        (&[GaveUp(&[2]), Checks, Checks], 0, &[2]),
-        (&[Checks, GaveUp(&[0, 2]), Samples], 1, &[0, 2]),
+        (&[TimedOut(&[2]), TimedOut(&[2]), ComparesResults], 0, &[2]),
+        (&[TimedOut(&[2]), ComparesResults, ComparesResults], 0, &[2]),
+        (&[ComparesResults, TimedOut(&[0, 2]), Samples], 1, &[0, 2]),
         // An exchange without the late ranks' numbers: the ranks that passed the call are named.
-        (&[GaveUp(&[]), GaveUp(&[]), Samples], 0, &[2]),
+        (&[TimedOut(&[]), TimedOut(&[]), Samples], 0, &[2]),
         // Ranks beyond the world are ignored.
-        (&[GaveUp(&[7]), Checks], 0, &[1]),
-        (&[GaveUp(&[1, 7]), Checks], 0, &[1]),
+        (&[TimedOut(&[7]), ComparesResults], 0, &[1]),
+        (&[TimedOut(&[1, 7]), ComparesResults], 0, &[1]),
     ];
     for (ranks, waited, late) in cases {
-        for error in said(ranks) {
+        for error in errors(ranks) {
             let ShardError::Late { shard, ranks: found, limit: LIMIT } = &error else { panic!("{ranks:?}: {error}") };
             assert_eq!((*shard, found.as_slice()), (waited, late), "{ranks:?}");
         }
     }
-    let says = |late| ShardError::Late { shard: 0, ranks: late, limit: LIMIT }.to_string();
-    assert_eq!(says(vec![1]), "shard 1 came too late: shard 0 had waited 15s");
-    assert_eq!(says(vec![1, 2]), "shards 1, 2 came too late: shard 0 had waited 15s");
+    let text = |late| ShardError::Late { shard: 0, ranks: late, limit: LIMIT }.to_string();
+    assert_eq!(text(vec![1]), "shard 1 came too late: shard 0 had waited 15s");
+    assert_eq!(text(vec![1, 2]), "shards 1, 2 came too late: shard 0 had waited 15s");
 }
 
 /// The negative control: no rank is late if all ranks are in the same call.
 #[test]
-fn a_rank_that_was_called_otherwise_is_not_taken_for_a_late_one() {
-    for first in [Next::GaveUp(&[1]), Next::Asks] {
-        for (rank, error) in said(&[first, Next::SamplesInstead]).into_iter().enumerate() {
+fn a_rank_with_another_call_is_not_late() {
+    for first in [FirstExchange::TimedOut(&[1]), FirstExchange::ComparesCalls] {
+        for (rank, error) in errors(&[first, FirstExchange::SamplesByTransport]).into_iter().enumerate() {
             assert!(
                 matches!(error, ShardError::Params { shard, row: 0, what: "position" } if shard == 1 - rank),
                 "{error}"
@@ -107,10 +107,11 @@ fn a_rank_that_was_called_otherwise_is_not_taken_for_a_late_one() {
 }
 
 #[test]
-fn results_that_meet_a_question_are_refused_by_name() {
-    for (rank, error) in said(&[Next::Asks, Next::Checks]).into_iter().enumerate() {
-        let says = ["results to compare, in place of a call", "a call, in place of results to compare"][rank];
+fn results_are_refused_where_a_call_is_compared() {
+    let ranks = [FirstExchange::ComparesCalls, FirstExchange::ComparesResults];
+    for (rank, error) in errors(&ranks).into_iter().enumerate() {
+        let text = ["results to compare, in place of a call", "a call, in place of results to compare"][rank];
         let ShardError::Message { shard, source } = &error else { panic!("{error}") };
-        assert!(*shard == 1 - rank && source.to_string().starts_with(says), "{error}: {source}");
+        assert!(*shard == 1 - rank && source.to_string().starts_with(text), "{error}: {source}");
     }
 }

@@ -17,49 +17,49 @@ pub(super) enum Signal {
     Stop,
 }
 
-/// When the signal arrives: before the rank makes a call, while it waits in the call for a late rank, or in the last
-/// eighth of the limit, after its last heartbeat.
+/// The time of the signal: before the rank's call, while the rank waits in the call for a late rank, or in the last
+/// eighth of the limit, after the rank's last heartbeat.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum When {
-    Before,
-    Within,
-    Late,
+pub(super) enum SignalTime {
+    BeforeCall,
+    InCall,
+    NearTimeout,
 }
 
-impl When {
+impl SignalTime {
     /// The time of a rank in the call before the signal arrives.
-    fn after(self) -> Duration {
+    fn signal_delay(self) -> Duration {
         match self {
-            When::Before => Duration::ZERO,
-            When::Within => LIMIT * 3 / 10,
-            When::Late => LIMIT * 18 / 20,
+            SignalTime::BeforeCall => Duration::ZERO,
+            SignalTime::InCall => LIMIT * 3 / 10,
+            SignalTime::NearTimeout => LIMIT * 18 / 20,
         }
     }
 
     /// The delay of the late rank. By then the rank with the signal has sent heartbeats more than once.
-    fn late(self) -> Duration {
+    fn late_rank_delay(self) -> Duration {
         match self {
-            When::Before => Duration::ZERO,
-            When::Within => LIMIT * 3 / 5,
-            When::Late => LIMIT * 19 / 20,
+            SignalTime::BeforeCall => Duration::ZERO,
+            SignalTime::InCall => LIMIT * 3 / 5,
+            SignalTime::NearTimeout => LIMIT * 19 / 20,
         }
     }
 }
 
 /// The longest time after the limit until a rank is named.
-const MORE: Duration = Duration::from_millis(500);
+const NAMING_MARGIN: Duration = Duration::from_millis(500);
 
 /// The rank with the signal, and the rank that it waits for.
-fn victim(world: usize) -> (usize, usize) {
+fn faulty_and_late_rank(world: usize) -> (usize, usize) {
     (world / 2, (world / 2) ^ 1)
 }
 
 impl Signal {
     /// Sends the signal to this process: at once, and then does not return; or later, and returns the process that
     /// sends it.
-    fn to_me(self, when: When) -> Child {
-        let (me, after) = (std::process::id(), when.after().as_secs_f64());
-        let wait = if when == When::Before { String::new() } else { format!("sleep {after}; ") };
+    fn to_me(self, when: SignalTime) -> Child {
+        let (me, after) = (std::process::id(), when.signal_delay().as_secs_f64());
+        let wait = if when == SignalTime::BeforeCall { String::new() } else { format!("sleep {after}; ") };
         let script = match self {
             Signal::Kill => format!("{wait}kill -KILL {me}"),
             // A stopped process cannot end itself, so the script ends it later.
@@ -68,15 +68,15 @@ impl Signal {
             }
         };
         let mut sender = Command::new("sh").args(["-c", &script]).spawn().unwrap();
-        if when == When::Before {
-            ends(Some(&mut sender));
+        if when == SignalTime::BeforeCall {
+            wait_for_signal(Some(&mut sender));
         }
         sender
     }
 }
 
 /// Waits until the signal ends this process, if it has a sender.
-fn ends(sender: Option<&mut Child>) {
+fn wait_for_signal(sender: Option<&mut Child>) {
     if let Some(sender) = sender {
         sender.wait().unwrap();
         unreachable!("this process was killed");
@@ -84,15 +84,15 @@ fn ends(sender: Option<&mut Child>) {
 }
 
 /// Asserts that the error names the rank, at the time limit or at most half a second later.
-fn assert_named(error: &ShardError, victim: usize, begun: Instant) {
-    assert_named_within(LIMIT, error, victim, begun);
+fn assert_named(error: &ShardError, faulty: usize, begun: Instant) {
+    assert_named_within(LIMIT, error, faulty, begun);
 }
 
-fn assert_named_within(limit: Duration, error: &ShardError, victim: usize, begun: Instant) {
+fn assert_named_within(limit: Duration, error: &ShardError, faulty: usize, begun: Instant) {
     let took = begun.elapsed();
     let ShardError::Transport(TransportError::TimedOut { ranks, limit: said }) = error else { panic!("{error:?}") };
-    assert_eq!((ranks.as_slice(), *said), ([victim].as_slice(), limit));
-    assert!(took >= limit && took <= limit + MORE, "{took:?}");
+    assert_eq!((ranks.as_slice(), *said), ([faulty].as_slice(), limit));
+    assert!(took >= limit && took <= limit + NAMING_MARGIN, "{took:?}");
     println!("named after {:.3}", (took - limit).as_secs_f64());
 }
 
@@ -104,32 +104,32 @@ fn assert_broken(error: &ShardError) {
 ///
 /// Another rank may have all the data that it needs from the dead rank to end the handshake. Then the first draw names
 /// the dead rank.
-pub(super) fn handshake(mpi: Mpi, signal: Signal, when: When) {
+pub(super) fn handshake(mpi: Mpi, signal: Signal, when: SignalTime) {
     let mut transport = mpi.with_time_limit(LIMIT);
     let (rank, world) = (transport.rank(), transport.world());
-    let (victim, late) = victim(world);
+    let (faulty, late) = faulty_and_late_rank(world);
     let weight = integers(VOCAB * HIDDEN, 1);
     let head = head(&weight);
     let local = || shards(&head, &super::starts(world), PLAN).swap_remove(rank);
-    let mut sender = (rank == victim).then(|| signal.to_me(when));
+    let mut sender = (rank == faulty).then(|| signal.to_me(when));
     if rank == late {
-        sleep(when.late());
+        sleep(when.late_rank_delay());
     }
     let begun = Instant::now();
     let made = ShardSampler::new(local(), &mut transport, ShardMerge::Winners);
-    ends(sender.as_mut());
+    wait_for_signal(sender.as_mut());
     match made {
-        Err(error) => assert_named(&error, victim, begun),
+        Err(error) => assert_named(&error, faulty, begun),
         Ok(mut sampler) => {
-            assert!(when != When::Before, "a rank that did not come was not missed");
+            assert!(when != SignalTime::BeforeCall, "the handshake ended without a rank");
             let (begun, mut out) = (Instant::now(), Samples::new());
             let drawn = sampler.sample(Matrix::new(&hidden(1), 1, HIDDEN).unwrap(), &[RowParams::default()], &mut out);
-            assert_named(source(&drawn.unwrap_err()), victim, begun);
+            assert_named(source(&drawn.unwrap_err()), faulty, begun);
             assert_eq!(out.len(), 0);
         }
     }
     assert_broken(&ShardSampler::new(local(), &mut transport, ShardMerge::Winners).unwrap_err());
-    say(rank, &format!("missed rank {victim}"));
+    say(rank, &format!("missed rank {faulty}"));
 }
 
 /// A rank is killed or stopped by a signal to its process; the others draw and name it within the time limit.
@@ -139,7 +139,7 @@ pub(super) fn handshake(mpi: Mpi, signal: Signal, when: When) {
 pub(super) fn draw(mpi: Mpi, signal: Signal) {
     let mut transport = mpi.with_time_limit(LIMIT);
     let (rank, world) = (transport.rank(), transport.world());
-    let (victim, _) = victim(world);
+    let (faulty, _) = faulty_and_late_rank(world);
     let weight = integers(VOCAB * HIDDEN, 1);
     let local = shards(&head(&weight), &super::starts(world), PLAN).swap_remove(rank);
     let mut sampler = ShardSampler::new(local, &mut transport, ShardMerge::Winners).unwrap();
@@ -158,13 +158,13 @@ pub(super) fn draw(mpi: Mpi, signal: Signal) {
         drawn.unwrap();
         assert_eq!(rows, 2);
     }
-    if rank == victim {
-        ends(Some(&mut signal.to_me(When::Before)));
+    if rank == faulty {
+        wait_for_signal(Some(&mut signal.to_me(SignalTime::BeforeCall)));
     }
     let begun = Instant::now();
     let (drawn, rows) = draw(10);
     let error = drawn.unwrap_err();
-    assert_named(source(&error), victim, begun);
+    assert_named(source(&error), faulty, begun);
     assert_eq!(rows, 0);
     let (again, rows) = draw(11);
     assert_broken(source(&again.unwrap_err()));
@@ -174,82 +174,82 @@ pub(super) fn draw(mpi: Mpi, signal: Signal) {
 
 /// The next action of ranks whose exchange ended.
 #[derive(Clone, Copy)]
-pub(super) enum Then {
+pub(super) enum NextAction {
     /// No exchange, for longer than the limit.
-    Away,
+    Idle,
     /// The next exchange, with a shorter limit: they give it up before the others give up the earlier one.
-    Next,
+    Exchange,
 }
 
 /// A rank is stopped in an exchange that ends for some of the others. All name that rank alone: ranks whose exchange
 /// does not end, and ranks in the next exchange.
-pub(super) fn elsewhere(mpi: Mpi, then: Then) {
+pub(super) fn partly_ended_exchange(mpi: Mpi, then: NextAction) {
     let mut mpi = mpi.with_time_limit(LIMIT);
     let (rank, world) = (mpi.rank(), mpi.world());
-    let (victim, late) = victim(world);
-    let mut sender = (rank == victim).then(|| Signal::Stop.to_me(When::Within));
+    let (faulty, late) = faulty_and_late_rank(world);
+    let mut sender = (rank == faulty).then(|| Signal::Stop.to_me(SignalTime::InCall));
     if rank == late {
-        sleep(When::Within.late());
+        sleep(SignalTime::InCall.late_rank_delay());
     }
     let (mut begun, mut limit) = (Instant::now(), LIMIT);
     let mut gathered = mpi.all_gather(&[rank as u8], &mut Vec::new());
-    ends(sender.as_mut());
+    wait_for_signal(sender.as_mut());
     if gathered.is_ok() {
         match then {
-            Then::Away => sleep(LIMIT * 6 / 5),
-            Then::Next => limit = LIMIT / 2,
+            NextAction::Idle => sleep(LIMIT * 6 / 5),
+            NextAction::Exchange => limit = LIMIT / 2,
         }
         mpi.set_time_limit(limit);
         begun = Instant::now();
         gathered = mpi.all_gather(&[], &mut Vec::new());
     }
-    assert_named_within(limit, &gathered.unwrap_err().into(), victim, begun);
-    say(rank, &format!("missed rank {victim}"));
+    assert_named_within(limit, &gathered.unwrap_err().into(), faulty, begun);
+    say(rank, &format!("missed rank {faulty}"));
 }
 
 /// A rank is stopped in an exchange of long messages, while a late rank delays the first part. The second part has only
 /// the rest of the limit. An eighth of this limit is half a second.
-pub(super) fn long(mpi: Mpi) {
+pub(super) fn long_message(mpi: Mpi) {
     let limit = 2 * LIMIT;
     let mut mpi = mpi.with_time_limit(limit);
     let (rank, world) = (mpi.rank(), mpi.world());
-    let (victim, late) = victim(world);
-    let mut sender = (rank == victim).then(|| Signal::Stop.to_me(When::Within));
+    let (faulty, late) = faulty_and_late_rank(world);
+    let mut sender = (rank == faulty).then(|| Signal::Stop.to_me(SignalTime::InCall));
     if rank == late {
         sleep(limit * 19 / 20);
     }
     let begun = Instant::now();
     let gathered = mpi.all_gather(&[rank as u8; 1000], &mut Vec::new());
-    ends(sender.as_mut());
-    assert_named_within(limit, &gathered.unwrap_err().into(), victim, begun);
-    say(rank, &format!("missed rank {victim}"));
+    wait_for_signal(sender.as_mut());
+    assert_named_within(limit, &gathered.unwrap_err().into(), faulty, begun);
+    say(rank, &format!("missed rank {faulty}"));
 }
 
 /// A rank is stopped before an exchange, and another comes in the last moment. Only the stopped rank is missing.
-pub(super) fn beside(mpi: Mpi) {
+pub(super) fn beside_late_rank(mpi: Mpi) {
     let mut mpi = mpi.with_time_limit(LIMIT);
     let (rank, world) = (mpi.rank(), mpi.world());
-    let (victim, late) = victim(world);
-    if rank == victim {
-        ends(Some(&mut Signal::Stop.to_me(When::Before)));
+    let (faulty, late) = faulty_and_late_rank(world);
+    if rank == faulty {
+        wait_for_signal(Some(&mut Signal::Stop.to_me(SignalTime::BeforeCall)));
     }
     if rank == late {
-        sleep(When::Late.late());
+        sleep(SignalTime::NearTimeout.late_rank_delay());
     }
     let begun = Instant::now();
     let gathered = mpi.all_gather(&[rank as u8], &mut Vec::new());
-    assert_named(&gathered.unwrap_err().into(), victim, begun);
-    say(rank, &format!("missed rank {victim}"));
+    assert_named(&gathered.unwrap_err().into(), faulty, begun);
+    say(rank, &format!("missed rank {faulty}"));
 }
 
 /// Ranks that come in the last moment complete an exchange of long messages.
-pub(super) fn late_long(mpi: Mpi) {
+pub(super) fn late_long_message(mpi: Mpi) {
     let mut mpi = mpi.with_time_limit(LIMIT);
     let (rank, world) = (mpi.rank(), mpi.world());
     let mut all = Vec::new();
     for late in 0..world {
         if rank == late {
-            sleep(When::Late.late());
+            sleep(SignalTime::NearTimeout.late_rank_delay());
         }
         let length = 1000 << (2 * late);
         mpi.all_gather(&vec![rank as u8; length], &mut all).unwrap();
@@ -260,7 +260,7 @@ pub(super) fn late_long(mpi: Mpi) {
 
 /// The group ends in order after heartbeats. Nobody receives the heartbeats to the two late ranks; the first late rank
 /// never began to receive.
-pub(super) fn ended(mpi: Mpi) {
+pub(super) fn ended_in_order(mpi: Mpi) {
     let mut mpi = mpi.with_time_limit(LIMIT);
     let (rank, world) = (mpi.rank(), mpi.world());
     for late in [0, world - 1] {

@@ -8,7 +8,7 @@ mod faults;
 use crate::LIMIT;
 use common::*;
 use core::error::Error;
-use faults::{Signal, Then, When};
+use faults::{NextAction, Signal, SignalTime};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, LogprobsMode, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
 use flash_sampling_distributed::{Mpi, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Transport};
@@ -19,20 +19,20 @@ pub(crate) fn run(scenario: &str) {
     match scenario {
         "agree" => agree(mpi),
         "differ" => differ(mpi),
-        "killed-before" => faults::handshake(mpi, Signal::Kill, When::Before),
-        "killed-within" => faults::handshake(mpi, Signal::Kill, When::Within),
-        "stopped-before" => faults::handshake(mpi, Signal::Stop, When::Before),
-        "stopped-within" => faults::handshake(mpi, Signal::Stop, When::Within),
-        "killed-late-within" => faults::handshake(mpi, Signal::Kill, When::Late),
-        "stopped-late-within" => faults::handshake(mpi, Signal::Stop, When::Late),
-        "stopped-long" => faults::long(mpi),
-        "stopped-beside" => faults::beside(mpi),
-        "late-long" => faults::late_long(mpi),
-        "killed-draw" => faults::draw(mpi, Signal::Kill),
-        "stopped-draw" => faults::draw(mpi, Signal::Stop),
-        "stopped-elsewhere" => faults::elsewhere(mpi, Then::Away),
-        "stopped-behind" => faults::elsewhere(mpi, Then::Next),
-        "ended" => faults::ended(mpi),
+        "killed-before-handshake" => faults::handshake(mpi, Signal::Kill, SignalTime::BeforeCall),
+        "killed-in-handshake" => faults::handshake(mpi, Signal::Kill, SignalTime::InCall),
+        "stopped-before-handshake" => faults::handshake(mpi, Signal::Stop, SignalTime::BeforeCall),
+        "stopped-in-handshake" => faults::handshake(mpi, Signal::Stop, SignalTime::InCall),
+        "killed-near-timeout" => faults::handshake(mpi, Signal::Kill, SignalTime::NearTimeout),
+        "stopped-near-timeout" => faults::handshake(mpi, Signal::Stop, SignalTime::NearTimeout),
+        "stopped-in-long-message" => faults::long_message(mpi),
+        "stopped-beside-late-rank" => faults::beside_late_rank(mpi),
+        "late-long-message" => faults::late_long_message(mpi),
+        "killed-before-draw" => faults::draw(mpi, Signal::Kill),
+        "stopped-before-draw" => faults::draw(mpi, Signal::Stop),
+        "stopped-before-idle-ranks" => faults::partly_ended_exchange(mpi, NextAction::Idle),
+        "stopped-before-next-exchange" => faults::partly_ended_exchange(mpi, NextAction::Exchange),
+        "ended-in-order" => faults::ended_in_order(mpi),
         "timed" => timed(mpi),
         other => panic!("no scenario {other}"),
     }
