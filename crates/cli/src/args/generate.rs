@@ -67,7 +67,7 @@ pub struct TextArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Draws")]
 pub struct DrawArgs {
-    /// The seed of the first sequence; -1 is none (default 0).
+    /// The seed of the first sequence. It is 0 by default, and also for -1, vLLM's value for no seed.
     #[arg(long, value_name = "SEED", value_parser = values::seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Decide near ties by float64 sums in a fixed order.

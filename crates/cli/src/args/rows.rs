@@ -18,7 +18,7 @@ pub(crate) const MAX_DRAWS: u32 = 10_000_000;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Draws")]
 pub struct RowArgs {
-    /// The seed of all rows; -1 is none (default 0).
+    /// The seed of all rows. It is 0 by default, and also for -1, vLLM's value for no seed.
     #[arg(long, value_name = "SEED", value_parser = values::seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Position of the noise: row r draws at position P + r of the seed; with --seeds every row draws at P.
