@@ -122,7 +122,7 @@ fn filtered_rows_of_262144_tokens_have_the_reference_bits() {
 
 /// Puts the likely tokens first, so estimates of the row's mass from the first tokens are wrong.
 #[test]
-fn rows_whose_masses_were_guessed_wrongly_have_the_reference_bits() {
+fn rows_with_wrongly_estimated_floors_have_the_reference_bits() {
     const VOCAB: usize = 30_011;
     let bulk = LogitShape::Gaussian.logits(VOCAB, 190);
     let logits: Vec<f32> = (0..).zip(&bulk).map(|(t, l)| if t < 4096 { 3.0 + l } else { 0.25 * l }).collect();
@@ -131,7 +131,7 @@ fn rows_whose_masses_were_guessed_wrongly_have_the_reference_bits() {
     let base = RowParams { seed: 191, draws: 3, ..RowParams::default() };
     let row = |r: u64| RowParams { position: r, top_p: [0.9, 0.95, 0.6, 0.99][r as usize % 4], ..base };
     let calls: Vec<Vec<RowParams<'_>>> = (0..3).map(|c| (0..48).map(|r| row(c * 48 + r)).collect()).collect();
-    let most = compare("guessed wrongly", &problem, plan, &calls);
+    let most = compare("wrong estimates", &problem, plan, &calls);
     assert!(most > 1, "no row took a second pass");
 }
 

@@ -208,10 +208,10 @@ fn laws_and_rows_that_mean_nothing_are_errors() {
     let law = DraftLaw::Sparse(&[(2, 1.0)]);
     assert_eq!(judge(&[0.0; V], &told, 2, law).unwrap(), judge(&[0.0; V], &row, 2, law).unwrap());
     let dead = judge(&[f32::NEG_INFINITY; V], &row, 0, DraftLaw::Sparse(&[(0, 1.0)])).unwrap_err();
-    assert!(matches!(dead, SpeculationError::Row { place: 0, error: RowError::NoFiniteLogit }));
+    assert!(matches!(dead, SpeculationError::Row { index: 0, error: RowError::NoFiniteLogit }));
     let wrong = RowParams { top_p: 0.0, ..row };
     let invalid = judge(&[0.0; V], &wrong, 0, DraftLaw::Sparse(&[(0, 1.0)])).unwrap_err();
-    assert_eq!(invalid.to_string(), "place 0 of the block: top_p is 0.0, but must be above 0 and at most 1");
+    assert_eq!(invalid.to_string(), "row 0 of the block: top_p is 0.0, but must be above 0 and at most 1");
 }
 
 #[test]

@@ -120,7 +120,7 @@ pub fn online(
     sample
 }
 
-/// The run of a row's tokens that the filters keep. `sorted` is sorted by falling logits, then by token.
+/// The run of a row's tokens that the filters keep. `sorted` is sorted by descending logits, then by token.
 pub fn kept(filters: &Filters, sorted: &[Candidate]) -> Range<usize> {
     let logit = |i: usize| f64::from(sorted[i].logit);
     let n = sorted.len() as f64;

@@ -19,7 +19,7 @@ use flash_sampling_cuda::{
 };
 use std::sync::MutexGuard;
 
-const CAN: Capabilities = Capabilities {
+const CAPABILITIES: Capabilities = Capabilities {
     backend: "cuda",
     variant: Variant::Tiled,
     exactness: Exactness::Pathwise,
@@ -66,7 +66,7 @@ impl DeviceCalls {
     pub(super) fn set(&mut self, params: &[RowParams<'_>]) {
         let (mut rows, mut all) = (Vec::new(), Vec::new());
         for params in params {
-            let row = params.check(&[], &CAN, &Plan::default(), self.at.head.weight.rows as u32).unwrap();
+            let row = params.check(&[], &CAPABILITIES, &Plan::default(), self.at.head.weight.rows as u32).unwrap();
             all.push(row.filters.as_ref().and_then(abi::RowFilters::of).unwrap_or(abi::RowFilters::OFF));
             rows.push(abi::Row {
                 seed: params.seed,

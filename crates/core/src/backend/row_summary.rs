@@ -38,10 +38,10 @@ pub struct RowSummary {
     /// The row's first bad logit; all other fields are then unspecified. A row without a finite logit has no error, but
     /// no draws and an empty list: other shards may have finite logits.
     pub error: Option<StagedError>,
-    /// The draws of a row without filters, in order. Draws without replacement are sorted by falling scores, and are at
-    /// most as many as the finite logits.
+    /// The draws of a row without filters, in order. Draws without replacement are sorted by descending scores, and are
+    /// at most as many as the finite logits.
     pub draws: Vec<Candidate>,
-    /// The first tokens by falling logits, then rising tokens. Scores are logits.
+    /// The first tokens by descending logits, then ascending tokens. Scores are logits.
     ///
     /// The length is [`SummarySpec::list`], or the row's number of log-probabilities. For [`Request::List`], the list
     /// has all tokens down to the requested logit.
@@ -80,12 +80,12 @@ pub struct RowSummary {
     heads: Vec<(u64, usize, usize)>,
 }
 
-/// An integer that falls in the order of falling logits. Both zeros have one key.
+/// An integer that falls in the order of descending logits. Both zeros have one key.
 fn rank_key(c: &Candidate) -> u64 {
     Winner::new(c.logit + 0.0, c.winner.token).to_ordered_bits()
 }
 
-/// The order of falling logits.
+/// The order of descending logits.
 pub fn by_logit_rank(a: &Candidate, b: &Candidate) -> Ordering {
     rank_key(b).cmp(&rank_key(a))
 }

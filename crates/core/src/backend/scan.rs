@@ -45,7 +45,7 @@ pub enum Request<'a> {
         /// Before or after the row's transforms.
         stage: Stage,
     },
-    /// How many tokens come before each of these ranks in the order of falling logits, by the logits of a stage.
+    /// How many tokens come before each of these ranks in the order of descending logits, by the logits of a stage.
     PrefixCount {
         /// The ranks.
         ranks: &'a [LogitRank],

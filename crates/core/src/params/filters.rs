@@ -74,7 +74,7 @@ impl Filters {
         &self.steps[..self.len]
     }
 
-    /// The kept tokens with a finite logit after the temperature; `kept` is sorted by falling logits.
+    /// The kept tokens with a finite logit after the temperature; `kept` is sorted by descending logits.
     ///
     /// A temperature after the filters can move logits beyond float32.
     ///

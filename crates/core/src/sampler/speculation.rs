@@ -42,10 +42,10 @@ pub enum SpeculationError {
     #[error(transparent)]
     Call(#[from] SampleError),
     /// A row that the verdict depends on has no draw.
-    #[error("place {place} of the block: {error}")]
+    #[error("row {index} of the block: {error}")]
     Row {
-        /// Index of the row, from the block's first token on.
-        place: usize,
+        /// The index of the row in the block.
+        index: usize,
         /// The row's error.
         error: RowError,
     },
@@ -101,9 +101,9 @@ impl<'a> Block<'a> {
 
     /// The rows, in order of position.
     pub fn rows(&self) -> Vec<RowParams<'_>> {
-        let row = |place: usize| RowParams {
-            position: self.row.position.saturating_add(place as u64),
-            history: self.histories.get(place),
+        let row = |index: usize| RowParams {
+            position: self.row.position.saturating_add(index as u64),
+            history: self.histories.get(index),
             ..self.row
         };
         (0..self.len).map(row).collect()
@@ -122,14 +122,14 @@ pub fn accept(out: &Samples, first_row: usize, draft: &[u32]) -> Result<Verdict,
     if rows <= draft.len() {
         return Err(SpeculationError::Block { rows, tokens: draft.len() });
     }
-    let draw = |place: usize| match out.row(first_row + place) {
+    let draw = |index: usize| match out.row(first_row + index) {
         Ok(row) => Ok(row.token()),
-        Err(error) => Err(SpeculationError::Row { place, error }),
+        Err(error) => Err(SpeculationError::Row { index, error }),
     };
-    for (place, &token) in draft.iter().enumerate() {
-        let next = draw(place)?;
+    for (index, &token) in draft.iter().enumerate() {
+        let next = draw(index)?;
         if next != token {
-            return Ok(Verdict { accepted: place, next });
+            return Ok(Verdict { accepted: index, next });
         }
     }
     Ok(Verdict { accepted: draft.len(), next: draw(draft.len())? })
@@ -225,7 +225,7 @@ pub enum Judgement {
 /// tokens have no effect.
 ///
 /// # Errors
-/// * [`SpeculationError::Row`] (place 0): the parameters are invalid, the row has several draws, or no finite logit.
+/// * [`SpeculationError::Row`] (index 0): the parameters are invalid, the row has several draws, or no finite logit.
 /// * [`SpeculationError::Draft`]: `law` gives `token` probability 0, or has a probability outside 0 to 1.
 /// * [`SpeculationError::Law`]: `law` is not over the vocabulary of the logits, has its tokens out of order, or does
 ///   not sum to 1 (to within 1/1000).
@@ -238,8 +238,8 @@ pub fn judge(
     let row = &RowParams { logprobs: None, kept: false, ..*row };
     let mut adjustments = Adjustments::default();
     adjustments.collect([row]);
-    let failed = |error| SpeculationError::Row { place: 0, error };
-    let checked = row.check(adjustments.row(0), &CAN, &PLAN, logits.len() as u32).map_err(failed)?;
+    let failed = |error| SpeculationError::Row { index: 0, error };
+    let checked = row.check(adjustments.row(0), &CAPABILITIES, &PLAN, logits.len() as u32).map_err(failed)?;
     let target = target_law(&checked, logits).map_err(failed)?;
     law.check(logits.len())?;
     let q = law.of(token);
@@ -279,7 +279,7 @@ fn target_law(row: &Row<'_>, raw: &[f32]) -> Result<Vec<f64>, RowError> {
 }
 
 /// The capabilities of [`judge`].
-const CAN: Capabilities = Capabilities {
+const CAPABILITIES: Capabilities = Capabilities {
     backend: "speculation",
     variant: Variant::Standalone,
     exactness: Exactness::InDistribution,

@@ -5,14 +5,14 @@ use crate::summary::winner::{Candidate, LogitRank};
 /// The candidates that no other candidate beats in both [`LogitRank`] and score.
 ///
 /// For **every** rank `p`, the winner among the tokens [at or before](LogitRank::is_at_or_before) `p` is on the
-/// frontier. So a filter that keeps the first tokens in the order of falling logits may choose their number after the
-/// pass. The frontier of a union is the frontier of the merged frontiers. A frontier is the record sequence of Cohen's
-/// bottom-1 sketch; its expected size is at most `1 + ln(1 / p_max)`.
+/// frontier. So a filter that keeps the first tokens in the order of descending logits may choose their number after
+/// the pass. The frontier of a union is the frontier of the merged frontiers. A frontier is the record sequence of
+/// Cohen's bottom-1 sketch; its expected size is at most `1 + ln(1 / p_max)`.
 ///
 /// Merging is associative, commutative and idempotent; the identity is the empty frontier.
 #[derive(Debug, Default, PartialEq)]
 pub struct Frontier {
-    /// In the order of falling logits and rising scores: the largest logit first, the best score last.
+    /// In the order of descending logits and ascending scores: the largest logit first, the best score last.
     points: Vec<Candidate>,
 }
 

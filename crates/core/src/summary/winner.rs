@@ -57,8 +57,8 @@ impl Winner {
     }
 }
 
-/// A token's rank in the order of falling logits: the larger logit first, then the lower token id. Filters keep runs of
-/// this order, so of equal logits the lower token comes first.
+/// A token's rank in the order of descending logits: the larger logit first, then the lower token id. Filters keep runs
+/// of this order, so of equal logits the lower token comes first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitRank {
     /// The logit that filters compare, in nats; never NaN.
@@ -97,7 +97,7 @@ impl Candidate {
     /// The candidate of the empty set.
     pub const NONE: Candidate = Candidate { winner: Winner::NONE, logit: f32::NEG_INFINITY };
 
-    /// The candidate's rank in the order of falling logits.
+    /// The candidate's rank in the order of descending logits.
     #[inline(always)]
     pub fn logit_rank(&self) -> LogitRank {
         LogitRank { logit: self.logit, token: self.winner.token }

@@ -223,7 +223,7 @@ impl MassCutoff {
     #[cold]
     fn raise(&mut self, mass: &mut MassHistogram, floor: f32) {
         self.tail.raise(floor);
-        self.tail.add(mass.take_below(floor, self.lowest));
+        self.tail.add(mass.drain_below(floor, self.lowest));
         self.lowest = floor;
     }
 
@@ -250,19 +250,19 @@ impl MassCutoff {
             let row = known.row(r);
             if row.is_estimate_due(self.tokens, largest) {
                 let share = f32::from_bits(known.share.load(Ordering::Relaxed));
-                self.guess(mass, of, largest, share, p, row);
+                self.raise_floor(mass, of, largest, share, p, row);
             }
         }
     }
 
     #[cold]
-    fn guess(&mut self, mass: &mut MassHistogram, of: u32, largest: f32, share: f32, p: f32, known: &RowBounds) {
+    fn raise_floor(&mut self, mass: &mut MassHistogram, of: u32, largest: f32, share: f32, p: f32, known: &RowBounds) {
         known.last_estimate.fetch_max(ordered(largest), Ordering::Relaxed);
         if share < LEAST {
             return;
         }
         let share = f64::from(share * (1.0 - CAUTION / (self.tokens as f32).sqrt())) * (1.0 - f64::from(p));
-        if let Some(floor) = self.tail.guess(mass, u64::from(self.tokens), u64::from(of), largest, share) {
+        if let Some(floor) = self.tail.estimate_floor(mass, u64::from(self.tokens), u64::from(of), largest, share) {
             known.floor.fetch_max(ordered(floor), Ordering::Relaxed);
             self.raise(mass, floor);
         }

@@ -1,4 +1,4 @@
-//! The first tokens of a row in the order of falling logits.
+//! The first tokens of a row in the order of descending logits.
 //!
 //! The plain version inserts into a sorted list. This version appends tokens, and selects the first ones when it has
 //! twice as many as needed. So a token costs one store, and one comparison of its span. Tokens are stored as integers,
@@ -20,7 +20,7 @@ pub(crate) struct TopKBuffer {
     sorted: Vec<Candidate>,
 }
 
-/// Returns an integer that rises in the order of falling logits.
+/// Returns an integer that increases in the order of descending logits.
 fn key(logit: f32, token: u32) -> u64 {
     !Winner::new(logit, token).to_ordered_bits()
 }

@@ -58,7 +58,7 @@ impl CumulativeMass {
         let top = self.top;
         self.bins.clear();
         let (_, runs) = mass.run();
-        if self.top != mass.top() || mass.falling_from().is_none() {
+        if self.top != mass.top() || mass.descending_from().is_none() {
             let bin = |(edge, mass)| Bin { edge, weight: weight(edge, top), mass, through: 0.0 };
             self.bins.extend(mass.integer_bins().map(bin));
         } else {
@@ -218,13 +218,13 @@ impl CumulativeMass {
     }
 
     /// An upper bound of the number of tokens with a logit of at least `floor`.
-    pub(super) fn most_count(&self, floor: f32) -> u64 {
+    pub(super) fn max_count(&self, floor: f32) -> u64 {
         let edge = edge_of(floor);
         if floor == f32::NEG_INFINITY || self.bins.last().is_none_or(|last| last.edge > edge) {
             return u64::MAX;
         }
         let bins = self.bins.iter().take_while(|c| c.edge >= edge);
-        bins.map(|c| MassHistogram::most_count(c.mass)).sum()
+        bins.map(|c| MassHistogram::max_count(c.mass)).sum()
     }
 }
 

@@ -166,7 +166,7 @@ impl FilterResolver {
     /// The list pass that an undecided row needs.
     fn list_follow_up(&self, selection: &Selection, view: &RowView<'_>, passes: u32) -> FollowUp {
         let floor = if passes <= PARTIAL_PASSES { self.selector.floor(selection, view) } else { f32::NEG_INFINITY };
-        FollowUp::List { floor, bound: self.selector.most_count(floor) }
+        FollowUp::List { floor, bound: self.selector.max_count(floor) }
     }
 
     /// Draws from the kept tokens.
@@ -234,8 +234,8 @@ fn scored(row: &Row<'_>, draw: u32, c: &Candidate, rescale: f32, word: u32) -> C
     Candidate { winner: Winner::new(logit + noise, token), logit }
 }
 
-/// Lists the `most` largest of kept tokens, which are sorted by falling logits, with logits times `rescale`. Distinct
-/// logits may become equal by a temperature after the filters; then the lower token comes first.
+/// Lists the `most` largest of kept tokens, which are sorted by descending logits, with logits times `rescale`.
+/// Distinct logits may become equal by a temperature after the filters; then the lower token comes first.
 pub fn largest(kept: &[Candidate], rescale: f32, most: u32, list: &mut TopList) {
     list.reset(most as usize, 0.0);
     for c in kept {
@@ -247,7 +247,7 @@ pub fn largest(kept: &[Candidate], rescale: f32, most: u32, list: &mut TopList) 
     }
 }
 
-/// The rank of a kept token among kept tokens, which are sorted by falling logits, with logits times `rescale`.
+/// The rank of a kept token among kept tokens, which are sorted by descending logits, with logits times `rescale`.
 fn rank_among(kept: &[Candidate], rescale: f32, of: &Candidate) -> u32 {
     let before = kept.partition_point(|c| c.logit * rescale > of.logit);
     let equal = kept[before..].iter().take_while(|c| c.logit * rescale == of.logit);

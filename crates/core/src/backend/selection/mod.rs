@@ -1,7 +1,7 @@
 //! The tokens that a row's filters keep, decided from the summary of one pass.
 //!
-//! Filters rank the tokens of a row by falling logits ([`LogitRank`](crate::summary::winner::LogitRank)), and keep one run of
-//! this order. A pass lists the first tokens, and summarizes the whole row as a
+//! Filters rank the tokens of a row by descending logits ([`LogitRank`](crate::summary::winner::LogitRank)), and keep
+//! one run of this order. A pass lists the first tokens, and summarizes the whole row as a
 //! [`MassHistogram`](crate::backend::MassHistogram). [`Selector::select`] applies the filters to both:
 //!
 //! * If the run ends inside the list, the kept set is known.

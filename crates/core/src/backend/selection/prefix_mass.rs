@@ -5,7 +5,7 @@ use crate::summary::winner::LogitRank;
 
 const SIDE_BY_SIDE: usize = 16;
 
-/// The mass in a token's bin that comes before the token in the order of falling logits.
+/// The mass in a token's bin that comes before the token in the order of descending logits.
 ///
 /// It is a sum of integers, so parts of a row may be added in any order.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,8 +1,8 @@
-//! Runs of the order of falling logits.
+//! Runs of the order of descending logits.
 
 use crate::summary::winner::LogitRank;
 
-/// A run of the order of falling logits, both ends included.
+/// A run of the order of descending logits, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RankRange {
     /// The first token.

@@ -8,7 +8,7 @@ use crate::summary::winner::Candidate;
 /// The summary of a row, as the selector reads it.
 #[derive(Clone, Copy, Debug)]
 pub struct RowView<'a> {
-    /// The first tokens in the order of falling logits; not empty.
+    /// The first tokens in the order of descending logits; not empty.
     pub list: &'a [Candidate],
     /// The list holds every token with a logit of at least `floor`; -inf if the list holds the whole row.
     pub floor: f32,

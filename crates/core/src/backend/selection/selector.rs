@@ -121,8 +121,8 @@ impl Selector {
 
     /// An upper bound of the number of tokens with a logit of at least `floor`, without tokens that a filter drops from
     /// the top.
-    pub fn most_count(&self, floor: f32) -> u64 {
-        self.cumulative.most_count(floor)
+    pub fn max_count(&self, floor: f32) -> u64 {
+        self.cumulative.max_count(floor)
     }
 
     /// The smallest logit of a list that holds all kept tokens.

@@ -7,9 +7,9 @@ const ERROR: f64 = 1.0 / 32_768.0;
 /// The error of truncated bins and float64 roundings, relative to a token at the highest edge plus all masses.
 const SLACK: f64 = 1.0 / (1u64 << 40) as f64;
 
-/// The number of bins that a guess reads: 30 nats.
+/// The number of bins that an estimate reads: 30 nats.
 const READ: usize = 240;
-/// The number of largest tokens that a guess does not extrapolate to the rest of the row.
+/// The number of largest tokens that an estimate does not extrapolate to the rest of the row.
 const OUT: u64 = 8;
 /// The weights of the bins relative to the highest.
 const WEIGHTS: [f64; READ] = {
@@ -103,23 +103,23 @@ impl TailMass {
         above * (1.0 - SLACK) >= f64::from(p) * self.whole(top, all).1
     }
 
-    /// Guesses a floor with at most `share` of the row's mass below it, after `tokens` of `of` tokens.
+    /// Estimates a floor with at most `share` of the row's mass below it, after `tokens` of `of` tokens.
     ///
-    /// The guess extrapolates the masses so far. The few largest tokens count once, with a mass of at least
+    /// The estimate extrapolates the masses so far. The few largest tokens count once, with a mass of at least
     /// `e^largest`. A floor that is too high costs a second pass.
-    pub fn guess(&self, seen: &MassHistogram, tokens: u64, of: u64, largest: f32, share: f64) -> Option<f32> {
-        let top = seen.falling_from()?;
+    pub fn estimate_floor(&self, seen: &MassHistogram, tokens: u64, of: u64, largest: f32, share: f64) -> Option<f32> {
+        let top = seen.descending_from()?;
         let times = of as f64 / tokens.max(1) as f64;
         let (mut count, mut few, mut at) = (0, 0.0, 0);
         let mut masses = [0; READ];
         let masses = &mut masses[..seen.count_from(self.floor).min(READ)];
-        seen.falling(masses);
+        seen.write_descending(masses);
         for (part, weights) in masses.iter().zip(&WEIGHTS) {
             if count >= OUT {
                 break;
             }
             few += weights * *part as f64;
-            count += MassHistogram::most_count(*part);
+            count += MassHistogram::max_count(*part);
             at += 1;
         }
         // Four independent sums, to hide the latency of an addition.

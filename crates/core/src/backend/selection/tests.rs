@@ -11,7 +11,7 @@ use crate::summary::winner::Candidate;
 use crate::summary::winner::Winner;
 use proptest::prelude::*;
 
-/// A row in the order of falling logits, with scores, and its summaries.
+/// A row in the order of descending logits, with scores, and its summaries.
 struct Row {
     sorted: Vec<Candidate>,
     mass: MassHistogram,
@@ -156,7 +156,7 @@ proptest! {
         }
         if !steps.iter().any(|f| matches!(f, Filter::Xtc(_) | Filter::TypicalP(_))) {
             let floor = selector.floor(&first, &view);
-            prop_assert!(selector.most_count(floor) >= row.sorted.partition_point(|c| c.logit >= floor) as u64);
+            prop_assert!(selector.max_count(floor) >= row.sorted.partition_point(|c| c.logit >= floor) as u64);
         }
         // The selector ignores masses if the filters do not need them.
         if !filters.need_mass_beyond(few.len()) {
@@ -197,7 +197,7 @@ proptest! {
             let first = selector.winner(&selection, &view, &row.frontier);
             let winner = selector.winner_knowing(&selection, &view, &row.frontier, &doubts);
             let floor = selector.floor(&selection, &view);
-            (selection, first, winner, doubts, floor, selector.most_count(floor))
+            (selection, first, winner, doubts, floor, selector.max_count(floor))
         };
         prop_assert_eq!(answer(&less), answer(&row.mass));
     }
@@ -259,7 +259,7 @@ proptest! {
     }
 
     #[test]
-    fn a_guess_leaves_no_more_below_than_its_share(
+    fn an_estimated_floor_leaves_at_most_its_share_below(
         bulk in prop::collection::vec(-8f32..8.0, 64..400), peak in -8f32..20.0, share in 0.01f64..0.3, times in 1u64..40,
     ) {
         let mut view = MassHistogram::default();
@@ -267,7 +267,7 @@ proptest! {
         let mut below = TailMass::default();
         let tokens = bulk.len() as u64;
         let largest = bulk.iter().copied().fold(peak, f32::max);
-        if let Some(floor) = below.guess(&view, tokens, tokens * times, largest, share) {
+        if let Some(floor) = below.estimate_floor(&view, tokens, tokens * times, largest, share) {
             let times = times as f64;
             let weight = |logit: &f32| f64::from(*logit).exp();
             let under: f64 = bulk.iter().filter(|&&logit| logit < floor).map(weight).sum();
@@ -275,8 +275,8 @@ proptest! {
             prop_assert!(under * times <= share * whole * 1.001);
             below.raise(floor);
             prop_assert_eq!(below.floor(), floor);
-            // A second guess is higher or `None`.
-            prop_assert!(below.guess(&view, tokens, tokens, largest, share).is_none_or(|higher| higher > floor));
+            // A second estimate is higher or `None`.
+            prop_assert!(below.estimate_floor(&view, tokens, tokens, largest, share).is_none_or(|higher| higher > floor));
         }
     }
 

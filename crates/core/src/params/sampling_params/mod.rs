@@ -28,7 +28,7 @@ use crate::params::{LogprobsMode, RowParams};
 #[cfg(feature = "serde")]
 use number::{Number, Numbers};
 #[cfg(feature = "serde")]
-use read::{Most, OrderName, Seed};
+use read::{LogprobCount, OrderName, Seed};
 use std::collections::BTreeMap;
 #[cfg(feature = "serde")]
 use std::collections::BTreeSet;
@@ -177,7 +177,7 @@ fields! {
     /// See [`RowParams::stop_token_ids`].
     stop_token_ids: Vec<u32> = Vec::new();
     /// See [`RowParams::logprobs`]; `u32::MAX` = all.
-    logprobs: Option<u32> [Most] = None;
+    logprobs: Option<u32> [LogprobCount] = None;
     /// See [`RowParams::logprobs_mode`]. (In vLLM this is an option of the engine, with the default `raw_logprobs`.)
     logprobs_mode: LogprobsMode = LogprobsMode::Processed;
     /// See [`RowParams::logprob_token_ids`]. Without `logprobs` they imply `logprobs` 0.

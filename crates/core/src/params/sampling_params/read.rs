@@ -32,25 +32,26 @@ impl<'de> Deserialize<'de> for Seed {
 /// A number of log-probabilities; -1 is all.
 #[derive(Serialize)]
 #[serde(transparent)]
-pub(super) struct Most(Option<u32>);
+pub(super) struct LogprobCount(Option<u32>);
 
-impl From<Option<u32>> for Most {
-    fn from(most: Option<u32>) -> Self {
-        Most(most)
+impl From<Option<u32>> for LogprobCount {
+    fn from(count: Option<u32>) -> Self {
+        LogprobCount(count)
     }
 }
 
-impl From<Most> for Option<u32> {
-    fn from(most: Most) -> Self {
-        most.0
+impl From<LogprobCount> for Option<u32> {
+    fn from(count: LogprobCount) -> Self {
+        count.0
     }
 }
 
-impl<'de> Deserialize<'de> for Most {
+impl<'de> Deserialize<'de> for LogprobCount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let most = or_minus_one(deserializer)?;
-        let most = most.map_or(Ok(u32::MAX), u32::try_from);
-        most.map(|most| Most(Some(most)))
+        let count = or_minus_one(deserializer)?;
+        let count = count.map_or(Ok(u32::MAX), u32::try_from);
+        count
+            .map(|count| LogprobCount(Some(count)))
             .map_err(|_| D::Error::custom("the number of log-probabilities must be below 2^32"))
     }
 }
@@ -128,7 +129,7 @@ fn or_minus_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64
 
 /// The value of a field that does not affect a draw, as far as the neutral values need it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Plain {
+pub(super) enum FieldValue {
     Null,
     Bool(bool),
     Number(f64),
@@ -137,65 +138,65 @@ pub(super) enum Plain {
     Other,
 }
 
-impl<'de> Deserialize<'de> for Plain {
+impl<'de> Deserialize<'de> for FieldValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Any;
 
         impl<'de> Visitor<'de> for Any {
-            type Value = Plain;
+            type Value = FieldValue;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a value")
             }
 
-            fn visit_unit<E: Error>(self) -> Result<Plain, E> {
-                Ok(Plain::Null)
+            fn visit_unit<E: Error>(self) -> Result<FieldValue, E> {
+                Ok(FieldValue::Null)
             }
 
-            fn visit_none<E: Error>(self) -> Result<Plain, E> {
-                Ok(Plain::Null)
+            fn visit_none<E: Error>(self) -> Result<FieldValue, E> {
+                Ok(FieldValue::Null)
             }
 
-            fn visit_some<D: Deserializer<'de>>(self, value: D) -> Result<Plain, D::Error> {
+            fn visit_some<D: Deserializer<'de>>(self, value: D) -> Result<FieldValue, D::Error> {
                 value.deserialize_any(self)
             }
 
-            fn visit_bool<E: Error>(self, value: bool) -> Result<Plain, E> {
-                Ok(Plain::Bool(value))
+            fn visit_bool<E: Error>(self, value: bool) -> Result<FieldValue, E> {
+                Ok(FieldValue::Bool(value))
             }
 
-            fn visit_u64<E: Error>(self, value: u64) -> Result<Plain, E> {
-                Ok(Plain::Number(value as f64))
+            fn visit_u64<E: Error>(self, value: u64) -> Result<FieldValue, E> {
+                Ok(FieldValue::Number(value as f64))
             }
 
-            fn visit_i64<E: Error>(self, value: i64) -> Result<Plain, E> {
-                Ok(Plain::Number(value as f64))
+            fn visit_i64<E: Error>(self, value: i64) -> Result<FieldValue, E> {
+                Ok(FieldValue::Number(value as f64))
             }
 
-            fn visit_f64<E: Error>(self, value: f64) -> Result<Plain, E> {
-                Ok(Plain::Number(value))
+            fn visit_f64<E: Error>(self, value: f64) -> Result<FieldValue, E> {
+                Ok(FieldValue::Number(value))
             }
 
-            fn visit_str<E: Error>(self, value: &str) -> Result<Plain, E> {
-                Ok(if value.is_empty() { Plain::Empty } else { Plain::Other })
+            fn visit_str<E: Error>(self, value: &str) -> Result<FieldValue, E> {
+                Ok(if value.is_empty() { FieldValue::Empty } else { FieldValue::Other })
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Plain, A::Error> {
-                let mut found = Plain::Empty;
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FieldValue, A::Error> {
+                let mut found = FieldValue::Empty;
                 while list.next_element::<IgnoredAny>()?.is_some() {
-                    found = Plain::Other;
+                    found = FieldValue::Other;
                 }
                 Ok(found)
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Plain, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<FieldValue, A::Error> {
                 match map.next_key::<String>()?.as_deref() {
-                    None => return Ok(Plain::Empty),
+                    None => return Ok(FieldValue::Empty),
                     Some(PRECISE) => return precise(&mut map, self),
                     Some(_) => map.next_value::<IgnoredAny>()?,
                 };
                 while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Plain::Other)
+                Ok(FieldValue::Other)
             }
         }
 
@@ -205,37 +206,37 @@ impl<'de> Deserialize<'de> for Plain {
 
 /// The fields of vLLM's `SamplingParams`, current and past, that do not affect a draw, with the neutral value of each.
 /// Null is neutral for every field.
-const FIELDS_WITHOUT_EFFECT: &[(&str, Plain)] = &[
-    ("bad_words", Plain::Empty),
-    ("best_of", Plain::Number(1.0)),
-    ("detokenize", Plain::Bool(true)),
-    ("early_stopping", Plain::Bool(false)),
-    ("extra_args", Plain::Empty),
-    ("flat_logprobs", Plain::Bool(false)),
-    ("guided_decoding", Plain::Null),
-    ("ignore_eos", Plain::Bool(false)),
-    ("include_stop_str_in_output", Plain::Bool(false)),
-    ("length_penalty", Plain::Number(1.0)),
-    ("logits_processors", Plain::Empty),
-    ("max_tokens", Plain::Null),
-    ("output_kind", Plain::Number(0.0)),
-    ("output_text_buffer_length", Plain::Number(0.0)),
-    ("prompt_logprob_start", Plain::Null),
-    ("prompt_logprob_token_ids", Plain::Null),
-    ("prompt_logprobs", Plain::Null),
-    ("repetition_detection", Plain::Null),
-    ("routed_experts_prompt_start", Plain::Number(0.0)),
-    ("skip_clone", Plain::Bool(false)),
-    ("skip_reading_prefix_cache", Plain::Null),
-    ("skip_special_tokens", Plain::Bool(true)),
-    ("spaces_between_special_tokens", Plain::Bool(true)),
-    ("stop", Plain::Empty),
-    ("stream_interval", Plain::Null),
-    ("structured_outputs", Plain::Null),
-    ("thinking_token_budget", Plain::Null),
-    ("trace_decode_token_ids", Plain::Null),
-    ("truncate_prompt_tokens", Plain::Null),
-    ("use_beam_search", Plain::Bool(false)),
+const FIELDS_WITHOUT_EFFECT: &[(&str, FieldValue)] = &[
+    ("bad_words", FieldValue::Empty),
+    ("best_of", FieldValue::Number(1.0)),
+    ("detokenize", FieldValue::Bool(true)),
+    ("early_stopping", FieldValue::Bool(false)),
+    ("extra_args", FieldValue::Empty),
+    ("flat_logprobs", FieldValue::Bool(false)),
+    ("guided_decoding", FieldValue::Null),
+    ("ignore_eos", FieldValue::Bool(false)),
+    ("include_stop_str_in_output", FieldValue::Bool(false)),
+    ("length_penalty", FieldValue::Number(1.0)),
+    ("logits_processors", FieldValue::Empty),
+    ("max_tokens", FieldValue::Null),
+    ("output_kind", FieldValue::Number(0.0)),
+    ("output_text_buffer_length", FieldValue::Number(0.0)),
+    ("prompt_logprob_start", FieldValue::Null),
+    ("prompt_logprob_token_ids", FieldValue::Null),
+    ("prompt_logprobs", FieldValue::Null),
+    ("repetition_detection", FieldValue::Null),
+    ("routed_experts_prompt_start", FieldValue::Number(0.0)),
+    ("skip_clone", FieldValue::Bool(false)),
+    ("skip_reading_prefix_cache", FieldValue::Null),
+    ("skip_special_tokens", FieldValue::Bool(true)),
+    ("spaces_between_special_tokens", FieldValue::Bool(true)),
+    ("stop", FieldValue::Empty),
+    ("stream_interval", FieldValue::Null),
+    ("structured_outputs", FieldValue::Null),
+    ("thinking_token_budget", FieldValue::Null),
+    ("trace_decode_token_ids", FieldValue::Null),
+    ("truncate_prompt_tokens", FieldValue::Null),
+    ("use_beam_search", FieldValue::Bool(false)),
 ];
 
 /// Accepts a field that does not affect a draw if its value is neutral.
@@ -254,15 +255,15 @@ pub(super) fn accept_neutral<'de, A: MapAccess<'de>>(
     let Some((_, neutral)) = FIELDS_WITHOUT_EFFECT.iter().find(|(name, _)| *name == field) else {
         return Err(A::Error::unknown_field(field, known));
     };
-    let value: Plain = map.next_value()?;
-    if value == Plain::Null || value == *neutral {
+    let value: FieldValue = map.next_value()?;
+    if value == FieldValue::Null || value == *neutral {
         return Ok(());
     }
     let or = match neutral {
-        Plain::Bool(value) => format!(" or {value}"),
-        Plain::Number(value) => format!(" or {value}"),
-        Plain::Empty => " or empty".into(),
-        Plain::Null | Plain::Other => String::new(),
+        FieldValue::Bool(value) => format!(" or {value}"),
+        FieldValue::Number(value) => format!(" or {value}"),
+        FieldValue::Empty => " or empty".into(),
+        FieldValue::Null | FieldValue::Other => String::new(),
     };
     Err(A::Error::custom(format_args!("{field} does not affect a draw: it must be null{or}")))
 }

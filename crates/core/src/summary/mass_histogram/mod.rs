@@ -267,7 +267,7 @@ impl MassHistogram {
 
     /// The bins with mass, highest first: lower edge in nats, and mass in units.
     pub(crate) fn integer_bins(&self) -> impl Iterator<Item = (f32, u64)> + '_ {
-        let small = self.falling_from().map(|top| {
+        let small = self.descending_from().map(|top| {
             let (_, [low, high]) = self.run();
             let masses = high.iter().rev().chain(low.iter().rev());
             masses.enumerate().map(move |(below, &mass)| (edge_below(top, below), mass))
@@ -282,21 +282,21 @@ impl MassHistogram {
         self.top
     }
 
-    /// The highest edge, if it is small enough for [`MassHistogram::falling`].
-    pub(crate) fn falling_from(&self) -> Option<f32> {
+    /// The highest edge, if it is small enough for [`MassHistogram::write_descending`].
+    pub(crate) fn descending_from(&self) -> Option<f32> {
         (self.top.abs() < FAST).then_some(self.top)
     }
 
     /// Writes the masses of bins from the top down, in units. The highest edge must be small.
     #[inline(always)]
-    pub(crate) fn falling(&self, masses: &mut [u64]) {
+    pub(crate) fn write_descending(&self, masses: &mut [u64]) {
         let slot = slot_of(self.top) + BINS;
         masses.iter_mut().enumerate().for_each(|(i, mass)| *mass = self.bins[(slot - i) % BINS]);
     }
 
     /// Empties the bins below `edge`, the edge of a bin, and returns their mass in units of `e^edge`. The bins below
     /// `lowest` must be empty.
-    pub fn take_below(&mut self, edge: f32, lowest: f32) -> f64 {
+    pub fn drain_below(&mut self, edge: f32, lowest: f32) -> f64 {
         if self.is_empty() {
             return 0.0;
         }
@@ -380,14 +380,14 @@ impl MassHistogram {
     }
 
     /// An upper bound for the number of tokens of a mass in one bin.
-    pub(crate) fn most_count(mass: u64) -> u64 {
+    pub(crate) fn max_count(mass: u64) -> u64 {
         mass / UNIT as u64
     }
 
     /// The whole mass, summed in the fixed order of the bins.
     pub fn log_mass(&self) -> LogMass {
         let mass = |(units, weight): (u64, f64)| units as f64 * Self::ONE_UNIT * weight;
-        let sum = if self.falling_from().is_some() {
+        let sum = if self.descending_from().is_some() {
             let (_, [low, high]) = self.run();
             high.iter()
                 .rev()

@@ -62,7 +62,7 @@ proptest! {
         let below: f64 = rest.bins().filter(|(at, _)| *at < f64::from(edge)).map(|(at, m)| m * (at - f64::from(edge)).exp()).sum();
         let mut want: Vec<_> = rest.bins().collect();
         want.retain(|(at, _)| *at >= f64::from(edge));
-        let taken = rest.take_below(edge, lowest);
+        let taken = rest.drain_below(edge, lowest);
         prop_assert!((taken - below).abs() <= 1e-12 * below, "{} for {}", taken, below);
         prop_assert_eq!(rest.bins().collect::<Vec<_>>(), want);
     }

@@ -65,10 +65,10 @@ impl MassHistogram {
             return false;
         }
         // From the highest bin down, by slots. A run has at most one bin per slot.
-        let falling = (0..BINS).map(|below| (slot_of(top) + BINS - below) % BINS).zip(run.iter().rev());
+        let descending = (0..BINS).map(|below| (slot_of(top) + BINS - below) % BINS).zip(run.iter().rev());
         if !self.admit(top) || self.top.abs() >= FAST || top.abs() >= FAST {
             let mut other = MassHistogram { top, ..MassHistogram::default() };
-            falling.for_each(|(slot, mass)| other.bins[slot] = u64::from_le_bytes(*mass));
+            descending.for_each(|(slot, mass)| other.bins[slot] = u64::from_le_bytes(*mass));
             self.merge(&other);
             return true;
         }
