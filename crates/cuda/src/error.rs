@@ -25,7 +25,7 @@ pub enum CudaError {
         tried: Vec<String>,
     },
     /// The GPU is too old for the kernels.
-    #[error("compute capability {major}.{minor} has no kernel; 8.0 and up have")]
+    #[error("compute capability {major}.{minor} is not supported: the kernels need 8.0 or higher")]
     Architecture {
         /// Major number.
         major: i32,
@@ -59,10 +59,10 @@ pub enum CudaError {
         name: String,
     },
     /// A text is not the id of an NCCL group.
-    #[error("a group of NCCL is named by 256 hexadecimal digits")]
+    #[error("the id of an NCCL group has 256 hexadecimal digits")]
     NcclId,
     /// A file or environment variable has no id of an NCCL group.
-    #[error("{place} names no group of NCCL: {reason}")]
+    #[error("{place} has no id of an NCCL group: {reason}")]
     NoNcclId {
         /// The file or the environment variable.
         place: String,
@@ -70,7 +70,7 @@ pub enum CudaError {
         reason: String,
     },
     /// The run-time compiler rejected a kernel.
-    #[error("the CUDA compiler refused {kernel} (code {code}): {log}")]
+    #[error("the CUDA compiler rejected {kernel} (code {code}): {log}")]
     Compile {
         /// The kernel's file.
         kernel: &'static str,
@@ -80,7 +80,7 @@ pub enum CudaError {
         log: String,
     },
     /// The sampler does not support a knob of the plan.
-    #[error("{knob} is not supported by this CUDA sampler; `CudaTiled` has it")]
+    #[error("{knob} is not supported by this CUDA sampler; `CudaTiled` supports it")]
     Unsupported {
         /// The knob.
         knob: Knob,
@@ -101,7 +101,7 @@ pub enum CudaError {
         knob: Knob,
     },
     /// A size exceeds the kernels' limit or the plan.
-    #[error("{found} {what} are more than the kernel's {limit}")]
+    #[error("{found} {what} exceed the limit of {limit}")]
     TooLarge {
         /// Tokens, columns, rows or draws.
         what: &'static str,
@@ -111,7 +111,7 @@ pub enum CudaError {
         limit: usize,
     },
     /// A kernel's output is impossible, although the driver reports no error.
-    #[error("the GPU returned {what} that no row has")]
+    #[error("internal error of the CUDA backend: {what}")]
     Corrupt {
         /// The impossible output.
         what: &'static str,
@@ -132,18 +132,22 @@ pub enum CudaError {
         /// The time limit.
         limit: Duration,
     },
-    /// A rank was called with other rows or parameters than this rank.
-    #[error("{} was called with other parameters{}", one(rank), .row.map_or(String::new(), |row| format!(" for row {row}")))]
+    /// A rank's call differs from this rank's call: in rows, parameters, or the type, memory or alignment of hidden
+    /// states.
+    #[error(
+        "{} made another call{}: rows, parameters, or the type, memory or alignment of hidden states differ",
+        one(rank),
+        at(row)
+    )]
     OtherCall {
         /// The rank, if known.
         rank: Option<usize>,
-        /// The row, if known. If the type of hidden states, or a row's lists, filters or penalties differ, the first
-        /// drawn row.
+        /// The row, if known. If hidden states, or a row's lists, filters or penalties differ, the first drawn row.
         row: Option<usize>,
     },
     /// The exchange between GPUs does not support a call: log-probabilities, lists without replacement, canonical
     /// draws, or filters that its ranks do not support.
-    #[error("the exchange between GPUs does not carry the call: {reason}")]
+    #[error("the exchange between GPUs does not support the call: {reason}")]
     NotSharded {
         /// The unsupported request, or the missing condition.
         reason: &'static str,
@@ -169,6 +173,10 @@ fn list(ranks: &[usize]) -> String {
 
 fn one(rank: &Option<usize>) -> String {
     list(rank.as_slice())
+}
+
+fn at(row: &Option<usize>) -> String {
+    row.map_or(String::new(), |row| format!(" at row {row}"))
 }
 
 impl From<CudaError> for SampleError {

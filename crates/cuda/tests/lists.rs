@@ -30,9 +30,9 @@ fn found(program: &Path, params: &RowParams<'_>, shards: u32, cut: f32, logits: 
     input.extend(cut.to_le_bytes());
     input.extend((logits.len() as u32).to_le_bytes());
     logits.iter().for_each(|logit| input.extend(logit.to_le_bytes()));
-    let told = emulated::answer(program, input);
+    let output = emulated::answer(program, input);
     let word = |draw: &[u8], at: usize| u32::from_le_bytes(draw[4 * at..4 * at + 4].try_into().unwrap());
-    told.chunks_exact(16).map(|draw| [word(draw, 3), word(draw, 0), word(draw, 1), word(draw, 2)]).collect()
+    output.chunks_exact(16).map(|draw| [word(draw, 3), word(draw, 0), word(draw, 1), word(draw, 2)]).collect()
 }
 
 fn wanted(params: RowParams<'_>, logits: &[f32]) -> Vec<Told> {

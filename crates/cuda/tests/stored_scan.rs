@@ -74,7 +74,7 @@ fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
         ((-2.0 * unit(2 * i).ln()).sqrt() * (core::f64::consts::TAU * unit(2 * i + 1)).cos()) as f32
     };
     let shapes = [(0, 8192), (3, 1), (4095, 2), (127, 4100), (4096, 4096), (5001, 6203), (77, 9000)];
-    let (mut most_points, mut carried) = (0, 0);
+    let (mut max_points, mut carried) = (0, 0);
     for (case, (first, tokens)) in (0u32..).zip(shapes.into_iter().cycle().take(28)) {
         let temperature = [1.0, 0.4, 1e-37, 30.0][(case / 7) as usize];
         let seed = 9 + u64::from(case % 3 == 0);
@@ -89,9 +89,9 @@ fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
             ..RowParams::default()
         };
         // Falls as the noise rises, at half the rate: every token is on the frontier.
-        let falling = |t| -0.5 * Noise::new(seed, 4).unwrap().gumbel(Domain::Token, 2, t);
+        let descending = |t| -0.5 * Noise::new(seed, 4).unwrap().gumbel(Domain::Token, 2, t);
         let logit = |t: u32| match case % 5 {
-            _ if case % 7 == 6 && temperature == 1.0 => falling(t),
+            _ if case % 7 == 6 && temperature == 1.0 => descending(t),
             0 => 0.0 * normal(t),
             1 => (2.0 * normal(t)).round() / 2.0,
             2 if t.is_multiple_of(3) => f32::NEG_INFINITY,
@@ -123,7 +123,7 @@ fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
         assert_eq!(&frontier, &overview.frontiers()[0], "case {case}");
         // Only a few more than the frontiers of parts of 4096 tokens have.
         assert!(points.len() <= frontier.len() + 60, "{} for {} points, case {case}", points.len(), frontier.len());
-        most_points = most_points.max(frontier.len());
+        max_points = max_points.max(frontier.len());
         let mut above = found.kept();
         above.sort_by(flash_sampling_core::backend::by_logit_rank);
         assert_eq!(above, summary(Request::List { floor }).list, "case {case}");
@@ -147,6 +147,6 @@ fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
         carried += carries;
         assert!(found.0.is_empty());
     }
-    assert!(most_points > 8000, "no frontier of all tokens: {most_points}");
+    assert!(max_points > 8000, "no frontier of all tokens: {max_points}");
     assert!(carried > 0, "no sum of squares beyond 128 bits");
 }

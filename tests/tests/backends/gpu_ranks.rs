@@ -188,14 +188,14 @@ impl GpuRanks {
         }
         drop(idle);
         let id = NcclId::new().expect("NCCL names a group");
-        let meet = |rank| {
+        let connect = |rank| {
             let device = Device::new(self.gpus.device(rank)).expect("the GPU is there");
             NcclEndpoint::new(rank, world, 256, &device)
                 .and_then(|rank| rank.connect(&id, TIME_LIMIT))
-                .expect("ranks meet")
+                .expect("ranks connect")
         };
         thread::scope(|scope| {
-            let threads: Vec<_> = (0..world).map(|rank| scope.spawn(move || meet(rank))).collect();
+            let threads: Vec<_> = (0..world).map(|rank| scope.spawn(move || connect(rank))).collect();
             threads.into_iter().map(|thread| thread.join().ok().map(CudaExchange::from)).collect()
         })
     }

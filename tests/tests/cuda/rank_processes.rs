@@ -83,9 +83,9 @@ fn draw(rank: usize, folder: &Path) {
     let shard = problem.head().split(&[0, 2504]).swap_remove(rank);
     let mut sampler = CudaTiled::new(shard, plan, &device).unwrap();
     sampler.prepare_sharded().unwrap();
-    let offer = PeerEndpoint::new(rank, WORLD, CudaTiled::max_exchange_rows(&plan), &device).unwrap();
-    let cards = exchange_files("card", &offer.card());
-    let mut exchange = CudaExchange::from(offer.connect(&cards, LIMIT).unwrap());
+    let endpoint = PeerEndpoint::new(rank, WORLD, CudaTiled::max_exchange_rows(&plan), &device).unwrap();
+    let descriptors = exchange_files("descriptor", &endpoint.descriptor());
+    let mut exchange = CudaExchange::from(endpoint.connect(&descriptors, LIMIT).unwrap());
     exchange.agree(&exchange_files("support", &sampler.encode_support())).unwrap();
     let (mut found, mut open, mut left) = (Samples::new(), Vec::new(), 0);
     for ((count, rows), want) in calls.iter().zip(&want) {

@@ -46,8 +46,8 @@ mod tests {
             include_str!("stored_scan.rs"),
         ];
         let here = stated(rust, "\nlayout!(");
-        let there = stated(sources::texts(), "\nFS_LAYOUT(");
-        assert_eq!(here, there);
+        let in_kernels = stated(sources::texts(), "\nFS_LAYOUT(");
+        assert_eq!(here, in_kernels);
         assert!(here.len() > 20 && here["Row"].1["draw"] == 48, "{here:?}");
     }
 }

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 /// The largest size that a kernel's file may have. Every kernel is smaller.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Checks that only this user and root may put files into a folder.
 ///
@@ -26,12 +26,12 @@ pub(crate) fn folder(path: &Path) -> io::Result<()> {
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.len() > MOST_BYTES {
+    if !metadata.is_file() || metadata.len() > MAX_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a file of a kernel's size"));
     }
     owned(&metadata)?;
     let mut bytes = Vec::with_capacity(metadata.len() as usize);
-    file.take(MOST_BYTES).read_to_end(&mut bytes)?;
+    file.take(MAX_BYTES).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

@@ -212,7 +212,7 @@ impl Loaded {
             (HopperKernel::Lists(kernel), FusedOutput::Lists(to)) => queue.launch(kernel, grid, (call, maps, to)),
             (HopperKernel::LogZ(kernel), FusedOutput::LogZ(to)) => queue.launch(kernel, grid, (call, maps, to)),
             (HopperKernel::FanOut(kernel), FusedOutput::FanOut(to)) => queue.launch(kernel, grid, (call, maps, to)),
-            _ => Err(CudaError::Corrupt { what: "the variant of a kernel" }),
+            _ => Err(CudaError::Corrupt { what: "a kernel of another variant" }),
         }
     }
 }

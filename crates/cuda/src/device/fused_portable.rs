@@ -211,7 +211,7 @@ impl LoadedPortable {
                 let kernel = if is_aligned { &both.aligned } else { &both.unaligned };
                 queue.launch(kernel, grid, (call, matrices, to))
             }
-            _ => Err(CudaError::Corrupt { what: "the epilogue of a kernel" }),
+            _ => Err(CudaError::Corrupt { what: "a kernel with another epilogue" }),
         }
     }
 }

@@ -105,7 +105,7 @@ impl GroupPass {
     ) -> Result<(), CudaError> {
         check_rows(results.rows, results.draws)?;
         check_aligned("log Z", results.log_z)?;
-        if !head.takes(hidden, self.max_rows)? {
+        if !head.check_hidden(hidden, self.max_rows)? {
             return Ok(());
         }
         let operand = Portable::operand(head.weight.dtype, hidden.dtype);

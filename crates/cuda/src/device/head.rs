@@ -68,7 +68,7 @@ impl DeviceHead {
     }
 
     /// Checks that hidden states fit the planned head and batch. Returns whether there are any.
-    pub(crate) fn takes(&self, hidden: &DeviceMatrix, max_rows: usize) -> Result<bool, CudaError> {
+    pub(crate) fn check_hidden(&self, hidden: &DeviceMatrix, max_rows: usize) -> Result<bool, CudaError> {
         hidden.check("hidden states")?;
         if hidden.cols != self.weight.cols {
             return Err(CudaError::Layout { what: "hidden states", reason: "their width is not the weight's" });

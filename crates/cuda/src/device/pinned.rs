@@ -42,7 +42,8 @@ impl Pinned {
     pub(crate) fn new(size: usize, stream: &CudaStream) -> Result<Self, CudaError> {
         let mut memory = page_locked(size, stream.context())?;
         let address = memory.as_mut_ptr().map_err(CudaError::driver("allocate page-locked memory"))?;
-        let address = NonNull::new(address).ok_or(CudaError::Corrupt { what: "an address of page-locked memory" })?;
+        let address =
+            NonNull::new(address).ok_or(CudaError::Corrupt { what: "page-locked memory without an address" })?;
         let copied = stream.context().new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC));
         let copied = copied.map_err(CudaError::driver("allocate page-locked memory"))?;
         Ok(Pinned { memory, address, copied, is_pending: false })

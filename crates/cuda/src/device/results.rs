@@ -16,7 +16,7 @@ pub(crate) fn poison(draws: DeviceAddress<Draw>, count: usize, queue: Queue<'_>)
 pub(crate) fn written(draws: &[Draw]) -> Result<(), CudaError> {
     match draws.iter().all(|draw| draw.status <= status::UNDECIDED) {
         true => Ok(()),
-        false => Err(CudaError::Corrupt { what: "a result" }),
+        false => Err(CudaError::Corrupt { what: "a result was not written" }),
     }
 }
 
@@ -29,6 +29,9 @@ mod tests {
         let of = |status| Draw { status, ..Draw::default() };
         let poisoned: Draw = bytemuck::cast([0xffu8; size_of::<Draw>()]);
         assert_eq!(written(&[of(status::DRAWN), of(status::NAN), of(status::UNDECIDED)]), Ok(()));
-        assert_eq!(written(&[of(status::DRAWN), poisoned]), Err(CudaError::Corrupt { what: "a result" }));
+        assert_eq!(
+            written(&[of(status::DRAWN), poisoned]),
+            Err(CudaError::Corrupt { what: "a result was not written" })
+        );
     }
 }

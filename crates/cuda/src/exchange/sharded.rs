@@ -80,8 +80,8 @@ mod tests {
         assert_eq!(all(&[both, of(40, true, false)]), of(40, true, false));
         assert!(!all(&[of(64, false, true), of(40, true, false)]).is_any() && !all(&[]).is_any());
         for other in [Vec::new(), both.encode(DType::F16)] {
-            let told = [both.encode(DType::BF16), other, both.encode(DType::BF16)];
-            assert_eq!(FilterSupport::of_all(&told), FilterSupport::default());
+            let supports = [both.encode(DType::BF16), other, both.encode(DType::BF16)];
+            assert_eq!(FilterSupport::of_all(&supports), FilterSupport::default());
         }
     }
 

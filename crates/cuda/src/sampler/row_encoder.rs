@@ -109,7 +109,7 @@ impl RowEncoder {
 
     /// The features of the rows. A captured launch keeps its features.
     pub fn features(&self) -> RowFeatures {
-        self.staging.kinds()
+        self.staging.features()
     }
 }
 

@@ -5,10 +5,10 @@ use crate::device::row_features::KernelChoice;
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
 use crate::sampler::device_sampler::DeviceHidden;
-use crate::sampler::head_sampler::{HeadSampler, most_draws, planned};
+use crate::sampler::head_sampler::{HeadSampler, max_launch_draws, planned};
 use crate::sampler::impl_sampler::impl_sampler;
 use crate::sampler::pinned_items::ROOM;
-use crate::sampler::staging::most_listed;
+use crate::sampler::staging::max_list_bytes;
 use flash_sampling_core::backend::Scan;
 use flash_sampling_core::{
     Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Variant,
@@ -87,7 +87,7 @@ impl<'w> CudaTiled<'w> {
 
     /// The rows of an exchange for samplers of this plan. All ranks of a group have the same plan.
     pub fn max_exchange_rows(plan: &Plan) -> usize {
-        most_draws(plan)
+        max_launch_draws(plan)
     }
 
     /// The initial room of every sampler for the lists and masks of a call, in bytes.
@@ -95,7 +95,7 @@ impl<'w> CudaTiled<'w> {
 
     /// The maximum bytes of lists and masks in a call with these rows, on any rank.
     pub fn list_bytes(&self, rows: &[RowParams<'_>]) -> usize {
-        most_listed(rows, self.0.shape.vocab_size)
+        max_list_bytes(rows, self.0.shape.vocab_size)
     }
 
     /// Allocates room for this many bytes of lists and masks, so [`CudaTiled::sample_sharded`] allocates nothing for

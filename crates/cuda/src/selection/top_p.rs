@@ -72,7 +72,7 @@ impl TopP<OneGpu> {
     ///
     /// Such a call has `call.count` draws, at most [`UNDECIDED_ROWS_SUMMED`](crate::abi::UNDECIDED_ROWS_SUMMED). Its
     /// rows have no masks and no biases, and top-p alone or no filter. Its first token is a multiple of 4.
-    pub(crate) fn takes_block_maxima(&self) -> bool {
+    pub(crate) fn supports_block_maxima(&self) -> bool {
         self.resident_blocks > Some(0)
     }
 }

@@ -42,8 +42,8 @@ pub struct CudaRankOptions {
 /// rank then still queries within the limit.
 const ON_GPUS: u32 = 2;
 
-/// Connects the exchange of `options`.
-pub(super) fn meet(
+/// Connects this rank's GPU to the GPUs of the other ranks.
+pub(super) fn connect(
     transport: &mut impl Transport,
     rows: usize,
     device: &Arc<Device>,
@@ -53,10 +53,10 @@ pub(super) fn meet(
     let limit = transport.time_limit() / ON_GPUS;
     Ok(match options.exchange {
         GpuExchange::Peers => {
-            let offer = PeerEndpoint::new(rank, world, rows, device)?;
-            let mut cards = Vec::new();
-            transport.all_gather(&offer.card(), &mut cards).map_err(ShardError::from)?;
-            CudaExchange::from(offer.connect(&cards, limit)?)
+            let endpoint = PeerEndpoint::new(rank, world, rows, device)?;
+            let mut descriptors = Vec::new();
+            transport.all_gather(&endpoint.descriptor(), &mut descriptors).map_err(ShardError::from)?;
+            CudaExchange::from(endpoint.connect(&descriptors, limit)?)
         }
         GpuExchange::Nccl => by_nccl(transport, rows, device, limit)?,
     })
@@ -73,16 +73,16 @@ fn by_nccl(
     use flash_sampling_cuda::{CudaError, NcclEndpoint, NcclId};
     let (rank, world) = (transport.rank(), transport.world());
     // A rank that cannot take part fails here, before the other ranks wait for it in NCCL.
-    let offer = NcclEndpoint::new(rank, world, rows, device)?;
+    let endpoint = NcclEndpoint::new(rank, world, rows, device)?;
     let id = if rank == 0 { Some(NcclId::new()) } else { None }.transpose();
     // If there is no id, an empty message reports this to the waiting ranks.
-    let name = id.as_ref().ok().and_then(Option::as_ref).map_or([].as_slice(), NcclId::as_bytes);
-    let mut names = Vec::new();
-    transport.all_gather(name, &mut names).map_err(ShardError::from)?;
+    let message = id.as_ref().ok().and_then(Option::as_ref).map_or([].as_slice(), NcclId::as_bytes);
+    let mut messages = Vec::new();
+    transport.all_gather(message, &mut messages).map_err(ShardError::from)?;
     id?;
-    let id = names.first().and_then(|name| NcclId::from_bytes(name));
-    let id = id.ok_or_else(|| CudaError::Rank { rank: 0, what: "has no name for the group of NCCL".into() })?;
-    Ok(CudaExchange::from(offer.connect(&id, limit)?))
+    let id = messages.first().and_then(|bytes| NcclId::from_bytes(bytes));
+    let id = id.ok_or_else(|| CudaError::Rank { rank: 0, what: "has no id for the group of NCCL".into() })?;
+    Ok(CudaExchange::from(endpoint.connect(&id, limit)?))
 }
 
 #[cfg(not(feature = "nccl"))]

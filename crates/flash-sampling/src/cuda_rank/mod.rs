@@ -5,7 +5,7 @@ mod failure;
 mod shared;
 
 use crate::build::{BuildError, shard_starts};
-use connect::meet;
+use connect::connect;
 pub use connect::{CudaRankOptions, GpuExchange};
 use core::mem::take;
 use flash_sampling_core::backend::{Candidate, Winner, reuse_vec};
@@ -106,7 +106,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
     pub fn new(shard: Head<'w>, plan: Plan, mut transport: T, options: &CudaRankOptions) -> Result<Self, BuildError> {
         let device = Device::new(options.device)?;
         let local = CudaTiled::new(shard, plan, &device)?;
-        let exchange = meet(&mut transport, CudaTiled::max_exchange_rows(&plan), &device, options)?;
+        let exchange = connect(&mut transport, CudaTiled::max_exchange_rows(&plan), &device, options)?;
         CudaRank::join(local, (shard.weight().dtype(), Transforms::of(&shard)), transport, exchange, options)
     }
 
@@ -125,7 +125,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         // An allocation in a call could wait for the kernel of another rank.
         let mut shard = CudaTiled::from(shard);
         shard.reserve_lists(CudaTiled::LIST_ROOM)?;
-        let exchange = meet(&mut transport, CudaTiled::max_exchange_rows(&plan), &device, options)?;
+        let exchange = connect(&mut transport, CudaTiled::max_exchange_rows(&plan), &device, options)?;
         let transforms = Transforms { bias: head.bias.is_some(), soft_cap: head.soft_cap, scale: head.scale };
         CudaRank::join(shard, (head.weight.dtype, transforms), transport, exchange, options)
     }

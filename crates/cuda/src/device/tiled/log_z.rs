@@ -74,10 +74,10 @@ impl DeviceTiled {
         hidden: &DeviceMatrix,
         rows: RowsAndDraws,
         log_z: DeviceAddress<f64>,
-        kinds: RowFeatures,
+        features: RowFeatures,
     ) -> Result<(), CudaError> {
         check_aligned("log Z", log_z)?;
-        if kinds == RowFeatures::Bare && self.head.soft_cap.is_none() && self.is_hoppers(hidden) {
+        if features == RowFeatures::Bare && self.head.soft_cap.is_none() && self.is_hopper(hidden) {
             let masses = self.log_z.masses(log_z, self.max_rows, &self.device)?;
             return self.launch_any(queue, hidden, rows, FusedOutput::LogZ(masses)).map(drop);
         }

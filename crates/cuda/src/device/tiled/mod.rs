@@ -138,9 +138,9 @@ impl DeviceTiled {
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].
-    pub fn prepare(&mut self, kinds: RowFeatures) -> Result<(), CudaError> {
+    pub fn prepare(&mut self, features: RowFeatures) -> Result<(), CudaError> {
         match &mut self.hopper {
-            Some(hopper) if kinds == RowFeatures::Any => {
+            Some(hopper) if features == RowFeatures::Any => {
                 hopper.prepare(&FusedOutput::MasksPenalties(LogitStore::default()), &self.device)
             }
             _ => Ok(()),
@@ -180,7 +180,7 @@ impl DeviceTiled {
     /// The launch skips tokens that cannot win, so it has no log Z: see [`DeviceTiled::launch_with_log_z`].
     ///
     /// `rows` has one [`abi::Row`](crate::abi::Row) per row, and `draws` has room for one
-    /// [`abi::Draw`](crate::abi::Draw) per row. `kinds` states the features of the rows. On Hopper,
+    /// [`abi::Draw`](crate::abi::Draw) per row. `features` states the features of the rows. On Hopper,
     /// [`RowFeatures::Any`] uses a separate kernel, which the first such launch loads.
     ///
     /// # Errors
@@ -192,7 +192,7 @@ impl DeviceTiled {
     /// # Safety
     /// * `hidden`, `rows`, `draws`, and all memory that the rows point to, are device memory of this device, of the
     ///   stated sizes, until the launch has run.
-    /// * The rows are as [`abi::Row`](crate::abi::Row) states, and have only the features of `kinds`.
+    /// * The rows are as [`abi::Row`](crate::abi::Row) states, and have only the features of `features`.
     /// * Launches of one planned value follow each other: on one stream, or ordered by events.
     /// * This value outlives the launch, and every launch of a graph that captured it.
     pub unsafe fn launch(
@@ -201,12 +201,12 @@ impl DeviceTiled {
         hidden: &DeviceMatrix,
         rows: DeviceAddress<Row>,
         draws: DeviceAddress<Draw>,
-        kinds: RowFeatures,
+        features: RowFeatures,
     ) -> Result<(), CudaError> {
         // SAFETY: the bullets of this function and of `new`; this value owns the scratch, sized for every
         // multiprocessor.
         let queue = unsafe { Queue::new(stream) };
-        self.enqueue(queue, hidden, (rows, draws), kinds)
+        self.enqueue(queue, hidden, (rows, draws), features)
     }
 
     /// Draws like [`DeviceTiled::launch`], and computes log Z (paper App. L).
@@ -232,11 +232,11 @@ impl DeviceTiled {
         rows: DeviceAddress<Row>,
         draws: DeviceAddress<Draw>,
         log_z: DeviceAddress<f64>,
-        kinds: RowFeatures,
+        features: RowFeatures,
     ) -> Result<(), CudaError> {
         // SAFETY: the bullets of this function and of `new`; this value owns the scratch.
         let queue = unsafe { Queue::new(stream) };
-        self.enqueue_with_log_z(queue, hidden, (rows, draws), log_z, kinds)
+        self.enqueue_with_log_z(queue, hidden, (rows, draws), log_z, features)
     }
 
     /// Draws like [`DeviceTiled::launch`], and stores the transformed logits in float32 (paper App. K).
@@ -272,7 +272,7 @@ impl DeviceTiled {
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn prepare_fan_out(&mut self) -> Result<(), CudaError> {
-        self.prepare_leaving(&FusedOutput::FanOut(Peers::default()))
+        self.prepare_output(&FusedOutput::FanOut(Peers::default()))
     }
 
     /// Draws from the whole vocabulary, with the same draws on every rank: [`DeviceTiled::launch`], then
@@ -292,17 +292,17 @@ impl DeviceTiled {
         hidden: &DeviceMatrix,
         rows: DeviceAddress<Row>,
         draws: DeviceAddress<Draw>,
-        kinds: RowFeatures,
+        features: RowFeatures,
         peers: &mut DevicePeers,
     ) -> Result<(), CudaError> {
         // SAFETY: the bullets of this function and of `new`; the exchange follows the draws on one stream.
         let queue = unsafe { Queue::new(stream) };
         // A step fails before any of its launches.
         let call = peers.call(rows, draws, hidden.rows)?;
-        if kinds != RowFeatures::Any && self.is_hoppers(hidden) && self.head.weight.rows > 0 {
+        if features != RowFeatures::Any && self.is_hopper(hidden) && self.head.weight.rows > 0 {
             return self.launch_any(queue, hidden, (rows, draws), FusedOutput::FanOut(call)).map(drop);
         }
-        self.enqueue(queue, hidden, (rows, draws), kinds)?;
+        self.enqueue(queue, hidden, (rows, draws), features)?;
         peers.enqueue(queue, (rows, draws), hidden.rows)
     }
 
@@ -312,9 +312,9 @@ impl DeviceTiled {
         queue: Queue<'_>,
         hidden: &DeviceMatrix,
         rows: RowsAndDraws,
-        kinds: RowFeatures,
+        features: RowFeatures,
     ) -> Result<(), CudaError> {
-        let output = if kinds == RowFeatures::Any {
+        let output = if features == RowFeatures::Any {
             FusedOutput::MasksPenalties(LogitStore::default())
         } else {
             FusedOutput::Plain
@@ -323,7 +323,7 @@ impl DeviceTiled {
     }
 
     /// Whether the Hopper kernel supports these hidden states.
-    fn is_hoppers(&self, hidden: &DeviceMatrix) -> bool {
+    fn is_hopper(&self, hidden: &DeviceMatrix) -> bool {
         self.hopper.is_some() && hidden.dtype == self.head.weight.dtype && hidden.is_aligned()
     }
 
@@ -346,16 +346,16 @@ impl DeviceTiled {
         // A thread may have no current context, which the driver needs to encode maps.
         self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
         check_rows(rows, draws)?;
-        if !self.head.takes(hidden, self.max_rows)? {
+        if !self.head.check_hidden(hidden, self.max_rows)? {
             return Ok(false);
         }
         let call = self.call(hidden, rows, draws);
-        let takes = self.is_hoppers(hidden);
-        match self.hopper.as_mut().filter(|_| takes) {
+        let is_hopper = self.is_hopper(hidden);
+        match self.hopper.as_mut().filter(|_| is_hopper) {
             Some(hopper) => hopper.launch(queue, hidden, call, &output, &self.device).map(|()| false),
             None => {
-                let to = if let FusedOutput::MasksPenalties(to) = output { to } else { LogitStore::default() };
-                self.launch_portable(queue, hidden, call, to).map(|()| true)
+                let stored = if let FusedOutput::MasksPenalties(to) = output { to } else { LogitStore::default() };
+                self.launch_portable(queue, hidden, call, stored).map(|()| true)
             }
         }
     }

@@ -23,12 +23,12 @@ impl DeviceTiled {
         let (address, cols, dtype) = (logits.cast(), self.head.weight.rows, DType::F32);
         DeviceMatrix { address, dtype, rows: hidden.rows, cols, row_stride }.check("logits")?;
         check_rows(rows, draws)?;
-        if !self.head.takes(hidden, self.max_rows)? {
+        if !self.head.check_hidden(hidden, self.max_rows)? {
             return Ok(());
         }
         let call = self.call(hidden, rows, draws);
-        let to = LogitStore { logits, stride: row_stride as u64, block_maxima: DeviceAddress::NULL };
-        self.launch_portable(queue, hidden, call, to)
+        let stored = LogitStore { logits, stride: row_stride as u64, block_maxima: DeviceAddress::NULL };
+        self.launch_portable(queue, hidden, call, stored)
     }
 
     /// Draws, and stores the logits by the fastest kernel for rows of these features. `stored` has room for a multiple
@@ -48,7 +48,7 @@ impl DeviceTiled {
 
     /// Whether calls with these hidden states can store the largest logit of each granule besides the logits.
     pub(crate) fn stores_block_maxima(&self, hidden: &DeviceMatrix) -> bool {
-        self.has_block_maxima() && self.is_hoppers(hidden)
+        self.has_block_maxima() && self.is_hopper(hidden)
     }
 
     /// Whether `top_p_block_max` supports this head: it reads undecided rows in Philox blocks of four tokens.
@@ -57,15 +57,15 @@ impl DeviceTiled {
     }
 
     /// Whether calls with these hidden states can list the largest logits.
-    pub(crate) fn lists(&self, hidden: &DeviceMatrix) -> bool {
-        self.is_hoppers(hidden)
+    pub(crate) fn can_list(&self, hidden: &DeviceMatrix) -> bool {
+        self.is_hopper(hidden)
     }
 
     /// Loads the Hopper kernels with this output, if any, for every number of rows of the plan.
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].
-    pub(crate) fn prepare_leaving(&mut self, output: &FusedOutput) -> Result<(), CudaError> {
+    pub(crate) fn prepare_output(&mut self, output: &FusedOutput) -> Result<(), CudaError> {
         match &mut self.hopper {
             Some(hopper) => hopper.prepare(output, &self.device),
             None => Ok(()),

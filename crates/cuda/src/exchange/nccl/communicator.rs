@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Instant;
 
-/// The minimum timeout of [`Communicator::meet`]: NCCL first inspects the machine.
-const MEETING: Duration = Duration::from_secs(60);
+/// The minimum timeout of [`Communicator::connect`]: NCCL first inspects the machine.
+const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The minimum timeout for ending a communicator.
-const LEAVING: Duration = Duration::from_secs(5);
+const MIN_END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Polls of the stream per query of NCCL's asynchronous errors.
-const LOOKS: u32 = 1024;
+const POLLS_PER_QUERY: u32 = 1024;
 
 /// A communicator that moves to another thread.
 struct Handle(sys::ncclComm_t);
@@ -50,10 +50,10 @@ unsafe impl Send for Communicator {}
 unsafe impl Sync for Communicator {}
 
 impl Communicator {
-    /// Connects with the other ranks of the id, within the longer of `limit` and a minute.
+    /// Connects to the other ranks of the id, within the longer of `limit` and a minute.
     ///
     /// NCCL has no timeout, so another thread makes the call. After a timeout, that thread stays blocked in NCCL.
-    pub(crate) fn meet(
+    pub(crate) fn connect(
         id: &NcclId,
         rank: usize,
         world: usize,
@@ -63,15 +63,16 @@ impl Communicator {
         if !is_present() {
             return Err(CudaError::unavailable("the library libnccl cannot be loaded"));
         }
-        let (id, device, meeting) = (*id, device.clone(), limit.max(MEETING));
-        let meet = move || {
+        let (id, device, timeout) = (*id, device.clone(), limit.max(MIN_CONNECT_TIMEOUT));
+        let connect = move || {
             device.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
             let mut comm = core::ptr::null_mut();
             // SAFETY: the pointer is valid for one communicator; the context of the rank's device is bound.
-            unsafe { result::comm_init_rank(&raw mut comm, world as c_int, id.raw(), rank as c_int) }.map_err(unmet)?;
+            unsafe { result::comm_init_rank(&raw mut comm, world as c_int, id.raw(), rank as c_int) }
+                .map_err(connect_error)?;
             Ok(Communicator { comm: Some(comm), limit, device })
         };
-        within(meeting, meet)?.unwrap_or(Err(CudaError::LateRanks { ranks: Vec::new(), limit: meeting }))
+        within(timeout, connect)?.unwrap_or(Err(CudaError::LateRanks { ranks: Vec::new(), limit: timeout }))
     }
 
     /// The handle for calls of NCCL.
@@ -79,7 +80,7 @@ impl Communicator {
     /// # Errors
     /// [`CudaError::LateRanks`] after an abort.
     pub(crate) fn raw(&self) -> Result<sys::ncclComm_t, CudaError> {
-        self.comm.ok_or_else(|| self.given_up())
+        self.comm.ok_or_else(|| self.late_ranks())
     }
 
     /// Waits for the stream. After a timeout or an NCCL error, aborts this rank's communicator and its work on the GPU.
@@ -91,16 +92,16 @@ impl Communicator {
         let driver = CudaError::driver("wait for an exchange");
         let done = stream.record_event(None).map_err(&driver)?;
         let begun = Instant::now();
-        for look in 1u32.. {
+        for poll in 1u32.. {
             if done.try_is_complete().map_err(&driver)? {
                 break;
             }
             if begun.elapsed() > self.limit {
-                self.give_up();
-                return Err(self.given_up());
+                self.abort();
+                return Err(self.late_ranks());
             }
-            if look % LOOKS == 0 {
-                self.look_for_errors()?;
+            if poll % POLLS_PER_QUERY == 0 {
+                self.check_async_error()?;
             }
             std::hint::spin_loop();
         }
@@ -108,19 +109,19 @@ impl Communicator {
     }
 
     /// Checks for asynchronous errors of NCCL, for example a broken connection.
-    fn look_for_errors(&mut self) -> Result<(), CudaError> {
+    fn check_async_error(&mut self) -> Result<(), CudaError> {
         let comm = self.raw()?;
         let mut found = sys::ncclResult_t::ncclSuccess;
         // SAFETY: the communicator is alive; the pointer is valid for one result.
-        let asked = unsafe { sys::ncclCommGetAsyncError(comm, &raw mut found) };
-        let error = asked.result().and_then(|_| found.result()).err();
+        let queried = unsafe { sys::ncclCommGetAsyncError(comm, &raw mut found) };
+        let error = queried.result().and_then(|_| found.result()).err();
         error.map_or(Ok(()), |error| {
-            self.give_up();
+            self.abort();
             Err(failed("reduce the draws")(error))
         })
     }
 
-    fn given_up(&self) -> CudaError {
+    fn late_ranks(&self) -> CudaError {
         CudaError::LateRanks { ranks: Vec::new(), limit: self.limit }
     }
 
@@ -131,10 +132,11 @@ impl Communicator {
             let _ = device.context().bind_to_thread();
             handle.end(is_done);
         };
-        let _ = within(self.limit.max(LEAVING), end);
+        let _ = within(self.limit.max(MIN_END_TIMEOUT), end);
     }
 
-    fn give_up(&mut self) {
+    /// Aborts this rank's communicator and its work on the GPU.
+    fn abort(&mut self) {
         if let Some(handle) = self.comm.take().map(Handle) {
             self.end(handle, false);
         }
@@ -158,11 +160,11 @@ impl Drop for Communicator {
 /// The error of a failed connection.
 ///
 /// NCCL has no error code for two ranks on one GPU. Processes may see different GPUs, so only NCCL can detect this.
-fn unmet(error: NcclError) -> CudaError {
+fn connect_error(error: NcclError) -> CudaError {
     let is_misuse = error.0 == sys::ncclResult_t::ncclInvalidUsage;
-    match failed("meet the other ranks")(error) {
+    match failed("connect to the other ranks")(error) {
         CudaError::Nccl { action, name } if is_misuse => {
-            CudaError::Nccl { action, name: format!("{name}, as where two ranks are on one GPU") }
+            CudaError::Nccl { action, name: format!("{name}, possibly because two ranks are on one GPU") }
         }
         error => error,
     }
@@ -170,13 +172,13 @@ fn unmet(error: NcclError) -> CudaError {
 
 /// Runs `f` on another thread and returns its result; `None` after a timeout, when the thread drops the late result.
 fn within<T: Send + 'static>(limit: Duration, f: impl FnOnce() -> T + Send + 'static) -> Result<Option<T>, CudaError> {
-    let (give, take) = channel();
+    let (sender, receiver) = channel();
     let thread = std::thread::Builder::new().name("nccl".into()).spawn(move || {
-        let _ = give.send(f());
+        let _ = sender.send(f());
     });
     thread.map_err(|error| CudaError::unavailable(format!("no thread can be started: {error}")))?;
-    match take.recv_timeout(limit) {
-        Ok(given) => Ok(Some(given)),
+    match receiver.recv_timeout(limit) {
+        Ok(result) => Ok(Some(result)),
         Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(None),
     }
 }
@@ -186,20 +188,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_too_long_is_left_behind_and_dropped_when_it_comes() {
+    fn a_late_result_is_dropped() {
         assert_eq!(within(Duration::from_secs(20), || 7), Ok(Some(7)));
-        struct Told(std::sync::mpsc::Sender<()>);
-        impl Drop for Told {
+        struct OnDrop(std::sync::mpsc::Sender<()>);
+        impl Drop for OnDrop {
             fn drop(&mut self) {
                 let _ = self.0.send(());
             }
         }
         let (go, wait) = channel::<()>();
-        let (told, dropped) = channel();
+        let (sender, dropped) = channel();
         let begun = Instant::now();
         let late = within(Duration::from_millis(20), move || {
             let _ = wait.recv();
-            Told(told)
+            OnDrop(sender)
         });
         assert!(matches!(late, Ok(None)) && begun.elapsed() < Duration::from_secs(10));
         assert!(dropped.try_recv().is_err());

@@ -132,7 +132,7 @@ impl NcclEndpoint {
     /// [`CudaError::LateRanks`] without ranks; [`CudaError::Nccl`], [`CudaError::Driver`].
     pub fn connect(self, id: &NcclId, limit: Duration) -> Result<DeviceNccl, CudaError> {
         let NcclEndpoint { rank, world, max_rows, to_words, from_words, device, words } = self;
-        let comm = Communicator::meet(id, rank, world, &device, limit)?;
+        let comm = Communicator::connect(id, rank, world, &device, limit)?;
         let mut nccl = DeviceNccl { comm, rank, world, max_rows, mark: 0, to_words, from_words, device, words };
         let stream = nccl.device.stream()?;
         nccl.reduce(&stream)?;

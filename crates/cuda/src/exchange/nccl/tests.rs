@@ -27,7 +27,7 @@ fn devices() -> Option<Vec<Arc<Device>>> {
 }
 
 /// Token, score and status. The logit is omitted: NCCL returns score minus noise, and synthetic draws have no noise.
-fn told(draw: &Draw) -> (u32, u32, u32) {
+fn bits(draw: &Draw) -> (u32, u32, u32) {
     (draw.token, draw.score.to_bits(), draw.status)
 }
 
@@ -62,7 +62,7 @@ fn a_captured_launch_is_replayed() {
             nccl.check(&found).unwrap();
             for (row, found) in found.iter().enumerate() {
                 let expected = whole_draw(step, world, row);
-                assert_eq!(told(found), told(&expected), "rank {number} of {world}, step {step}, row {row}");
+                assert_eq!(bits(found), bits(&expected), "rank {number} of {world}, step {step}, row {row}");
             }
         }
     };
@@ -93,7 +93,7 @@ fn a_captured_step_draws_as_one_gpu_does() {
                 let found = steps(number, world, device, REPLAYS, Some(id));
                 for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
                     for (row, (found, expected)) in found.iter().zip(expected).enumerate() {
-                        assert_eq!(told(found), told(expected), "rank {number} of {world}, replay {step}, row {row}");
+                        assert_eq!(bits(found), bits(expected), "rank {number} of {world}, replay {step}, row {row}");
                     }
                 }
             });

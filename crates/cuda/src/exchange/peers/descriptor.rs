@@ -4,11 +4,11 @@ use crate::error::CudaError;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
-/// First bytes of a card; the last two digits are the version of the format.
+/// First bytes of a descriptor; the last two digits are the version of the format.
 const MAGIC: [u8; 4] = *b"fp04";
 /// Bytes of a handle that opens memory in another process.
 pub(crate) const HANDLE: usize = 64;
-const CARD: usize = 4 + 4 * 8 + HANDLE;
+const DESCRIPTOR: usize = 4 + 4 * 8 + HANDLE;
 
 /// A random number that identifies this process.
 static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
@@ -44,9 +44,9 @@ impl PeerDescriptor {
         bytes
     }
 
-    /// Decodes a card; `None` if the bytes are not a card.
+    /// Decodes a descriptor; `None` if the bytes are not a descriptor.
     fn decode(bytes: &[u8]) -> Option<PeerDescriptor> {
-        let bytes: &[u8; CARD] = bytes.try_into().ok()?;
+        let bytes: &[u8; DESCRIPTOR] = bytes.try_into().ok()?;
         let (magic, rest) = bytes.split_first_chunk::<4>()?;
         let (words, handle) = rest.split_last_chunk::<HANDLE>()?;
         let mut words = words.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
@@ -56,28 +56,31 @@ impl PeerDescriptor {
         (*magic == MAGIC).then_some(PeerDescriptor { process, mailbox, rank, world, max_rows, handle: *handle })
     }
 
-    /// Decodes the cards of all ranks, in order, and checks them against this rank's own card.
-    pub(crate) fn decode_all(&self, cards: &[Vec<u8>]) -> Result<Vec<PeerDescriptor>, CudaError> {
+    /// Decodes the descriptors of all ranks, in order, and checks them against this rank's own descriptor.
+    pub(crate) fn decode_all(&self, descriptors: &[Vec<u8>]) -> Result<Vec<PeerDescriptor>, CudaError> {
         let refused = |rank, what: String| Err(CudaError::Rank { rank, what });
-        if cards.len() != self.world as usize {
-            return refused(self.rank as usize, format!("got {} cards for {} ranks", cards.len(), self.world));
+        if descriptors.len() != self.world as usize {
+            return refused(
+                self.rank as usize,
+                format!("received {} descriptors for {} ranks", descriptors.len(), self.world),
+            );
         }
-        let mut all = Vec::with_capacity(cards.len());
-        for (rank, bytes) in cards.iter().enumerate() {
-            let Some(card) = PeerDescriptor::decode(bytes) else {
-                return refused(rank, "sent no card of this version".into());
+        let mut all = Vec::with_capacity(descriptors.len());
+        for (rank, bytes) in descriptors.iter().enumerate() {
+            let Some(descriptor) = PeerDescriptor::decode(bytes) else {
+                return refused(rank, "sent no descriptor of this version".into());
             };
-            if (card.rank as usize, card.world) != (rank, self.world) {
-                let (found, world) = (card.rank, card.world);
-                return refused(rank, format!("holds itself for rank {found} of {world}, not of {}", self.world));
+            if (descriptor.rank as usize, descriptor.world) != (rank, self.world) {
+                let (found, world) = (descriptor.rank, descriptor.world);
+                return refused(rank, format!("says that it is rank {found} of {world}, not of {}", self.world));
             }
-            if card.max_rows != self.max_rows {
-                return refused(rank, format!("is planned for {} rows, not {}", card.max_rows, self.max_rows));
+            if descriptor.max_rows != self.max_rows {
+                return refused(rank, format!("is planned for {} rows, not {}", descriptor.max_rows, self.max_rows));
             }
-            all.push(card);
+            all.push(descriptor);
         }
         if all[self.rank as usize] != *self {
-            return refused(self.rank as usize, "got another card for itself than it sent".into());
+            return refused(self.rank as usize, "received a descriptor for itself that it did not send".into());
         }
         Ok(all)
     }
@@ -87,14 +90,14 @@ impl PeerDescriptor {
 mod tests {
     use super::*;
 
-    fn card(rank: u32) -> PeerDescriptor {
+    fn descriptor(rank: u32) -> PeerDescriptor {
         PeerDescriptor { process: 7, mailbox: 9, rank, world: 3, max_rows: 64, handle: [rank as u8; HANDLE] }
     }
 
     #[test]
-    fn bytes_carry_a_card() {
-        let bytes = card(2).encode();
-        assert_eq!(PeerDescriptor::decode(&bytes), Some(card(2)));
+    fn bytes_carry_a_descriptor() {
+        let bytes = descriptor(2).encode();
+        assert_eq!(PeerDescriptor::decode(&bytes), Some(descriptor(2)));
         for cut in 0..bytes.len() {
             assert_eq!(PeerDescriptor::decode(&bytes[..cut]), None);
         }
@@ -107,21 +110,21 @@ mod tests {
     #[test]
     fn ranks_that_differ_are_named() {
         let all = |change: fn(&mut Vec<PeerDescriptor>)| {
-            let mut cards: Vec<_> = (0..3).map(card).collect();
-            change(&mut cards);
-            let bytes: Vec<_> = cards.iter().map(PeerDescriptor::encode).collect();
-            card(0).decode_all(&bytes)
+            let mut descriptors: Vec<_> = (0..3).map(descriptor).collect();
+            change(&mut descriptors);
+            let bytes: Vec<_> = descriptors.iter().map(PeerDescriptor::encode).collect();
+            descriptor(0).decode_all(&bytes)
         };
-        assert_eq!(all(|_| {}).unwrap(), [card(0), card(1), card(2)]);
+        assert_eq!(all(|_| {}).unwrap(), [descriptor(0), descriptor(1), descriptor(2)]);
         let blamed = |change| match all(change) {
             Err(CudaError::Rank { rank, .. }) => rank,
             other => panic!("{other:?}"),
         };
-        assert_eq!(blamed(|cards| cards[1].rank = 2), 1);
-        assert_eq!(blamed(|cards| cards[2].world = 4), 2);
-        assert_eq!(blamed(|cards| cards[2].max_rows = 65), 2);
-        assert_eq!(blamed(|cards| cards[0].mailbox = 1), 0);
-        assert_eq!(blamed(|cards| cards.truncate(2)), 0);
-        assert!(matches!(card(0).decode_all(&[vec![], vec![], vec![]]), Err(CudaError::Rank { rank: 0, .. })));
+        assert_eq!(blamed(|descriptors| descriptors[1].rank = 2), 1);
+        assert_eq!(blamed(|descriptors| descriptors[2].world = 4), 2);
+        assert_eq!(blamed(|descriptors| descriptors[2].max_rows = 65), 2);
+        assert_eq!(blamed(|descriptors| descriptors[0].mailbox = 1), 0);
+        assert_eq!(blamed(|descriptors| descriptors.truncate(2)), 0);
+        assert!(matches!(descriptor(0).decode_all(&[vec![], vec![], vec![]]), Err(CudaError::Rank { rank: 0, .. })));
     }
 }

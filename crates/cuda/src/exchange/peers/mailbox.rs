@@ -127,13 +127,13 @@ pub(crate) enum MappedMailbox {
 }
 
 impl MappedMailbox {
-    /// Maps the mailbox of a card, for stores from `device`.
-    pub(crate) fn new(card: &PeerDescriptor, mine: &Mailbox, device: &Arc<Device>) -> Result<MappedMailbox, CudaError> {
-        let rank = card.rank as usize;
+    /// Maps the mailbox of a peer, for stores from `device`.
+    pub(crate) fn new(peer: &PeerDescriptor, mine: &Mailbox, device: &Arc<Device>) -> Result<MappedMailbox, CudaError> {
+        let rank = peer.rank as usize;
         device.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
-        if card.process == PeerDescriptor::this_process() {
+        if peer.process == PeerDescriptor::this_process() {
             let all = MAILBOXES.lock().unwrap_or_else(PoisonError::into_inner);
-            let found = all.as_ref().and_then(|all| all.get(&card.mailbox)).and_then(Weak::upgrade);
+            let found = all.as_ref().and_then(|all| all.get(&peer.mailbox)).and_then(Weak::upgrade);
             let Some(mailbox) = found.filter(|mailbox| (mailbox.slots, mailbox.size) == (mine.slots, mine.size)) else {
                 return Err(CudaError::Rank { rank, what: "has gone, or has another mailbox".into() });
             };
@@ -143,7 +143,7 @@ impl MappedMailbox {
             }
             return Ok(MappedMailbox::Here(mailbox));
         }
-        let handle = sys::CUipcMemHandle { reserved: card.handle.map(|byte| byte as core::ffi::c_char) };
+        let handle = sys::CUipcMemHandle { reserved: peer.handle.map(|byte| byte as core::ffi::c_char) };
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;
         let unreachable = |code: sys::CUresult| CudaError::Rank {

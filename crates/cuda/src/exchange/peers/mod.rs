@@ -33,11 +33,11 @@ pub(crate) static SOURCE: KernelSource = KernelSource::single("peers.cu", kernel
 
 /// A rank that has allocated its mailbox and is not yet connected to the other ranks.
 ///
-/// Every rank sends its [`card`](PeerEndpoint::card) to every other rank over any channel, and then
+/// Every rank sends its [`descriptor`](PeerEndpoint::descriptor) to every other rank over any channel, and then
 /// [`connects`](PeerEndpoint::connect).
 #[derive(Debug)]
 pub struct PeerEndpoint {
-    card: PeerDescriptor,
+    descriptor: PeerDescriptor,
     mailbox: Arc<Mailbox>,
     kernel: Kernel<(abi::Peers,)>,
     device: Arc<Device>,
@@ -63,7 +63,7 @@ impl PeerEndpoint {
         }
         let kernel = device.function(&SOURCE, &SOURCE.instance(), &entries::JOIN_PEERS)?;
         let mailbox = Mailbox::new(world, max_rows, device)?;
-        let card = PeerDescriptor {
+        let descriptor = PeerDescriptor {
             process: PeerDescriptor::this_process(),
             mailbox: mailbox.id(),
             rank: rank as u32,
@@ -71,37 +71,37 @@ impl PeerEndpoint {
             max_rows: max_rows as u64,
             handle: mailbox.handle(),
         };
-        Ok(PeerEndpoint { card, mailbox, kernel, device: device.clone() })
+        Ok(PeerEndpoint { descriptor, mailbox, kernel, device: device.clone() })
     }
 
     /// Returns the bytes that the other ranks need in order to connect.
     ///
     /// After this call another process may hold the mailbox open, 4192 bytes per rank and row. So the mailbox is not
     /// freed before this process ends, unless all ranks of [`connect`](PeerEndpoint::connect) are in this process.
-    pub fn card(&self) -> Vec<u8> {
-        self.mailbox.set_shared(self.card.world > 1);
-        self.card.encode()
+    pub fn descriptor(&self) -> Vec<u8> {
+        self.mailbox.set_shared(self.descriptor.world > 1);
+        self.descriptor.encode()
     }
 
-    /// Opens the mailboxes of all ranks; `cards[r]` is the card of rank `r`, this rank included.
+    /// Opens the mailboxes of all ranks; `descriptors[r]` is the descriptor of rank `r`, this rank included.
     ///
     /// A wait for another rank takes at most `limit`. Launch only after every rank has connected.
     ///
     /// # Errors
-    /// * [`CudaError::Rank`] names a rank whose card is unreadable, whose plan differs, or whose memory this device
-    ///   cannot reach.
+    /// * [`CudaError::Rank`] names a rank whose descriptor is unreadable, whose plan differs, or whose memory this
+    ///   device cannot reach.
     /// * [`CudaError::Driver`].
-    pub fn connect(self, cards: &[Vec<u8>], limit: Duration) -> Result<DevicePeers, CudaError> {
-        let PeerEndpoint { card, mailbox, kernel, device } = self;
-        let opened = card.decode_all(cards)?;
-        if opened.iter().all(|card| card.process == PeerDescriptor::this_process()) {
+    pub fn connect(self, descriptors: &[Vec<u8>], limit: Duration) -> Result<DevicePeers, CudaError> {
+        let PeerEndpoint { descriptor, mailbox, kernel, device } = self;
+        let peers = descriptor.decode_all(descriptors)?;
+        if peers.iter().all(|peer| peer.process == PeerDescriptor::this_process()) {
             mailbox.set_shared(false);
         }
         let opened =
-            opened.iter().map(|card| MappedMailbox::new(card, &mailbox, &device)).collect::<Result<Vec<_>, _>>()?;
+            peers.iter().map(|peer| MappedMailbox::new(peer, &mailbox, &device)).collect::<Result<Vec<_>, _>>()?;
         let mut mailboxes = [DeviceAddress::NULL; MAX_PEERS];
-        for (to, mailbox) in mailboxes.iter_mut().zip(&opened) {
-            *to = mailbox.address();
+        for (address, mailbox) in mailboxes.iter_mut().zip(&opened) {
+            *address = mailbox.address();
         }
         let call = abi::Peers {
             mailboxes,
@@ -111,11 +111,11 @@ impl PeerEndpoint {
             limit: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
             pause: 0,
             mark: 0,
-            rank: card.rank,
-            world: card.world,
-            lanes: card.world.next_power_of_two(),
+            rank: descriptor.rank,
+            world: descriptor.world,
+            lanes: descriptor.world.next_power_of_two(),
             row_count: 0,
-            max_rows: card.max_rows as u32,
+            max_rows: descriptor.max_rows as u32,
             turns: TURNS as u32,
         };
         Ok(DevicePeers { call, kernel, device, limit, is_pending: false, _opened: opened, mailbox })
@@ -166,10 +166,10 @@ impl DevicePeers {
     /// # Errors
     /// As [`PeerEndpoint::new`] and [`PeerEndpoint::connect`].
     pub fn group(devices: &[Arc<Device>], max_rows: usize, limit: Duration) -> Result<Vec<DevicePeers>, CudaError> {
-        let offer = |(rank, device)| PeerEndpoint::new(rank, devices.len(), max_rows, device);
-        let offers = devices.iter().enumerate().map(offer).collect::<Result<Vec<_>, _>>()?;
-        let cards: Vec<_> = offers.iter().map(PeerEndpoint::card).collect();
-        offers.into_iter().map(|offer| offer.connect(&cards, limit)).collect()
+        let endpoint = |(rank, device)| PeerEndpoint::new(rank, devices.len(), max_rows, device);
+        let endpoints = devices.iter().enumerate().map(endpoint).collect::<Result<Vec<_>, _>>()?;
+        let descriptors: Vec<_> = endpoints.iter().map(PeerEndpoint::descriptor).collect();
+        endpoints.into_iter().map(|endpoint| endpoint.connect(&descriptors, limit)).collect()
     }
 
     /// Returns this rank's number.

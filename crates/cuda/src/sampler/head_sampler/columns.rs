@@ -22,7 +22,7 @@ impl HeadSampler<'_> {
             selection.prepare(fused)?;
         }
         if kernels.columns.as_ref().is_none_or(|columns| columns.max_listed() < max_listed) {
-            kernels.columns = Some(RowColumnKernels::new(kernels.most(), max_listed, &kernels.device)?);
+            kernels.columns = Some(RowColumnKernels::new(kernels.max_draws(), max_listed, &kernels.device)?);
         }
         Ok(())
     }

@@ -35,7 +35,7 @@ use flash_sampling_core::{DType, Matrix, Plan, RowParams};
 use std::sync::Arc;
 
 /// The draws of several launches whose results are copied at once.
-const MOST_DRAWS: usize = 4096;
+const MAX_RESULTS: usize = 4096;
 
 /// The choice of kernels; and of variants with groups, the tokens of a group and their draw.
 pub(super) type Choice = (KernelChoice, Option<(u32, GroupRule)>);
@@ -74,8 +74,8 @@ pub(super) struct HeadKernels {
     groups: Option<DeviceGroups>,
     choice: Choice,
     /// The maximum number of draws in a launch, and with filters unless stored logits need more memory.
-    most: usize,
-    most_filtered: usize,
+    max_draws: usize,
+    max_filtered: usize,
     pub(super) device: Arc<Device>,
     head: DeviceHead,
     inputs: Scratch,
@@ -97,29 +97,29 @@ pub(super) struct HeadKernels {
     pub(super) uploaded: Option<UploadedWeight>,
 }
 
-/// Loads the kernels for launches of `most` draws. With groups, the fused kernel only stores logits.
+/// Loads the kernels for launches of `max_draws` draws. With groups, the fused kernel only stores logits.
 fn load(
     head: DeviceHead,
-    most: usize,
+    max_draws: usize,
     (choice, groups): Choice,
     device: &Arc<Device>,
 ) -> Result<(DeviceTiled, Option<DeviceGroups>), CudaError> {
-    let groups = groups.map(|(size, rule)| DeviceGroups::plan(head, most, size, rule, device)).transpose()?;
+    let groups = groups.map(|(size, rule)| DeviceGroups::plan(head, max_draws, size, rule, device)).transpose()?;
     let fused = match groups {
-        Some(_) => DeviceTiled::unplanned(head, most, device, KernelChoice::Portable),
-        None => DeviceTiled::plan(head, most, device, choice),
+        Some(_) => DeviceTiled::unplanned(head, max_draws, device, KernelChoice::Portable),
+        None => DeviceTiled::plan(head, max_draws, device, choice),
     }?;
     Ok((fused, groups))
 }
 
 /// The maximum number of draws in a launch of a plan.
-pub(crate) fn most_draws(plan: &Plan) -> usize {
+pub(crate) fn max_launch_draws(plan: &Plan) -> usize {
     plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS)
 }
 
 /// Bytes of the inputs of a launch without lists, with hidden states of this many bytes.
-fn staged_bytes(most: usize, hidden: usize) -> usize {
-    most * (hidden + size_of::<Row>()) + 16
+fn staged_bytes(max_draws: usize, hidden: usize) -> usize {
+    max_draws * (hidden + size_of::<Row>()) + 16
 }
 
 impl HeadKernels {
@@ -133,14 +133,15 @@ impl HeadKernels {
         device: &Arc<Device>,
         stream: &CudaStream,
     ) -> Result<Self, CudaError> {
-        let (most, results) = (most_draws(plan), plan.max_rows.saturating_mul(plan.max_draws as usize).min(MOST_DRAWS));
-        let (fused, groups) = load(head, most, choice, device)?;
+        let (max_draws, results) =
+            (max_launch_draws(plan), plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_RESULTS));
+        let (fused, groups) = load(head, max_draws, choice, device)?;
         // Over device memory, a launch makes one draw of each row.
         let (hidden, filtered) = match is_uploaded {
-            true => (row_stride(head.weight.cols) * size_of::<f32>(), most),
-            false => (0, plan.max_rows.min(most)),
+            true => (row_stride(head.weight.cols) * size_of::<f32>(), max_draws),
+            false => (0, plan.max_rows.min(max_draws)),
         };
-        let (size, most_filtered) = (staged_bytes(most, hidden), filtered.min(rows_within(head.weight.rows)));
+        let (size, max_filtered) = (staged_bytes(max_draws, hidden), filtered.min(rows_within(head.weight.rows)));
         let (inputs, staged) = (Scratch::new(size + ROOM, &[], device)?, Pinned::new(size, stream)?);
         let bytes = results * size_of::<Draw>();
         let (draws, results) = (Scratch::new(bytes, &[], device)?, Pinned::new(bytes, stream)?);
@@ -150,8 +151,8 @@ impl HeadKernels {
             fused,
             groups,
             choice,
-            most,
-            most_filtered,
+            max_draws,
+            max_filtered,
             device,
             head,
             inputs,
@@ -168,7 +169,7 @@ impl HeadKernels {
 
     /// Changes the number of rows. No launch may be in progress.
     pub(super) fn replan(&mut self, plan: &Plan, stream: &CudaStream) -> Result<(), CudaError> {
-        if most_draws(plan) == self.most {
+        if max_launch_draws(plan) == self.max_draws {
             return Ok(());
         }
         let is_uploaded = self.uploaded.is_some();
@@ -180,17 +181,17 @@ impl HeadKernels {
     }
 
     /// Draws of a launch.
-    pub(super) fn most(&self) -> usize {
-        self.most
+    pub(super) fn max_draws(&self) -> usize {
+        self.max_draws
     }
 
     /// The maximum number of draws with filters in a launch.
-    pub(super) fn most_filtered(&self) -> usize {
-        self.most_filtered
+    pub(super) fn max_filtered(&self) -> usize {
+        self.max_filtered
     }
 
     /// The maximum number of draws in launches whose results are copied at once.
-    pub(super) fn most_results(&self) -> usize {
+    pub(super) fn max_results(&self) -> usize {
         self.draws.len() / size_of::<Draw>()
     }
 
@@ -199,8 +200,8 @@ impl HeadKernels {
     }
 
     /// Whether lists can decide filters for these hidden states.
-    pub(super) fn lists(&self, hidden: HiddenStates<'_>) -> bool {
-        self.fused.lists(&match hidden {
+    pub(super) fn can_list(&self, hidden: HiddenStates<'_>) -> bool {
+        self.fused.can_list(&match hidden {
             HiddenStates::Host(input) => self.copied(DeviceAddress::NULL, input.dtype(), 1),
             HiddenStates::Device(hidden) => hidden,
         })
@@ -214,10 +215,10 @@ impl HeadKernels {
 
     /// Enqueues the draws of a launch whose rows are staged, with results from number `at` on.
     ///
-    /// Without filters, a launch has at most [`HeadKernels::most`] draws, else [`HeadKernels::most_filtered`]. Lists need
-    /// [`HeadKernels::lists`]. With an exchange, the draws are of the whole vocabulary, in a call with the given
-    /// parameters. Filters then need [`HeadKernels::prepare_sharded`] and [`HeadKernels::filter_support`], and with
-    /// logits, all rows have top-p alone or no filters.
+    /// Without filters, a launch has at most [`HeadKernels::max_draws`] draws, else [`HeadKernels::max_filtered`].
+    /// Lists need [`HeadKernels::can_list`]. With an exchange, the draws are of the whole vocabulary, in a call with
+    /// the given parameters. Filters then need [`HeadKernels::prepare_sharded`] and [`HeadKernels::filter_support`],
+    /// and with logits, all rows have top-p alone or no filters.
     pub(super) fn launch(
         &mut self,
         queue: Queue<'_>,
@@ -228,33 +229,35 @@ impl HeadKernels {
         exchange: Option<(&mut CudaExchange, &[RowParams<'_>])>,
     ) -> Result<(), CudaError> {
         let (hidden, rows) = self.copy(queue, staging, hidden.rows(launch.first..launch.first + launch.slots.len()))?;
-        let (hidden, draws, kinds) = (&hidden, self.draws.begin_use::<Draw>().add(at), staging.kinds());
+        let (hidden, draws, features) = (&hidden, self.draws.begin_use::<Draw>().add(at), staging.features());
         results::poison(draws, hidden.rows, queue)?;
         let Some(from) = from else {
             match &mut self.groups {
                 Some(groups) => groups.enqueue(queue, hidden, (rows, draws), DeviceAddress::NULL),
-                None => self.fused.enqueue(queue, hidden, (rows, draws), kinds),
+                None => self.fused.enqueue(queue, hidden, (rows, draws), features),
             }?;
             self.record_read(queue)?;
             let Some((exchange, params)) = exchange else { return Ok(()) };
             return exchange.launch(queue, (rows, draws), hidden.rows, params);
         };
         let ((selection, room), fused) = self.filters()?;
-        let there = room.begin_use();
-        queue.copy_up(filters, there)?;
-        let rows = FilteredRows { rows, filters: there, draws };
+        let filters_at = room.begin_use();
+        queue.copy_up(filters, filters_at)?;
+        let rows = FilteredRows { rows, filters: filters_at, draws };
         let launched = match exchange.map(|(exchange, params)| (exchange.peers(), params)) {
             Some((Some((peers, mark)), params)) => {
                 let peers = (peers, || mark.of(params));
                 match from {
                     FilterSource::Lists => selection.enqueue_listed_ranks(queue, fused, hidden, rows, peers),
-                    FilterSource::Logits => selection.enqueue_by_mass_ranks(queue, fused, hidden, (rows, kinds), peers),
+                    FilterSource::Logits => {
+                        selection.enqueue_by_mass_ranks(queue, fused, hidden, (rows, features), peers)
+                    }
                 }
             }
             Some((None, _)) => Err(CudaError::NotSharded { reason: "filters need the exchange by peers" }),
             None => match from == FilterSource::Lists && selection.enqueue_listed(queue, fused, hidden, rows)? {
                 true => Ok(()),
-                false => selection.enqueue(queue, fused, hidden, rows, FilterKinds::of(filters).with_rows(kinds)),
+                false => selection.enqueue(queue, fused, hidden, rows, FilterKinds::of(filters).with_rows(features)),
             },
         };
         self.record_read(queue)?;
@@ -291,12 +294,12 @@ impl HeadKernels {
 
     /// The kernels for filters and their memory, made at first use; and the fused kernel.
     pub(super) fn filters(&mut self) -> Result<(&mut (DeviceFilters, Scratch), &mut DeviceTiled), CudaError> {
-        let (tokens, most) = (self.tokens(), self.most_filtered());
+        let (tokens, max_draws) = (self.tokens(), self.max_filtered());
         let filters = match &mut self.filters {
             Some(filters) => filters,
             none => {
-                let room = Scratch::new(most * size_of::<RowFilters>(), &[], &self.device)?;
-                none.insert((DeviceFilters::new(tokens, most, &self.device)?, room))
+                let room = Scratch::new(max_draws * size_of::<RowFilters>(), &[], &self.device)?;
+                none.insert((DeviceFilters::new(tokens, max_draws, &self.device)?, room))
             }
         };
         Ok((filters, &mut self.fused))
@@ -309,8 +312,8 @@ impl HeadKernels {
     /// limit assumes one rank per GPU. If ranks share a GPU, waiting blocks can displace the blocks that they wait for,
     /// until the time limit.
     pub(super) fn filter_support(&self) -> FilterSupport {
-        let lists = self.fused.lists(&self.copied(DeviceAddress::NULL, self.head.weight.dtype, 1));
-        let most = self.most_filtered().min(2 * self.device.multiprocessors() as usize);
+        let lists = self.fused.can_list(&self.copied(DeviceAddress::NULL, self.head.weight.dtype, 1));
+        let most = self.max_filtered().min(2 * self.device.multiprocessors() as usize);
         FilterSupport { lists, masses: lists && self.head.first_token.is_multiple_of(4), most }
     }
 
@@ -322,7 +325,7 @@ impl HeadKernels {
         Ok(())
     }
 
-    /// Stores and summarizes the logits of the staged rows, at most [`HeadKernels::most`].
+    /// Stores and summarizes the logits of the staged rows, at most [`HeadKernels::max_draws`].
     ///
     /// The results are one draw per row, with the row's first invalid logit. Hidden states on the device are those of
     /// the call; `which` are the staged rows. Returns the inputs of the logits, for a canonical plan.
@@ -344,13 +347,13 @@ impl HeadKernels {
         let (mut at, mut is_transformed) = (0, false);
         for run in which.chunk_by(|a, b| is_copied || a + 1 == *b) {
             let first = if is_copied { 0 } else { run[0] };
-            let (part, to) = (hidden.rows(first..first + run.len()), stored.place(at));
+            let (part, room) = (hidden.rows(first..first + run.len()), stored.place(at));
             let rows = (rows.add(at), draws.add(at));
             is_transformed = if is_canonical {
-                self.fused.enqueue_storing(queue, &part, rows, to.logits, to.stride as usize)?;
+                self.fused.enqueue_storing(queue, &part, rows, room.logits, room.stride as usize)?;
                 true
             } else {
-                self.fused.enqueue_storing_fast(queue, &part, rows, staging.kinds(), to)?
+                self.fused.enqueue_storing_fast(queue, &part, rows, staging.features(), room)?
             };
             at += run.len();
         }
@@ -373,7 +376,8 @@ impl HeadKernels {
 
     /// Allocates room for the inputs of calls with hidden states on the host and this many bytes of lists and masks.
     pub(super) fn reserve_lists(&mut self, bytes: usize, stream: &CudaStream) -> Result<(), CudaError> {
-        let size = staged_bytes(self.most, row_stride(self.head.weight.cols) * size_of::<f32>()).max(self.staged.len());
+        let size =
+            staged_bytes(self.max_draws, row_stride(self.head.weight.cols) * size_of::<f32>()).max(self.staged.len());
         self.reserve(size, size.next_power_of_two() + bytes, HeadKernels::queue(stream))
     }
 
@@ -401,11 +405,11 @@ impl HeadKernels {
 
     /// A queue for the kernels on the sampler's own stream.
     pub(super) fn queue(stream: &CudaStream) -> Queue<'_> {
-        // SAFETY: *Memory*: a `HeadKernels` owns inputs and draws, sized by `new` for the most draws; `Scratch` frees
-        // them after their launches. Weight and bias belong to it, or to the caller by `DeviceSampler::new`. Hidden
-        // states are copied, or belong to the caller by `DeviceHidden::new` or `DeviceSampler::sample`. *Order*: the
-        // sampler's own stream follows the stream of a call, and every call waits at its end. *Rows*: `Staging` makes
-        // rows from checked parameters; checked greedy rows have no filters; `RowFilters::of` bounds top-k.
+        // SAFETY: *Memory*: a `HeadKernels` owns inputs and draws, sized by `new` for `max_draws` draws; `Scratch`
+        // frees them after their launches. Weight and bias belong to it, or to the caller by `DeviceSampler::new`.
+        // Hidden states are copied, or belong to the caller by `DeviceHidden::new` or `DeviceSampler::sample`. *Order*:
+        // the sampler's own stream follows the stream of a call, and every call waits at its end. *Rows*: `Staging`
+        // makes rows from checked parameters; checked greedy rows have no filters; `RowFilters::of` bounds top-k.
         unsafe { Queue::new(stream) }
     }
 }

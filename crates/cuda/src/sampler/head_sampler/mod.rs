@@ -29,7 +29,7 @@ use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, Sco
 use flash_sampling_core::{
     Capabilities, DType, Head, HeadError, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
 };
-pub(super) use kernels::most_draws;
+pub(super) use kernels::max_launch_draws;
 use kernels::{HeadKernels, HiddenStates};
 use source::{CanonicalBounds, HeadSource, LaunchRows};
 use std::sync::Arc;

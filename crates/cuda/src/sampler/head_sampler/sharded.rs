@@ -1,7 +1,7 @@
 //! Calls of ranks whose GPUs exchange draws and decide filters.
 
 use super::HeadSampler;
-use super::kernels::{HeadKernels, HiddenStates, most_draws};
+use super::kernels::{HeadKernels, HiddenStates, max_launch_draws};
 use crate::abi::{Draw, RowFilters};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
@@ -168,7 +168,7 @@ fn launch(
     let mut kernels = kernels.as_mut().filter(|_| from.is_none() || batch.input.dtype() == *dtype);
     // The draws of one launch: the same number on every rank, with or without tokens.
     let most = match from {
-        None => most_draws(plan).min(exchange.max_rows()),
+        None => max_launch_draws(plan).min(exchange.max_rows()),
         Some(_) => exchange.filters().most,
     };
     rows.plan(items, most, hidden, draws);

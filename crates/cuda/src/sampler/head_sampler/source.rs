@@ -108,13 +108,13 @@ impl LogitSource for HeadSource<'_, '_> {
     ) -> Result<(), CudaError> {
         let HeadSource { kernels, rows, hidden, queue, .. } = self;
         let (hidden, queue) = (*hidden, *queue);
-        let most = if from.is_some() { kernels.most_filtered() } else { kernels.most() };
+        let most = if from.is_some() { kernels.max_filtered() } else { kernels.max_draws() };
         rows.plan(items, most, hidden, draws);
         // The launched slots whose results are not copied.
         let mut pending = 0..0;
         for at in 0..=rows.plan.launches.len() {
             let launch = rows.plan.launches.get(at).cloned();
-            if launch.as_ref().is_none_or(|launch| launch.slots.end - pending.start > kernels.most_results()) {
+            if launch.as_ref().is_none_or(|launch| launch.slots.end - pending.start > kernels.max_results()) {
                 kernels.finish(queue, pending.len(), &mut rows.results)?;
                 rows.write(pending.clone(), draws);
                 pending.start = pending.end;
@@ -129,16 +129,16 @@ impl LogitSource for HeadSource<'_, '_> {
         Ok(())
     }
 
-    fn most_filtered(&self) -> usize {
-        self.kernels.most_filtered()
+    fn max_filtered(&self) -> usize {
+        self.kernels.max_filtered()
     }
 
     fn has_lists(&self) -> bool {
-        self.kernels.lists(self.hidden)
+        self.kernels.can_list(self.hidden)
     }
 
-    fn most_stored(&self) -> usize {
-        self.kernels.most()
+    fn max_stored(&self) -> usize {
+        self.kernels.max_draws()
     }
 
     fn store(

@@ -49,10 +49,10 @@ impl UploadedWeight {
 fn upload(weight: &Matrix<'_>, row_stride: usize, stream: &Arc<CudaStream>) -> Result<CudaSlice<u8>, CudaError> {
     let failed = CudaError::driver("copy the weight to the GPU");
     let bytes = row_stride * weight.dtype().size();
-    let mut to = stream.alloc_zeros::<u8>(weight.rows() * bytes).map_err(&failed)?;
+    let mut memory = stream.alloc_zeros::<u8>(weight.rows() * bytes).map_err(&failed)?;
     if weight.row_stride() == row_stride && weight.cols() == row_stride {
-        stream.memcpy_htod(weight.bytes(), &mut to).map_err(&failed)?;
-        return Ok(to);
+        stream.memcpy_htod(weight.bytes(), &mut memory).map_err(&failed)?;
+        return Ok(memory);
     }
     let rows_of_part = (PART / bytes).max(1);
     let mut part = Vec::with_capacity(rows_of_part.min(weight.rows()) * bytes);
@@ -63,8 +63,8 @@ fn upload(weight: &Matrix<'_>, row_stride: usize, stream: &Arc<CudaStream>) -> R
             part.extend_from_slice(weight.row_bytes(row));
             part.resize((row + 1 - first) * bytes, 0);
         }
-        stream.memcpy_htod(&part, &mut to.slice_mut(first * bytes..last * bytes)).map_err(&failed)?;
+        stream.memcpy_htod(&part, &mut memory.slice_mut(first * bytes..last * bytes)).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
     }
-    Ok(to)
+    Ok(memory)
 }

@@ -17,7 +17,7 @@ use source::{CopiedLogits, LogitDraws};
 use std::sync::Arc;
 
 /// The maximum number of draws of a launch.
-const MOST: usize = 4096;
+const MAX_DRAWS: usize = 4096;
 
 /// A sampler over existing logits in host memory, `[rows, vocab]` in bf16, f16 or f32, on a GPU (paper Alg. I.1).
 ///

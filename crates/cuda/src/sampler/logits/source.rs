@@ -1,7 +1,7 @@
 //! Draws from logits that were copied to the GPU.
 #![allow(unsafe_code)]
 
-use super::MOST;
+use super::MAX_DRAWS;
 use crate::abi::{self, DeviceAddress, Draw, Row, status};
 use crate::device::gpu::Device;
 use crate::device::launch::Queue;
@@ -45,16 +45,16 @@ impl LogitDraws {
         device: &Arc<Device>,
         stream: &Arc<CudaStream>,
     ) -> Result<Self, CudaError> {
-        let f32s = DeviceStandalone::with_math(0..vocab_size, DType::F32, MOST, device, math)?;
+        let f32s = DeviceStandalone::with_math(0..vocab_size, DType::F32, MAX_DRAWS, device, math)?;
         let allocate = CudaError::driver("allocate room for logits");
         let kernels = LogitDraws {
             vocab_size,
             math,
             samplers: [None, None, Some(f32s)],
             logits: stream.alloc_zeros(16).map_err(&allocate)?,
-            inputs: stream.alloc_zeros(MOST * size_of::<Row>() + 16).map_err(&allocate)?,
-            sources: stream.alloc_zeros(MOST).map_err(&allocate)?,
-            draws: stream.alloc_zeros(MOST).map_err(&allocate)?,
+            inputs: stream.alloc_zeros(MAX_DRAWS * size_of::<Row>() + 16).map_err(&allocate)?,
+            sources: stream.alloc_zeros(MAX_DRAWS).map_err(&allocate)?,
+            draws: stream.alloc_zeros(MAX_DRAWS).map_err(&allocate)?,
             staging: Staging::of(0..vocab_size, vocab_size),
             adjustments: Adjustments::default(),
             gathered: Vec::new(),
@@ -103,8 +103,8 @@ impl LogitDraws {
         let failed = CudaError::driver("copy the rows of a call");
         self.sources_here.clear();
         self.sources_here.extend(sources.map(|row| row as u32));
-        let mut there = self.sources.slice_mut(..self.sources_here.len());
-        stream.memcpy_htod(&self.sources_here, &mut there).map_err(&failed)?;
+        let mut sources = self.sources.slice_mut(..self.sources_here.len());
+        stream.memcpy_htod(&self.sources_here, &mut sources).map_err(&failed)?;
         Ok((rows, DeviceAddress::of(&self.sources, stream)))
     }
 }
@@ -128,7 +128,7 @@ impl LogitSource for CopiedLogits<'_> {
     ) -> Result<(), CudaError> {
         let CopiedLogits { kernels, logits, stream, device } = self;
         draws.clear();
-        for part in items.chunks(MOST) {
+        for part in items.chunks(MAX_DRAWS) {
             kernels.staging.clear();
             for same in part.chunk_by(|a, b| a.row == b.row) {
                 let row = rows.adjusted(same[0].row, &mut kernels.adjustments, 0..kernels.vocab_size)?;
@@ -136,18 +136,18 @@ impl LogitSource for CopiedLogits<'_> {
                 kernels.staging.push(params, &row, same.iter().map(|item| item.draw))?;
             }
             let (rows, sources) = kernels.copy_rows(part.iter().map(|item| item.row), stream)?;
-            let there = DeviceAddress::of(&kernels.draws, stream);
-            // SAFETY: *Memory*: logits, rows and sources were just copied on this stream; `draws` has room for `MOST`.
-            // All are freed after the launch; the sources are rows of the logits. *Order*: the call waits below.
-            // *Rows*: `Staging`.
+            let draws_at = DeviceAddress::of(&kernels.draws, stream);
+            // SAFETY: *Memory*: logits, rows and sources were just copied on this stream; `draws` has room for
+            // `MAX_DRAWS`. All are freed after the launch; the sources are rows of the logits. *Order*: the call waits
+            // below. *Rows*: `Staging`.
             let queue = unsafe { Queue::new(stream) };
-            results::poison(there, part.len(), queue)?;
-            let launch = DeviceDraws { count: part.len(), rows, sources: Some(sources), draws: there, log_z: None };
+            results::poison(draws_at, part.len(), queue)?;
+            let launch = DeviceDraws { count: part.len(), rows, sources: Some(sources), draws: draws_at, log_z: None };
             let sampler = match &mut kernels.samplers[abi::element(logits.dtype) as usize] {
                 Some(sampler) => sampler,
                 none => {
                     let tokens = 0..kernels.vocab_size;
-                    none.insert(DeviceStandalone::with_math(tokens, logits.dtype, MOST, device, kernels.math)?)
+                    none.insert(DeviceStandalone::with_math(tokens, logits.dtype, MAX_DRAWS, device, kernels.math)?)
                 }
             };
             sampler.enqueue(queue, logits, &launch)?;
@@ -162,7 +162,7 @@ impl LogitSource for CopiedLogits<'_> {
         Ok(())
     }
 
-    fn most_stored(&self) -> usize {
+    fn max_stored(&self) -> usize {
         MAX_ROWS
     }
 
@@ -176,8 +176,8 @@ impl LogitSource for CopiedLogits<'_> {
     ) -> Result<Option<CanonicalInputs>, CudaError> {
         let CopiedLogits { kernels, logits, stream, .. } = self;
         rows.stage_first(which, is_raw, &mut kernels.adjustments, &mut kernels.staging)?;
-        let (there, sources) = kernels.copy_rows(which.iter().copied(), stream)?;
-        stored.summarize(&SummaryInput { raw: Some(*logits), sources, rows: there })?;
+        let (rows, sources) = kernels.copy_rows(which.iter().copied(), stream)?;
+        stored.summarize(&SummaryInput { raw: Some(*logits), sources, rows })?;
         stream.synchronize().map_err(CudaError::driver("transform logits"))?;
         draws.clear();
         for slot in 0..which.len() {

@@ -115,7 +115,7 @@ impl<S: LogitSource> SourcePass<'_, S> {
         let SourcePass { source, place, scan } = self;
         scan.items.clear();
         let DrawItems { plain, listed, by_logits, draws } = &mut scan.items;
-        let most = source.most_filtered();
+        let most = source.max_filtered();
         for (r, (row, request)) in rows.batch.rows.iter().zip(requests).enumerate() {
             let (Ok(row), true) = (row, request.is_overview()) else { continue };
             let quick = quick_filters(row).filter(|_| most > 0 && *request == Request::Decide);
@@ -211,8 +211,8 @@ impl<S: LogitSource> SourcePass<'_, S> {
         let SourcePass { source, place, scan } = self;
         let RowScan { queries, stored, held, holds_raw, items: DrawItems { draws, .. }, .. } = &mut **scan;
         let stored =
-            StoredRows::made_in(stored, place.tokens.clone(), place.plan.max_rows, place.device, place.stream)?;
-        for part in members.chunks_mut(stored.rows().min(source.most_stored())) {
+            StoredRows::get_or_new(stored, place.tokens.clone(), place.plan.max_rows, place.device, place.stream)?;
+        for part in members.chunks_mut(stored.rows().min(source.max_stored())) {
             let slot = |r: usize| held.iter().position(|&held| held == r).filter(|_| *holds_raw == is_raw);
             let mut inputs = None;
             if !part.iter_mut().all(|member| slot(member.at).map(|slot| member.slot = slot).is_some()) {

@@ -106,7 +106,7 @@ pub(crate) trait LogitSource {
     ) -> Result<(), CudaError>;
 
     /// The maximum number of draws in a launch with filters. If it is 0, filters use stored logits.
-    fn most_filtered(&self) -> usize {
+    fn max_filtered(&self) -> usize {
         0
     }
 
@@ -116,7 +116,7 @@ pub(crate) trait LogitSource {
     }
 
     /// The maximum number of rows in a call of [`LogitSource::store`].
-    fn most_stored(&self) -> usize;
+    fn max_stored(&self) -> usize;
 
     /// Stores and summarizes the logits of ascending rows, and waits. The logits, transformed or raw, go to the first
     /// rows of `stored`. Writes one draw per row, with the row's first invalid logit if there is one. Returns the

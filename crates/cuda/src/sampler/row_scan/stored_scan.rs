@@ -154,7 +154,7 @@ impl StoredScan<'_, '_> {
     ) -> Result<(), CudaError> {
         for member in self.part.iter_mut().filter(|member| needs(member)) {
             if !place(member.out).assign_words(self.stored.mass(member.slot)?) {
-                return Err(CudaError::Corrupt { what: "masses" });
+                return Err(CudaError::Corrupt { what: "invalid masses" });
             }
         }
         Ok(())
@@ -177,7 +177,7 @@ impl StoredScan<'_, '_> {
             let member = &mut self.part[m];
             let temperature = member.row.filters.map_or(1.0, |filters| filters.temperature);
             let moments = Moments::from_words(words, temperature, tokens);
-            member.out.moments = moments.ok_or(CudaError::Corrupt { what: "moments" })?;
+            member.out.moments = moments.ok_or(CudaError::Corrupt { what: "invalid moments" })?;
         }
         Ok(())
     }

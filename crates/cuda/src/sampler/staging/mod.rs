@@ -52,7 +52,7 @@ fn forbids_most(mask: &[u32], vocab_size: u32) -> bool {
 }
 
 /// The maximum number of bytes of lists and masks for these rows, for any shard.
-pub(crate) fn most_listed(rows: &[RowParams<'_>], vocab_size: u32) -> usize {
+pub(crate) fn max_list_bytes(rows: &[RowParams<'_>], vocab_size: u32) -> usize {
     let of_row = |row: &RowParams<'_>| {
         let biases = row.logit_bias.len() + row.banned.len() + row.stop_token_ids.len();
         let items = biases + row.history.map_or(0, |history| history.occurrences().len());
@@ -81,7 +81,7 @@ impl Staging {
     }
 
     /// The features of the rows: `Any` if a row has penalties beyond biases, or a mask that forbids most tokens.
-    pub(crate) fn kinds(&self) -> RowFeatures {
+    pub(crate) fn features(&self) -> RowFeatures {
         match self.has_knobs {
             true => RowFeatures::Any,
             false if self.rows.iter().all(|row| row.mask.is_null() && row.biases == 0) => RowFeatures::Bare,
@@ -370,7 +370,7 @@ mod tests {
             let row = params.check(adjustments.row(r), &CAN, &plan, 64).unwrap();
             staging.push(&params, &row, [draw]).unwrap();
         }
-        let (size, most) = (staging.len(), most_listed(&all.map(|(params, _)| params), 64));
+        let (size, most) = (staging.len(), max_list_bytes(&all.map(|(params, _)| params), 64));
         assert!(most >= size - staging.lists_at(), "{most}");
         let bytes = staging.finish(None, DeviceAddress::new(4096)).to_vec();
         assert_eq!(bytes.len(), size);

@@ -42,9 +42,9 @@ impl CudaStreamed<'_> {
             let draws = row.first_draw..row.first_draw + row.draws;
             self.staging.push(&rows.batch.params[r], &row, draws)?;
         }
-        self.deal.deal(self.work.iter().copied(), self.room);
-        self.deal.copies.iter().for_each(|copy| self.staging.push_hidden(copy.row));
-        self.staging.arrange(&self.deal.order);
+        self.schedule.assign(self.work.iter().copied(), self.room);
+        self.schedule.copies.iter().for_each(|copy| self.staging.push_hidden(copy.row));
+        self.staging.arrange(&self.schedule.order);
         Ok(())
     }
 
@@ -56,12 +56,12 @@ impl CudaStreamed<'_> {
         let address = self.staging.copy_to(&mut self.inputs, Some(input), &self.stream)?;
         let queue = queue(&self.stream);
         queue.fill(DeviceAddress::of(&self.invalid, &self.stream), 0xff, self.invalid.len())?;
-        results::poison(DeviceAddress::of(&self.draws, &self.stream), self.deal.order.len(), queue)?;
+        results::poison(DeviceAddress::of(&self.draws, &self.stream), self.schedule.order.len(), queue)?;
         let (cols, row_stride) = (input.cols(), row_stride(input.cols()));
         if let Some(logprobs) = &mut self.logprobs {
             logprobs.begin(input, self.head.vocab_size as u32, &self.stream)?;
         }
-        Ok(DeviceMatrix { address, dtype: input.dtype(), rows: self.deal.copies.len(), cols, row_stride })
+        Ok(DeviceMatrix { address, dtype: input.dtype(), rows: self.schedule.copies.len(), cols, row_stride })
     }
 
     /// Enqueues the copy of a block that was read, and the launches over the block.
@@ -80,11 +80,11 @@ impl CudaStreamed<'_> {
         let (running, draws) = (DeviceAddress::of(&self.running, stream), DeviceAddress::of(&self.draws, stream));
         let invalid = DeviceAddress::of(&self.invalid, stream);
         let rows_at = DeviceAddress::of(&self.inputs, stream).add(self.staging.rows_at()).cast();
-        // The draws before this layer.
+        // The draws before this round.
         let mut before = 0;
-        for &layer in &self.deal.layers {
-            for first in (0..layer as usize).step_by(MAX_ROWS) {
-                let (rows, at) = (MAX_ROWS.min(layer as usize - first), before + first);
+        for &round in &self.schedule.rounds {
+            for first in (0..round as usize).step_by(MAX_ROWS) {
+                let (rows, at) = (MAX_ROWS.min(round as usize - first), before + first);
                 let part = hidden.rows(first..first + rows);
                 let results = Results {
                     rows: rows_at.add(at),
@@ -97,7 +97,7 @@ impl CudaStreamed<'_> {
                 };
                 self.pass.launch(queue, &head, &part, &results)?;
             }
-            before += layer as usize;
+            before += round as usize;
         }
         if let Some(logprobs) = &mut self.logprobs {
             logprobs.store(&head, queue)?;
@@ -107,14 +107,14 @@ impl CudaStreamed<'_> {
 
     /// Copies the draws to the host, and waits; summarizes the rows with log-probabilities.
     pub(super) fn end(&mut self, rows: &CallRows<'_, '_>) -> Result<(), CudaError> {
-        self.made.resize(self.deal.order.len(), Draw::default());
-        let there = self.draws.slice(..self.made.len());
-        self.stream.memcpy_dtoh(&there, &mut self.made).map_err(CudaError::driver("copy the draws"))?;
+        self.drawn.resize(self.schedule.order.len(), Draw::default());
+        let draws = self.draws.slice(..self.drawn.len());
+        self.stream.memcpy_dtoh(&draws, &mut self.drawn).map_err(CudaError::driver("copy the draws"))?;
         self.stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
         self.pass.mark_idle();
-        results::written(&self.made)?;
-        self.results.resize(self.made.len(), Draw::default());
-        for (&number, draw) in self.deal.order.iter().zip(&self.made) {
+        results::written(&self.drawn)?;
+        self.results.resize(self.drawn.len(), Draw::default());
+        for (&number, draw) in self.schedule.order.iter().zip(&self.drawn) {
             self.results[number as usize] = *draw;
         }
         match &mut self.logprobs {

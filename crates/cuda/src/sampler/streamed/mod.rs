@@ -1,12 +1,12 @@
 //! Samplers for heads larger than device memory: the host streams blocks of the weight during the multiplication (paper
 //! Alg. I.3).
 //!
-//! `call` has the steps of a call, `blocks` moves the weight, `deal` assigns draws to launches, and `logprobs` has the
-//! rows with log-probabilities.
+//! `call` has the steps of a call, `blocks` moves the weight, `draw_schedule` assigns draws to launches, and `logprobs`
+//! has the rows with log-probabilities.
 
 mod blocks;
 mod call;
-mod deal;
+mod draw_schedule;
 mod logprobs;
 
 use crate::abi::{self, DeviceAddress, Draw, RUNNING_BYTES, status};
@@ -27,7 +27,7 @@ use crate::sampler::tiled::CudaTiled;
 use blocks::Blocks;
 use core::mem::take;
 use cudarc::driver::{CudaSlice, CudaStream};
-use deal::Deal;
+use draw_schedule::DrawSchedule;
 use flash_sampling_core::backend::{
     Adjustments, Batch, CheckedRow, Row, RowSummary, check_call, check_rows, reuse_vec,
 };
@@ -81,9 +81,9 @@ pub struct CudaStreamed<'a> {
     adjustments: Adjustments,
     /// The valid rows of the call, and the number of draws of each.
     work: Vec<(usize, u32)>,
-    deal: Deal,
+    schedule: DrawSchedule,
     /// The draws in launch order, then row by row.
-    made: Vec<Draw>,
+    drawn: Vec<Draw>,
     results: Vec<Draw>,
     /// For plans with log-probabilities.
     logprobs: Option<StreamedLogprobs>,
@@ -179,8 +179,8 @@ impl<'a> CudaStreamed<'a> {
             draws,
             adjustments: Adjustments::default(),
             work: Vec::new(),
-            deal: Deal::default(),
-            made: Vec::new(),
+            schedule: DrawSchedule::default(),
+            drawn: Vec::new(),
             results: Vec::new(),
             logprobs,
             checked: Vec::new(),
@@ -240,7 +240,7 @@ impl<'a> CudaStreamed<'a> {
         self.results.clear();
         if self.head.vocab_size == 0 {
             let nothing = Draw { status: status::NO_FINITE_LOGIT, ..Draw::default() };
-            self.results.resize(self.deal.order.len(), nothing);
+            self.results.resize(self.schedule.order.len(), nothing);
         } else if !self.work.is_empty() {
             let hidden = self.begin(&rows.batch.input).map_err(SampleError::from)?;
             let row_bytes = self.head.hidden * self.head.dtype.size();

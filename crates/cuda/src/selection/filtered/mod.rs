@@ -148,9 +148,9 @@ impl DeviceFilters {
     /// [`CudaError::Driver`], [`CudaError::Compile`].
     pub fn prepare(&mut self, sampler: &mut DeviceTiled) -> Result<(), CudaError> {
         sampler.prepare(RowFeatures::Any)?;
-        sampler.prepare_leaving(&FusedOutput::Lists(RowLists::default()))?;
+        sampler.prepare_output(&FusedOutput::Lists(RowLists::default()))?;
         if sampler.has_block_maxima() {
-            sampler.prepare_leaving(&FusedOutput::StoreLogits(LogitStore::default()))?;
+            sampler.prepare_output(&FusedOutput::StoreLogits(LogitStore::default()))?;
         }
         self.room().map(drop)
     }
@@ -217,7 +217,7 @@ impl DeviceFilters {
         rows: FilteredRows,
     ) -> Result<bool, CudaError> {
         self.check(hidden, sampler, rows.filters)?;
-        if !sampler.lists(hidden) {
+        if !sampler.can_list(hidden) {
             return Ok(false);
         }
         let (lists, are_zeros) = self.begin_lists(queue, rows.filters)?;
@@ -295,7 +295,7 @@ impl DeviceFilters {
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, rows.filters)?;
         let has_maxima =
-            kinds.is_by_block_maxima() && self.by_mass.takes_block_maxima() && sampler.stores_block_maxima(hidden);
+            kinds.is_by_block_maxima() && self.by_mass.supports_block_maxima() && sampler.stores_block_maxima(hidden);
         let (stored, output) = self.logit_store(has_maxima)?;
         let is_transformed = sampler.launch_any(queue, hidden, rows.unfiltered(), output)?;
         if hidden.rows == 0 {

@@ -48,7 +48,7 @@ impl DeviceFilters {
 
     /// Draws as [`DeviceFilters::launch_listed`] does, over the shards of all ranks.
     ///
-    /// The sampler must [write lists](DeviceTiled::lists). Every rank has the same draws, and the same rows are
+    /// The sampler must [write lists](DeviceTiled::can_list). Every rank has the same draws, and the same rows are
     /// [`UNDECIDED`](crate::abi::status::UNDECIDED). The host computes the call's fingerprint while the sampler runs.
     pub(crate) fn enqueue_listed_ranks(
         &mut self,
@@ -60,9 +60,9 @@ impl DeviceFilters {
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, rows.filters)?;
         self.rank_kernels()?;
-        if !sampler.lists(hidden) {
+        if !sampler.can_list(hidden) {
             return Err(CudaError::NotSharded {
-                reason: "lists need the Hopper kernel, and hidden states of the weight's type",
+                reason: "lists need the Hopper kernel, and aligned hidden states of the weight's type",
             });
         }
         let (lists, are_zeros) = self.begin_lists(queue, rows.filters)?;
@@ -86,7 +86,7 @@ impl DeviceFilters {
         queue: Queue<'_>,
         sampler: &mut DeviceTiled,
         hidden: &DeviceMatrix,
-        (rows, kinds): (FilteredRows, RowFeatures),
+        (rows, features): (FilteredRows, RowFeatures),
         (peers, mark): (&mut DevicePeers, impl FnOnce() -> u64),
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, rows.filters)?;
@@ -96,7 +96,7 @@ impl DeviceFilters {
         }
         // Ranks may use different kernels, for example if only one shard has a bias. All kernels exchange sums and bins
         // in the same records.
-        let has_maxima = kinds == RowFeatures::Bare && sampler.stores_block_maxima(hidden);
+        let has_maxima = features == RowFeatures::Bare && sampler.stores_block_maxima(hidden);
         let (stored, output) = self.logit_store(has_maxima)?;
         let is_transformed = sampler.launch_any(queue, hidden, rows.unfiltered(), output)?;
         peers.set_mark(mark());

@@ -41,7 +41,8 @@ impl StoredRows {
             Kind::Lists => self.launch_lists(stored, items, out)?,
             Kind::Frontiers | Kind::Above => {
                 let call = ScanTokens { stored, out, rows: items.rows, items: items.items };
-                let kernels = self.scans.as_ref().ok_or(CudaError::Corrupt { what: "kernels of scans" })?;
+                let kernels =
+                    self.scans.as_ref().ok_or(CudaError::Corrupt { what: "the kernels of scans are not loaded" })?;
                 let queue = StoredRows::queue(&self.stream);
                 match kind {
                     Kind::Frontiers => kernels.frontiers(queue, call, items.count as u32),

@@ -135,15 +135,15 @@ impl StoredRows {
         })
     }
 
-    /// Returns the value in `place`, or makes it with [`StoredRows::new`].
-    pub(crate) fn made_in<'s>(
-        place: &'s mut Option<StoredRows>,
+    /// Returns the value in `slot`, or puts a [new](StoredRows::new) one there.
+    pub(crate) fn get_or_new<'s>(
+        slot: &'s mut Option<StoredRows>,
         tokens: Range<u32>,
         max_rows: usize,
         device: &Arc<Device>,
         stream: &Arc<CudaStream>,
     ) -> Result<&'s mut StoredRows, CudaError> {
-        match place {
+        match slot {
             Some(stored) => Ok(stored),
             empty => Ok(empty.insert(StoredRows::new(tokens, max_rows, device, stream)?)),
         }
@@ -189,7 +189,7 @@ fn by_item(
     ends: &mut Vec<usize>,
 ) -> Result<(), CudaError> {
     if kept.iter().any(|kept| kept.item as usize >= items) {
-        return Err(CudaError::Corrupt { what: "the item of a token" });
+        return Err(CudaError::Corrupt { what: "a token with an invalid item" });
     }
     // `ends` first has the number of each item's tokens, then their begin. Placing the tokens advances it to the end.
     ends.clear();

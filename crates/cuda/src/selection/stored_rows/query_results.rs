@@ -56,7 +56,7 @@ impl StoredRows {
             // Too many near ties: run each half of the queries alone. A single query has room for every token.
             let (first, second) = queries.split_at(queries.len() / 2);
             if first.is_empty() {
-                return Err(CudaError::Corrupt { what: "more tokens" });
+                return Err(CudaError::Corrupt { what: "more tokens than a row has" });
             }
             self.run_part(kind, first, canonical, out)?;
             return self.run_part(kind, second, canonical, out);

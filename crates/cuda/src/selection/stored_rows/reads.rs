@@ -12,8 +12,8 @@ impl StoredRows {
     pub(crate) fn read(&mut self, row: usize) -> Result<&[f32], CudaError> {
         let failed = CudaError::driver("copy stored logits");
         self.logits_here.resize(self.tokens.len(), 0.0);
-        let there = self.logits.slice(row * self.stride..row * self.stride + self.tokens.len());
-        self.stream.memcpy_dtoh(&there, &mut self.logits_here).map_err(&failed)?;
+        let logits = self.logits.slice(row * self.stride..row * self.stride + self.tokens.len());
+        self.stream.memcpy_dtoh(&logits, &mut self.logits_here).map_err(&failed)?;
         self.stream.synchronize().map_err(&failed)?;
         Ok(&self.logits_here)
     }

@@ -113,8 +113,8 @@ impl StoredRows {
             return Ok(());
         }
         let words: &[u32] = bytemuck::cast_slice(requests);
-        let mut to = device_requests.slice_mut(..words.len());
-        stream.memcpy_htod(words, &mut to).map_err(CudaError::driver("copy requests to the GPU"))?;
+        let mut uploaded = device_requests.slice_mut(..words.len());
+        stream.memcpy_htod(words, &mut uploaded).map_err(CudaError::driver("copy requests to the GPU"))?;
         let (queue, counts) = (StoredRows::queue(stream), requests.len() * size_of::<u32>());
         queue.fill(DeviceAddress::of(listed_counts, stream).cast::<u8>(), 0, counts)?;
         queue.fill(DeviceAddress::of(output, stream).cast::<u8>(), 0xff, layout.lists)
@@ -198,7 +198,7 @@ impl StoredRows {
         match (is_mass, max) {
             (true, _) => Ok(LogMass { max, sum }),
             (false, f32::NEG_INFINITY) => Ok(LogMass::EMPTY),
-            _ => Err(CudaError::Corrupt { what: "the mass of a row" }),
+            _ => Err(CudaError::Corrupt { what: "invalid mass of a row" }),
         }
     }
 

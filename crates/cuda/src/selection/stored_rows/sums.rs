@@ -7,7 +7,7 @@ use crate::selection::stored_scan::{MOMENTS, StoredScanKernels, Sum};
 use flash_sampling_core::backend::Moments;
 
 /// The maximum number of tokens in a row, so that 64 bits hold the sums of its moments.
-const MOST_SUMMED: usize = 1 << 23;
+const MAX_TOKENS: usize = 1 << 23;
 
 impl StoredRows {
     /// The kernels of scans, loaded at first use.
@@ -33,7 +33,7 @@ impl StoredRows {
         &mut self,
         queries: &[SumQuery],
     ) -> Result<impl Iterator<Item = [u64; Moments::WORDS]>, CudaError> {
-        CudaError::check_limits(&[("tokens whose moments are summed", self.tokens.len(), MOST_SUMMED)])?;
+        CudaError::check_limits(&[("tokens whose moments are summed", self.tokens.len(), MAX_TOKENS)])?;
         let sums = self.sum(Sum::Moments, queries, MOMENTS)?;
         Ok(sums.as_chunks::<MOMENTS>().0.iter().map(|&sums| words_of(sums)))
     }
@@ -51,7 +51,8 @@ impl StoredRows {
             let (queries, sums) =
                 (DeviceAddress::of(&self.inputs, &self.stream), DeviceAddress::of(&self.words, &self.stream));
             let call = ScanSums { stored: self.logits(), queries: queries.cast(), sums };
-            let kernels = self.scans.as_ref().ok_or(CudaError::Corrupt { what: "kernels of scans" })?;
+            let kernels =
+                self.scans.as_ref().ok_or(CudaError::Corrupt { what: "the kernels of scans are not loaded" })?;
             let queue = StoredRows::queue(&self.stream);
             kernels.sum(what, queue, call, part.len() as u32)?;
             let from = self.words_here.len();

@@ -96,9 +96,9 @@ impl Shard {
         let hidden = DeviceMatrix { rows: count, ..self.part.hidden };
         let (stream, peers) = (&self.rank.stream, &mut self.rank.peers);
         // Rows with any features use a second launch.
-        let kinds = if is_within { RowFeatures::Bare } else { RowFeatures::Any };
+        let features = if is_within { RowFeatures::Bare } else { RowFeatures::Any };
         // SAFETY: this value holds all memory, for this many rows; one stream; the rows are bare.
-        unsafe { self.part.tiled.launch_sharded(stream, &hidden, rows, draws, kinds, peers) }.unwrap();
+        unsafe { self.part.tiled.launch_sharded(stream, &hidden, rows, draws, features, peers) }.unwrap();
     }
 
     /// Replaces rows and hidden states of the first step.

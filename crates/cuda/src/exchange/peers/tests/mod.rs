@@ -299,16 +299,16 @@ fn a_captured_launch_is_replayed() {
 #[test]
 fn plans_that_cannot_be_are_refused() {
     for devices in placings(1) {
-        let offer = |rank, world, rows| PeerEndpoint::new(rank, world, rows, &devices[0]).unwrap_err();
-        assert!(matches!(offer(0, 33, 1), CudaError::TooLarge { what: "ranks", found: 33, limit: 32 }));
-        assert!(matches!(offer(2, 2, 1), CudaError::TooLarge { found: 3, limit: 2, .. }));
-        assert!(matches!(offer(0, 2, 257), CudaError::TooLarge { what: "rows", .. }));
-        assert!(matches!(offer(0, 2, 0), CudaError::EmptyPlan { knob: Knob::MaxRows }));
+        let endpoint = |rank, world, rows| PeerEndpoint::new(rank, world, rows, &devices[0]).unwrap_err();
+        assert!(matches!(endpoint(0, 33, 1), CudaError::TooLarge { what: "ranks", found: 33, limit: 32 }));
+        assert!(matches!(endpoint(2, 2, 1), CudaError::TooLarge { found: 3, limit: 2, .. }));
+        assert!(matches!(endpoint(0, 2, 257), CudaError::TooLarge { what: "rows", .. }));
+        assert!(matches!(endpoint(0, 2, 0), CudaError::EmptyPlan { knob: Knob::MaxRows }));
         // A mailbox that was dropped.
-        let offers = [0, 1].map(|rank| PeerEndpoint::new(rank, 2, 1, &devices[0]).unwrap());
-        let cards = offers.each_ref().map(PeerEndpoint::card);
-        let [first, second] = offers;
+        let endpoints = [0, 1].map(|rank| PeerEndpoint::new(rank, 2, 1, &devices[0]).unwrap());
+        let descriptors = endpoints.each_ref().map(PeerEndpoint::descriptor);
+        let [first, second] = endpoints;
         drop(second);
-        assert!(matches!(first.connect(&cards, LIMIT), Err(CudaError::Rank { rank: 1, .. })));
+        assert!(matches!(first.connect(&descriptors, LIMIT), Err(CudaError::Rank { rank: 1, .. })));
     }
 }

@@ -29,16 +29,16 @@ fn ranks_of_two_processes_have_the_best_draw_of_both_shards() {
     let mut ranks: Vec<_> = (0..WORLD).map(start).collect();
     // A rank that misses another rank ends by its own timeout.
     let succeeded: Vec<_> = ranks.iter_mut().map(|rank| rank.wait().unwrap().success()).collect();
-    let told = (0..WORLD).filter(|rank| folder.join(format!("done-{rank}")).exists()).count();
+    let reports = (0..WORLD).filter(|rank| folder.join(format!("done-{rank}")).exists()).count();
     std::fs::remove_dir_all(&folder).unwrap();
-    assert_eq!((succeeded, told), (vec![true; WORLD], WORLD));
+    assert_eq!((succeeded, reports), (vec![true; WORLD], WORLD));
 }
 
 /// Runs the rank of a child process: draws, and reports success by a file.
 fn rank_of_a_process(rank: usize, world: usize, folder: &Path) {
     let begun = Instant::now();
     // Writes this rank's message, and waits for the messages of all ranks.
-    let meet = |what: &str, mine: &[u8]| -> Vec<Vec<u8>> {
+    let all_gather = |what: &str, mine: &[u8]| -> Vec<Vec<u8>> {
         let (part, whole) = (folder.join(format!("part-{rank}")), folder.join(format!("{what}-{rank}")));
         std::fs::write(&part, mine).unwrap();
         std::fs::rename(part, whole).unwrap();
@@ -52,11 +52,11 @@ fn rank_of_a_process(rank: usize, world: usize, folder: &Path) {
         (0..world).map(read).collect()
     };
     let device = Device::new(rank).or_else(|_| Device::new(0)).unwrap();
-    let offer = PeerEndpoint::new(rank, world, 64, &device).unwrap();
-    let cards = meet("card", &offer.card());
+    let endpoint = PeerEndpoint::new(rank, world, 64, &device).unwrap();
+    let descriptors = all_gather("descriptor", &endpoint.descriptor());
     let counts: Vec<_> = (0..40).map(|step| [1, 64, 3, 17][step % 4]).collect();
-    let mut rank = Rank::new(offer.connect(&cards, LIMIT).unwrap(), &counts);
-    meet("connected", &[]);
+    let mut rank = Rank::new(endpoint.connect(&descriptors, LIMIT).unwrap(), &counts);
+    all_gather("connected", &[]);
     #[cfg(feature = "nccl")]
     by_nccl(&mut rank, world, folder);
     (0..counts.len()).for_each(|step| rank.launch(step));
@@ -64,7 +64,7 @@ fn rank_of_a_process(rank: usize, world: usize, folder: &Path) {
         let expected: Vec<_> = (0..draws.len()).map(|row| whole_draw(step, world, row)).collect();
         assert_eq!(draws, expected, "rank {}, step {step}", rank.peers.rank());
     }
-    meet("done", &[]);
+    all_gather("done", &[]);
 }
 
 /// Exchanges four steps over NCCL if each rank has a GPU. Compares token and score: NCCL returns score minus noise as
@@ -91,8 +91,8 @@ fn by_nccl(rank: &mut Rank, world: usize, folder: &Path) {
         rank.stream.synchronize().unwrap();
         for (row, found) in found.iter().enumerate() {
             let expected = whole_draw(step, world, row);
-            let told = |draw: &Draw| (draw.token, draw.score.to_bits(), draw.status);
-            assert_eq!(told(found), told(&expected), "rank {number}, step {step}, row {row}, by NCCL");
+            let bits = |draw: &Draw| (draw.token, draw.score.to_bits(), draw.status);
+            assert_eq!(bits(found), bits(&expected), "rank {number}, step {step}, row {row}, by NCCL");
         }
     }
 }

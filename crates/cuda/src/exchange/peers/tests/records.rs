@@ -50,9 +50,9 @@ fn sample(
             (sampler, CudaExchange::from(peers))
         })
         .collect();
-    let told: Vec<_> = ranks.iter().map(|(sampler, _)| sampler.encode_support()).collect();
+    let supports: Vec<_> = ranks.iter().map(|(sampler, _)| sampler.encode_support()).collect();
     for (sampler, exchange) in &mut ranks {
-        exchange.agree(&told).unwrap();
+        exchange.agree(&supports).unwrap();
         assert!(sampler.can_filter_sharded(exchange, &rows(row, 0)));
     }
     std::thread::scope(|scope| {
