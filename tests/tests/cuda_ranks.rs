@@ -104,6 +104,13 @@ fn ranks_with_hidden_states_in_other_memory_are_named() {
 }
 
 #[test]
+fn ranks_with_hidden_states_of_other_alignment_are_named() {
+    if let Some(_alone) = runs_here() {
+        rank_in_place::other_alignment_is_named();
+    }
+}
+
+#[test]
 fn a_rank_refuses_hidden_states_that_it_cannot_read_in_place() {
     if let Some(_alone) = runs_here() {
         rank_in_place::calls_that_do_not_fit_are_refused();

@@ -106,21 +106,26 @@ pub(crate) struct Copied {
     pub(crate) held: HeldHead,
 }
 
-/// Hidden states in device memory, with 16 bytes between their rows, and the memory.
+/// Hidden states in device memory, with a gap after each row, and the memory.
 pub(crate) struct CopiedHidden {
     pub(crate) hidden: DeviceHidden,
     _held: CudaSlice<u8>,
 }
 
 impl CopiedHidden {
-    /// Copies hidden states, and waits.
+    /// Copies hidden states with gaps of 16 bytes, and waits.
     pub(crate) fn new(input: Matrix<'_>, stream: &Arc<CudaStream>) -> Self {
+        CopiedHidden::with_gaps(input, 16, stream)
+    }
+
+    /// Copies hidden states with gaps of `gap` bytes, and waits.
+    pub(crate) fn with_gaps(input: Matrix<'_>, gap: usize, stream: &Arc<CudaStream>) -> Self {
         let (rows, cols, dtype) = (input.rows(), input.cols(), input.dtype());
-        let row = |row| input.row_bytes(row).iter().copied().chain([0xff; 16]);
+        let row = |row| input.row_bytes(row).iter().copied().chain(std::iter::repeat_n(0xff, gap));
         let bytes: Vec<u8> = (0..rows).flat_map(row).chain([0; 16]).collect();
         let held = stream.clone_htod(&bytes).unwrap();
         stream.synchronize().unwrap();
-        let (address, row_stride) = (DeviceAddress::of(&held, stream), cols + 16 / dtype.size());
+        let (address, row_stride) = (DeviceAddress::of(&held, stream), cols + gap / dtype.size());
         let matrix = DeviceMatrix { address, dtype, rows, cols, row_stride };
         // SAFETY: the memory has this size and is not written again, and the calls of this value are over when it is dropped.
         let hidden = unsafe { DeviceHidden::new(stream, matrix) }.unwrap();

@@ -58,12 +58,18 @@ pub(crate) fn results_have_the_reference_bits(gpus: Gpus, world: u32) {
     let build = |factory: super::GpuRanks| factory.build(problem.head(), plan).unwrap();
     let mut on_host = build(ranks(GpuExchange::Peers, gpus, Some(world)));
     let mut on_device = build(in_place(GpuExchange::Peers, gpus, Some(world)));
+    let is_hopper = Device::new(0).unwrap().capability() == (9, 0);
     let mut found = Samples::new();
     for (name, rows) in &calls {
         let want = reference(&problem, plan, ReferenceVariant::Tiled, rows);
         for (memory, ranks) in [("host", &mut on_host), ("device", &mut on_device)] {
             ranks.sample(problem.input(), rows, &mut found).unwrap();
             assert_same(&found, &want, &format!("{name}, {world} ranks, {memory} memory"));
+            // Lists decide these rows in one pass: each has all tokens of its shard.
+            let is_listed = |row: &RowParams<'_>| is_hopper && *name == "filters" && row.top_k == 20;
+            for (r, _) in rows.iter().enumerate().filter(|(_, row)| is_listed(row)) {
+                assert_eq!(found.row(r).unwrap().passes, 1, "row {r}, {world} ranks, {memory} memory");
+            }
         }
     }
 }
@@ -92,6 +98,42 @@ pub(crate) fn other_memory_is_named() {
             assert_eq!(of_cuda(outcome.unwrap_err()), expected);
             sampler.sample(problem.input(), &rows, &mut out).unwrap();
             assert_same(&out, &want, &format!("rank {rank}, host memory"));
+        }
+    });
+}
+
+/// In a call with filters, one rank has hidden states at addresses that are not multiples of 16 bytes, and then all
+/// ranks have such hidden states. Calls without filters do not depend on the alignment.
+pub(crate) fn other_alignment_is_named() {
+    let problem = Problem::integers(Size::new(2, 900, 64), DType::BF16, DType::BF16, 5);
+    let plan = Plan { max_rows: 2, ..Plan::default() };
+    load_kernels(&problem, plan);
+    let stream = Device::new(0).unwrap().context().new_stream().unwrap();
+    let aligned = CopiedHidden::new(problem.input(), &stream);
+    let misaligned = CopiedHidden::with_gaps(problem.input(), 2, &stream);
+    let plain = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
+    let filtered = plain.map(|row| RowParams { top_k: 20, ..row });
+    let [drawn, kept] = [plain, filtered].map(|rows| reference(&problem, plan, ReferenceVariant::Tiled, &rows));
+    let is_hopper = Device::new(0).unwrap().capability() == (9, 0);
+    let limit = Duration::from_secs(4);
+    two_ranks(problem.head(), plan, limit, Gpus::One, CudaRankOptions::default(), |rank, mut sampler| {
+        let mut out = Samples::new();
+        let own = [&aligned, &misaligned][rank];
+        for _ in 0..2 {
+            sampler.sample_device(&own.hidden, &plain, &mut out).unwrap();
+            assert_same(&out, &drawn, &format!("rank {rank}, no filters"));
+            let outcome = sampler.sample_device(&own.hidden, &filtered, &mut out);
+            match is_hopper {
+                true => {
+                    let expected = CudaError::OtherCall { rank: Some(1 - rank), row: Some(0) };
+                    assert_eq!(of_cuda(outcome.unwrap_err()), expected);
+                }
+                false => outcome.unwrap(),
+            }
+            for hidden in [&misaligned, &aligned] {
+                sampler.sample_device(&hidden.hidden, &filtered, &mut out).unwrap();
+                assert_same(&out, &kept, &format!("rank {rank}, filters"));
+            }
         }
     });
 }

@@ -50,19 +50,24 @@ impl From<DeviceNccl> for CudaExchange {
 pub(crate) struct CallFingerprint {
     /// The number of calls, including calls that failed before their exchange.
     calls: u64,
-    /// The type of the hidden states, and whether they are on the device.
-    hidden: (u8, bool),
+    /// The type, memory and alignment of the hidden states.
+    hidden: u64,
     /// The fingerprint, once computed.
     known: Option<u64>,
 }
 
 impl CallFingerprint {
+    /// The fingerprint of the next call.
+    fn next(&self, dtype: DType, is_on_device: bool, is_aligned: bool) -> CallFingerprint {
+        let hidden = u64::from(number_of(dtype)) | u64::from(is_on_device) << 8 | u64::from(!is_aligned) << 9;
+        CallFingerprint { calls: self.calls + 1, hidden, known: None }
+    }
+
     /// The fingerprint of the call with these rows, computed once per call.
     ///
     /// Masks take the host a microsecond for 10^5 tokens, so callers launch the draws first.
     pub(crate) fn of(&mut self, rows: &[RowParams<'_>]) -> u64 {
-        let (calls, (dtype, is_on_device)) = (self.calls, self.hidden);
-        let hidden = u64::from(dtype) | u64::from(is_on_device) << 8;
+        let (calls, hidden) = (self.calls, self.hidden);
         *self.known.get_or_insert_with(|| of_words([calls, hidden].into_iter().chain(rows.iter().map(host_digest))))
     }
 }
@@ -152,10 +157,9 @@ impl CudaExchange {
     /// Begins a call with a new fingerprint, before any other step of the call can fail.
     ///
     /// The fingerprint separates this call from failed calls of this rank, and from calls of other ranks with other
-    /// parameters, or hidden states of another type or in other memory: on the device, launches have other rows.
-    pub(crate) fn begin(&mut self, dtype: DType, is_on_device: bool) {
-        let hidden = (number_of(dtype), is_on_device);
-        self.mark = CallFingerprint { calls: self.mark.calls + 1, hidden, known: None };
+    /// parameters, or hidden states of another type, alignment or memory: on the device, launches have other rows.
+    pub(crate) fn begin(&mut self, dtype: DType, is_on_device: bool, is_aligned: bool) {
+        self.mark = self.mark.next(dtype, is_on_device, is_aligned);
     }
 
     /// Enqueues the exchange of draws, after a launch on the same stream. No draw is
@@ -227,6 +231,22 @@ impl CudaExchange {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fingerprints_differ_if_the_hidden_states_do() {
+        let marks = [
+            (DType::BF16, false, true),
+            (DType::F16, false, true),
+            (DType::BF16, true, true),
+            (DType::BF16, true, false),
+        ]
+        .map(|(dtype, is_on_device, is_aligned)| {
+            CallFingerprint::default().next(dtype, is_on_device, is_aligned).of(&[RowParams::default()])
+        });
+        for (i, mark) in marks.iter().enumerate() {
+            assert!(!marks[..i].contains(mark), "{i}");
+        }
+    }
 
     #[test]
     fn the_host_digest_has_lists_and_penalties_only() {

@@ -131,8 +131,9 @@ impl CudaTiled<'_> {
     /// Replaces the input of later calls by hidden states on the device, until a call with `None`.
     ///
     /// Later calls still take an `input`, of the same shape and type, and read nothing of it. They draw the same tokens
-    /// as from hidden states on the host. All ranks of a group have their hidden states in the same kind of memory. If
-    /// rows have filters, the address and the stride of hidden states are multiples of 16 bytes.
+    /// as from hidden states on the host. All ranks of a group have their hidden states in the same kind of memory. In
+    /// a call with filters, either all or none of the ranks have hidden states whose address and row stride are
+    /// multiples of 16 bytes.
     ///
     /// # Errors
     /// * [`CudaError::Unsupported`]: a canonical plan, which needs the hidden states on the host.
@@ -156,7 +157,8 @@ impl CudaTiled<'_> {
     ///
     /// With `open`, rows may have filters that the exchange [decides](CudaTiled::can_filter_sharded). A few rows may
     /// stay undecided, the same rows on every rank. `open` receives their indices, and `out` has an error for each. All
-    /// rows are undecided if the hidden states of all ranks have another type than the weight.
+    /// rows are undecided if the hidden states of all ranks have another type than the weight, or an address or row
+    /// stride that is not a multiple of 16 bytes.
     ///
     /// # Errors
     /// * The errors of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample).

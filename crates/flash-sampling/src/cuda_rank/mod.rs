@@ -29,8 +29,8 @@ use std::time::Instant;
 /// On Hopper, GPUs that exchange by peers also decide rows with min-p, top-k and top-p, if these rows request only
 /// draws and every shard has tokens. [`CudaTiled::can_filter_sharded`] selects these rows. Shards exchange their
 /// largest logits or sums of masses. Undecided rows take the exchange over the transport, and so do all rows if the
-/// hidden states have another type than the weight. The first such call loads kernels. If one rank cannot load them,
-/// every rank has an error.
+/// hidden states have another type than the weight, or are misaligned. The first such call loads kernels. If one rank
+/// cannot load them, every rank has an error.
 ///
 /// # Device memory
 /// [`CudaRank::in_place`] reads the caller's weight in place, and [`CudaRank::sample_device`] the caller's hidden
@@ -205,8 +205,12 @@ impl<T: Transport> CudaRank<'_, T> {
     ///
     /// # Errors
     /// As [`PerturbedArgmax::sample`]. [`SampleError::Backend`] with a [`CudaError`] also for a canonical plan, and for
-    /// hidden states with an unsupported layout. If the GPUs decide filters, the address and the stride of hidden
-    /// states are multiples of 16 bytes. [`CudaRankOptions::check_tokens`] does not compare these hidden states.
+    /// hidden states with an unsupported layout.
+    ///
+    /// The GPUs decide filters if the address and the row stride of the hidden states are multiples of 16 bytes.
+    /// Otherwise, rows with filters take the exchange over the transport. If only some ranks have such hidden states, a
+    /// call with filters fails on every rank, with [`CudaError::OtherCall`]. [`CudaRankOptions::check_tokens`] does not
+    /// compare these hidden states.
     pub fn sample_device(
         &mut self,
         hidden: &DeviceHidden,

@@ -9,7 +9,9 @@ use crate::exchange::sharded::FilterSupport;
 use crate::sampler::row_scan::{CallRows, DrawItem, DrawItems, FilterSource, decide, quick_filters, write_draws};
 use core::mem::take;
 use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, Scan, Stage, StagedError, check_call};
-use flash_sampling_core::{Capabilities, Exactness, Knobs, Matrix, RowError, RowParams, SampleError, Samples, backend};
+use flash_sampling_core::{
+    Capabilities, DType, Exactness, Knobs, Matrix, RowError, RowParams, SampleError, Samples, backend,
+};
 
 const NOT_DECIDED: CudaError = CudaError::NotSharded { reason: "ranks cannot decide the filters of a row" };
 const NOT_DRAWN: CudaError = CudaError::NotSharded { reason: "a row requests more than draws" };
@@ -37,11 +39,22 @@ impl HeadSampler<'_> {
         can.is_any() && rows.iter().all(decides)
     }
 
+    /// Whether lists can filter hidden states at these addresses. Hidden states from the host are copied to such
+    /// addresses.
+    fn is_hidden_aligned(&self) -> bool {
+        self.hidden.as_ref().is_none_or(|hidden| hidden.matrix().is_aligned())
+    }
+
+    /// Whether ranks can decide filters for hidden states of this type.
+    fn can_filter_hidden(&self, dtype: DType) -> bool {
+        dtype == self.dtype && self.is_hidden_aligned()
+    }
+
     /// Draws with the other ranks of an exchange.
     ///
     /// With `open`, rows may have filters that [ranks can decide](HeadSampler::can_filter_sharded). `open` receives the
     /// undecided rows, which have an error in the output. All rows are undecided if the hidden states of all ranks have
-    /// another type than the weight.
+    /// another type than the weight or are misaligned.
     pub(crate) fn sample_sharded(
         &mut self,
         exchange: &mut CudaExchange,
@@ -50,7 +63,8 @@ impl HeadSampler<'_> {
         mut open: Option<&mut Vec<usize>>,
         out: &mut Samples,
     ) -> Result<(), SampleError> {
-        exchange.begin(input.dtype(), self.hidden.is_some());
+        // Draws without filters do not depend on the alignment.
+        exchange.begin(input.dtype(), self.hidden.is_some(), open.is_none() || self.is_hidden_aligned());
         out.clear();
         open.iter_mut().for_each(|open| open.clear());
         check_call(&input, rows, &self.shape, &self.plan)?;
@@ -134,18 +148,18 @@ impl ExchangePass<'_, '_> {
             let with_plain = if listed.is_empty() && !by_logits.is_empty() { &mut *by_logits } else { &mut *listed };
             with_plain.append(plain);
         }
-        let is_other = has_filters && batch.input.dtype() != self.sampler.dtype;
+        let is_decided = !has_filters || self.sampler.can_filter_hidden(batch.input.dtype());
         for (from, items) in
             [(None, plain), (Some(FilterSource::Lists), listed), (Some(FilterSource::Logits), by_logits)]
         {
             items.sort_unstable_by_key(|item| (item.row, item.draw));
             launch(self.sampler, self.exchange, batch, (items, from), draws)?;
-            if !is_other {
+            if is_decided {
                 write_draws(items, draws, out);
             }
         }
-        // The exchange's fingerprint has the type, so other ranks have the same type and also leave all rows open.
-        if is_other {
+        // The exchange's fingerprint has type and alignment, so the other ranks also leave all rows open.
+        if !is_decided {
             let valid = batch.rows.iter().zip(out).filter(|(row, _)| row.is_ok());
             valid.for_each(|(_, out)| out.progress = Progress::Open);
         }
@@ -161,11 +175,12 @@ fn launch(
     (items, from): (&[DrawItem], Option<FilterSource>),
     draws: &mut Vec<Draw>,
 ) -> Result<(), CudaError> {
-    let HeadSampler { shape, plan, can, dtype, stream, kernels, rows, hidden, .. } = sampler;
+    let can_filter = sampler.can_filter_hidden(batch.input.dtype());
+    let HeadSampler { shape, plan, can, stream, kernels, rows, hidden, .. } = sampler;
     let (call, queue) = (&CallRows::new(batch, can, plan, shape.vocab_size), HeadKernels::queue(stream));
     let hidden = HiddenStates::of(&batch.input, hidden.as_ref())?;
-    // A rank without tokens takes part, and so does one whose filters need hidden states of the weight's type.
-    let mut kernels = kernels.as_mut().filter(|_| from.is_none() || batch.input.dtype() == *dtype);
+    // A rank without tokens takes part, and so does a rank that cannot filter its hidden states.
+    let mut kernels = kernels.as_mut().filter(|_| from.is_none() || can_filter);
     // The draws of one launch: the same number on every rank, with or without tokens.
     let most = match from {
         None => max_launch_draws(plan).min(exchange.max_rows()),
