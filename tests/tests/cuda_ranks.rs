@@ -177,35 +177,11 @@ fn ranks_that_filter_a_row_in_another_launch_are_named() {
     rank_filters::are_named_where_launches_differ(&two_devices());
 }
 
-/// The transport names the ranks in the first call with filters, the exchange in later calls. The group continues.
 #[test]
 fn ranks_with_filters_that_are_called_with_other_types_are_named() {
-    let Some(_alone) = runs_here() else { return };
-    let types = [DType::BF16, DType::F32];
-    let problems = types.map(|dtype| Problem::integers(Size::new(2, 904, 64), DType::BF16, dtype, 5));
-    let plan = Plan { max_rows: 2, ..Plan::default() };
-    let rows = [3, 4].map(|seed| RowParams { seed, top_k: 20, ..RowParams::default() });
-    let devices = two_devices();
-    let expected = problems.each_ref().map(|problem| {
-        let mut out = Samples::new();
-        CudaTiled::new(problem.head(), plan, &devices[0]).unwrap().sample(problem.input(), &rows, &mut out).unwrap();
-        tokens(&out)
-    });
-    let limit = Duration::from_secs(10);
-    let gpus = if Arc::ptr_eq(&devices[0], &devices[1]) { Gpus::One } else { Gpus::Each };
-    two_ranks(problems[0].head(), plan, limit, gpus, CudaRankOptions::default(), |rank, mut sampler| {
-        let mut out = Samples::new();
-        for same in [0, 0, 1, 0] {
-            sampler.sample(problems[rank].input(), &rows, &mut out).unwrap_err();
-            assert!(out.is_empty());
-            sampler.sample(problems[same].input(), &rows, &mut out).unwrap();
-            assert_eq!(tokens(&out), expected[same], "rank {rank}");
-        }
-    });
-}
-
-fn tokens(out: &Samples) -> Vec<u32> {
-    out.iter().map(|row| row.unwrap().token()).collect()
+    if let Some(_alone) = runs_here() {
+        rank_calls::other_types_are_named_with_filters(&two_devices());
+    }
 }
 
 /// Shards of unequal lengths, one without tokens. Only the first begins at a multiple of 64.

@@ -1,12 +1,12 @@
-//! The law of draws under masks, biases, bans and penalties: the frequency of each token.
+//! Laws of draws under masks, biases, bans and penalties: the frequency of each token, and the reference's bits.
 
 use crate::laws::knobs::refused_by_name;
 use crate::logits::{TOKEN_STRIDE, spread, spread_index};
-use crate::problem::Problem;
+use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::statistics::Bins;
-use crate::trial::Trial;
-use flash_sampling_core::{History, Knobs, Plan, RowParams, Samples};
+use crate::trial::{RowBits, Trial};
+use flash_sampling_core::{DType, History, Knobs, PerturbedArgmax, Plan, RowParams, Samples};
 
 /// Logits of both signs, because a repetition penalty treats the signs differently. Token `i * TOKEN_STRIDE` has logit `i`;
 /// comments and expected changes use `i`.
@@ -165,5 +165,69 @@ pub(super) fn adjusted_draws_follow_their_softmax(trial: &Trial<'_>, report: &mu
         }
         (trial.progress)((i + 1) as f64 / count as f64);
     }
+    Ok(())
+}
+
+pub(super) fn penalties_have_the_reference_bits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    const SIZE: Size = Size::new(4, 1003, 40);
+    const PLAN: Plan = Plan { max_rows: 4, max_draws: 12, max_logprobs: Some(5), canonical: false };
+    let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS, PLAN)?;
+    if can.is_empty() {
+        return Ok(());
+    }
+    let problem = Problem::integers(SIZE, DType::BF16, DType::BF16, 950);
+    let Some(mut reference) = trial.reference(problem.head(), PLAN) else { return Ok(()) };
+    let prompt: Vec<u32> = (0..400).map(|i| i * 7 % 1003).collect();
+    let mut history = History::new(&prompt);
+    history.extend((0..300).map(|i| i * i % 211));
+    let base = RowParams {
+        seed: 95,
+        temperature: 0.7,
+        draws: 12,
+        history: Some(&history),
+        logprobs: Some(3),
+        ..RowParams::default()
+    };
+    let banned: Vec<u32> = (0..900).rev().collect();
+    let cases = [
+        ("history alone", base),
+        ("repetition", RowParams { repetition_penalty: 1.3, ..base }),
+        ("repetition below 1", RowParams { repetition_penalty: 0.5, ..base }),
+        ("frequency", RowParams { frequency_penalty: 0.75, ..base }),
+        ("presence", RowParams { presence_penalty: -1.5, ..base }),
+        ("DRY", RowParams { dry_multiplier: 0.75, dry_base: 1.5, dry_sequence_breakers: &[3, 40], ..base }),
+        ("DRY over too few tokens", RowParams { dry_multiplier: 0.75, dry_penalty_last_n: 2, ..base }),
+        ("bans", RowParams { banned: &banned, ..base }),
+        ("stops before min_tokens", RowParams { min_tokens: 301, stop_token_ids: &banned, ..base }),
+        ("stops after min_tokens", RowParams { min_tokens: 300, stop_token_ids: &banned, ..base }),
+        (
+            "all",
+            RowParams {
+                repetition_penalty: 1.2,
+                frequency_penalty: 0.5,
+                presence_penalty: 0.25,
+                dry_multiplier: 0.25,
+                dry_allowed_length: 1,
+                banned: &[3, 1, 900],
+                logit_bias: &[(0, 1.5), (7, -2.0), (1002, 3.0)],
+                ..base
+            },
+        ),
+    ];
+    let (mut out, mut want) = (Samples::new(), Samples::new());
+    let mut sampler = trial.sampler(problem.head(), PLAN)?;
+    let (mut plain, mut compared) = (None, 0);
+    for (what, row) in cases.into_iter().filter(|(_, row)| row.enabled().without(can).is_empty()) {
+        let rows = [0, 1, 2, 3].map(|position| RowParams { position, ..row });
+        sampler.sample(problem.input(), &rows, &mut out)?;
+        reference.sample(problem.input(), &rows, &mut want)?;
+        let (found, want) = (RowBits::all(&out), RowBits::all(&want));
+        ensure!(found == want, "{what}: {found:?}, the reference has {want:?}");
+        compared += 48;
+        let plain = plain.get_or_insert_with(|| found.clone());
+        let idle = matches!(what, "history alone" | "stops after min_tokens" | "DRY over too few tokens");
+        ensure!((found == *plain) == idle, "{what}: the knob changes nothing, or changes what it must not");
+    }
+    report.agreed("draws under penalties and bans", compared);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Filters and penalties: the kept tokens of a row, and their frequencies.
+//! Filters: the kept tokens of a row, and their frequencies.
 
 use crate::laws::knobs::{one_of_each, refused_by_name};
 use crate::logits::{LogitShape, softmax, spread, spread_index};
@@ -253,68 +253,6 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
             report.p_value(what.to_owned(), tokens.len(), outcome.statistic, outcome.p);
         }
     }
-    Ok(())
-}
-
-pub(super) fn penalties_have_the_reference_bits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
-    let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS, PLAN)?;
-    if can.is_empty() {
-        return Ok(());
-    }
-    let problem = Problem::integers(SIZE, DType::BF16, DType::BF16, 950);
-    let Some(mut reference) = trial.reference(problem.head(), PLAN) else { return Ok(()) };
-    let prompt: Vec<u32> = (0..400).map(|i| i * 7 % 1003).collect();
-    let mut history = History::new(&prompt);
-    history.extend((0..300).map(|i| i * i % 211));
-    let base = RowParams {
-        seed: 95,
-        temperature: 0.7,
-        draws: 12,
-        history: Some(&history),
-        logprobs: Some(3),
-        ..RowParams::default()
-    };
-    let banned: Vec<u32> = (0..900).rev().collect();
-    let cases = [
-        ("history alone", base),
-        ("repetition", RowParams { repetition_penalty: 1.3, ..base }),
-        ("repetition below 1", RowParams { repetition_penalty: 0.5, ..base }),
-        ("frequency", RowParams { frequency_penalty: 0.75, ..base }),
-        ("presence", RowParams { presence_penalty: -1.5, ..base }),
-        ("DRY", RowParams { dry_multiplier: 0.75, dry_base: 1.5, dry_sequence_breakers: &[3, 40], ..base }),
-        ("DRY over too few tokens", RowParams { dry_multiplier: 0.75, dry_penalty_last_n: 2, ..base }),
-        ("bans", RowParams { banned: &banned, ..base }),
-        ("stops before min_tokens", RowParams { min_tokens: 301, stop_token_ids: &banned, ..base }),
-        ("stops after min_tokens", RowParams { min_tokens: 300, stop_token_ids: &banned, ..base }),
-        (
-            "all",
-            RowParams {
-                repetition_penalty: 1.2,
-                frequency_penalty: 0.5,
-                presence_penalty: 0.25,
-                dry_multiplier: 0.25,
-                dry_allowed_length: 1,
-                banned: &[3, 1, 900],
-                logit_bias: &[(0, 1.5), (7, -2.0), (1002, 3.0)],
-                ..base
-            },
-        ),
-    ];
-    let (mut out, mut want) = (Samples::new(), Samples::new());
-    let mut sampler = trial.sampler(problem.head(), PLAN)?;
-    let (mut plain, mut compared) = (None, 0);
-    for (what, row) in cases.into_iter().filter(|(_, row)| row.enabled().without(can).is_empty()) {
-        let rows = [0, 1, 2, 3].map(|position| RowParams { position, ..row });
-        sampler.sample(problem.input(), &rows, &mut out)?;
-        reference.sample(problem.input(), &rows, &mut want)?;
-        let (found, want) = (RowBits::all(&out), RowBits::all(&want));
-        ensure!(found == want, "{what}: {found:?}, the reference has {want:?}");
-        compared += 48;
-        let plain = plain.get_or_insert_with(|| found.clone());
-        let idle = matches!(what, "history alone" | "stops after min_tokens" | "DRY over too few tokens");
-        ensure!((found == *plain) == idle, "{what}: the knob changes nothing, or changes what it must not");
-    }
-    report.agreed("draws under penalties and bans", compared);
     Ok(())
 }
 

@@ -96,7 +96,7 @@ macro_rules! each_law {
             (speculation, verified_blocks_emit_what_the_target_draws, "A draft verified by shared noise, a block in one call, gives the tokens that are drawn one by one.")
             (filters, filters_keep_the_references_tokens, "Under every filter, alone and together, in every order, the kept tokens and the draws are the reference's.")
             (filters, filtered_draws_follow_the_truncated_softmax, "Filtered draws follow the softmax over the tokens that the filter must keep.")
-            (filters, penalties_have_the_reference_bits, "Penalties, bans and minimum lengths have the reference's bits.")
+            (adjustments, penalties_have_the_reference_bits, "Penalties, bans and minimum lengths have the reference's bits.")
             (adjustments, adjusted_draws_follow_their_softmax, "Under masks, biases, bans and penalties, alone and together, draws follow the softmax of the logits that the definitions give.")
             (filters, disabled_knobs_change_nothing, "A knob that is off, and a filter on a greedy row, leaves the result bit-identical.")
             (filters, knobs_do_not_reach_other_rows, "A row with any knob on leaves its neighbours' bits alone.")

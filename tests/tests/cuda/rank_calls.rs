@@ -6,6 +6,7 @@ use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::{DType, History, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{CudaTiled, Device};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -151,4 +152,32 @@ pub(crate) fn room_for_long_lists_is_allocated(world: u32) {
             assert_eq!(found.unwrap().draws, want.unwrap().draws);
         }
     }
+}
+
+/// The transport names the ranks in the first call with filters, the exchange in later calls. The group continues.
+pub(crate) fn other_types_are_named_with_filters(devices: &[Arc<Device>; 2]) {
+    let types = [DType::BF16, DType::F32];
+    let problems = types.map(|dtype| Problem::integers(Size::new(2, 904, 64), DType::BF16, dtype, 5));
+    let plan = Plan { max_rows: 2, ..Plan::default() };
+    let rows = [3, 4].map(|seed| RowParams { seed, top_k: 20, ..RowParams::default() });
+    let expected = problems.each_ref().map(|problem| {
+        let mut out = Samples::new();
+        CudaTiled::new(problem.head(), plan, &devices[0]).unwrap().sample(problem.input(), &rows, &mut out).unwrap();
+        tokens(&out)
+    });
+    let limit = Duration::from_secs(10);
+    let gpus = if Arc::ptr_eq(&devices[0], &devices[1]) { Gpus::One } else { Gpus::Each };
+    two_ranks(problems[0].head(), plan, limit, gpus, CudaRankOptions::default(), |rank, mut sampler| {
+        let mut out = Samples::new();
+        for same in [0, 0, 1, 0] {
+            sampler.sample(problems[rank].input(), &rows, &mut out).unwrap_err();
+            assert!(out.is_empty());
+            sampler.sample(problems[same].input(), &rows, &mut out).unwrap();
+            assert_eq!(tokens(&out), expected[same], "rank {rank}");
+        }
+    });
+}
+
+fn tokens(out: &Samples) -> Vec<u32> {
+    out.iter().map(|row| row.unwrap().token()).collect()
 }

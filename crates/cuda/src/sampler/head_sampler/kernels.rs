@@ -1,6 +1,7 @@
 //! The kernels of a head in device memory, and the memory of their launches.
 #![allow(unsafe_code)]
 
+use super::hidden_states::HiddenStates;
 use super::launch_plan::PlannedLaunch;
 use super::source::LaunchRows;
 use super::uploaded_weight::{UploadedWeight, row_stride};
@@ -21,7 +22,6 @@ use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
 use crate::exchange::sharded::FilterSupport;
-use crate::sampler::device_sampler::DeviceHidden;
 use crate::sampler::pinned_items::ROOM;
 use crate::sampler::row_scan::FilterSource;
 use crate::sampler::staging::Staging;
@@ -31,7 +31,7 @@ use crate::selection::stored_rows::{StoredRows, SummaryInput};
 use core::mem::replace;
 use core::ops::Range;
 use cudarc::driver::{CudaEvent, CudaStream};
-use flash_sampling_core::{DType, Matrix, Plan, RowParams};
+use flash_sampling_core::{DType, Plan, RowParams};
 use std::sync::Arc;
 
 /// The draws of several launches whose results are copied at once.
@@ -39,32 +39,6 @@ const MAX_RESULTS: usize = 4096;
 
 /// The choice of kernels; and of variants with groups, the tokens of a group and their draw.
 pub(super) type Choice = (KernelChoice, Option<(u32, GroupRule)>);
-
-/// The hidden states of a call: on the host, or on the device.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum HiddenStates<'c> {
-    Host(&'c Matrix<'c>),
-    Device(DeviceMatrix),
-}
-
-impl<'c> HiddenStates<'c> {
-    /// The hidden states of a call: the input, or hidden states on the device of the same shape and type.
-    pub(super) fn of(input: &'c Matrix<'c>, hidden: Option<&DeviceHidden>) -> Result<Self, CudaError> {
-        let Some(hidden) = hidden.map(DeviceHidden::matrix) else { return Ok(HiddenStates::Host(input)) };
-        match (hidden.rows, hidden.cols, hidden.dtype) == (input.rows(), input.cols(), input.dtype()) {
-            true => Ok(HiddenStates::Device(hidden)),
-            false => Err(CudaError::Layout { what: "hidden states", reason: "the input has another shape or type" }),
-        }
-    }
-
-    /// The hidden states of neighbouring rows. On the host, a launch copies the rows that it needs.
-    fn rows(self, rows: Range<usize>) -> Self {
-        match self {
-            HiddenStates::Device(hidden) => HiddenStates::Device(hidden.rows(rows)),
-            host => host,
-        }
-    }
-}
 
 /// The kernels of a head in device memory, and the memory of their launches.
 #[derive(Debug)]

@@ -1,10 +1,11 @@
 //! The sampler of a head on a GPU, for all variants, and for weight and hidden states on the host or on the device.
 //!
-//! `kernels` has the kernels with the memory of a launch, `launch_plan` selects the draws of each launch, `source` makes
-//! the launches of a pass, and `sharded` makes those of ranks. `columns` enqueues calls that do not wait, with parameters
-//! in device memory. `uploaded_weight` copies a weight from the host.
+//! `kernels` has the kernels with the memory of a launch, `hidden_states` the input of a call, `launch_plan` selects
+//! the draws of each launch, `source` makes the launches of a pass, and `sharded` makes those of ranks. `columns`
+//! enqueues calls that do not wait, with parameters in device memory. `uploaded_weight` copies a weight from the host.
 
 mod columns;
+mod hidden_states;
 mod kernels;
 mod launch_plan;
 mod sharded;
@@ -29,8 +30,9 @@ use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, Sco
 use flash_sampling_core::{
     Capabilities, DType, Head, HeadError, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
 };
+use hidden_states::HiddenStates;
+use kernels::HeadKernels;
 pub(super) use kernels::max_launch_draws;
-use kernels::{HeadKernels, HiddenStates};
 use source::{CanonicalBounds, HeadSource, LaunchRows};
 use std::sync::Arc;
 use uploaded_weight::UploadedWeight;

@@ -1,7 +1,8 @@
 //! Calls of ranks whose GPUs exchange draws and decide filters.
 
 use super::HeadSampler;
-use super::kernels::{HeadKernels, HiddenStates, max_launch_draws};
+use super::hidden_states::HiddenStates;
+use super::kernels::{HeadKernels, max_launch_draws};
 use crate::abi::{Draw, RowFilters};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;

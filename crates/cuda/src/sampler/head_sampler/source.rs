@@ -1,6 +1,7 @@
 //! The launches of a call over a head in device memory.
 
-use super::kernels::{HeadKernels, HiddenStates};
+use super::hidden_states::HiddenStates;
+use super::kernels::HeadKernels;
 use super::launch_plan::{LaunchPlan, PlannedLaunch};
 use crate::abi::{Draw, RowFilters};
 use crate::device::launch::Queue;
