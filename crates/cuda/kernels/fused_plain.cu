@@ -7,7 +7,7 @@
 
 using namespace flash_sampling;
 using Mainloop = PlainMainloop<FS_COLUMNS>;
-using Epilogue = FS_EPILOGUE<Mainloop::MOST_ROWS>;
+using Epilogue = FS_EPILOGUE<Mainloop::MAX_ROWS>;
 using Kernel = FusedPortable<Mainloop, Epilogue>;
 
 // For the host's launch: bytes of dynamic shared memory, threads per block, blocks per multiprocessor.

@@ -47,7 +47,7 @@ struct ScanSums {
 };
 FS_LAYOUT(ScanSums, 40, FS_AT(stored, 0) && FS_AT(queries, 24) && FS_AT(sums, 32));
 
-// A token's rank in the order of falling logits. The larger key comes first. Zero has one sign.
+// A token's rank in the order of descending logits. The larger key comes first. Zero has one sign.
 struct PlaceKey {
     u32 logit;
     u32 token;  // inverted

@@ -140,7 +140,7 @@ fn the_headers_have_the_bits_of_the_core() {
     out.word("bounds of noise that are none or not close", 0, 0);
     out.word("keys of draws that are not in order or do not give their draw back", 0, 0);
     out.word("logits that min-p keeps below their threshold", 0, 0);
-    out.word("guesses at the least logit of a top-k", 0, 0);
+    out.word("estimates of the least logit of a top-k", 0, 0);
     out.word("logits that the largest of their granules hide or overstate", 0, 0);
     assert_eq!(out.at, found.len());
 }

@@ -246,11 +246,11 @@ static u32 broken_thresholds_out_of_range() {
         const Penalised list{{bias, {8, 0.0f}, {9, 0.0f}}, least, {penalty, {1.0f, 0.0f}, {1.0f, 0.0f}}};
         if (i % 7 == 0) row.bias = list.bias, row.biases = 3 | PENALISED, row.largest_bias = bias.value;
         const float best = static_cast<i32>(input(i + 8)) * 0x1p-26f;
-        const float losing = losing_dot(best, noise_bound(1u << 24), head, row);
+        const float threshold = dot_threshold(best, noise_bound(1u << 24), head, row);
         const float noise = Granule::of_word(1u << 28, [] { return 0u; }).largest_gumbel();
-        const float dots[] = {0.0f, -0.0f, bits_to_f32(0x80000001u), bits_to_f32(1), -1e-38f, losing, next_below(losing)};
+        const float dots[] = {0.0f, -0.0f, bits_to_f32(0x80000001u), bits_to_f32(1), -1e-38f, threshold, next_below(threshold)};
         for (float dot : dots) {
-            if (dot > losing) continue;
+            if (dot > threshold) continue;
             const float l = row.transform().apply(head.apply(dot, 0.0f, false), 7);
             broken += l > -f32_infinity() && add_rn(l, noise) >= best;
         }
@@ -268,12 +268,13 @@ static u32 broken_noise_bounds() {
         const float top = static_cast<i32>(input(i + 2)) * 0x1p-31f * (i % 3 ? 20.0f : 3000.0f);
         const float leader = add_rn(top, granule.largest_gumbel());
         const float other = -ln(granule.exponential_of(granule.leader ^ 1, [&] { return input(i + 3) >> i / 32 % 32; }));
-        broken += !(top > losing_logit(leader, noise_bound(bits))) || !(top > losing_logit(add_rn(top, other), noise_bound(bits)));
+        broken += !(top > logit_threshold(leader, noise_bound(bits)));
+        broken += !(top > logit_threshold(add_rn(top, other), noise_bound(bits)));
         broken += leader_score_at_least(top, noise_bound(bits), bits) >= leader;
-        loose += bits > 1000 && bits < 1u << 20 && top > losing_logit(leader + 0.01f, noise_bound(bits));
+        loose += bits > 1000 && bits < 1u << 20 && top > logit_threshold(leader + 0.01f, noise_bound(bits));
         low += bits > 4096 && bits < 1u << 20 && leader_score_at_least(top, noise_bound(bits), bits) < leader - 0.01f;
     }
-    broken += -f32_infinity() > losing_logit(-f32_infinity(), NOISE_CEILING);
+    broken += -f32_infinity() > logit_threshold(-f32_infinity(), NOISE_CEILING);
     return broken + loose + low;
 }
 
@@ -287,8 +288,8 @@ static u32 broken_min_p_cuts() {
         row.inv_temperature = i % 3 ? 1.0f / (0.01f + (input(i + 1) >> 8) * 1e-5f) : 1.0f;
         const HeadTransform head{i % 4 == 0 ? 30.0f : 0.0f, i % 2 ? 1.0f : 0.37f};
         const float best = (static_cast<i32>(input(i + 2)) * 0x1p-31f) * (i % 7 ? 50.0f : 1e4f);
-        const float losing = losing_dot(best, filters.min_p_cut(), head, row);
-        const float dots[] = {losing, next_below(losing), losing - 1e-3f};
+        const float threshold = dot_threshold(best, filters.min_p_cut(), head, row);
+        const float dots[] = {threshold, next_below(threshold), threshold - 1e-3f};
         for (float dot : dots) broken += row.transform().apply(head.apply(dot, 0.0f, false), 7) >= filters.least(best);
     }
     return broken;
@@ -305,7 +306,7 @@ static u32 broken_top_k_cuts() {
         u32 posted[RowLists::POSTS] = {};
         for (u32 p = 0; p < RowLists::POSTS; ++p)
             for (u32 t = 0; t < PART; ++t) posted[p] = logits[p * PART + t] > posted[p] ? logits[p * PART + t] : posted[p];
-        const u32 k = i % 3 == 0 ? 10 : i % 3 == 1 ? 30 : 50, cut = guessed_cut(posted, k, PART, TOKENS);
+        const u32 k = i % 3 == 0 ? 10 : i % 3 == 1 ? 30 : 50, cut = estimated_cut(posted, k, PART, TOKENS);
         u32 reach = 0;
         for (u32 logit : logits) reach += logit >= cut;
         too_high += reach < k;
@@ -313,7 +314,7 @@ static u32 broken_top_k_cuts() {
         for (u32 p = 0; p < RowLists::POSTS; ++p) {
             const u32 kept = posted[p];
             posted[p] = 0;
-            broken += guessed_cut(posted, k, PART, TOKENS) > cut;
+            broken += estimated_cut(posted, k, PART, TOKENS) > cut;
             posted[p] = kept;
         }
     }
@@ -388,16 +389,16 @@ int main() {
         const HeadTransform head{i % 4 == 0 ? 30.0f : 0.0f, i % 2 ? 1.0f : 0.37f};
         const float best = (static_cast<i32>(input(i + 2)) * 0x1p-31f) * (i % 7 ? 50.0f : 1e4f);
         const u32 minimum_bits = i % 6 ? 1u << 20 : 1u << 24;
-        const float losing = losing_dot(best, noise_bound(minimum_bits), head, row);
+        const float threshold = dot_threshold(best, noise_bound(minimum_bits), head, row);
         const float noise = Granule::of_word(minimum_bits << 4, [] { return 0u; }).largest_gumbel();
-        const float dots[] = {losing, next_below(losing), losing - 1e-3f, losing - 10.0f};
+        const float dots[] = {threshold, next_below(threshold), threshold - 1e-3f, threshold - 10.0f};
         for (float dot : dots) {
             const float l = row.transform().apply(head.apply(dot, 0.0f, false), 7);
             if (l > -f32_infinity() && add_rn(l, noise) >= best) ++broken;
         }
         // The Hopper kernel's thresholds, with its own bound.
         const float bound = noise_bound(input(i + 5) >> (4 + input(i + 6) % 28));
-        broken += LosingLine::of(best, head, row).losing_dot(bound, head) > losing_dot(best, bound, head, row);
+        broken += ThresholdLine::of(best, head, row).dot_threshold(bound, head) > dot_threshold(best, bound, head, row);
     }
     put(broken + broken_thresholds_out_of_range());
     put(broken_runs());

@@ -25,11 +25,11 @@ FS_FUNCTION float lowered(float l, float added = 0.0f) {
 // Returns the threshold below which no token of a row can win. It bounds the dot product with the head's bias, before the head's
 // soft-cap (`before_cap` undoes the soft-cap).
 //
-// `losing_logit` bounds the transformed logit. Then the function undoes the transforms, and widens each result by more than its
-// rounding. NaN and +inf exceed every threshold. The threshold is a falling, concave function of the noise bound.
-FS_FUNCTION float losing_capped(float best, float noise_bound, const HeadTransform& head, const Row& row) {
+// `logit_threshold` bounds the transformed logit. Then the function undoes the transforms, and widens each result by more than
+// its rounding. NaN and +inf exceed every threshold. The threshold is a decreasing, concave function of the noise bound.
+FS_FUNCTION float capped_threshold(float best, float noise_bound, const HeadTransform& head, const Row& row) {
     if (best == -f32_infinity()) return best;
-    float l = losing_logit(best, noise_bound);
+    float l = logit_threshold(best, noise_bound);
     if (row.inv_temperature != 1.0f) l = lowered(l / row.inv_temperature);
     if (row.transform().is_penalised()) {
         // The bound for every penalty of the row: the smallest values raise a logit most.
@@ -60,34 +60,34 @@ FS_FUNCTION float before_cap(float l, const HeadTransform& head) {
     return l > largest ? largest : l;
 }
 
-FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform& head, const Row& row) {
-    return before_cap(losing_capped(best, noise_bound, head, row), head);
+FS_FUNCTION float dot_threshold(float best, float noise_bound, const HeadTransform& head, const Row& row) {
+    return before_cap(capped_threshold(best, noise_bound, head, row), head);
 }
 
-// A line at or below `losing_dot` for every noise bound from 0 to NOISE_CEILING: a chord of `losing_capped`, lowered by more than
-// its rounding. The chord needs a concave function, so the smallest repetition penalty must be at most 1. The host ensures this,
-// because its search for the smallest penalties starts at 1.
-struct LosingLine {
+// A line at or below `dot_threshold` for every noise bound from 0 to NOISE_CEILING: a chord of `capped_threshold`, lowered by
+// more than its rounding. The chord needs a concave function, so the smallest repetition penalty must be at most 1. The host
+// ensures this, because its search for the smallest penalties starts at 1.
+struct ThresholdLine {
     float at_zero, slope;
 
-    static FS_FUNCTION LosingLine flat(float capped) { return {capped, 0.0f}; }
-    static FS_FUNCTION LosingLine of(float best, const HeadTransform& head, const Row& row) {
-        const float first = losing_capped(best, 0.0f, head, row), last = losing_capped(best, NOISE_CEILING, head, row);
+    static FS_FUNCTION ThresholdLine flat(float capped) { return {capped, 0.0f}; }
+    static FS_FUNCTION ThresholdLine of(float best, const HeadTransform& head, const Row& row) {
+        const float first = capped_threshold(best, 0.0f, head, row), last = capped_threshold(best, NOISE_CEILING, head, row);
         return {lowered(first, fabsf(last)), (last - first) / NOISE_CEILING};
     }
     // Returns the line of a row for tokens from `next_token` on. `key` has the ordered bits of the row's best winner so far; 0 =
     // none. A row without noise has one threshold.
-    static FS_FUNCTION LosingLine of_best(u64 key, u32 next_token, const HeadTransform& head, const Row& row) {
+    static FS_FUNCTION ThresholdLine of_best(u64 key, u32 next_token, const HeadTransform& head, const Row& row) {
         if (key == 0) return flat(-f32_infinity());
         const Winner winner = from_ordered_bits(key);
         if (!row.greedy) return of(winner.score, head, row);
         const bool is_plain = row.inv_temperature == 1.0f && row.biases == 0 && head.scale == 1.0f && head.soft_cap == 0.0f;
         // A later token with an equal logit loses.
         if (is_plain && winner.token < next_token) return flat(winner.score);
-        return flat(losing_capped(winner.score, 0.0f, head, row));
+        return flat(capped_threshold(winner.score, 0.0f, head, row));
     }
     // Returns the threshold. It is NaN if the chord exceeds the range of floats; no dot product is at or below NaN.
-    FS_FUNCTION float losing_dot(float noise_bound, const HeadTransform& head) const {
+    FS_FUNCTION float dot_threshold(float noise_bound, const HeadTransform& head) const {
         return before_cap(fma_rn(slope, noise_bound, at_zero), head);
     }
 };

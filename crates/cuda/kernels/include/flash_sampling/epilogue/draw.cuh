@@ -3,7 +3,7 @@
 // The plain version scores every token of the tile, and keeps the best score. The deviations, and why each keeps the result:
 //
 // 1. A granule's word bounds the noise of its tokens, and so gives a limit: no token of the granule with a dot product at or
-//    below the limit wins (see `LosingLine`). All threads first compute the limits of a tile.
+//    below the limit wins (see `ThresholdLine`). All threads first compute the limits of a tile.
 // 2. The limits come from the best winner of all blocks. An outdated winner only causes more tokens to be scored.
 // 3. In a block's first tile, the leaders of granules give estimates, because their scores have cheap lower bounds. The best
 //    estimate of all blocks sets the limits.
@@ -28,8 +28,8 @@ struct DrawEpilogue {
     static_assert(COLUMNS <= 32 * WARPS, "a lane keeps the best of one row");
     struct Shared {
         Winners<COLUMNS> winners;
-        LosingLine lines[COLUMNS];  // a row's limits, as a function of a granule's noise bound
-        u64 guesses[PART_COLUMNS<COLUMNS>];  // a lower bound of the tile's best score, as ordered bits; 0 = none
+        ThresholdLine lines[COLUMNS];          // a row's limits, as a function of a granule's noise bound
+        u64 estimates[PART_COLUMNS<COLUMNS>];  // a lower bound of the tile's best score, as ordered bits; 0 = none
         float limits[PART_COLUMNS<COLUMNS>][TILE_GRANULES];
         Waiting queue[WARPS][32];
         u8 queued[EPILOGUE_THREADS];  // tokens in the warp's queue; a copy per thread, so that no lane reads another's write
@@ -48,12 +48,12 @@ struct DrawEpilogue {
     __device__ __forceinline__ void refresh_limits(u32 column, u32 next_token) {
         const u64 mine = shared.winners.key(column), theirs = __ldcg(&call.best[column]);
         if (mine > theirs) atomicMax(&call.best[column], mine);
-        shared.lines[column] = LosingLine::of_best(max(mine, theirs), next_token, call.head, call.rows[column]);
+        shared.lines[column] = ThresholdLine::of_best(max(mine, theirs), next_token, call.head, call.rows[column]);
     }
 
     // Computes the first limits of a part's rows. All threads of the block call this function.
-    __device__ __forceinline__ void guess(const DotTile& tile, u32 thread) {
-        if (thread < tile.columns) shared.guesses[thread] = 0;
+    __device__ __forceinline__ void estimate(const DotTile& tile, u32 thread) {
+        if (thread < tile.columns) shared.estimates[thread] = 0;
         __syncthreads();
         const u32 first = call.first_token + tile.first;
         each_granule(call, tile, thread, [&](u32 c, u32 place, u32 word) {
@@ -68,14 +68,14 @@ struct DrawEpilogue {
             const u32 bits = Granule::minimum_bits(word);
             const float score = row.greedy ? logit : leader_score_at_least(logit, noise_bound(bits), bits);
             if (score == -f32_infinity()) return;
-            atomicMax(&shared.guesses[c], to_ordered_bits(Winner::of(score, token)));
+            atomicMax(&shared.estimates[c], to_ordered_bits(Winner::of(score, token)));
         });
         __syncthreads();
         // The block scores the token itself. So an estimate remains a row's winner only if it equals the token's score.
-        if (thread < tile.columns && shared.guesses[thread]) {
+        if (thread < tile.columns && shared.estimates[thread]) {
             const u32 column = tile.column + thread;
-            const u64 mine = shared.guesses[thread], theirs = atomicMax(&call.best[column], mine);
-            shared.lines[column] = LosingLine::of_best(max(mine, theirs), 0, call.head, call.rows[column]);
+            const u64 mine = shared.estimates[thread], theirs = atomicMax(&call.best[column], mine);
+            shared.lines[column] = ThresholdLine::of_best(max(mine, theirs), 0, call.head, call.rows[column]);
         }
         __syncthreads();
     }
@@ -88,10 +88,10 @@ struct DrawEpilogue {
                 refresh_limits(column, call.first_token + tile.first);
             __syncthreads();
         }
-        if (tile.first == run.first) guess(tile, thread);
+        if (tile.first == run.first) estimate(tile, thread);
         each_granule(call, tile, thread, [&](u32 c, u32 place, u32 word) {
-            const LosingLine line = shared.lines[tile.column + c];
-            shared.limits[c][place] = line.losing_dot(noise_bound(Granule::minimum_bits(word)), call.head);
+            const ThresholdLine line = shared.lines[tile.column + c];
+            shared.limits[c][place] = line.dot_threshold(noise_bound(Granule::minimum_bits(word)), call.head);
         });
         __syncthreads();
         u32 queued = shared.queued[thread];

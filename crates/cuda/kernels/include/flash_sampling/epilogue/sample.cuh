@@ -1,7 +1,7 @@
 // The granules of a tile, and the best token among a warp's tokens of one row, from the exact scores of a few tokens.
 //
 // The plain version scores every token and keeps the best score. A granule's word bounds the noise of the granule's
-// tokens. So a lane scores its tokens in order of falling logits, one per round. The warp stops when no token can reach
+// tokens. So a lane scores its tokens in order of descending logits, one per round. The warp stops when no token can reach
 // the best score.
 #pragma once
 
@@ -71,7 +71,7 @@ __device__ __forceinline__ void raise_best(const Row& row, float (&logits)[4], u
 #pragma unroll
         for (u32 j = 1; j < 4; ++j)
             if (logits[j] > logit) logit = logits[j], at = j;
-        const bool can_win = logit > losing_logit(best.winner.score, bound);
+        const bool can_win = logit > logit_threshold(best.winner.score, bound);
         if (!__any_sync(0xffffffffu, can_win)) return;
         u64 key = 0;
         if (can_win) {

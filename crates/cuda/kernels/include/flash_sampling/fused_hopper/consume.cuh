@@ -40,7 +40,7 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
         const bool is_masked = T::MASKS_PENALTIES && has_masks(self);
         if (is_masked) apply_masks(counted, self);
         ptx::mbarrier_wait(&shared.scouted, t & 1);
-        if (t == 0) guess(d, counted, self);
+        if (t == 0) estimate(d, counted, self);
         if (is_masked && may_be_invalid(d, self)) count_all();
 
         if (filter(pending, d, counted, self)) enqueue(pending, queued, d, self);

@@ -12,9 +12,9 @@ template <class T, class Take>
 __device__ __forceinline__ void compare(const float (&d)[T::ACCUMULATORS], int w, const Consumer<T>& self, const Take& take) {
 #pragma unroll
     for (int i = 0; i < T::WORD_BITS; i += 4) {
-        const float2 losing = self.pair(self.shared.losing[self.warp], (w * T::WORD_BITS + i) / 4);
+        const float2 threshold = self.pair(self.shared.thresholds[self.warp], (w * T::WORD_BITS + i) / 4);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) take(i + e, !(d[w * T::WORD_BITS + i + e] <= (e & 1 ? losing.y : losing.x)));
+        for (int e = 0; e < 4; ++e) take(i + e, !(d[w * T::WORD_BITS + i + e] <= (e & 1 ? threshold.y : threshold.x)));
     }
 }
 

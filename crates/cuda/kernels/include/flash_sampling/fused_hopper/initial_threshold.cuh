@@ -2,7 +2,7 @@
 // score of one token of its first tile that is probably the best of the tile. The best estimate of all blocks so far is close to
 // the best score of all first tiles.
 //
-// Before the first thresholds, `losing` holds noise bounds of granules, with their leaders' indices in the last four bits.
+// Before the first thresholds, `thresholds` holds noise bounds of granules, with their leaders' indices in the last four bits.
 #pragma once
 
 #include "../ptx/arithmetic.cuh"
@@ -12,10 +12,10 @@
 namespace flash_sampling::fused_hopper {
 
 // A block that has published its estimates adds this to the launch's counter. The low half of the counter counts finished blocks.
-constexpr u32 GUESSED = 1u << 16;
+constexpr u32 PUBLISHED = 1u << 16;
 
 // The maximum number of times that an early block reads the estimates of other blocks.
-constexpr u32 MOST_LOOKS = 16;
+constexpr u32 MAX_POLLS = 16;
 
 // Returns a bound, rounded up, with a leader's index in the last four bits.
 __device__ __forceinline__ float with_leader(float bound, u32 leader) {
@@ -43,7 +43,8 @@ __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], c
         float m[AT_ONCE];
 #pragma unroll
         for (int at = 2 * first; at < 2 * (first + AT_ONCE); at += 4) {
-            const float2 bounds = self.pair(self.shared.losing[self.warp], at / 4), nats = self.pair(self.shared.nat, at / 4);
+            const float2 bounds = self.pair(self.shared.thresholds[self.warp], at / 4);
+            const float2 nats = self.pair(self.shared.nat, at / 4);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const float bound = e & 1 ? bounds.y : bounds.x, bonus = bound * (e & 1 ? nats.y : nats.x);
@@ -68,12 +69,12 @@ __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], c
 // passes every threshold of a score up to its own, so the block scores the token later. So an estimate remains a row's winner
 // only if it equals the token's score.
 template <class T>
-__device__ __forceinline__ u64 guess_of(const Call& call, const Shared<T>& shared, u32 first, u32 column) {
+__device__ __forceinline__ u64 estimate_of(const Call& call, const Shared<T>& shared, u32 first, u32 column) {
     const float largest = from_monotone_bits(shared.largest[column]);
     if (!is_finite(largest)) return 0;
     const Row& row = shared.rows[column];
     const u32 m = f32_to_bits(largest) % T::TOKENS, token = call.first_token + first + m;
-    const float bound = shared.losing[m / T::GRANULE][column];
+    const float bound = shared.thresholds[m / T::GRANULE][column];
     const float bonus = f32_to_bits(bound) % T::GRANULE == m % T::GRANULE ? bound * shared.nat[column] : 0.0f;
     // Lowered by more than the errors from index and bonus (also for the smallest floats) and the rounding of a soft-cap.
     const float dot = largest - bonus - 1e-4f * (fabsf(largest) + fabsf(bonus)) - 1e-37f;
@@ -87,20 +88,20 @@ __device__ __forceinline__ u64 guess_of(const Call& call, const Shared<T>& share
 // Returns the best estimate of a row. An early block waits until half of the blocks have published. With its own estimates alone,
 // many tokens of flat logits would pass the filter.
 template <class T>
-__device__ __forceinline__ u64 best_guess(const Call& call, u32 column) {
+__device__ __forceinline__ u64 best_estimate(const Call& call, u32 column) {
     u64 best;
-    u32 guessed, looks = 0;
+    u32 published, polls = 0;
     do {
         best = ptx::load_relaxed(&call.best[column]);
-        guessed = T::AWAITS_GUESSES ? *const_cast<volatile u32*>(call.arrived) / GUESSED : gridDim.x;
-    } while (guessed < gridDim.x / 2 && ++looks < MOST_LOOKS);
+        published = T::AWAITS_ESTIMATES ? *const_cast<volatile u32*>(call.arrived) / PUBLISHED : gridDim.x;
+    } while (published < gridDim.x / 2 && ++polls < MAX_POLLS);
     return best;
 }
 
 // Publishes the estimates of a block's first tile, and replaces the noise bounds by thresholds. One thread per row.
 template <class T>
-__device__ __forceinline__ void guess(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS],
-                                      const Consumer<T>& self) {
+__device__ __forceinline__ void estimate(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS],
+                                         const Consumer<T>& self) {
     static_assert(T::COLUMNS <= T::CONSUMERS, "a thread has a row");
     const Call& call = self.call;
     Shared<T>& shared = self.shared;
@@ -109,20 +110,20 @@ __device__ __forceinline__ void guess(const float (&d)[T::ACCUMULATORS], const u
     const u32 column = self.thread;
     u64 best = 0;
     if (column < call.row_count) {
-        const u64 key = guess_of(call, shared, self.first, column);
+        const u64 key = estimate_of(call, shared, self.first, column);
         if (key) atomicMax(&call.best[column], key);
         if constexpr (T::LISTS) post(shared, column, key);
     }
-    if (T::AWAITS_GUESSES && self.thread == 0) atomicAdd(call.arrived, GUESSED);
+    if (T::AWAITS_ESTIMATES && self.thread == 0) atomicAdd(call.arrived, PUBLISHED);
     if (column < call.row_count) {
-        best = best_guess<T>(call, column);
-        if constexpr (T::LISTS) guess_cut(call, shared, column, self.size);
+        best = best_estimate<T>(call, column);
+        if constexpr (T::LISTS) estimate_cut(call, shared, column, self.size);
     }
     if (column < T::COLUMNS) {
-        const LosingLine line = thresholds_of(call, shared, column, best, call.first_token + self.first);
+        const ThresholdLine line = thresholds_of(call, shared, column, best, call.first_token + self.first);
 #pragma unroll 1
         for (u32 g = 0; g < T::GRANULES; ++g)
-            shared.losing[g][column] = line.losing_dot(shared.losing[g][column], call.head);
+            shared.thresholds[g][column] = line.dot_threshold(shared.thresholds[g][column], call.head);
     }
     self.barrier();
 }

@@ -12,7 +12,7 @@
 //
 // 1. One noise word bounds the noise of a granule of sixteen tokens, and a consumer warp holds a granule of each tile. While a
 //    tile's products run, three *scout* warps turn these bounds into thresholds, one for each granule and row: a dot product at
-//    or below `losing_dot(best, bound)` cannot win. If a shard begins within a granule, a warp takes the larger bound of two
+//    or below `dot_threshold(best, bound)` cannot win. If a shard begins within a granule, a warp takes the larger bound of two
 //    granules.
 // 2. At the end of a tile, the consumers compare each element with its threshold and queue the elements that pass. The scouts
 //    score the queue exactly while the next tile's products run. `best` may be outdated: then only more tokens are scored.
@@ -32,12 +32,12 @@ namespace flash_sampling::fused_hopper {
 
 // Clears the columns that no load fills, in all stages. Old bytes may be NaN, which passes every filter.
 template <class T>
-__device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 hand, u32 hands) {
+__device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 worker, u32 workers) {
     const u32 loaded = T::CLUSTER * T::loaded_rows(call.row_count) * T::ROW_BYTES;
     if (loaded >= T::HIDDEN_BYTES) return;
     for (u32 slab = 0; slab < Ring<T>::STAGES * T::SLABS; ++slab) {
         u8* const hidden = stages + slab * T::SLAB_BYTES + T::WEIGHT_BYTES;
-        for (u32 at = loaded + hand * 16; at < T::HIDDEN_BYTES; at += hands * 16)
+        for (u32 at = loaded + worker * 16; at < T::HIDDEN_BYTES; at += workers * 16)
             *reinterpret_cast<uint4*>(hidden + at) = uint4{0, 0, 0, 0};
     }
     ptx::shared_writes_fence();
@@ -46,23 +46,23 @@ __device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 han
 // Initialises the shared memory of scouts and consumers while the first loads are in flight.
 template <class T>
 __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists, u8* stages, Shared<T>& shared) {
-    constexpr u32 HANDS = T::THREADS - 32;
-    const u32 hand = threadIdx.x - 32;
-    clear_rest<T>(call, stages, hand, HANDS);
-    for (u32 i = hand; i < T::COLUMNS; i += HANDS) {
+    constexpr u32 WORKERS = T::THREADS - 32;
+    const u32 worker = threadIdx.x - 32;
+    clear_rest<T>(call, stages, worker, WORKERS);
+    for (u32 i = worker; i < T::COLUMNS; i += WORKERS) {
         shared.best[i] = {0, 0.0f, 0};
         shared.largest[i] = 0;
         shared.nat[i] = i < call.row_count ? nat_of(call, call.rows[i]) : 0.0f;
     }
     const u32 words = call.row_count * (sizeof(Row) / 8);
-    for (u32 i = hand; i < words; i += HANDS)
+    for (u32 i = worker; i < words; i += WORKERS)
         reinterpret_cast<u64*>(shared.rows)[i] = reinterpret_cast<const u64*>(call.rows)[i];
     if constexpr (T::LISTS) {
-        ptx::named_barrier(PREPARED_BARRIER, HANDS);
-        prepare_lists(call, lists, shared, hand, HANDS);
+        ptx::named_barrier(PREPARED_BARRIER, WORKERS);
+        prepare_lists(call, lists, shared, worker, WORKERS);
     }
-    if constexpr (T::LOG_Z) prepare_masses(call, shared, hand, HANDS);
-    ptx::named_barrier(PREPARED_BARRIER, HANDS);
+    if constexpr (T::LOG_Z) prepare_masses(call, shared, worker, WORKERS);
+    ptx::named_barrier(PREPARED_BARRIER, WORKERS);
 }
 
 // Runs one block of the kernel. `memory` is Ring<T>::SHARED_BYTES of shared memory.

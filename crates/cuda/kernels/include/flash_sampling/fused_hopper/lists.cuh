@@ -15,7 +15,7 @@
 namespace flash_sampling::fused_hopper {
 
 // The threshold of a row without further candidates: the largest finite float. No finite dot product exceeds it.
-constexpr u32 LOSES_ALWAYS = 0x7f7fffffu;
+constexpr u32 NO_MORE_TOKENS = 0x7f7fffffu;
 
 // The kinds of listed rows, as values of `greedy` in the shared copy of a row.
 [[maybe_unused]] constexpr u32 LISTED_BY_MIN_P = 2, LISTED_BY_TOP_K = 3;
@@ -31,9 +31,10 @@ struct ListShared<COLUMNS, true> {
 
 // Sets the kinds of the copied rows; a barrier must follow.
 template <class Shared>
-__device__ __forceinline__ void prepare_lists(const Call& call, const RowLists& lists, Shared& shared, u32 hand, u32 hands) {
-    if (hand == 0) shared.lists = lists;
-    for (u32 i = hand; i < call.row_count; i += hands) {
+__device__ __forceinline__ void prepare_lists(const Call& call, const RowLists& lists, Shared& shared, u32 worker,
+                                              u32 workers) {
+    if (worker == 0) shared.lists = lists;
+    for (u32 i = worker; i < call.row_count; i += workers) {
         const RowFilters& filters = lists.filters[i];
         if (shared.rows[i].greedy) continue;
         if (filters.is_listed_by_min_p()) {
@@ -48,12 +49,12 @@ __device__ __forceinline__ void prepare_lists(const Call& call, const RowLists& 
 
 // Returns the threshold of a listed row, before the head's soft-cap. A list that has overflowed takes no more tokens.
 template <class Shared>
-__device__ __forceinline__ float listed_losing_capped(const Call& call, const Shared& shared, u32 column, u64 key) {
+__device__ __forceinline__ float listed_capped_threshold(const Call& call, const Shared& shared, u32 column, u64 key) {
     const Row& row = shared.rows[column];
     const u32 count = *const_cast<volatile u32*>(&shared.lists.counters[column].count);
-    if (count > RowLists::ROOM) return bits_to_f32(LOSES_ALWAYS);
-    if (row.greedy == LISTED_BY_TOP_K) return losing_capped(shared.cut[column], 0.0f, call.head, row);
-    return key ? losing_capped(from_ordered_bits(key).score, shared.cut[column], call.head, row) : -f32_infinity();
+    if (count > RowLists::ROOM) return bits_to_f32(NO_MORE_TOKENS);
+    if (row.greedy == LISTED_BY_TOP_K) return capped_threshold(shared.cut[column], 0.0f, call.head, row);
+    return key ? capped_threshold(from_ordered_bits(key).score, shared.cut[column], call.head, row) : -f32_infinity();
 }
 
 // Publishes the largest logit of a block's first tile, or slightly less (the score of `key`), for some blocks only. One thread
@@ -69,7 +70,7 @@ __device__ __forceinline__ void post(const Shared& shared, u32 column, u64 key) 
 
 // Sets the cutoff of a row from the published logits, after a short wait for late blocks. One thread per row.
 template <class Shared>
-__device__ __forceinline__ void guess_cut(const Call& call, Shared& shared, u32 column, u32 tile_tokens) {
+__device__ __forceinline__ void estimate_cut(const Call& call, Shared& shared, u32 column, u32 tile_tokens) {
     if (shared.rows[column].greedy != LISTED_BY_TOP_K) return;
     // With few tokens or few blocks, all tokens are listed.
     if (call.tokens <= RowLists::ROOM || gridDim.x < RowLists::POSTS) return;
@@ -81,7 +82,7 @@ __device__ __forceinline__ void guess_cut(const Call& call, Shared& shared, u32 
         u32 seen[RowLists::POSTS];
 #pragma unroll
         for (u32 i = 0; i < RowLists::POSTS; ++i) seen[i] = posted[i];
-        cut = guessed_cut(seen, k, tile_tokens, call.tokens);
+        cut = estimated_cut(seen, k, tile_tokens, call.tokens);
     }
     if (cut <= 1) return;
     shared.cut[column] = from_monotone_bits(cut);

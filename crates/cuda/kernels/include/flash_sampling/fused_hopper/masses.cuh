@@ -23,11 +23,11 @@ __device__ __forceinline__ float reference_above(float top) {
 }
 
 template <class T>
-__device__ __forceinline__ void prepare_masses(const Call& call, Shared<T>& shared, u32 hand, u32 hands) {
-    if (hand == 0) shared.scale = call.head.scale;
-    for (u32 i = hand; i < T::COLUMNS; i += hands)
+__device__ __forceinline__ void prepare_masses(const Call& call, Shared<T>& shared, u32 worker, u32 workers) {
+    if (worker == 0) shared.scale = call.head.scale;
+    for (u32 i = worker; i < T::COLUMNS; i += workers)
         shared.inv_temperature[i] = i < call.row_count ? call.rows[i].inv_temperature : 0.0f;
-    for (u32 i = hand; i < T::CONSUMER_WARPS * T::COLUMNS; i += hands) {
+    for (u32 i = worker; i < T::CONSUMER_WARPS * T::COLUMNS; i += workers) {
         (&shared.high[0][0])[i] = LOWEST;
         (&shared.sum[0][0])[i] = 0.0;
     }

@@ -24,7 +24,7 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
     }
     __threadfence();
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
-    if (thread == 0) shared.last = atomicAdd(call.arrived, 1u) % GUESSED == gridDim.x - 1;
+    if (thread == 0) shared.last = atomicAdd(call.arrived, 1u) % PUBLISHED == gridDim.x - 1;
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
     if (!shared.last) return;
     __threadfence();

@@ -24,42 +24,42 @@ __device__ __forceinline__ void for_granules(const Row& row, u32 base, const Tak
     }
 }
 
-// Fills `losing` for a tile with thresholds. For a block's first tile, fills in the noise bounds for initial_threshold.cuh.
+// Sets the thresholds of a tile. For a block's first tile, sets the noise bounds for initial_threshold.cuh instead.
 template <class T>
-__device__ __forceinline__ void make_thresholds(const Call& call, Shared<T>& shared, u32 t, u32 base, u32 hand) {
-    for (u32 column = hand; column < T::COLUMNS; column += T::SCOUTS) {
-        const LosingLine line = t == 0 ? LosingLine::flat(0.0f)
-                                       : thresholds_of(call, shared, column, exchange_best(call, shared, column), base);
-        const float flat = t == 0 ? 0.0f : line.losing_dot(0.0f, call.head);
+__device__ __forceinline__ void make_thresholds(const Call& call, Shared<T>& shared, u32 t, u32 base, u32 worker) {
+    for (u32 column = worker; column < T::COLUMNS; column += T::SCOUTS) {
+        const ThresholdLine line = t == 0 ? ThresholdLine::flat(0.0f)
+                                          : thresholds_of(call, shared, column, exchange_best(call, shared, column), base);
+        const float flat = t == 0 ? 0.0f : line.dot_threshold(0.0f, call.head);
         if (!has_noise(call, shared, column)) {
 #pragma unroll
-            for (u32 g = 0; g < T::GRANULES; ++g) shared.losing[g][column] = flat;
+            for (u32 g = 0; g < T::GRANULES; ++g) shared.thresholds[g][column] = flat;
             continue;
         }
         for_granules<T>(shared.rows[column], base, [&](u32 g, u32 word) {
             const float bound = noise_bound(Granule::minimum_bits(word));
-            shared.losing[g][column] =
-                t == 0 ? with_leader(bound, word % Granule::TOKENS) : line.losing_dot(bound, call.head);
+            shared.thresholds[g][column] =
+                t == 0 ? with_leader(bound, word % Granule::TOKENS) : line.dot_threshold(bound, call.head);
         });
     }
 }
 
 template <class T>
 __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const Schedule<T>& schedule) {
-    const u32 hand = threadIdx.x - 32;
+    const u32 worker = threadIdx.x - 32;
     u32 first = 0;
     for (u32 t = 0; t <= schedule.tiles; ++t) {
         if (t > 0) {
             constexpr u32 QUEUES = T::CONSUMER_WARPS;
-            const u32 queue = hand % QUEUES;
+            const u32 queue = worker % QUEUES;
             ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);
-            score(call, shared, queue, shared.queued[queue], first, hand / QUEUES, T::SCOUTS / QUEUES);
+            score(call, shared, queue, shared.queued[queue], first, worker / QUEUES, T::SCOUTS / QUEUES);
             ptx::named_barrier(SCOUTS_BARRIER, T::SCOUTS);
         }
         if (t < schedule.tiles) {
             u32 unused;
             schedule.tile(t, first, unused);
-            make_thresholds(call, shared, t, call.first_token + first, hand);
+            make_thresholds(call, shared, t, call.first_token + first, worker);
         }
         ptx::mbarrier_arrive(&shared.scouted);
     }

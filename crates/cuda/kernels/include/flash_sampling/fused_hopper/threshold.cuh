@@ -8,14 +8,14 @@ namespace flash_sampling::fused_hopper {
 
 // Returns a row's thresholds as a function of noise bounds, for tokens from `next_token` on. `key` is the row's best winner.
 template <class T>
-__device__ __forceinline__ LosingLine thresholds_of(const Call& call, const Shared<T>& shared, u32 column, u64 key,
-                                                    u32 next_token) {
-    if (column >= call.row_count) return LosingLine::flat(bits_to_f32(LOSES_ALWAYS));
+__device__ __forceinline__ ThresholdLine thresholds_of(const Call& call, const Shared<T>& shared, u32 column, u64 key,
+                                                       u32 next_token) {
+    if (column >= call.row_count) return ThresholdLine::flat(bits_to_f32(NO_MORE_TOKENS));
     const Row& row = shared.rows[column];
     if constexpr (T::LISTS) {
-        if (row.greedy > 1) return LosingLine::flat(listed_losing_capped(call, shared, column, key));
+        if (row.greedy > 1) return ThresholdLine::flat(listed_capped_threshold(call, shared, column, key));
     }
-    return LosingLine::of_best(key, next_token, call.head, row);
+    return ThresholdLine::of_best(key, next_token, call.head, row);
 }
 
 // Whether a row has noise: it is in the batch, and neither greedy nor listed.
@@ -62,10 +62,11 @@ __device__ __forceinline__ void offer(const Call& call, Shared<T>& shared, u32 c
     improve(&shared.best[column], to_ordered_bits(Winner::of(score, token)), logit);
 }
 
-// Scores a queue of a tile that begins with token `first`. Thread `hand` of `hands` handles every `hands`-th entry.
+// Scores a queue of a tile that begins with token `first`. Thread `worker` of `workers` handles every `workers`-th entry.
 template <class T>
-__device__ __forceinline__ void score(const Call& call, Shared<T>& shared, u32 queue, u32 queued, u32 first, u32 hand, u32 hands) {
-    for (u32 slot = hand; slot < queued; slot += hands) {
+__device__ __forceinline__ void score(const Call& call, Shared<T>& shared, u32 queue, u32 queued, u32 first, u32 worker,
+                                      u32 workers) {
+    for (u32 slot = worker; slot < queued; slot += workers) {
         const Contender contender = shared.queue[queue][slot];
         offer(call, shared, contender.place & 0xffff, call.first_token + first + (contender.place >> 16), contender.dot);
     }

@@ -42,7 +42,7 @@ struct Tile {
     static constexpr u32 AHEAD = COLUMNS == 256;
     // Whether early blocks wait for the estimates of other blocks. Measured without the wait, 37984 x 4096, logits of deviation
     // 2.2, noise version 1: 1.08 at 256 rows, 1.07 at 192 rows, 1.00 and 1.09 at 128 rows on two GPUs.
-    static constexpr bool AWAITS_GUESSES = COLUMNS >= 64;
+    static constexpr bool AWAITS_ESTIMATES = COLUMNS >= 64;
 
     static constexpr int UNIT_BYTES = UNIT * DEPTH * 2;
     static constexpr int GRANULE_BYTES = UNIT_BYTES / UNIT_GRANULES;
@@ -106,7 +106,7 @@ struct Shared : ListShared<T::COLUMNS, T::LISTS>, MassShared<T, T::LOG_Z> {
     Row rows[T::COLUMNS];
     // For each granule of a tile and each row, the largest dot product that surely loses. Before a block's first thresholds, a
     // bound on the granule's noise (initial_threshold.cuh).
-    float losing[T::GRANULES][T::COLUMNS];
+    float thresholds[T::GRANULES][T::COLUMNS];
     float nat[T::COLUMNS];    // the dot product that equals 1 nat of noise; 0 if noise does not count
     u32 largest[T::COLUMNS];  // the first tile's likeliest token, as monotone bits
     Contender queue[T::CONSUMER_WARPS][QUEUE];

@@ -11,7 +11,7 @@ namespace flash_sampling {
 // rows, multiplications take longer than reads.
 template <int COLUMNS>
 struct PlainMainloop {
-    static constexpr int MOST_ROWS = 256;
+    static constexpr int MAX_ROWS = 256;
     static constexpr int THREADS = EPILOGUE_THREADS;
     static constexpr int BLOCKS = 2;  // per multiprocessor: one reads while the other multiplies
     static constexpr int DEPTH = 32;

@@ -27,7 +27,7 @@ namespace flash_sampling {
 // COLUMNS: rows of the batch, 8, 16, 32, 64, 128 or 256. ALIGNED: asynchronous copies can read both factors.
 template <int COLUMNS, ptx::Operand OPERAND, bool ALIGNED>
 struct TensorMainloop {
-    static constexpr int MOST_ROWS = COLUMNS;
+    static constexpr int MAX_ROWS = COLUMNS;
     // Longer slabs read the weight in longer runs; shorter slabs leave room for a ring.
     static constexpr int DEPTH = IS_ROOMY ? (COLUMNS <= 32 ? 128 : 64) : (COLUMNS <= 64 ? 64 : 32);
     static constexpr int PART = COLUMNS < 32 ? COLUMNS : 32;

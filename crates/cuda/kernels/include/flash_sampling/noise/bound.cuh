@@ -35,7 +35,7 @@ FS_FUNCTION float leader_score_at_least(float logit, float bound, u32 minimum_bi
 // Returns a logit up to which no token reaches the score cutoff `cut` with noise of at most `bound`. The margin covers all
 // rounding errors: 1.3e-7 |g| + 3.7e-7 in the noise, 6e-6 in the bound, 2^-24 |score| in the score, and the errors of this
 // arithmetic. A logit of -inf reaches no cutoff.
-FS_FUNCTION float losing_logit(float cut, float bound) {
+FS_FUNCTION float logit_threshold(float cut, float bound) {
     const float low = cut - (2e-5f + 1e-6f * fabsf(cut));
     return low - 1.000001f * bound;
 }

@@ -200,7 +200,7 @@ __device__ __forceinline__ void score_queue(const Row& row, const WarpScan<QUEUE
     for (u32 slot = threadIdx.x % 32; slot < queued; slot += 32) {
         const auto [token, logit, word] = shared.queue[slot];
         const bool greedy = row.greedy;
-        if (!(logit > losing_logit(keep.cut(), greedy ? 0.0f : noise_bound(Granule::minimum_bits(word))))) continue;
+        if (!(logit > logit_threshold(keep.cut(), greedy ? 0.0f : noise_bound(Granule::minimum_bits(word))))) continue;
         float score = logit;
         if (!greedy) {
             const Noise noise{row.seed, row.position};
@@ -279,7 +279,7 @@ __device__ __forceinline__ void scan(const RowParts<TYPE>& parts, const Row& row
 
         const float bound[2] = {shared.bounds[granule], shared.bounds[granule + APART]};
         float cut = keep.cut();
-        const bool is_open = tops[0] > losing_logit(cut, bound[0]) || tops[1] > losing_logit(cut, bound[1]);
+        const bool is_open = tops[0] > logit_threshold(cut, bound[0]) || tops[1] > logit_threshold(cut, bound[1]);
         if (!__any_sync(0xffffffffu, is_open)) continue;
         const u32 word[2] = {shared.words[granule], shared.words[granule + APART]};
         if constexpr (Keep::RAISES) {
@@ -295,7 +295,7 @@ __device__ __forceinline__ void scan(const RowParts<TYPE>& parts, const Row& row
         }
         u32 hits = 0;
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) hits |= logits[i] > losing_logit(cut, bound[i / 4]) ? 1u << i : 0u;
+        for (u32 i = 0; i < 8; ++i) hits |= logits[i] > logit_threshold(cut, bound[i / 4]) ? 1u << i : 0u;
 #pragma unroll 1
         while (const u32 lanes = __ballot_sync(0xffffffffu, hits)) {
             if (queued + __popc(lanes) > QUEUE) {

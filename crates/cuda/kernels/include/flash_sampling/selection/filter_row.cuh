@@ -1,7 +1,7 @@
 // The draw of a row with min-p first or a top-k, from its logits in memory or from lists of them. One block per row.
 //
-// The filters keep few tokens, the first in the order of falling logits. One pass over the row gathers them as candidates. The
-// block sorts the candidates, applies the filters as core's Selector does, and draws. The host decides rows with too many
+// The filters keep few tokens, the first in the order of descending logits. One pass over the row gathers them as candidates.
+// The block sorts the candidates, applies the filters as core's Selector does, and draws. The host decides rows with too many
 // candidates. top_p.cuh handles rows with top-p first.
 #pragma once
 

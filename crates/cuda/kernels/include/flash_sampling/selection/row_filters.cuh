@@ -22,7 +22,7 @@ struct RowFilters {
     // Whether min-p keeps only tokens at most 8 nats below the largest logit.
     FS_FUNCTION bool is_listed_by_min_p() const { return ln_min_p > -8.0 && !min_p_last; }
     FS_FUNCTION bool is_min_p_alone() const { return is_listed_by_min_p() && !top_k && !has_top_p(); }
-    // Returns the distance from the largest logit down to min-p's limit, rounded up, for `losing_dot`.
+    // Returns the distance from the largest logit down to min-p's limit, rounded up, for `dot_threshold`.
     FS_FUNCTION float min_p_cut() const { return static_cast<float>(-ln_min_p) * 1.000001f; }
     FS_FUNCTION bool is_listed() const { return is_listed_by_min_p() || top_k; }
 

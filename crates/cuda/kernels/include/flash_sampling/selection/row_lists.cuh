@@ -53,7 +53,7 @@ FS_FUNCTION u32 least_of_groups(const u32 (&posted)[RowLists::POSTS]) {
 // larger k: for k = 50 of 151936 tokens and parts of 128, the probability is 3e-5 instead of 8e-4, with a list 1.5 times as long.
 // If four groups would contain too many, there are eight of two, if each contains at most a quarter of the k (2e-5). With half as
 // many tokens, the minimum over all parts makes a list longer than ROOM in one row of 60.
-FS_FUNCTION u32 guessed_cut(const u32 (&posted)[RowLists::POSTS], u32 k, u32 part, u32 tokens) {
+FS_FUNCTION u32 estimated_cut(const u32 (&posted)[RowLists::POSTS], u32 k, u32 part, u32 tokens) {
     u32 of_all = ~0u;
     for (u32 i = 0; i < RowLists::POSTS; ++i) of_all = posted[i] < of_all ? posted[i] : of_all;
     if (16ull * part * k > tokens) return 8ull * part * k > tokens ? of_all : least_of_groups<2>(posted);

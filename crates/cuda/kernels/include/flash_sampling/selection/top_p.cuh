@@ -1,9 +1,9 @@
 // The draw of a row with top-p first, from its logits in memory and the draw without filters, by a team of blocks.
 //
-// Top-p keeps the first tokens in the order of falling logits, possibly many. But two sums decide whether it keeps one token: the
-// mass before the token and the total mass. The search first tries the winner of the draw without filters, which top-p keeps with
-// probability p. If top-p drops the winner, it also drops all later tokens. So the search tries the best token before it, and so
-// on.
+// Top-p keeps the first tokens in the order of descending logits, possibly many. But two sums decide whether it keeps one
+// token: the mass before the token and the total mass. The search first tries the winner of the draw without filters, which
+// top-p keeps with probability p. If top-p drops the winner, it also drops all later tokens. So the search tries the best token
+// before it, and so on.
 //
 //   loop: before, all = mass before `place`, total mass        per block, then over the team
 //         if before < p all: the draw is the token at `place`

@@ -37,7 +37,7 @@ struct TopPResolve {
     static constexpr u32 THREADS = TopPSearch::THREADS, WARPS = TopPSearch::WARPS;
     static constexpr u32 TIES = 8, BINS = UndecidedRows::BINS;
     // Rows that a block loads before its own row is known.
-    static constexpr u32 GUESSED = UndecidedRows::LEAST;
+    static constexpr u32 EXPECTED_ROWS = UndecidedRows::LEAST;
     using Lines = RowLines<2, true>;
     static_assert(BINS == 32 && TIES == 8, "a lane per bin; four bins on either side of the end among equal logits");
     // Ordered bits that no score and token have: the row is decided.
@@ -47,7 +47,7 @@ struct TopPResolve {
         float masses[BINS][THREADS];
         u64 best[BINS];
         float all[WARPS];
-        UndecidedRow rows[GUESSED];
+        UndecidedRow rows[EXPECTED_ROWS];
         TopPSearch::Shared select;
         u32 is_last;
     };
@@ -98,7 +98,7 @@ struct TopPResolve {
         // NOTE: the host launches at least one block per row.
         const u32 at = blockIdx.x % count, share = blockIdx.x / count, shares = gridDim.x / count;
         if (share >= shares) return;
-        const UndecidedRow row = at < GUESSED ? shared.rows[at] : open.rows[at];
+        const UndecidedRow row = at < EXPECTED_ROWS ? shared.rows[at] : open.rows[at];
         if (!decide(row, at, share, shares) || threadIdx.x != 0) return;
         if (atomicAdd(&open.counters[1], 1u) == count - 1) open.counters[0] = 0, open.counters[1] = 0;
     }
@@ -144,7 +144,7 @@ struct TopPResolve {
         const u32 count = __ldcg(&open.counters[0]);
         constexpr u32 PIECES = sizeof(UndecidedRow) / 16;
         uint4 piece{};
-        const bool has_piece = threadIdx.x < GUESSED * PIECES;
+        const bool has_piece = threadIdx.x < EXPECTED_ROWS * PIECES;
         if (has_piece) piece = __ldcg(reinterpret_cast<const uint4*>(open.rows) + threadIdx.x);
         empty();
         if (has_piece) reinterpret_cast<uint4*>(shared.rows)[threadIdx.x] = piece;
@@ -179,10 +179,10 @@ struct TopPResolve {
             if (hits >> i & 1) shared.masses[bin[i]][threadIdx.x] += mass[i];
         const Noise noise{row.seed, row.position};
         const u32 word = noise.word(Domain::Granule, row.draw, first / Granule::TOKENS);
-        const float losing = losing_logit(cut, noise_bound(Granule::minimum_bits(word)));
+        const float threshold = logit_threshold(cut, noise_bound(Granule::minimum_bits(word)));
 #pragma unroll
         for (u32 i = 0; i < 4; ++i)
-            if (!(l[i] > losing)) hits &= ~(1u << i);
+            if (!(l[i] > threshold)) hits &= ~(1u << i);
 #pragma unroll 1
         for (; hits; hits &= hits - 1) {
             const u32 i = __ffs(static_cast<int>(hits)) - 1, token = first + i;
