@@ -1,0 +1,78 @@
+"""Exact token sampling fused into the LM-head matmul.
+
+Noise is a pure function of (seed, position, draw, token): a row draws the same token in any batch. Tensors are borrowed,
+never copied: any object with ``__dlpack__`` (torch, JAX, CuPy) or an array of numpy. Nothing may write to a tensor during
+a call. ``flash_sampling.torch`` has an operator for ``torch.compile``.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ._lib import (
+    Draw,
+    FlashSamplingError,
+    Head,
+    History,
+    Kept,
+    RowSample,
+    Sampler,
+    SamplingParams,
+    __version__,
+    noise,
+)
+
+__all__ = [
+    "Draw",
+    "FlashSamplingError",
+    "Head",
+    "History",
+    "Kept",
+    "RowSample",
+    "Sampler",
+    "SamplingParams",
+    "__version__",
+    "from_logits",
+    "noise",
+    "reference",
+]
+
+
+@lru_cache(maxsize=8)
+def _sampler_of_logits(vocab_size: int, max_rows: int) -> Sampler:
+    return Sampler.for_logits(vocab_size, max_rows)
+
+
+def from_logits(logits, **params):
+    """Draws one token for each row of existing logits.
+
+    logits: [rows, vocab] in bfloat16, float16 or float32, in memory of the CPU.
+    params: the keyword arguments of a call of ``Sampler``: seed, position, temperature, top_k, top_p, min_p, mask, out.
+
+    Returns the tokens, [rows] int64. ``Sampler.for_logits`` returns a sampler that also has ``sample``.
+    """
+    rows, vocab_size = _shape(logits, "logits")
+    # Few sizes, so that batches of many sizes share a sampler.
+    return _sampler_of_logits(vocab_size, max(16, 1 << (rows - 1).bit_length()))(logits, **params)
+
+
+def reference(head, hidden, **params):
+    """Draws one token for each row by the definition in float64: the judge of the fast samplers, and slow.
+
+    head: a Head in memory of the CPU.
+    hidden: [rows, hidden] in bfloat16, float16 or float32, in memory of the CPU.
+    params: the keyword arguments of a call of ``Sampler``.
+
+    Returns the tokens, [rows] int64.
+    """
+    rows, _ = _shape(hidden, "hidden")
+    return Sampler(head, max(1, rows), backend="reference")(hidden, **params)
+
+
+def _shape(tensor, name):
+    shape = getattr(tensor, "shape", None)
+    if shape is None:
+        raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+    if len(shape) != 2:
+        raise FlashSamplingError(f"{name} has shape {list(shape)}, but must have two dimensions")
+    return shape

@@ -1,0 +1,53 @@
+"""Arrays of the caller's library. No library is imported unless the caller has it."""
+
+import sys
+from array import array
+
+_CODES = {"int64": "q", "float32": "f", "int32": "i"}
+
+
+def deliver(like, data: bytearray, dtype: str, out=None):
+    """An array over ``data``, of the kind of ``like``; or ``out`` with these values."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(out if out is not None else like, torch.Tensor):
+        kind = getattr(torch, dtype)
+        values = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
+        if out is None:
+            return values.to(like.device)
+        _check(out, values.shape, out.dtype == kind, dtype)
+        return out.copy_(values)
+    try:
+        import numpy
+    except ImportError:
+        values = array(_CODES[dtype], bytes(data)).tolist()
+        if out is not None:
+            out[:] = values
+            return out
+        return values
+    values = numpy.frombuffer(data, dtype=dtype)
+    if type(out if out is not None else like).__module__.partition(".")[0] == "cupy":
+        values = sys.modules["cupy"].asarray(values)
+    if out is None:
+        return values
+    _check(out, values.shape, out.dtype == dtype, dtype)
+    out[...] = values
+    return out
+
+
+def _check(out, shape, is_kind, dtype):
+    from ._lib import FlashSamplingError
+
+    if tuple(out.shape) != tuple(shape) or not is_kind:
+        error = FlashSamplingError(f"out has shape {list(out.shape)} and type {out.dtype}, but must be {list(shape)} {dtype}")
+        error.knob = "out"
+        raise error
+
+
+def current_stream(tensor) -> int:
+    """The address of the stream on which a tensor on a GPU is ready; 0 is the default stream."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return torch.cuda.current_stream(tensor.device).cuda_stream
+    if type(tensor).__module__.partition(".")[0] == "cupy":
+        return sys.modules["cupy"].cuda.get_current_stream().ptr
+    return 0

@@ -1,0 +1,225 @@
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, final
+
+class _DLPack(Protocol):
+    def __dlpack__(self, *, stream: Any = ...) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+class _Array(Protocol):
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+# A tensor of torch, JAX or CuPy, or an array of numpy.
+Tensor: TypeAlias = _DLPack | _Array
+# A number for all rows, or one for each row.
+Ints: TypeAlias = int | Iterable[int] | Tensor
+Floats: TypeAlias = float | Iterable[float] | Tensor
+
+__version__: str
+
+class FlashSamplingError(ValueError):
+    """Bad input, or a failed call."""
+
+    row: int | None
+    knob: str | None
+    errors: dict[int, FlashSamplingError] | None
+    results: Any
+
+@final
+class Head:
+    """An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`. It borrows the weight [rows, hidden]."""
+
+    def __new__(
+        cls,
+        weight: Tensor,
+        bias: Floats | None = None,
+        soft_cap: float | None = None,
+        scale: float = 1.0,
+        vocab_size: int | None = None,
+        first_token: int = 0,
+    ) -> Head: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def device(self) -> str: ...
+
+@final
+class History:
+    """A sequence so far: the prompt, and the tokens generated after it."""
+
+    def __new__(
+        cls, prompt: Iterable[int] | Tensor | None = None, output: Iterable[int] | Tensor | None = None
+    ) -> History: ...
+    def push(self, token: int) -> None: ...
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def output(self) -> list[int]: ...
+    def __len__(self) -> int: ...
+
+@final
+class SamplingParams:
+    """The parameters of a request, with the names of vLLM's `SamplingParams`."""
+
+    def __new__(
+        cls,
+        *,
+        n: int = 1,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        logit_bias: dict[int, float] | None = None,
+        allowed_token_ids: Sequence[int] | None = None,
+        banned_token_ids: Sequence[int] | None = None,
+        min_tokens: int = 0,
+        stop_token_ids: Sequence[int] | None = None,
+        logprobs: int | None = None,
+        logprobs_mode: Literal["processed_logprobs", "raw_logprobs"] = "processed_logprobs",
+        logprob_token_ids: Sequence[int] | None = None,
+        ranks: bool = False,
+        top_n_sigma: float = 0.0,
+        epsilon_cutoff: float = 0.0,
+        typical_p: float = 1.0,
+        xtc_threshold: float = 0.1,
+        xtc_probability: float = 0.0,
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_penalty_last_n: int = -1,
+        dry_sequence_breakers: Sequence[int] | None = None,
+        order: Literal["vllm", "hugging-face", "llama-cpp"] = "vllm",
+        without_replacement: bool = False,
+        kept: bool = False,
+        **neutral: Any,
+    ) -> SamplingParams: ...
+    def __getattr__(self, name: str) -> Any: ...
+    def to_dict(self) -> dict[str, Any]: ...
+
+@final
+class Draw:
+    """A drawn token."""
+
+    @property
+    def token(self) -> int: ...
+    @property
+    def score(self) -> float: ...
+    @property
+    def logit(self) -> float: ...
+    @property
+    def logprob(self) -> float | None: ...
+    @property
+    def rank(self) -> int | None: ...
+
+@final
+class Kept:
+    """The tokens that the filters of a row keep."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def log_mass(self) -> float: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def mask(self) -> Any: ...
+
+@final
+class RowSample:
+    """The result of a row."""
+
+    @property
+    def draws(self) -> list[Draw]: ...
+    @property
+    def log_z(self) -> float | None: ...
+    @property
+    def top(self) -> list[tuple[int, float]]: ...
+    @property
+    def token_logprobs(self) -> list[tuple[int, float]]: ...
+    @property
+    def kept(self) -> Kept | None: ...
+    @property
+    def passes(self) -> int: ...
+    @property
+    def token(self) -> int: ...
+    @property
+    def score(self) -> float: ...
+    @property
+    def logit(self) -> float: ...
+    @property
+    def logprob(self) -> float | None: ...
+    @property
+    def rank(self) -> int | None: ...
+
+@final
+class Sampler:
+    """Draws tokens for rows of hidden states [rows, hidden], or of logits [rows, vocab] (`Sampler.for_logits`)."""
+
+    def __new__(
+        cls,
+        head: Head,
+        max_rows: int = 256,
+        *,
+        variant: str = "tiled",
+        max_draws: int = 1,
+        max_logprobs: int | None = None,
+        threads: int | None = None,
+        backend: str | None = None,
+        canonical: bool = False,
+    ) -> Sampler: ...
+    @staticmethod
+    def for_logits(
+        vocab_size: int,
+        max_rows: int = 256,
+        *,
+        max_draws: int = 1,
+        max_logprobs: int | None = None,
+        threads: int | None = None,
+        backend: str | None = None,
+    ) -> Sampler: ...
+    def __call__(
+        self,
+        input: Tensor,
+        *,
+        seed: Ints,
+        position: Ints,
+        temperature: Floats | None = None,
+        top_k: Ints | None = None,
+        top_p: Floats | None = None,
+        min_p: Floats | None = None,
+        mask: Tensor | None = None,
+        out: Any = None,
+    ) -> Any:
+        """Draws one token for each row: [rows] int64."""
+
+    def sample(
+        self,
+        input: Tensor,
+        params: SamplingParams | Sequence[SamplingParams],
+        histories: Sequence[History] | None = None,
+        *,
+        seed: Ints | None = None,
+        position: Ints | None = None,
+    ) -> list[RowSample]:
+        """Draws with the parameters of requests, and returns all results."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_rows(self) -> int: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def is_pathwise(self) -> bool: ...
+
+def noise(seed: int, position: int, draw: int, tokens: Iterable[int] | Tensor) -> Any:
+    """The standard Gumbel noise of tokens: [tokens] float32."""
+
+def cuda_compiler() -> tuple[int, int] | None:
+    """The version of NVIDIA's run-time compiler; None if its library cannot be loaded."""

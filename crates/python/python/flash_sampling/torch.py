@@ -1,0 +1,59 @@
+"""An operator of torch, which ``torch.compile`` keeps as one node.
+
+``operator(sampler)`` is a function of tensors that calls ``flash_sampling::sample``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ._lib import Sampler
+
+__all__ = ["operator"]
+
+# Operators take no objects of Python, so a number stands for a sampler.
+_NUMBERS = itertools.count()
+_SAMPLERS: "weakref.WeakValueDictionary[int, Sampler]" = weakref.WeakValueDictionary()
+
+
+@torch.library.custom_op("flash_sampling::sample", mutates_args=())
+def _sample(
+    hidden: Tensor,
+    sampler: int,
+    seed: Tensor,
+    position: Tensor,
+    temperature: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    knobs = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "mask": mask}
+    return _SAMPLERS[sampler](hidden, seed=seed, position=position, **knobs)
+
+
+@_sample.register_fake
+def _(hidden, sampler, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None):
+    return hidden.new_empty((hidden.shape[0],), dtype=torch.int64)
+
+
+def operator(sampler: Sampler) -> Callable[..., Tensor]:
+    """A function that draws as a call of ``sampler`` does, and that ``torch.compile`` keeps as one node.
+
+    Its arguments are ``(hidden, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None)``,
+    with tensors [rows] as parameters. It returns the tokens, [rows] int64, on the device of ``hidden``. The function keeps
+    the sampler alive; a compiled program alone does not.
+    """
+    number = next(_NUMBERS)
+    _SAMPLERS[number] = sampler
+
+    def sample(hidden, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None):
+        return _sample(hidden, number, seed, position, temperature, top_k, top_p, min_p, mask)
+
+    sample.sampler = sampler
+    return sample

@@ -1,0 +1,166 @@
+//! The DLPack protocol: takes a tensor from a Python capsule.
+#![allow(unsafe_code)]
+
+use core::ffi::{CStr, c_void};
+use core::ptr::NonNull;
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyCapsuleMethods};
+
+/// A device of DLPack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Device {
+    pub(crate) kind: i32,
+    pub(crate) id: i32,
+}
+
+/// Kinds of devices: host memory, memory of a GPU, page-locked host memory, managed memory.
+pub(crate) const HOST: i32 = 1;
+pub(crate) const CUDA: i32 = 2;
+pub(crate) const CUDA_HOST: i32 = 3;
+pub(crate) const CUDA_MANAGED: i32 = 13;
+
+/// An element type of DLPack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DataType {
+    pub(crate) code: u8,
+    pub(crate) bits: u8,
+    pub(crate) lanes: u16,
+}
+
+/// `DLTensor` of dlpack.h.
+#[repr(C)]
+struct RawTensor {
+    data: *mut u8,
+    device: Device,
+    ndim: i32,
+    dtype: DataType,
+    shape: *const i64,
+    /// In elements; null = contiguous.
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensor` of dlpack.h.
+#[repr(C)]
+struct Managed {
+    tensor: RawTensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+/// `DLManagedTensorVersioned` of dlpack.h.
+#[repr(C)]
+struct ManagedVersioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
+    flags: u64,
+    tensor: RawTensor,
+}
+
+/// The owner of a tensor's memory, which the drop gives back to its producer.
+enum Owner {
+    Plain(NonNull<Managed>),
+    Versioned(NonNull<ManagedVersioned>),
+}
+
+// SAFETY: the drop calls the producer's deleter while attached to Python, from any thread, as DLPack allows. Nothing else
+// uses the pointer.
+unsafe impl Send for Owner {}
+// SAFETY: no method of a shared reference uses the pointer.
+unsafe impl Sync for Owner {}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // While the interpreter shuts down, the process is about to give the memory back.
+        Python::try_attach(|_| {
+            // SAFETY: `take` got the pointer from a capsule that it marked as used, so this is the only call of the deleter.
+            unsafe {
+                match self {
+                    Owner::Plain(managed) => {
+                        managed.as_ref().deleter.iter().for_each(|delete| delete(managed.as_ptr()));
+                    }
+                    Owner::Versioned(managed) => {
+                        managed.as_ref().deleter.iter().for_each(|delete| delete(managed.as_ptr()));
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// A tensor of a producer.
+pub(crate) struct Tensor {
+    pub(crate) data: *const u8,
+    pub(crate) device: Device,
+    pub(crate) dtype: DataType,
+    pub(crate) shape: Vec<i64>,
+    /// In elements.
+    pub(crate) strides: Vec<i64>,
+    pub(crate) owner: Box<dyn Send + Sync>,
+}
+
+/// Takes the tensor of a capsule, which nothing else can take later.
+///
+/// # Errors
+/// The object is not such a capsule, or has a newer version of the protocol.
+pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    let capsule = capsule.cast::<PyCapsule>()?;
+    if capsule.is_valid_checked(Some(c"dltensor_versioned")) {
+        let managed: NonNull<ManagedVersioned> = rename(capsule, c"dltensor_versioned", c"used_dltensor_versioned")?;
+        let owner = Owner::Versioned(managed);
+        // SAFETY: a capsule of this name has this type; version and deleter have the same place in every version.
+        let major = unsafe { managed.as_ref() }.major;
+        if major != 1 {
+            return Err(PyBufferError::new_err(format!("DLPack {major} is not supported: 1 is")));
+        }
+        // SAFETY: the producer's tensor is valid until its deleter is called, which `owner` does.
+        Ok(unsafe { read(&managed.as_ref().tensor, owner) })
+    } else {
+        let managed: NonNull<Managed> = rename(capsule, c"dltensor", c"used_dltensor")?;
+        let owner = Owner::Plain(managed);
+        // SAFETY: a capsule of this name has this type, and the tensor is valid until `owner` calls the deleter.
+        Ok(unsafe { read(&managed.as_ref().tensor, owner) })
+    }
+}
+
+/// The pointer of a capsule, marked as used by its new name.
+fn rename<T>(capsule: &Bound<'_, PyCapsule>, name: &'static CStr, used: &'static CStr) -> PyResult<NonNull<T>> {
+    let pointer = capsule.pointer_checked(Some(name))?;
+    // SAFETY: a valid capsule, a name that lives forever, and this thread is attached to Python.
+    if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
+        return Err(PyErr::fetch(capsule.py()));
+    }
+    Ok(pointer.cast())
+}
+
+/// Reads shape and strides.
+///
+/// # Safety
+/// The tensor is a producer's, and valid.
+unsafe fn read(tensor: &RawTensor, owner: Owner) -> Tensor {
+    let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
+    let list = |at: *const i64| {
+        let is_list = ndim > 0 && !at.is_null();
+        // SAFETY: by the contract, `shape` and `strides` have `ndim` elements each.
+        is_list.then(|| unsafe { core::slice::from_raw_parts(at, ndim) }.to_vec())
+    };
+    let shape = list(tensor.shape).unwrap_or_default();
+    let strides = list(tensor.strides).unwrap_or_else(|| contiguous(&shape));
+    let data = tensor.data.wrapping_add(tensor.byte_offset as usize);
+    Tensor { data, device: tensor.device, dtype: tensor.dtype, shape, strides, owner: Box::new(owner) }
+}
+
+/// The strides of a contiguous tensor.
+pub(crate) fn contiguous(shape: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for at in (1..shape.len()).rev() {
+        strides[at - 1] = strides[at] * shape[at].max(1);
+    }
+    strides
+}

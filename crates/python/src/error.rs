@@ -1,0 +1,114 @@
+//! The exceptions of the package.
+
+use flash_sampling::{Knob, ParamsError, RowError};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+pyo3::create_exception!(
+    flash_sampling,
+    FlashSamplingError,
+    PyValueError,
+    "Bad input, or a failed call.\n\n\
+     row: the number of the row at fault, or None.\n\
+     knob: the name of the argument or parameter at fault, or None.\n\
+     errors: if rows failed, the error of each, by the row's number.\n\
+     results: if rows failed, what the call would have returned; tokens of failed rows are -1, results are None."
+);
+
+/// Adds the attributes of an error without values.
+pub(crate) fn add_attributes(py: Python<'_>) -> PyResult<()> {
+    let class = py.get_type::<FlashSamplingError>();
+    ["row", "knob", "errors", "results"].into_iter().try_for_each(|name| class.setattr(name, py.None()))
+}
+
+/// An error of an argument.
+pub(crate) fn invalid(knob: &str, text: impl Into<String>) -> PyErr {
+    at_fault(None, Some(knob), text.into())
+}
+
+/// A `TypeError`.
+pub(crate) fn invalid_type(text: impl Into<String>) -> PyErr {
+    PyTypeError::new_err(text.into())
+}
+
+/// An error of an argument of a row.
+pub(crate) fn invalid_in_row(row: usize, knob: &str, text: impl Into<String>) -> PyErr {
+    at_fault(Some(row), Some(knob), format!("row {row}: {}", text.into()))
+}
+
+/// An error with its sources.
+pub(crate) fn failed(error: &dyn core::error::Error) -> PyErr {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    at_fault(None, None, text)
+}
+
+/// An error of a request's parameters.
+pub(crate) fn params(row: Option<usize>, error: &ParamsError) -> PyErr {
+    let text = row.map_or(error.to_string(), |row| format!("row {row}: {error}"));
+    at_fault(row, Some(error.field), text)
+}
+
+fn at_fault(row: Option<usize>, knob: Option<&str>, text: String) -> PyErr {
+    let error = FlashSamplingError::new_err(text);
+    let set = Python::attach(|py| {
+        error.value(py).setattr("row", row)?;
+        error.value(py).setattr("knob", knob)
+    });
+    set.err().unwrap_or(error)
+}
+
+/// The error of a row, with the names of Python's arguments.
+pub(crate) fn of_row(row: usize, error: &RowError) -> PyErr {
+    let text = match error {
+        RowError::Unplanned { knob } => format!("{knob} needs Sampler(max_{knob}=...), which is None"),
+        RowError::BeyondPlan { knob, requested, planned } => {
+            format!("{} is {requested}, but the sampler has max_{knob}={planned}", name(*knob))
+        }
+        error => error.to_string(),
+    };
+    at_fault(Some(row), knob_of(error).map(name), format!("row {row}: {text}"))
+}
+
+/// The error of a call with failed rows. It is the first row's, and has the errors and the results of all rows.
+///
+/// # Panics
+/// If there are no errors.
+pub(crate) fn of_rows<'py>(py: Python<'py>, errors: &[(usize, RowError)], results: Bound<'py, PyAny>) -> PyErr {
+    let (row, first) = &errors[0];
+    let error = of_row(*row, first);
+    let set = || -> PyResult<()> {
+        let all = pyo3::types::PyDict::new(py);
+        for (row, error) in errors {
+            all.set_item(row, of_row(*row, error).into_value(py))?;
+        }
+        error.value(py).setattr("errors", all)?;
+        error.value(py).setattr("results", results)
+    };
+    set().err().unwrap_or(error)
+}
+
+fn knob_of(error: &RowError) -> Option<Knob> {
+    match *error {
+        RowError::OutOfRange { knob, .. }
+        | RowError::UnknownToken { knob, .. }
+        | RowError::Invalid { knob, .. }
+        | RowError::Unsupported { knob, .. }
+        | RowError::Unplanned { knob }
+        | RowError::BeyondPlan { knob, .. } => Some(knob),
+        _ => None,
+    }
+}
+
+/// The name of a knob in Python.
+fn name(knob: Knob) -> &'static str {
+    match knob {
+        Knob::Draws => "n",
+        Knob::Banned => "banned_token_ids",
+        knob => knob.name(),
+    }
+}

@@ -1,0 +1,57 @@
+//! The Python package `flash_sampling`: the facade over tensors of torch, numpy, JAX and CuPy.
+//!
+//! | module | content |
+//! | --- | --- |
+//! | `tensor`, `dlpack` | borrowed tensors, by DLPack or numpy's array interface |
+//! | `column` | one number per row, from a scalar, a sequence or a tensor |
+//! | `head`, `sampler`, `params`, `history`, `result`, `noise` | the classes and functions of the package |
+//! | `cuda` | sampling over tensors on a GPU |
+//! | `error` | Python exceptions of errors |
+//!
+//! The folder `python` has the package's Python files and the stubs of this module.
+#![deny(unsafe_code)]
+
+mod column;
+mod cuda;
+mod dlpack;
+mod error;
+mod head;
+mod history;
+mod noise;
+mod params;
+mod result;
+mod sampler;
+mod tensor;
+
+/// The native module of the package.
+#[pyo3::pymodule]
+mod _lib {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::error::FlashSamplingError;
+    #[pymodule_export]
+    use crate::head::Head;
+    #[pymodule_export]
+    use crate::history::History;
+    #[pymodule_export]
+    use crate::noise::noise;
+    #[pymodule_export]
+    use crate::params::SamplingParams;
+    #[pymodule_export]
+    use crate::result::{Draw, Kept, RowSample};
+    #[pymodule_export]
+    use crate::sampler::Sampler;
+
+    /// The version of NVIDIA's run-time compiler, as (major, minor); `None` if its library cannot be loaded.
+    #[pyfunction]
+    fn cuda_compiler() -> Option<(u32, u32)> {
+        flash_sampling::cuda::compiler().map(|version| (version.major, version.minor))
+    }
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        crate::error::add_attributes(module.py())
+    }
+}

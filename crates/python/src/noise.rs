@@ -1,0 +1,32 @@
+//! The noise of tokens.
+
+use crate::column::list_of_integers;
+use crate::error::invalid;
+use crate::history::TOKENS;
+use crate::result::deliver;
+use flash_sampling::{Domain, Noise};
+use pyo3::prelude::*;
+
+/// The standard Gumbel noise of tokens: a pure function of (seed, position, draw, token).
+///
+/// A draw is the argmax of `logits / temperature + noise(...)` over the tokens.
+///
+/// seed: 0 to 2^64 - 1. position: 0 to 2^56 - 1. draw: the number of the draw, from 0.
+/// tokens: token ids; a sequence of int, or a tensor [tokens] of integers.
+///
+/// Returns [tokens] float32, as a tensor of torch if `tokens` is one, otherwise of numpy (or a list without numpy).
+#[pyfunction]
+pub(crate) fn noise<'py>(
+    py: Python<'py>,
+    seed: u64,
+    position: u64,
+    draw: u32,
+    tokens: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let ids: Vec<u32> = list_of_integers(tokens, "tokens", TOKENS)?;
+    let noise = Noise::new(seed, position);
+    let noise = noise.ok_or_else(|| invalid("position", format!("position is {position}, but must be below 2^56")))?;
+    let bytes: Vec<u8> =
+        py.detach(|| ids.iter().flat_map(|&token| noise.gumbel(Domain::Token, draw, token).to_ne_bytes()).collect());
+    deliver(py, tokens, &bytes, "float32", None)
+}

@@ -1,0 +1,147 @@
+//! The parameters of a request, with vLLM's names.
+
+use crate::error;
+use flash_sampling::{SamplingParams as Checked, SamplingParamsBuilder};
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString};
+use serde_json::{Map, Number, Value};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The parameters of a request, with the names of vLLM's `SamplingParams`.
+///
+/// Every parameter is optional; the stubs list names and types. A parameter of vLLM that does not affect a draw
+/// (`max_tokens`, `stop`, ...) is an error unless its value is neutral. An unknown parameter is an error.
+#[pyclass(frozen, module = "flash_sampling")]
+pub(crate) struct SamplingParams {
+    fields: SamplingParamsBuilder,
+    /// The parameters checked for the vocabulary of the last call.
+    checked: Mutex<Option<(u32, Arc<Checked>)>>,
+}
+
+impl SamplingParams {
+    /// The parameters, checked for a vocabulary of `vocab_size` tokens.
+    ///
+    /// # Errors
+    /// A parameter with an invalid value, or with a token beyond the vocabulary.
+    pub(crate) fn for_vocab(&self, vocab_size: u32, row: usize) -> PyResult<Arc<Checked>> {
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*checked {
+            Some((size, params)) if *size == vocab_size => Ok(params.clone()),
+            _ => {
+                let params = self.fields.clone().build(vocab_size).map_err(|e| error::params(Some(row), &e))?;
+                Ok(checked.insert((vocab_size, Arc::new(params))).1.clone())
+            }
+        }
+    }
+
+    fn value(&self) -> PyResult<Value> {
+        serde_json::to_value(&self.fields).map_err(|e| error::invalid("params", e.to_string()))
+    }
+}
+
+#[pymethods]
+impl SamplingParams {
+    #[new]
+    #[pyo3(signature = (**params))]
+    fn new(params: Option<&Bound<'_, PyDict>>) -> PyResult<SamplingParams> {
+        let value = params.map_or(Ok(Value::Object(Map::new())), |params| to_value(params))?;
+        let fields: SamplingParamsBuilder = serde_json::from_value(value).map_err(|fault| {
+            let text = fault.to_string();
+            // Errors begin with the name of a field, or have it between backquotes.
+            let field = text.split([':', ' ', '`']).next().filter(|name| !name.is_empty() && *name != "unknown");
+            error::invalid(field.or_else(|| text.split('`').nth(1)).unwrap_or("params"), text.clone())
+        })?;
+        // The values without a vocabulary. The bitmap of allowed tokens would have all token ids.
+        let allowed_token_ids = fields.allowed_token_ids.clone().filter(Vec::is_empty);
+        let values = SamplingParamsBuilder { allowed_token_ids, ..fields.clone() };
+        values.build(u32::MAX - 1).map_err(|e| error::params(None, &e))?;
+        Ok(SamplingParams { fields, checked: Mutex::new(None) })
+    }
+
+    /// The value of a parameter.
+    fn __getattr__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        match self.value()?.get(name) {
+            Some(value) => to_python(py, value),
+            None => Err(PyAttributeError::new_err(format!("SamplingParams has no parameter {name}"))),
+        }
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<SamplingParams>().is_ok_and(|other| other.get().fields == self.fields)
+    }
+
+    /// All parameters, as a dict that `SamplingParams(**dict)` reads.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        to_python(py, &self.value()?)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let default = serde_json::to_value(SamplingParamsBuilder::default()).unwrap_or_default();
+        let value = self.value()?;
+        let set =
+            value.as_object().into_iter().flatten().filter(|(name, value)| default.get(name.as_str()) != Some(value));
+        let set = set.map(|(name, value)| Ok(format!("{name}={}", to_python(py, value)?.repr()?)));
+        let set: Vec<String> = set.collect::<PyResult<_>>()?;
+        Ok(format!("SamplingParams({})", set.join(", ")))
+    }
+}
+
+/// A value of Python in the form that the parameters read: JSON, with texts for infinities and NaN.
+fn to_value(object: &Bound<'_, PyAny>) -> PyResult<Value> {
+    if object.is_none() {
+        Ok(Value::Null)
+    } else if let Ok(flag) = object.cast::<PyBool>() {
+        Ok(Value::Bool(flag.is_true()))
+    } else if let Ok(text) = object.cast::<PyString>() {
+        Ok(Value::String(text.to_string()))
+    } else if let Ok(dict) = object.cast::<PyDict>() {
+        let entries = dict.iter().map(|(key, value)| Ok((key.str()?.to_string(), to_value(&value)?)));
+        entries.collect::<PyResult<_>>().map(Value::Object)
+    } else if let Ok(number) = object.extract::<u64>() {
+        Ok(Value::Number(number.into()))
+    } else if let Ok(number) = object.extract::<i64>() {
+        Ok(Value::Number(number.into()))
+    } else if let Ok(number) = object.extract::<f64>() {
+        Ok(match Number::from_f64(number) {
+            Some(number) => Value::Number(number),
+            None if number.is_nan() => Value::String("NaN".into()),
+            None => Value::String(if number > 0.0 { "inf" } else { "-inf" }.into()),
+        })
+    } else if let Ok(items) = object.try_iter() {
+        items.map(|item| to_value(&item?)).collect::<PyResult<_>>().map(Value::Array)
+    } else {
+        Err(PyTypeError::new_err(format!("a parameter has the unsupported type {}", object.get_type().name()?)))
+    }
+}
+
+fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match value {
+        Value::Null => py.None().into_bound(py),
+        Value::Bool(flag) => PyBool::new(py, *flag).to_owned().into_any(),
+        Value::Number(number) => match (number.as_u64(), number.as_i64()) {
+            (Some(integer), _) => integer.into_pyobject(py)?.into_any(),
+            (_, Some(integer)) => integer.into_pyobject(py)?.into_any(),
+            _ => PyFloat::new(py, number.as_f64().unwrap_or(f64::NAN)).into_any(),
+        },
+        Value::String(text) => match text.as_str() {
+            "inf" | "-inf" | "NaN" => PyFloat::new(py, text.parse().unwrap_or(f64::NAN)).into_any(),
+            text => PyString::new(py, text).into_any(),
+        },
+        Value::Array(items) => {
+            let items = items.iter().map(|item| to_python(py, item)).collect::<PyResult<Vec<_>>>()?;
+            PyList::new(py, items)?.into_any()
+        }
+        Value::Object(entries) => {
+            let dict = PyDict::new(py);
+            for (key, value) in entries {
+                // The keys of `logit_bias` are tokens.
+                match key.parse::<u32>() {
+                    Ok(token) => dict.set_item(token, to_python(py, value)?)?,
+                    Err(_) => dict.set_item(key, to_python(py, value)?)?,
+                }
+            }
+            dict.into_any()
+        }
+    })
+}

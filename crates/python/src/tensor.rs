@@ -1,0 +1,360 @@
+//! Tensors that are borrowed from Python objects.
+#![allow(unsafe_code)]
+
+use crate::dlpack;
+use crate::error::{invalid, invalid_type};
+use flash_sampling::{DType, Matrix, bf16, f16};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+/// The memory of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Host,
+    /// A GPU by its number.
+    Cuda(i32),
+}
+
+impl core::fmt::Display for Place {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Place::Host => f.write_str("the CPU"),
+            Place::Cuda(id) => write!(f, "cuda:{id}"),
+        }
+    }
+}
+
+/// The kind of an element; with its size, the element's type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Bool,
+    Int,
+    UInt,
+    Float,
+    BFloat,
+}
+
+/// A number of a tensor or of Python.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Number {
+    Integer(i128),
+    Float(f64),
+}
+
+/// A tensor that is borrowed from a Python object, which lives as long as the tensor.
+pub(crate) struct Tensor {
+    data: *const u8,
+    place: Place,
+    kind: Kind,
+    /// Bytes of an element.
+    size: usize,
+    shape: Vec<usize>,
+    /// In elements.
+    strides: Vec<isize>,
+    /// For memory of a GPU: the stream on which the tensor is ready.
+    stream: u64,
+    _owner: Box<dyn Send + Sync>,
+}
+
+// SAFETY: the tensor only reads the memory, which its owner keeps; callers write to it only between calls.
+unsafe impl Send for Tensor {}
+// SAFETY: as above.
+unsafe impl Sync for Tensor {}
+
+impl Tensor {
+    /// Borrows the memory of an object with `__array_interface__` (numpy) or `__dlpack__` (torch, JAX, CuPy).
+    ///
+    /// # Errors
+    /// `TypeError` if the object is not a tensor; `what` is the argument's name.
+    pub(crate) fn borrow(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> {
+        Tensor::try_borrow(object, what)?.ok_or_else(|| {
+            let found = object.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+            let expected = "must be a tensor: an array of numpy, or any object with __dlpack__ (torch, JAX, CuPy)";
+            PyTypeError::new_err(format!("{what} {expected}, not {found}"))
+        })
+    }
+
+    /// [`Tensor::borrow`]; `None` if the object is not a tensor.
+    pub(crate) fn try_borrow(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Option<Tensor>> {
+        if let Some(interface) = object.getattr_opt("__array_interface__")? {
+            let interface = interface.cast::<PyDict>()?;
+            // The interface of a scalar has the address of a temporary copy.
+            let is_scalar = interface.get_item("shape")?.is_none_or(|shape| shape.len().is_ok_and(|n| n == 0));
+            if is_scalar { Ok(None) } else { Tensor::of_numpy(object, interface, what).map(Some) }
+        } else if object.hasattr("__dlpack__")? {
+            Tensor::of_dlpack(object, what).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// numpy exports read-only arrays by DLPack only since 2.1, so its own interface is used.
+    fn of_numpy(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>, what: &str) -> PyResult<Tensor> {
+        let get = |key: &str| -> PyResult<Bound<'_, PyAny>> {
+            interface.get_item(key)?.ok_or_else(|| PyTypeError::new_err(format!("{what} has no {key}")))
+        };
+        let typestr: String = get("typestr")?.extract()?;
+        let (data, _): (usize, bool) = get("data")?.extract()?;
+        let shape: Vec<i64> = get("shape")?.extract()?;
+        let mut kind = typestr.chars().nth(1).unwrap_or(' ');
+        let size = typestr.get(2..).and_then(|size| size.parse().ok()).unwrap_or(0);
+        // The extension type of the package ml_dtypes, which JAX uses.
+        let is_bf16 = || object.getattr("dtype")?.getattr("name")?.eq("bfloat16");
+        if kind == 'V' && size == 2 && is_bf16()? {
+            kind = 'E';
+        }
+        let kind = match (kind, size) {
+            ('b', 1) => Kind::Bool,
+            ('i', 1 | 2 | 4 | 8) => Kind::Int,
+            ('u', 1 | 2 | 4 | 8) => Kind::UInt,
+            ('f', 2 | 4 | 8) => Kind::Float,
+            ('E', 2) => Kind::BFloat,
+            _ => return Err(PyTypeError::new_err(format!("{what} has an unsupported element type, {typestr}"))),
+        };
+        if typestr.starts_with(if cfg!(target_endian = "little") { '>' } else { '<' }) {
+            return Err(PyTypeError::new_err(format!("{what} has another byte order than this machine")));
+        }
+        let strides = match interface.get_item("strides")?.filter(|strides| !strides.is_none()) {
+            Some(bytes) => {
+                let bytes: Vec<i64> = bytes.extract()?;
+                // Only views of structures have other strides.
+                if bytes.iter().any(|stride| stride % size as i64 != 0) {
+                    return Err(invalid(what, format!("{what} has strides within an element")));
+                }
+                bytes.iter().map(|stride| stride / size as i64).collect()
+            }
+            None => dlpack::contiguous(&shape),
+        };
+        let owner = Box::new(object.clone().unbind());
+        Ok(Tensor::new(data as *const u8, Place::Host, kind, size, &shape, &strides, 0, owner))
+    }
+
+    fn of_dlpack(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> {
+        // torch exports no tensor that requires a gradient, as parameters do.
+        let requires_grad = object.getattr_opt("requires_grad")?.is_some_and(|flag| flag.is_truthy().unwrap_or(false));
+        let object = if requires_grad { &object.call_method0("detach")? } else { object };
+        let (device, id): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+        let options = PyDict::new(object.py());
+        let mut stream = 0;
+        let place = match device {
+            dlpack::HOST | dlpack::CUDA_HOST => Place::Host,
+            dlpack::CUDA | dlpack::CUDA_MANAGED => {
+                let arrays = object.py().import("flash_sampling._arrays")?;
+                stream = arrays.call_method1("current_stream", (object,))?.extract()?;
+                // The protocol's name of the default stream is 1.
+                options.set_item("stream", stream.max(1))?;
+                Place::Cuda(id)
+            }
+            _ => return Err(invalid_type(format!("{what} is on DLPack's device type {device}, which is unsupported"))),
+        };
+        options.set_item("max_version", (1, 0))?;
+        let capsule = object.call_method("__dlpack__", (), Some(&options)).or_else(|error| {
+            // Producers of the protocol's first version do not know the argument.
+            if !error.is_instance_of::<PyTypeError>(object.py()) {
+                return Err(error);
+            }
+            options.del_item("max_version")?;
+            object.call_method("__dlpack__", (), Some(&options))
+        })?;
+        let tensor = dlpack::take(&capsule)?;
+        let (kind, size) = match (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) {
+            (0, bits @ (8 | 16 | 32 | 64), 1) => (Kind::Int, bits / 8),
+            (1, bits @ (8 | 16 | 32 | 64), 1) => (Kind::UInt, bits / 8),
+            (2, bits @ (16 | 32 | 64), 1) => (Kind::Float, bits / 8),
+            (4, 16, 1) => (Kind::BFloat, 2),
+            (6, 8, 1) => (Kind::Bool, 1),
+            (code, bits, _) => {
+                let text = format!("{what} has an unsupported element type, code {code} with {bits} bits of DLPack");
+                return Err(invalid_type(text));
+            }
+        };
+        debug_assert_eq!((tensor.device.kind, tensor.device.id), (device, id));
+        let dlpack::Tensor { data, shape, strides, owner, .. } = tensor;
+        Ok(Tensor::new(data, place, kind, size.into(), &shape, &strides, stream, owner))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        data: *const u8,
+        place: Place,
+        kind: Kind,
+        size: usize,
+        shape: &[i64],
+        strides: &[i64],
+        stream: u64,
+        owner: Box<dyn Send + Sync>,
+    ) -> Tensor {
+        let shape = shape.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect();
+        let strides = strides.iter().map(|&stride| stride as isize).collect();
+        Tensor { data, place, kind, size, shape, strides, stream, _owner: owner }
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    pub(crate) fn stream(&self) -> u64 {
+        self.stream
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.data as u64
+    }
+
+    /// The element type of a matrix. numpy has no bf16, so 16-bit words without sign are the bits of bf16.
+    fn dtype(&self, what: &'static str) -> PyResult<DType> {
+        match (self.kind, self.size) {
+            (Kind::BFloat | Kind::UInt, 2) => Ok(DType::BF16),
+            (Kind::Float, 2) => Ok(DType::F16),
+            (Kind::Float, 4) => Ok(DType::F32),
+            (kind, size) => {
+                let found = format!("{kind:?}{}", 8 * size).to_lowercase();
+                let types = "bfloat16 (also as the bits in uint16), float16 or float32";
+                Err(invalid(what, format!("{what} has elements of {found}, but must have {types}")))
+            }
+        }
+    }
+
+    /// The layout of a matrix `[rows, cols]`: element type, rows, columns, elements from one row to the next.
+    ///
+    /// # Errors
+    /// Another rank or element type, or elements of a row that do not follow each other.
+    pub(crate) fn layout(&self, what: &'static str) -> PyResult<Layout> {
+        let dtype = self.dtype(what)?;
+        let [rows, cols] = self.shape[..] else {
+            return Err(invalid(what, format!("{what} has shape {:?}, but must have two dimensions", self.shape)));
+        };
+        let row_stride = if rows < 2 { cols as isize } else { self.strides[0] };
+        if (self.strides[1] != 1 && cols > 1) || row_stride < cols as isize {
+            let strides = &self.strides;
+            let text = format!(
+                "{what} of shape {:?} has strides {strides:?}, but the elements of a row must follow each other, and \
+                 rows must not overlap: make it contiguous first",
+                self.shape
+            );
+            return Err(invalid(what, text));
+        }
+        Ok(Layout { dtype, rows, cols, row_stride: row_stride as usize })
+    }
+
+    /// A matrix in host memory.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::layout`], and memory of a GPU.
+    pub(crate) fn matrix(&self, what: &'static str) -> PyResult<Matrix<'_>> {
+        let layout = self.layout(what)?;
+        if self.place != Place::Host {
+            return Err(invalid(what, format!("{what} is on {}, but must be on the CPU", self.place)));
+        }
+        let Layout { dtype, rows, cols, row_stride } = layout;
+        let matrix = Matrix::from_bytes(self.rows_in_host_memory(&layout), dtype, rows, cols, row_stride);
+        matrix.map_err(|error| invalid(what, error.to_string()))
+    }
+
+    /// The bytes of a matrix in host memory, from the begin of the first row to the end of the last row.
+    ///
+    /// # Panics
+    /// If the memory is a GPU's.
+    pub(crate) fn rows_in_host_memory(&self, layout: &Layout) -> &[u8] {
+        assert_eq!(self.place, Place::Host);
+        let elements = if layout.rows == 0 { 0 } else { (layout.rows - 1) * layout.row_stride + layout.cols };
+        if elements == 0 || self.data.is_null() {
+            return &[];
+        }
+        // SAFETY: the owner keeps the memory. `layout` checked shape and strides, so the memory has these elements. By the
+        // package's documentation, nothing writes to it during a call.
+        unsafe { core::slice::from_raw_parts(self.data, elements * self.size) }
+    }
+
+    /// Whether the tensor has one dimension of `len` contiguous values of float32.
+    pub(crate) fn is_floats(&self, len: usize) -> bool {
+        (self.kind, self.size) == (Kind::Float, 4) && self.shape == [len] && (len < 2 || self.strides == [1])
+    }
+
+    /// The numbers of a tensor in host memory with one dimension or none.
+    pub(crate) fn numbers(&self, what: &str) -> PyResult<Vec<Number>> {
+        let (len, stride) = match (&self.shape[..], &self.strides[..]) {
+            ([], _) => (1, 0),
+            ([len], [stride]) => (*len, *stride),
+            _ => return Err(invalid(what, format!("{what} has shape {:?}, but must have one dimension", self.shape))),
+        };
+        debug_assert_eq!(self.place, Place::Host);
+        Ok((0..len as isize).map(|i| self.number(i * stride)).collect())
+    }
+
+    /// The number at an offset in elements, of an element within the tensor.
+    fn number(&self, offset: isize) -> Number {
+        /// The value at an address of any alignment.
+        fn at<T: Copy>(address: *const u8) -> T {
+            // SAFETY: the caller passes the address of an element of this size in host memory, which the owner keeps.
+            unsafe { address.cast::<T>().read_unaligned() }
+        }
+        let address = self.data.wrapping_offset(offset * self.size as isize);
+        match (self.kind, self.size) {
+            (Kind::Float, 2) => Number::Float(at::<f16>(address).to_f64()),
+            (Kind::Float, 4) => Number::Float(at::<f32>(address).into()),
+            (Kind::Float, _) => Number::Float(at(address)),
+            (Kind::BFloat, _) => Number::Float(at::<bf16>(address).to_f64()),
+            (Kind::Int, 1) => Number::Integer(at::<i8>(address).into()),
+            (Kind::Int, 2) => Number::Integer(at::<i16>(address).into()),
+            (Kind::Int, 4) => Number::Integer(at::<i32>(address).into()),
+            (Kind::Int, _) => Number::Integer(at::<i64>(address).into()),
+            (Kind::UInt | Kind::Bool, 1) => Number::Integer(at::<u8>(address).into()),
+            (Kind::UInt, 2) => Number::Integer(at::<u16>(address).into()),
+            (Kind::UInt, 4) => Number::Integer(at::<u32>(address).into()),
+            (Kind::UInt | Kind::Bool, _) => Number::Integer(at::<u64>(address).into()),
+        }
+    }
+
+    /// The words of a bitmap `[rows, words]` or `[words]` in int32 or uint32, as rows of words; one row if all rows
+    /// share the bitmap.
+    pub(crate) fn bitmap(&self, what: &'static str) -> PyResult<(usize, Vec<u32>)> {
+        let (rows, words) = match self.shape[..] {
+            [words] => (1, words),
+            [rows, words] => (rows, words),
+            _ => return Err(invalid(what, format!("{what} has shape {:?}, but must be [rows, words]", self.shape))),
+        };
+        if !matches!((self.kind, self.size), (Kind::Int | Kind::UInt, 4)) {
+            return Err(invalid(what, format!("{what} must have words of int32 or uint32, 32 tokens each")));
+        }
+        let step = *self.strides.last().unwrap_or(&1);
+        let row_step = if self.shape.len() == 2 { self.strides[0] } else { 0 };
+        let mut bitmap = Vec::with_capacity(rows * words);
+        for row in 0..rows as isize {
+            let word = |i: isize| self.data.wrapping_offset(4 * (row * row_step + i * step)).cast::<u32>();
+            // SAFETY: words of the tensor's shape in host memory, which the owner keeps.
+            bitmap.extend((0..words as isize).map(|i| unsafe { word(i).read_unaligned() }));
+        }
+        Ok((words, bitmap))
+    }
+}
+
+/// The layout of a matrix.
+#[derive(Clone, Copy)]
+pub(crate) struct Layout {
+    pub(crate) dtype: DType,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) row_stride: usize,
+}
+
+/// The object, or a copy in host memory of a tensor on a GPU (torch's `cpu`, CuPy's `get`).
+pub(crate) fn in_host_memory<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    if !object.hasattr("__dlpack_device__")? {
+        return Ok(object.clone());
+    }
+    let device = object.call_method0("__dlpack_device__")?;
+    let kind: i32 = device.cast::<PyTuple>()?.get_item(0)?.extract()?;
+    match kind {
+        dlpack::CUDA | dlpack::CUDA_MANAGED => {
+            let copy = if object.hasattr("cpu")? { "cpu" } else { "get" };
+            object.call_method0(copy)
+        }
+        _ => Ok(object.clone()),
+    }
+}
