@@ -1,0 +1,98 @@
+"""Tensors on a GPU draw the tokens of the CPU, on the caller's stream."""
+
+import numpy
+import pytest
+from conftest import Problem, library, skip
+
+from flash_sampling import FlashSamplingError, Head, Sampler, SamplingParams
+
+torch = library("torch")
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    if not torch.cuda.is_available():
+        skip("cuda", "torch has no GPU")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_tokens_are_those_of_the_cpu(dtype):
+    problem = Problem(rows=64)
+    weight, hidden = (torch.tensor(values, dtype=dtype, device="cuda") for values in (problem.weight, problem.hidden))
+    tokens = Sampler(Head(weight))(hidden, **problem.keys)
+    assert tokens.device == hidden.device and tokens.dtype == torch.int64
+    assert numpy.array_equal(tokens.cpu(), problem.argmax_with_noise())
+
+
+def test_parameters_and_masks_may_be_on_the_gpu(problem):
+    hidden = torch.tensor(problem.hidden, device="cuda")
+    sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")))
+    params = {"temperature": [0.5, 1, 2, 0], "top_k": [0, 10, 0, 0], "top_p": [1, 1, 0.7, 1], **problem.keys}
+    on_gpu = {name: torch.tensor(values, device="cuda") for name, values in params.items()}
+    mask = torch.full((4, 32), -2, dtype=torch.int32, device="cuda")
+    want = Sampler(Head(problem.weight))(problem.hidden, mask=mask.cpu(), **params)
+    assert numpy.array_equal(sampler(hidden, mask=mask, **on_gpu).cpu(), want)
+
+
+def test_bias_soft_cap_scale_and_padding(problem):
+    bias = numpy.arange(1000, dtype=numpy.float32) % 3
+    options = {"soft_cap": 8.0, "scale": 2.0, "vocab_size": 900}
+    want = Sampler(Head(problem.weight, bias=bias, **options))(problem.hidden, **problem.keys)
+    head = Head(torch.tensor(problem.weight, device="cuda"), bias=torch.tensor(bias, device="cuda"), **options)
+    assert numpy.array_equal(Sampler(head)(torch.tensor(problem.hidden, device="cuda"), **problem.keys).cpu(), want)
+
+
+def test_a_call_reads_what_the_current_stream_wrote(problem):
+    sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")))
+    late = torch.tensor(problem.hidden, device="cuda")
+    for stream in [torch.cuda.Stream(), torch.cuda.default_stream(), torch.cuda.Stream()]:
+        with torch.cuda.stream(stream):
+            hidden = torch.full_like(late, float("nan"))
+            torch.cuda._sleep(20_000_000)
+            hidden.copy_(late)
+            assert numpy.array_equal(sampler(hidden, **problem.keys).cpu(), problem.argmax_with_noise())
+
+
+def test_results_and_errors_of_rows(problem):
+    problem.hidden[2, 0] = numpy.nan
+    hidden = torch.tensor(problem.hidden, device="cuda")
+    sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")), max_logprobs=3)
+    with pytest.raises(FlashSamplingError, match="row 2: the logit of token 0 is NaN") as error:
+        sampler(hidden, **problem.keys)
+    assert error.value.row == 2 and error.value.results.is_cuda and error.value.results[2] == -1
+    rows = sampler.sample(hidden[:2], SamplingParams(logprobs=3), seed=problem.seeds[:2], position=problem.positions[:2])
+    assert [row.token for row in rows] == error.value.results[:2].tolist() and len(rows[0].top) == 3
+
+
+def test_devices_must_match(problem):
+    sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")))
+    with pytest.raises(FlashSamplingError, match="hidden is on the CPU, but the sampler is on cuda:0"):
+        sampler(problem.hidden, **problem.keys)
+    with pytest.raises(FlashSamplingError, match="hidden is on cuda:0, but the sampler is on the CPU"):
+        Sampler(Head(problem.weight))(torch.tensor(problem.hidden, device="cuda"), **problem.keys)
+    with pytest.raises(FlashSamplingError, match="bias must be 1000 contiguous values of float32 on cuda:0"):
+        Head(torch.tensor(problem.weight, device="cuda"), bias=numpy.zeros(1000, dtype=numpy.float32))
+
+
+def test_the_head_keeps_the_memory(problem):
+    weight = torch.tensor(problem.weight, device="cuda")
+    sampler = Sampler(Head(weight))
+    del weight
+    [torch.full((1000, 32), float("nan"), device="cuda") for _ in range(10)]  # would reuse freed memory
+    tokens = sampler(torch.tensor(problem.hidden, device="cuda"), **problem.keys)
+    assert numpy.array_equal(tokens.cpu(), problem.argmax_with_noise())
+
+
+def test_the_operator_compiles(problem):
+    from flash_sampling.torch import operator
+
+    draw = operator(Sampler(Head(torch.tensor(problem.weight, device="cuda"))))
+    keys = {name: torch.tensor(values, device="cuda") for name, values in problem.keys.items()}
+    compiled = torch.compile(lambda hidden, seed, position: draw(hidden + 0, seed=seed, position=position), fullgraph=True)
+    assert numpy.array_equal(compiled(torch.tensor(problem.hidden, device="cuda"), **keys).cpu(), problem.argmax_with_noise())
+
+
+def test_cupy_arrays(problem):
+    cupy = library("cupy")
+    tokens = Sampler(Head(cupy.asarray(problem.weight)))(cupy.asarray(problem.hidden), **problem.keys)
+    assert isinstance(tokens, cupy.ndarray) and numpy.array_equal(tokens.get(), problem.argmax_with_noise())

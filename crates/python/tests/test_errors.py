@@ -1,0 +1,183 @@
+"""Bad input is an exception that names the row and the knob, and the other rows keep their results."""
+
+import numpy
+import pytest
+
+from flash_sampling import FlashSamplingError, Head, History, Sampler, SamplingParams, from_logits, noise, reference
+
+
+@pytest.fixture
+def sampler(problem):
+    return Sampler(Head(problem.weight))
+
+
+def fails(call, match, row=None, knob=None):
+    with pytest.raises(FlashSamplingError, match=match) as error:
+        call()
+    assert isinstance(error.value, ValueError)
+    assert (error.value.row, error.value.knob) == (row, knob)
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("params", "match", "knob"),
+    [
+        ({"temperature": [1, -1, 1, 1]}, "row 1: temperature is -1", "temperature"),
+        ({"temperature": [1, float("nan"), 1, 1]}, "row 1: temperature is NaN", "temperature"),
+        ({"top_p": [1, 0, 1, 1]}, "row 1: top_p is 0", "top_p"),
+        ({"min_p": [0, 2, 0, 0]}, "row 1: min_p is 2", "min_p"),
+        ({"top_k": [0, -2, 0, 0]}, "row 1: top_k is -2, but must be at least -1", "top_k"),
+        ({"top_k": [0, 1.5, 0, 0]}, "row 1: top_k is 1.5, but must be an integer", "top_k"),
+        ({"top_k": [0, 2**40, 0, 0]}, "row 1: top_k is 1099511627776", "top_k"),
+        ({"min_p": [0, 1e-60, 0, 0]}, "row 1: min_p is 1e-60, which rounds to 0", "min_p"),
+        ({"seed": [0, -1, 0, 0]}, r"row 1: seed is -1, but must be 0 to 2\^64 - 1", "seed"),
+        ({"seed": [0, 2**64, 0, 0]}, "row 1: seed is 18446744073709551616", "seed"),
+        ({"position": [0, 2**56, 0, 0]}, "row 1: position is 72057594037927936", "position"),
+        ({"mask": numpy.array([[-1] * 32, [0] * 32, [-1] * 32, [-1] * 32], dtype="int32")}, "row 1: no token", None),
+    ],
+    ids=str,
+)
+def test_a_bad_parameter_of_a_row_names_row_and_knob(problem, sampler, params, match, knob):
+    fails(lambda: sampler(problem.hidden, **{**problem.keys, **params}), match, 1, knob)
+
+
+def test_the_other_rows_keep_their_tokens(problem, sampler):
+    out = numpy.zeros(4, dtype=numpy.int64)
+    call = lambda: sampler(problem.hidden, top_p=[1, 0, 1, 2], out=out, **problem.keys)
+    error = fails(call, "row 1: top_p is 0", 1, "top_p")
+    want = problem.argmax_with_noise()
+    want[[1, 3]] = -1
+    assert error.results is out and numpy.array_equal(out, want)
+    assert {row: (one.row, one.knob) for row, one in error.errors.items()} == {1: (1, "top_p"), 3: (3, "top_p")}
+    # The next call is unaffected.
+    assert numpy.array_equal(sampler(problem.hidden, **problem.keys), problem.argmax_with_noise())
+
+
+def test_the_other_rows_keep_their_results(problem, sampler):
+    problem.hidden[2, 0] = numpy.nan
+    params = [SamplingParams(), SamplingParams(n=2), SamplingParams(), SamplingParams(logprobs=1)]
+    error = fails(lambda: sampler.sample(problem.hidden, params, **problem.keys), "n is 2, but .* max_draws=1", 1, "n")
+    assert [result and result.token for result in error.results[1:]] == [None, None, None]
+    assert error.results[0].token == problem.argmax_with_noise()[0]
+    assert str(error.errors[2]).startswith("row 2: the logit of token 0 is NaN") and error.errors[2].row == 2
+    assert str(error.errors[3]) == "row 3: logprobs needs Sampler(max_logprobs=...), which is None"
+
+
+def test_bad_rows_of_logits(problem):
+    problem.logits[1, 30] = numpy.inf
+    problem.logits[3, :] = -numpy.inf
+    error = fails(lambda: from_logits(problem.logits, **problem.keys), r"row 1: the logit of token 30 is \+inf", 1)
+    assert str(error.errors[3]).startswith("row 3: no token can be drawn") and (error.results >= 0).tolist() == [1, 0, 1, 0]
+
+
+def test_one_seed_and_one_position_for_many_rows_are_refused(problem, sampler):
+    fails(lambda: sampler(problem.hidden, seed=1, position=1), "the same noise", knob="seed")
+    params = SamplingParams(seed=1)
+    fails(lambda: sampler.sample(problem.hidden, params, position=1), "the same noise", knob="seed")
+    sampler(problem.hidden, seed=1, position=range(4))
+    sampler(problem.hidden[:1], seed=1, position=1)
+    sampler(problem.hidden, seed=1, position=1, temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "match", "knob"),
+    [
+        (lambda s, p: s(p.hidden, seed=[1, 2], position=0), "seed has 2 values for 4 rows", "seed"),
+        (lambda s, p: s(p.hidden, seed=[[1] * 4], position=0), None, None),
+        (lambda s, p: s(p.hidden, seed=numpy.ones((4, 1), int), position=0), r"seed has shape \[4, 1\]", "seed"),
+        (lambda s, p: s(p.hidden[:, :31], **p.keys), "31 columns, but the head has hidden size 32", "hidden"),
+        (lambda s, p: s(p.hidden[0], **p.keys), r"hidden has shape \[32\], but must have two", "hidden"),
+        (lambda s, p: s(p.hidden.T, **p.keys), "make it contiguous", "hidden"),
+        (lambda s, p: s(p.hidden[::-1], **p.keys), "make it contiguous", "hidden"),
+        (lambda s, p: s(p.hidden.astype("float64"), **p.keys), "hidden has elements of float64", "hidden"),
+        (lambda s, p: s(p.hidden.astype(">f4"), **p.keys), "byte order", None),
+        (lambda s, p: s(p.hidden.tolist(), **p.keys), "hidden must be a tensor", None),
+        (lambda s, p: s(p.hidden, temperature="hot", **p.keys), "temperature must be a number", None),
+        (lambda s, p: s(p.hidden, mask=numpy.ones((4, 31), "int32"), **p.keys), r"must be \[4, 32\]", "mask"),
+        (lambda s, p: s(p.hidden, mask=numpy.ones((3, 32), "int32"), **p.keys), r"must be \[4, 32\]", "mask"),
+        (lambda s, p: s(p.hidden, mask=numpy.ones((4, 1000), bool), **p.keys), "words of int32", "mask"),
+        (lambda s, p: s(numpy.ones((300, 32), "float32"), seed=range(300), position=0), "max_rows=256", "max_rows"),
+        (lambda s, p: s.sample(p.hidden, [SamplingParams()], **p.keys), "params has 1 values for 4", "params"),
+        (lambda s, p: s.sample(p.hidden, SamplingParams(), [History()], **p.keys), "histories has 1 ", "histories"),
+        (lambda s, p: s.sample(p.hidden, SamplingParams(), seed=p.seeds), "position must be given", "position"),
+        (lambda s, p: from_logits(p.hidden[0], **p.keys), "two dimensions", None),
+        (lambda s, p: from_logits(p.hidden.tolist(), **p.keys), "logits must be a tensor", None),
+        (lambda s, p: reference(s, p.hidden, **p.keys), None, None),
+        (lambda s, p: noise(0, 2**56, 0, [1]), "position is", "position"),
+        (lambda s, p: noise(0, 0, 0, [2**32]), "tokens has 4294967296", "tokens"),
+    ],
+)
+def test_wrong_arguments_are_named(problem, sampler, call, match, knob):
+    with pytest.raises((FlashSamplingError, TypeError), match=match) as error:
+        call(sampler, problem)
+    assert getattr(error.value, "knob", None) == knob
+
+
+def test_a_row_without_a_seed_is_named(problem, sampler):
+    params = [SamplingParams(seed=1), SamplingParams()] * 2
+    fails(lambda: sampler.sample(problem.hidden, params, position=0), "row 1: neither", 1, "seed")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"vocab_size": 0}, "vocabulary of 0 tokens"),
+        ({"scale": -1}, "scale = -1.0 cannot be used"),
+        ({"soft_cap": float("inf")}, "soft_cap = inf cannot be used"),
+        ({"bias": numpy.zeros(999)}, "bias has 999 values for 1000 rows"),
+        ({"bias": numpy.full(1000, numpy.nan)}, "the bias of weight row 0 is NaN"),
+        ({"first_token": 2**32}, "2"),
+    ],
+    ids=str,
+)
+def test_wrong_heads_are_refused(problem, options, match):
+    with pytest.raises(FlashSamplingError, match=match):
+        Head(problem.weight, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "match", "knob"),
+    [
+        ({"variant": "tild"}, "'tild' is no variant", "variant"),
+        ({"backend": "tpu"}, "'tpu' is no backend", "backend"),
+        ({"threads": 0}, "0 threads", None),
+        ({"max_rows": 0}, "rows", None),
+        ({"backend": "reference", "threads": 2}, "threads must be None", "threads"),
+        ({"variant": "online:512", "canonical": True}, "canonical", None),
+    ],
+    ids=str,
+)
+def test_wrong_samplers_are_refused(problem, options, match, knob):
+    fails(lambda: Sampler(Head(problem.weight), **options), match, knob=knob)
+
+
+@pytest.mark.parametrize(
+    ("params", "match", "knob"),
+    [
+        ({"temprature": 1}, "unknown field `temprature`", "temprature"),
+        ({"top_p": 0}, "top_p is 0.0, but must be above 0", "top_p"),
+        ({"top_k": -2}, "top_k is -2", "top_k"),
+        ({"n": 0}, "n is 0, but must be at least 1", "n"),
+        ({"n": -1}, "n: invalid value", "n"),
+        ({"temperature": "hot"}, "temperature: invalid type", "temperature"),
+        ({"max_tokens": 16}, "max_tokens does not affect a draw", "max_tokens"),
+        ({"allowed_token_ids": []}, "must name a token", "allowed_token_ids"),
+        ({"logit_bias": {3: float("nan")}}, "NaN", "logit_bias"),
+        ({"seed": -2}, "seed: invalid value", "seed"),
+    ],
+    ids=str,
+)
+def test_wrong_parameters_are_refused_at_once(params, match, knob):
+    fails(lambda: SamplingParams(**params), match, knob=knob)
+
+
+def test_tokens_beyond_the_vocabulary_name_the_row(problem, sampler):
+    params = [SamplingParams(), SamplingParams(banned_token_ids=[1000]), SamplingParams(), SamplingParams()]
+    match = "row 1: banned_token_ids names token 1000, but the vocabulary has size 1000"
+    fails(lambda: sampler.sample(problem.hidden, params, **problem.keys), match, 1, "banned_token_ids")
+
+
+def test_unsupported_knobs_are_refused_by_name(problem):
+    online = Sampler(Head(problem.weight), variant="online:64")
+    assert not online.is_pathwise
+    fails(lambda: online(problem.hidden, top_k=3, **problem.keys), "row 0: top_k is not supported", 0, "top_k")

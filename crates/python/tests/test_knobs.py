@@ -1,0 +1,134 @@
+"""The parameters of requests: each has its effect, with the names of vLLM."""
+
+import math
+
+import numpy
+import pytest
+
+from flash_sampling import Head, History, Sampler, SamplingParams
+
+
+@pytest.fixture
+def sampler(problem):
+    return Sampler(Head(problem.weight), max_draws=8, max_logprobs=1000)
+
+
+def softmax(logits):
+    weights = numpy.exp(logits.astype(numpy.float64) - logits.max())
+    return weights / weights.sum()
+
+
+def test_temperature_0_takes_the_largest_logit(problem, sampler):
+    tokens = sampler(problem.hidden, seed=1, position=1, temperature=0)
+    assert numpy.array_equal(tokens, numpy.argmax(problem.logits, axis=1))
+
+
+def test_draws_of_a_row_have_noise_of_their_own(problem, sampler):
+    [row, *_] = sampler.sample(problem.hidden, SamplingParams(n=8), **problem.keys)
+    assert [draw.token for draw in row.draws][0] == row.token and len({draw.score for draw in row.draws}) == 8
+
+
+def test_lists_without_replacement_have_different_tokens(problem, sampler):
+    params = SamplingParams(n=8, without_replacement=True)
+    for row, token in zip(sampler.sample(problem.hidden, params, **problem.keys), problem.argmax_with_noise()):
+        scores = [draw.score for draw in row.draws]
+        assert row.token == token and len({draw.token for draw in row.draws}) == 8 and scores == sorted(scores)[::-1]
+
+
+def test_log_probabilities_are_those_of_the_softmax(problem, sampler):
+    params = SamplingParams(temperature=2.0, logprobs=3, logprob_token_ids=[5, 999], ranks=True)
+    for row, logits in zip(sampler.sample(problem.hidden, params, **problem.keys), problem.logits):
+        law = softmax(logits / 2)
+        assert math.isclose(row.logprob, math.log(law[row.token]), abs_tol=1e-5)
+        order = numpy.argsort(-law, kind="stable")
+        assert [token for token, _ in row.top] == order[:3].tolist() and order[row.rank - 1] == row.token
+        assert [token for token, _ in row.token_logprobs] == [5, 999]
+        for token, logprob in [*row.top, *row.token_logprobs]:
+            assert math.isclose(logprob, math.log(law[token]), abs_tol=1e-5)
+    raw = SamplingParams(temperature=2.0, logprobs=-1, logprobs_mode="raw_logprobs")
+    [row, *_] = sampler.sample(problem.hidden, raw, **problem.keys)
+    assert len(row.top) == 1000 and math.isclose(sum(math.exp(logprob) for _, logprob in row.top), 1, abs_tol=1e-5)
+    assert math.isclose(row.logprob, math.log(softmax(problem.logits[0])[row.token]), abs_tol=1e-5)
+
+
+def test_kept_tokens_as_a_mask_give_the_same_draw(problem, sampler):
+    rows = sampler.sample(problem.hidden, SamplingParams(top_p=0.6, kept=True), **problem.keys)
+    mask = numpy.stack([row.kept.mask for row in rows])
+    assert mask.dtype == numpy.int32 and mask.shape == (4, 32)
+    assert sampler(problem.hidden, mask=mask, **problem.keys).tolist() == [row.token for row in rows]
+    for row, logits in zip(rows, problem.logits):
+        assert len(row.kept.token_ids) == row.kept.count and row.token in row.kept.token_ids
+        law = softmax(logits)[row.kept.token_ids]
+        assert law.sum() >= 0.6 > law.sum() - law.min()
+
+
+@pytest.mark.parametrize(
+    ("params", "allowed"),
+    [
+        ({"allowed_token_ids": [3, 4]}, {3, 4}),
+        ({"logit_bias": {17: 1e4}}, {17}),
+        ({"top_k": 1}, None),
+        ({"min_p": 1.0}, None),
+        ({"top_n_sigma": 1e-6}, None),
+    ],
+    ids=str,
+)
+def test_parameters_restrict_tokens(problem, sampler, params, allowed):
+    rows = sampler.sample(problem.hidden, SamplingParams(**params), **problem.keys)
+    largest = problem.logits.max(axis=1)
+    for row, sample in enumerate(rows):
+        assert sample.token in allowed if allowed else problem.logits[row, sample.token] == largest[row]
+
+
+def test_banned_tokens_are_never_drawn(problem, sampler):
+    likeliest = numpy.argsort(-problem.logits, axis=1)[:, :50]
+    params = [SamplingParams(banned_token_ids=tokens.tolist()) for tokens in likeliest]
+    by_bias = [SamplingParams(logit_bias={int(token): float("-inf") for token in tokens}) for tokens in likeliest]
+    rows = sampler.sample(problem.hidden, params, **problem.keys)
+    assert all(row.token not in tokens for row, tokens in zip(rows, likeliest))
+    assert [row.token for row in sampler.sample(problem.hidden, by_bias, **problem.keys)] == [row.token for row in rows]
+
+
+def test_penalties_read_the_history(problem, sampler):
+    histories = [History(range(10), output=[5] * row) for row in range(4)]
+    params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25, logprobs=0, logprob_token_ids=[5])
+    rows = sampler.sample(problem.hidden, params, histories, seed=3)
+    for row, logits in enumerate(problem.logits):
+        changed = logits.copy()
+        changed[5] -= 0.25 * row + (0.5 if row else 0)
+        assert math.isclose(rows[row].token_logprobs[0][1], math.log(softmax(changed)[5]), abs_tol=1e-5)
+
+
+def test_the_length_of_the_history_is_the_position(problem, sampler):
+    histories = [History(range(length)) for length in (3, 1, 4, 1)]
+    rows = sampler.sample(problem.hidden, SamplingParams(), histories, seed=problem.seeds)
+    tokens = sampler(problem.hidden, seed=problem.seeds, position=[3, 1, 4, 1])
+    assert [row.token for row in rows] == tokens.tolist()
+    histories[0].push(rows[0].token)
+    assert len(histories[0]) == 4 and histories[0].output == [rows[0].token]
+    assert histories[0].tokens == [0, 1, 2, rows[0].token]
+
+
+def test_min_tokens_delays_the_stop_tokens(problem, sampler):
+    stop = numpy.argsort(-problem.logits[0])[:200].tolist()
+    params = SamplingParams(min_tokens=1, stop_token_ids=stop, temperature=0.0)
+    before, after = History([1]), History([1], [2])
+    [row] = sampler.sample(problem.hidden[:1], params, [before], seed=1)
+    assert row.token not in stop
+    [row] = sampler.sample(problem.hidden[:1], params, [after], seed=1)
+    assert row.token in stop
+
+
+def test_a_request_has_its_own_seed(problem, sampler):
+    params = [SamplingParams(seed=seed) for seed in problem.seeds]
+    rows = sampler.sample(problem.hidden, params, position=problem.positions, seed=5)
+    assert [row.token for row in rows] == problem.argmax_with_noise().tolist()
+
+
+def test_parameters_read_back():
+    params = SamplingParams(temperature=0.5, logit_bias={3: float("-inf"), 7: 1}, seed=-1, top_k=-1, stop=[], logprobs=2)
+    assert (params.temperature, params.logit_bias, params.seed, params.top_k) == (0.5, {3: -math.inf, 7: 1.0}, None, -1)
+    assert params == SamplingParams(**params.to_dict()) and params != SamplingParams()
+    assert repr(SamplingParams(top_p=0.5, seed=3)) == "SamplingParams(seed=3, top_p=0.5)"
+    with pytest.raises(AttributeError, match="no parameter topp"):
+        params.topp

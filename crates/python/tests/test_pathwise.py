@@ -1,0 +1,116 @@
+"""A token is the argmax of logits plus noise, whatever the batch, the variant or the threads."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy
+import pytest
+from conftest import Problem
+
+from flash_sampling import Head, Sampler, SamplingParams, from_logits, noise, reference
+
+
+def test_tokens_are_the_argmax_of_logits_plus_noise():
+    problem = Problem(rows=64)
+    sampler = Sampler(Head(problem.weight))
+    for temperature in [0.5, 1.0, 4.0]:
+        tokens = sampler(problem.hidden, temperature=temperature, **problem.keys)
+        assert numpy.array_equal(tokens, problem.argmax_with_noise(temperature))
+
+
+def test_scores_are_the_logits_plus_noise(problem):
+    rows = Sampler(Head(problem.weight)).sample(problem.hidden, SamplingParams(), **problem.keys)
+    for row, sample in enumerate(rows):
+        gumbel = noise(problem.seeds[row], problem.positions[row], 0, [sample.token])[0]
+        assert sample.logit == problem.logits[row, sample.token]
+        assert sample.score == numpy.float32(sample.logit) + gumbel
+
+
+def test_noise_is_a_function_of_seed_position_draw_and_token():
+    base = noise(1, 2, 3, range(64))
+    assert base.dtype == numpy.float32 and numpy.array_equal(base, noise(1, 2, 3, numpy.arange(64)))
+    assert numpy.array_equal(base[::-1], noise(1, 2, 3, range(63, -1, -1)))
+    for other in [(0, 2, 3), (1, 0, 3), (1, 2, 0), (1, 2 + 2**32, 3), (1 + 2**63, 2, 3)]:
+        assert not numpy.any(base == noise(*other, range(64)))
+
+
+def test_noise_has_the_known_answers_of_every_backend():
+    vectors = (Path(__file__).parents[3] / "tests" / "vectors" / "noise.txt").read_text().splitlines()
+    lines = [line.split() for line in vectors if line and not line.startswith("#")]
+    assert len(lines) > 32
+    for seed, position, draw, token, bits in ([int(word, 0) for word in line] for line in lines):
+        assert noise(seed, position, draw, [token]).view(numpy.uint32)[0] == bits
+
+
+def test_a_row_draws_the_same_token_in_any_batch(problem):
+    sampler = Sampler(Head(problem.weight), max_rows=64)
+    tokens = sampler(problem.hidden, **problem.keys)
+    for row, token in enumerate(tokens):
+        alone = sampler(problem.hidden[row : row + 1], seed=problem.seeds[row], position=problem.positions[row])
+        assert alone[0] == token
+    order = [2, 0, 3, 1]
+    keys = {name: [values[row] for row in order] for name, values in problem.keys.items()}
+    assert numpy.array_equal(sampler(problem.hidden[order], **keys), tokens[order])
+    # Neighbours with filters, other temperatures and masks.
+    wide = numpy.concatenate([problem.hidden, numpy.ones((60, 32), dtype=numpy.float32)])
+    keys = {"seed": [*problem.seeds, *range(60)], "position": [*problem.positions, *range(60)]}
+    top_k = [0] * 4 + [3] * 60
+    temperature = [1.0] * 4 + [0.3] * 60
+    assert numpy.array_equal(sampler(wide, top_k=top_k, temperature=temperature, **keys)[:4], tokens)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threads": 1},
+        {"threads": 3},
+        {"variant": "grouped:64:reuse"},
+        {"variant": "sharded:3"},
+        {"backend": "cpu:portable"},
+        {"backend": "reference"},
+        {"canonical": True},
+        {"max_draws": 4, "max_logprobs": 5},
+    ],
+    ids=str,
+)
+def test_variants_threads_and_plans_draw_the_same_tokens(problem, options):
+    sampler = Sampler(Head(problem.weight), **options)
+    assert sampler.is_pathwise
+    assert numpy.array_equal(sampler(problem.hidden, **problem.keys), problem.argmax_with_noise())
+
+
+def test_heads_logits_and_the_reference_draw_the_same_tokens(problem):
+    head = Head(problem.weight)
+    params = {"temperature": [0.5, 1, 2, 0], "top_k": [0, 10, 0, 0], "top_p": [1, 1, 0.7, 1], **problem.keys}
+    tokens = Sampler(head)(problem.hidden, **params)
+    assert numpy.array_equal(from_logits(problem.logits, **params), tokens)
+    assert numpy.array_equal(reference(head, problem.hidden, **params), tokens)
+    assert tokens[3] == numpy.argmax(problem.logits[3])
+
+
+def test_shards_of_a_vocabulary_draw_as_the_whole(problem):
+    """Heads with `first_token` draw their tokens' part; the largest score of the parts is the whole's draw."""
+    parts = []
+    for start, end in [(0, 300), (300, 1000)]:
+        head = Head(problem.weight[start:end], vocab_size=1000, first_token=start)
+        parts.append(Sampler(head).sample(problem.hidden, SamplingParams(), **problem.keys))
+    best = [max(rows, key=lambda row: row.score).token for rows in zip(*parts)]
+    assert best == problem.argmax_with_noise().tolist()
+
+
+@pytest.mark.parametrize("flags", [[], ["--top-k", "20", "--temperature", "0.7"], ["--soft-cap", "15", "--scale", "0.5"]])
+def test_tokens_are_those_of_the_command(problem, command, tmp_path, flags):
+    weight, hidden = tmp_path / "weight.npy", tmp_path / "hidden.npy"
+    numpy.save(weight, problem.weight)
+    numpy.save(hidden, problem.hidden)
+    seeds = ",".join(map(str, problem.seeds))
+    call = [command, "sample", "--weight", weight, "--hidden", hidden, "--seeds", seeds, "--position", "9"]
+    output = subprocess.run([*call, "--format", "json", *flags], capture_output=True, text=True, check=True).stdout
+    values = {name: float(value) for name, value in zip(flags[::2], flags[1::2])}
+    head = Head(problem.weight, soft_cap=values.get("--soft-cap"), scale=values.get("--scale", 1.0))
+    params = SamplingParams(top_k=int(values.get("--top-k", 0)), temperature=values.get("--temperature", 1.0))
+    rows = Sampler(head).sample(problem.hidden, params, seed=problem.seeds, position=9)
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert [line["tokens"] for line in lines] == [[row.token] for row in rows]
+    assert [numpy.float32(line["scores"][0]) for line in lines] == [numpy.float32(row.score) for row in rows]
