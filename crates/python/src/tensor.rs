@@ -169,7 +169,9 @@ impl Tensor {
                 return Err(invalid_type(text));
             }
         };
-        debug_assert_eq!((tensor.device.kind, tensor.device.id), (device, id));
+        if (tensor.device.kind, tensor.device.id) != (device, id) {
+            return Err(invalid(what, format!("{what} is on another device than its __dlpack_device__")));
+        }
         let dlpack::Tensor { data, shape, strides, owner, .. } = tensor;
         Ok(Tensor::new(data, place, kind, size.into(), &shape, &strides, stream, owner))
     }

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import skip
+from conftest import library, skip
 
 import flash_sampling
 from flash_sampling import _lib, _nvidia
@@ -40,6 +40,14 @@ def test_everything_public_has_a_docstring():
         assert name == "__version__" or thing.__doc__, name
         for member in [] if name == "FlashSamplingError" else vars(thing) if isinstance(thing, type) else []:
             assert member.startswith("_") or getattr(thing, member).__doc__ or name in ("Draw", "RowSample", "Kept"), member
+
+
+def test_the_script_of_the_readme_runs():
+    library("torch")
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    [script] = [part.partition("```")[0] for part in text.split("```python\n")[1:]]
+    assert len(script.splitlines()) == 12
+    assert run(script).startswith("tensor(")
 
 
 def test_it_needs_no_other_package():

@@ -1,5 +1,6 @@
 """Tensors of every library are borrowed, whatever their type and layout, and results have the caller's kind."""
 
+import ctypes
 import gc
 import sys
 import weakref
@@ -187,3 +188,38 @@ def test_bits_of_bfloat16_are_the_types_own(problem):
     torch = library("torch")
     bits = bf16_bits(problem.weight)
     assert numpy.array_equal(torch.from_numpy(problem.weight).to(torch.bfloat16).view(torch.uint16).numpy(), bits)
+
+
+class OnGpu:
+    """A tensor of torch that claims to be memory of a GPU. Nothing may read it."""
+
+    def __init__(self, values):
+        self.tensor = library("torch").tensor(values)
+        self.stream = None
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+    def __dlpack__(self, *, stream=None):
+        self.stream = stream
+        capsule = self.tensor.__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 8).value = 2
+        return capsule
+
+
+def test_memory_of_a_gpu_is_told_from_memory_of_the_cpu(problem):
+    hidden, weight = OnGpu(problem.hidden), OnGpu(problem.weight)
+    with pytest.raises(FlashSamplingError, match="hidden is on cuda:0, but the sampler is on the CPU"):
+        Sampler(Head(problem.weight))(hidden, **problem.keys)
+    assert hidden.stream == 1  # the default stream
+    head = Head(weight, vocab_size=900)
+    assert (head.device, head.shape, head.vocab_size) == ("cuda:0", (1000, 32), 900)
+    for options, knob in [({"threads": 2}, "threads"), ({"backend": "cpu"}, "backend"), ({"variant": "online:64"}, "variant")]:
+        with pytest.raises(FlashSamplingError) as error:
+            Sampler(head, **options)
+        assert error.value.knob == knob
+    with pytest.raises(FlashSamplingError, match="logits is on cuda:0, but the sampler is on the CPU"):
+        hidden.shape = hidden.tensor.shape
+        from_logits(hidden, **problem.keys)
