@@ -1,7 +1,8 @@
 //! One number per row: a scalar, a sequence or a tensor.
 
+use crate::borrow::in_host_memory;
 use crate::error::{invalid, invalid_in_row, invalid_type};
-use crate::tensor::{Number, Tensor, in_host_memory};
+use crate::tensor::{Number, Tensor};
 use pyo3::prelude::*;
 
 /// A number for all rows, or one for each row.

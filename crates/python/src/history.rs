@@ -3,9 +3,9 @@
 use crate::column::list_of_integers;
 use flash_sampling::History as Tokens;
 use pyo3::prelude::*;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A token id.
+/// The range of token ids.
 pub(crate) const TOKENS: &str = "token ids, from 0 to 2^32 - 1";
 
 /// A sequence so far: the prompt, and the tokens generated after it. Penalties and `min_tokens` read it.
@@ -14,23 +14,17 @@ pub(crate) const TOKENS: &str = "token ids, from 0 to 2^32 - 1";
 /// output: the generated tokens, likewise.
 #[pyclass(frozen, module = "flash_sampling")]
 pub(crate) struct History {
-    tokens: Arc<RwLock<Tokens>>,
+    tokens: Mutex<Arc<Tokens>>,
 }
 
 impl History {
-    /// The tokens, to read without Python.
-    pub(crate) fn shared(&self) -> Arc<RwLock<Tokens>> {
-        self.tokens.clone()
+    /// The present tokens. Later tokens do not change them.
+    pub(crate) fn snapshot(&self) -> Arc<Tokens> {
+        self.lock().clone()
     }
 
-    /// The number of tokens.
-    pub(crate) fn len(&self, py: Python<'_>) -> usize {
-        self.read(py, |tokens| tokens.tokens().len())
-    }
-
-    /// Reads the tokens. Waits without the GIL, which a call that holds the lock may need.
-    fn read<R: Send>(&self, py: Python<'_>, read: impl FnOnce(&Tokens) -> R + Send) -> R {
-        py.detach(|| read(&self.tokens.read().unwrap_or_else(PoisonError::into_inner)))
+    fn lock(&self) -> MutexGuard<'_, Arc<Tokens>> {
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -44,32 +38,32 @@ impl History {
         };
         let mut tokens = Tokens::new(&list(prompt, "prompt")?);
         tokens.extend(list(output, "output")?);
-        Ok(History { tokens: Arc::new(RwLock::new(tokens)) })
+        Ok(History { tokens: Mutex::new(Arc::new(tokens)) })
     }
 
-    /// Appends a generated token. Waits for calls that read the history.
-    fn push(&self, py: Python<'_>, token: u32) {
-        py.detach(|| self.tokens.write().unwrap_or_else(PoisonError::into_inner).push(token));
+    /// Appends a generated token. A call that reads the history at the same time does not see it.
+    fn push(&self, token: u32) {
+        Arc::make_mut(&mut *self.lock()).push(token);
     }
 
     /// All tokens: the prompt, then the generated tokens.
     #[getter]
-    fn tokens(&self, py: Python<'_>) -> Vec<u32> {
-        self.read(py, |tokens| tokens.tokens().to_vec())
+    fn tokens(&self) -> Vec<u32> {
+        self.lock().tokens().to_vec()
     }
 
     /// The generated tokens.
     #[getter]
-    fn output(&self, py: Python<'_>) -> Vec<u32> {
-        self.read(py, |tokens| tokens.output().to_vec())
+    fn output(&self) -> Vec<u32> {
+        self.lock().output().to_vec()
     }
 
-    fn __len__(&self, py: Python<'_>) -> usize {
-        self.len(py)
+    fn __len__(&self) -> usize {
+        self.lock().tokens().len()
     }
 
-    fn __repr__(&self, py: Python<'_>) -> String {
-        let (prompt, output) = self.read(py, |tokens| (tokens.prompt().len(), tokens.output().len()));
-        format!("History({prompt} tokens of the prompt, {output} generated)")
+    fn __repr__(&self) -> String {
+        let tokens = self.lock();
+        format!("History({} tokens of the prompt, {} generated)", tokens.prompt().len(), tokens.output().len())
     }
 }

@@ -2,24 +2,29 @@
 //!
 //! | module | content |
 //! | --- | --- |
-//! | `tensor`, `dlpack` | borrowed tensors, by DLPack or numpy's array interface |
+//! | `tensor` | borrowed tensors: matrices, numbers, bitmaps |
+//! | `borrow`, `dlpack` | tensors of Python's libraries, by numpy's array interface or DLPack |
 //! | `column` | one number per row, from a scalar, a sequence or a tensor |
 //! | `head`, `sampler`, `params`, `history`, `result`, `noise` | the classes and functions of the package |
-//! | `cuda` | sampling over tensors on a GPU |
+//! | `rows` | the parameters of a call's rows, from its arguments |
+//! | `engine`, `cuda` | the facade's sampler behind a `Sampler`: over tensors of the CPU, or on a GPU |
 //! | `error` | Python exceptions of errors |
 //!
 //! The folder `python` has the package's Python files and the stubs of this module.
 #![deny(unsafe_code)]
 
+mod borrow;
 mod column;
 mod cuda;
 mod dlpack;
+mod engine;
 mod error;
 mod head;
 mod history;
 mod noise;
 mod params;
 mod result;
+mod rows;
 mod sampler;
 mod tensor;
 

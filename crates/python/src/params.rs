@@ -4,7 +4,7 @@ use crate::error;
 use flash_sampling::{SamplingParams as Checked, SamplingParamsBuilder};
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple};
 use serde_json::{Map, Number, Value};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,6 +33,10 @@ impl SamplingParams {
                 Ok(checked.insert((vocab_size, Arc::new(params))).1.clone())
             }
         }
+    }
+
+    pub(crate) fn has_seed(&self) -> bool {
+        self.fields.seed.is_some()
     }
 
     fn value(&self) -> PyResult<Value> {
@@ -74,6 +78,11 @@ impl SamplingParams {
     /// All parameters, as a dict that `SamplingParams(**dict)` reads.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &self.value()?)
+    }
+
+    /// Copies and pickles read the parameters.
+    fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyAny>)> {
+        Ok((PyTuple::empty(py), self.to_dict(py)?))
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

@@ -1,50 +1,19 @@
 //! The sampler over tensors.
 
-use crate::column::{Column, floats, integers};
-use crate::cuda::OnDevice;
-use crate::error::{failed, invalid, invalid_in_row, of_rows};
-use crate::head::{Head, Owner};
+use crate::engine::{Engine, Options};
+use crate::error::{invalid, of_rows};
+use crate::head::Head;
 use crate::history::History;
-use crate::params::SamplingParams;
 use crate::result::{RowSample, deliver};
-use crate::tensor::{Place, Tensor, in_host_memory};
-use core::fmt::Display;
-use core::str::FromStr;
-use flash_sampling::{
-    Backend, BackendConfig, Exactness, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples, VariantConfig,
-    build_from_logits, build_owned,
-};
+use crate::rows::{Columns, Requests};
+use crate::tensor::{Place, Tensor};
+use flash_sampling::{Exactness, Plan, RowError, RowParams, RowSample as Sample, Samples};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use std::sync::{Mutex, PoisonError};
 
-/// A sampler of the facade, or of tensors on a GPU.
-enum Inner {
-    Host(Box<dyn PerturbedArgmax>),
-    Device(Box<OnDevice>),
-}
-
-impl Inner {
-    fn sample(
-        &mut self,
-        input: &Tensor,
-        what: &'static str,
-        rows: &[RowParams<'_>],
-        out: &mut Samples,
-    ) -> PyResult<()> {
-        let of_call = |error: SampleError| match error {
-            SampleError::Hidden { .. } => invalid(what, error.to_string()),
-            SampleError::TooManyRows { rows, max_rows } => {
-                invalid("max_rows", format!("{what} has {rows} rows, but the sampler has max_rows={max_rows}"))
-            }
-            error => failed(&error),
-        };
-        match self {
-            Inner::Host(sampler) => sampler.sample(input.matrix(what)?, rows, out).map_err(of_call),
-            Inner::Device(sampler) => sampler.sample(input, what, rows, out)?.map_err(of_call),
-        }
-    }
-}
+/// The numbers of failed rows, and their errors.
+type RowErrors = Vec<(usize, RowError)>;
 
 /// Draws tokens for rows of hidden states, or of logits (`Sampler.for_logits`).
 ///
@@ -62,7 +31,7 @@ impl Inner {
 /// canonical: draw the same tokens on every instruction set and backend; refuses filters. (CPU)
 #[pyclass(frozen, weakref, module = "flash_sampling")]
 pub(crate) struct Sampler {
-    state: Mutex<(Inner, Samples)>,
+    state: Mutex<(Engine, Samples)>,
     plan: Plan,
     vocab_size: u32,
     place: Place,
@@ -72,63 +41,11 @@ pub(crate) struct Sampler {
     input: &'static str,
 }
 
-/// The configuration of a sampler from its arguments.
-struct Options<'a> {
-    max_rows: usize,
-    variant: &'a str,
-    max_draws: u32,
-    max_logprobs: Option<u32>,
-    threads: Option<usize>,
-    backend: Option<&'a str>,
-    canonical: bool,
-}
-
-impl Options<'_> {
-    fn config(&self) -> PyResult<BackendConfig> {
-        let mut backend: Backend = parse("backend", self.backend.unwrap_or("cpu"))?;
-        match (&mut backend, self.threads) {
-            (_, None) => {}
-            (Backend::Cpu(options), threads) => options.threads = threads,
-            _ => return Err(invalid("threads", "threads must be None with a backend other than the CPU")),
-        }
-        let &Options { max_rows, max_draws, max_logprobs, canonical, .. } = self;
-        let plan = Plan { max_rows, max_draws, max_logprobs, canonical };
-        Ok(BackendConfig { backend, variant: parse("variant", self.variant)?, plan })
-    }
-}
-
-fn parse<T: FromStr<Err: Display>>(knob: &str, text: &str) -> PyResult<T> {
-    text.parse().map_err(|error: T::Err| invalid(knob, error.to_string()))
-}
-
-/// Loads NVIDIA's run-time compiler if it is in a package of Python.
-fn preload(py: Python<'_>) -> PyResult<()> {
-    py.import("flash_sampling._nvidia")?.call_method0("preload").map(drop)
-}
-
-fn preload_for(py: Python<'_>, config: &BackendConfig) -> PyResult<()> {
-    if matches!(config.backend, Backend::Cuda { .. }) { preload(py) } else { Ok(()) }
-}
-
 impl Sampler {
-    fn host(sampler: Box<dyn PerturbedArgmax>, input: &'static str) -> Sampler {
-        let (can, plan, vocab_size) = (sampler.capabilities(), sampler.plan(), sampler.shape().vocab_size);
-        let state = Mutex::new((Inner::Host(sampler), Samples::new()));
+    fn new(engine: Engine, place: Place, input: &'static str) -> Sampler {
+        let (can, plan, vocab_size) = (engine.capabilities(), engine.plan(), engine.vocab_size());
         let (backend, exactness) = (can.backend, can.exactness);
-        Sampler { state, plan, vocab_size, place: Place::Host, backend, exactness, input }
-    }
-
-    fn device(py: Python<'_>, head: &Head, config: &BackendConfig) -> PyResult<Sampler> {
-        if config.variant != VariantConfig::Tiled {
-            return Err(invalid("variant", format!("variant is {}, but a head on a GPU needs tiled", config.variant)));
-        }
-        preload(py)?;
-        let parts = head.parts.clone();
-        let sampler = py.detach(|| OnDevice::new(parts, config.plan))?;
-        let (can, plan, vocab_size) = (sampler.capabilities(), sampler.plan(), sampler.vocab_size());
-        let (place, backend, exactness) = (head.parts.weight.place(), can.backend, can.exactness);
-        let state = Mutex::new((Inner::Device(Box::new(sampler)), Samples::new()));
-        Ok(Sampler { state, plan, vocab_size, place, backend, exactness, input: "hidden" })
+        Sampler { state: Mutex::new((engine, Samples::new())), plan, vocab_size, place, backend, exactness, input }
     }
 
     /// Borrows the input `[rows, cols]` of a call. The result has the number of rows.
@@ -142,66 +59,31 @@ impl Sampler {
         Ok((tensor, rows))
     }
 
-    /// Draws without the GIL, and converts the results by `convert`.
+    /// Draws without the GIL, converts the result of each row by `convert`, and collects the errors of rows.
     fn draw<'a, R: Send>(
         &self,
+        py: Python<'_>,
         input: &Tensor,
-        rows: impl IntoIterator<Item = RowParams<'a>>,
-        convert: impl FnOnce(&Samples) -> R,
-    ) -> PyResult<R> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (inner, samples) = &mut *state;
-        let rows: Vec<RowParams<'_>> = rows.into_iter().collect();
-        inner.sample(input, self.input, &rows, samples)?;
-        Ok(convert(samples))
-    }
-
-    /// The words of a mask per row, and the words of all rows; one row if the rows share it.
-    fn mask(&self, mask: &Bound<'_, PyAny>, rows: usize) -> PyResult<(usize, Vec<u32>)> {
-        let mask = Tensor::borrow(&in_host_memory(mask)?, "mask")?;
-        let (words, bitmap) = mask.bitmap("mask")?;
-        let needed = self.vocab_size.div_ceil(32) as usize;
-        let is_shared = mask.shape().len() == 1 || mask.shape()[0] == 1;
-        if words < needed || (!is_shared && mask.shape()[0] != rows) {
-            let shape = mask.shape();
-            return Err(invalid(
-                "mask",
-                format!("mask has shape {shape:?}, but must be [{rows}, {needed}] or [{needed}]"),
-            ));
-        }
-        Ok((words, bitmap))
+        rows: impl Iterator<Item = RowParams<'a>> + Send,
+        convert: impl Fn(Option<Sample<'_>>) -> R + Send,
+    ) -> PyResult<(Vec<R>, RowErrors)> {
+        py.detach(move || {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let (engine, samples) = &mut *state;
+            let rows: Vec<RowParams<'_>> = rows.collect();
+            engine.sample(input, self.input, &rows, samples)?;
+            let mut errors = Vec::new();
+            let results = samples.iter().enumerate().map(|(row, sample)| match sample {
+                Ok(sample) => convert(Some(sample)),
+                Err(error) => {
+                    errors.push((row, error));
+                    convert(None)
+                }
+            });
+            Ok((results.collect(), errors))
+        })
     }
 }
-
-/// Refuses one seed and one position for several rows, which would have equal noise.
-fn check_noise(
-    rows: usize,
-    seeds: &Column<Option<u64>>,
-    positions: &Column<Option<u64>>,
-    greedy: bool,
-) -> PyResult<()> {
-    match (seeds, positions) {
-        (Column::Same(_), Column::Same(_)) if rows > 1 && !greedy => {
-            let fault = "one seed and one position would give all rows the same noise";
-            Err(invalid("seed", format!("{fault}: give one seed, or one position, for each of {rows} rows")))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// A column of seeds or positions.
-fn noise_key(object: Option<&Bound<'_, PyAny>>, name: &str, rows: usize, range: &str) -> PyResult<Column<Option<u64>>> {
-    Ok(match object {
-        None => Column::Same(None),
-        Some(object) => match integers(object, name, rows, range)? {
-            Column::Same(value) => Column::Same(Some(value)),
-            Column::Each(values) => Column::Each(values.into_iter().map(Some).collect()),
-        },
-    })
-}
-
-const SEEDS: &str = "0 to 2^64 - 1";
-const POSITIONS: &str = "0 to 2^56 - 1";
 
 #[pymethods]
 impl Sampler {
@@ -209,7 +91,7 @@ impl Sampler {
     #[pyo3(signature = (head, max_rows=256, *, variant="tiled", max_draws=1, max_logprobs=None, threads=None,
         backend=None, canonical=false))]
     #[allow(clippy::too_many_arguments)]
-    fn new(
+    fn of_head(
         py: Python<'_>,
         head: &Bound<'_, Head>,
         max_rows: usize,
@@ -220,21 +102,9 @@ impl Sampler {
         backend: Option<&str>,
         canonical: bool,
     ) -> PyResult<Sampler> {
-        let head = head.get();
-        let config = Options { max_rows, variant, max_draws, max_logprobs, threads, backend, canonical }.config()?;
-        match head.parts.weight.place() {
-            Place::Host => {
-                preload_for(py, &config)?;
-                let owner = Owner(head.parts.clone());
-                let sampler = py.detach(|| build_owned(owner, &config)).map_err(|error| failed(&error))?;
-                Ok(Sampler::host(sampler, "hidden"))
-            }
-            place if backend.is_some() || threads.is_some() => {
-                let knob = if backend.is_some() { "backend" } else { "threads" };
-                Err(invalid(knob, format!("{knob} must be None for a head on {place}")))
-            }
-            Place::Cuda(_) => Sampler::device(py, head, &config),
-        }
+        let options = Options { max_rows, variant, max_draws, max_logprobs, threads, backend, canonical };
+        let engine = Engine::of_head(py, head.get(), &options)?;
+        Ok(Sampler::new(engine, head.get().parts.weight.place(), "hidden"))
     }
 
     /// A sampler of existing logits [rows, vocab_size] in bfloat16, float16 or float32, in memory of the CPU. The
@@ -251,10 +121,8 @@ impl Sampler {
         backend: Option<&str>,
     ) -> PyResult<Sampler> {
         let (variant, canonical) = ("tiled", false);
-        let config = Options { max_rows, variant, max_draws, max_logprobs, threads, backend, canonical }.config()?;
-        preload_for(py, &config)?;
-        let sampler = py.detach(|| build_from_logits(vocab_size, &config)).map_err(|error| failed(&error))?;
-        Ok(Sampler::host(sampler, "logits"))
+        let options = Options { max_rows, variant, max_draws, max_logprobs, threads, backend, canonical };
+        Ok(Sampler::new(Engine::of_logits(py, vocab_size, &options)?, Place::Host, "logits"))
     }
 
     /// Draws one token for each row.
@@ -292,49 +160,11 @@ impl Sampler {
         out: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (tensor, rows) = self.borrow(input)?;
-        let seeds = noise_key(Some(seed), "seed", rows, SEEDS)?;
-        let positions = noise_key(Some(position), "position", rows, POSITIONS)?;
-        let float = |object: Option<&Bound<'_, PyAny>>, name, default| {
-            object.map_or(Ok(Column::Same(default)), |object| floats(object, name, rows))
-        };
-        let temperature = float(temperature, "temperature", 1.0)?;
-        let (top_p, min_p) = (float(top_p, "top_p", 1.0)?, float(min_p, "min_p", 0.0)?);
-        let top_k: Column<i32> = match top_k {
-            Some(object) => integers(object, "top_k", rows, "-1 to 2^31 - 1")?,
-            None => Column::Same(0),
-        };
-        if let Some(row) = (0..rows).find(|&row| top_k.get(row) < -1) {
-            let text = format!("top_k is {}, but must be at least -1", top_k.get(row));
-            return Err(invalid_in_row(row, "top_k", text));
-        }
-        check_noise(rows, &seeds, &positions, matches!(temperature, Column::Same(0.0)))?;
-        let mask = mask.map(|mask| self.mask(mask, rows)).transpose()?;
-        let params = (0..rows).map(|row| RowParams {
-            seed: seeds.get(row).unwrap_or(0),
-            position: positions.get(row).unwrap_or(0),
-            temperature: temperature.get(row),
-            top_k: u32::try_from(top_k.get(row)).unwrap_or(0),
-            top_p: top_p.get(row),
-            min_p: min_p.get(row),
-            mask: mask.as_ref().map(|(words, all)| {
-                let from = if all.len() == *words { 0 } else { row * words };
-                &all[from..from + words]
-            }),
-            ..RowParams::default()
-        });
-        let (tokens, errors) = py.detach(|| {
-            self.draw(&tensor, params, |samples| {
-                let mut errors = Vec::new();
-                let mut bytes = Vec::with_capacity(8 * rows);
-                for (row, sample) in samples.iter().enumerate() {
-                    let token = sample.map(|sample| i64::from(sample.token()));
-                    bytes.extend(token.unwrap_or(-1).to_ne_bytes());
-                    errors.extend(token.err().map(|error| (row, error)));
-                }
-                (bytes, errors)
-            })
-        })?;
-        let tokens = deliver(py, input, &tokens, "int64", out)?;
+        let knobs = [temperature, top_k, top_p, min_p, mask];
+        let columns = Columns::read(rows, self.vocab_size, seed, position, knobs)?;
+        let token = |sample: Option<Sample<'_>>| sample.map_or(-1, |sample| i64::from(sample.token())).to_ne_bytes();
+        let (tokens, errors) = self.draw(py, &tensor, columns.params(), token)?;
+        let tokens = deliver(py, input, tokens.as_flattened(), "int64", out)?;
         if errors.is_empty() { Ok(tokens) } else { Err(of_rows(py, &errors, tokens)) }
     }
 
@@ -360,71 +190,9 @@ impl Sampler {
         position: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (tensor, rows) = self.borrow(input)?;
-        let params = match params.cast::<SamplingParams>() {
-            Ok(same) => Column::Same(same.clone()),
-            Err(_) => Column::Each(params.extract::<Vec<Bound<'_, SamplingParams>>>()?),
-        };
-        if let Column::Each(list) = &params
-            && list.len() != rows
-        {
-            return Err(invalid("params", format!("params has {} values for {rows} rows", list.len())));
-        }
-        if let Some(histories) = histories.as_ref().filter(|histories| histories.len() != rows) {
-            return Err(invalid("histories", format!("histories has {} values for {rows} rows", histories.len())));
-        }
-        let of_row = |row: usize| match &params {
-            Column::Same(params) => params,
-            Column::Each(list) => &list[row],
-        };
-        let checked = (0..rows).map(|row| of_row(row).get().for_vocab(self.vocab_size, row));
-        let checked = checked.collect::<PyResult<Vec<_>>>()?;
-        let given = noise_key(seed, "seed", rows, SEEDS)?;
-        let seeds: Vec<Option<u64>> = (0..rows).map(|row| checked[row].fields().seed.or(given.get(row))).collect();
-        if let Some(row) = seeds.iter().position(Option::is_none) {
-            let text = "neither the row's SamplingParams nor the argument seed has a seed";
-            return Err(invalid_in_row(row, "seed", text));
-        }
-        let positions = match (noise_key(position, "position", rows, POSITIONS)?, &histories) {
-            (Column::Same(None), Some(histories)) => {
-                Column::Each(histories.iter().map(|history| Some(history.get().len(py) as u64)).collect())
-            }
-            (Column::Same(None), None) => {
-                return Err(invalid(
-                    "position",
-                    "position must be given, or histories whose lengths are the positions",
-                ));
-            }
-            (positions, _) => positions,
-        };
-        let is_same = matches!(params, Column::Same(_))
-            && (checked.first().is_some_and(|p| p.fields().seed.is_some()) || matches!(given, Column::Same(_)));
-        if is_same {
-            let greedy = checked.iter().all(|params| params.fields().temperature == 0.0);
-            check_noise(rows, &Column::Same(None), &positions, greedy)?;
-        }
-        let histories: Option<Vec<_>> =
-            histories.map(|list| list.iter().map(|history| history.get().shared()).collect());
-        let (results, errors) = py.detach(|| {
-            // The histories cannot change during the call.
-            let guards: Option<Vec<_>> = histories.as_ref().map(|list| {
-                list.iter().map(|history| history.read().unwrap_or_else(PoisonError::into_inner)).collect()
-            });
-            let rows = checked.iter().enumerate().map(|(row, params)| {
-                let history = guards.as_ref().map(|guards| &*guards[row]);
-                params.row(seeds[row].unwrap_or(0), positions.get(row).unwrap_or(0), history)
-            });
-            self.draw(&tensor, rows, |samples| {
-                let mut errors: Vec<(usize, RowError)> = Vec::new();
-                let results = samples.iter().enumerate().map(|(row, sample)| match sample {
-                    Ok(sample) => Some(RowSample::from(sample)),
-                    Err(error) => {
-                        errors.push((row, error));
-                        None
-                    }
-                });
-                (results.collect::<Vec<_>>(), errors)
-            })
-        })?;
+        let requests = Requests::read(rows, self.vocab_size, params, histories, seed, position)?;
+        let result = |sample: Option<Sample<'_>>| sample.map(RowSample::from);
+        let (results, errors) = self.draw(py, &tensor, requests.params(), result)?;
         let results = PyList::new(py, results)?.into_any();
         if errors.is_empty() { Ok(results) } else { Err(of_rows(py, &errors, results)) }
     }

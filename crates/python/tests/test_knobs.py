@@ -1,6 +1,8 @@
 """The parameters of requests: each has its effect, with the names of vLLM."""
 
+import copy
 import math
+import pickle
 
 import numpy
 import pytest
@@ -129,6 +131,7 @@ def test_parameters_read_back():
     params = SamplingParams(temperature=0.5, logit_bias={3: float("-inf"), 7: 1}, seed=-1, top_k=-1, stop=[], logprobs=2)
     assert (params.temperature, params.logit_bias, params.seed, params.top_k) == (0.5, {3: -math.inf, 7: 1.0}, None, -1)
     assert params == SamplingParams(**params.to_dict()) and params != SamplingParams()
+    assert copy.copy(params) == params == copy.deepcopy(params) == pickle.loads(pickle.dumps(params))
     assert repr(SamplingParams(top_p=0.5, seed=3)) == "SamplingParams(seed=3, top_p=0.5)"
     with pytest.raises(AttributeError, match="no parameter topp"):
         params.topp

@@ -8,6 +8,7 @@ a call. ``flash_sampling.torch`` has an operator for ``torch.compile``.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from ._lib import (
     Draw,
@@ -43,7 +44,7 @@ def _sampler_of_logits(vocab_size: int, max_rows: int) -> Sampler:
     return Sampler.for_logits(vocab_size, max_rows)
 
 
-def from_logits(logits, **params):
+def from_logits(logits: Any, **params: Any) -> Any:
     """Draws one token for each row of existing logits.
 
     logits: [rows, vocab] in bfloat16, float16 or float32, in memory of the CPU.
@@ -56,7 +57,7 @@ def from_logits(logits, **params):
     return _sampler_of_logits(vocab_size, max(16, 1 << (rows - 1).bit_length()))(logits, **params)
 
 
-def reference(head, hidden, **params):
+def reference(head: Head, hidden: Any, **params: Any) -> Any:
     """Draws one token for each row by the definition in float64: the judge of the fast samplers, and slow.
 
     head: a Head in memory of the CPU.
@@ -69,7 +70,7 @@ def reference(head, hidden, **params):
     return Sampler(head, max(1, rows), backend="reference")(hidden, **params)
 
 
-def _shape(tensor, name):
+def _shape(tensor: Any, name: str) -> tuple[int, int]:
     shape = getattr(tensor, "shape", None)
     if shape is None:
         raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")

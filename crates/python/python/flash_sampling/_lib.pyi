@@ -10,11 +10,24 @@ class _Array(Protocol):
     def __array_interface__(self) -> dict[str, Any]: ...
 
 # A tensor of torch, JAX or CuPy, or an array of numpy.
-Tensor: TypeAlias = _DLPack | _Array
+_Tensor: TypeAlias = _DLPack | _Array
 # A number for all rows, or one for each row.
-Ints: TypeAlias = int | Iterable[int] | Tensor
-Floats: TypeAlias = float | Iterable[float] | Tensor
+_Ints: TypeAlias = int | Iterable[int] | _Tensor
+_Floats: TypeAlias = float | Iterable[float] | _Tensor
 
+__all__ = [
+    "Draw",
+    "FlashSamplingError",
+    "Head",
+    "History",
+    "Kept",
+    "RowSample",
+    "Sampler",
+    "SamplingParams",
+    "__version__",
+    "cuda_compiler",
+    "noise",
+]
 __version__: str
 
 class FlashSamplingError(ValueError):
@@ -31,8 +44,8 @@ class Head:
 
     def __new__(
         cls,
-        weight: Tensor,
-        bias: Floats | None = None,
+        weight: _Tensor,
+        bias: _Floats | None = None,
         soft_cap: float | None = None,
         scale: float = 1.0,
         vocab_size: int | None = None,
@@ -50,7 +63,7 @@ class History:
     """A sequence so far: the prompt, and the tokens generated after it."""
 
     def __new__(
-        cls, prompt: Iterable[int] | Tensor | None = None, output: Iterable[int] | Tensor | None = None
+        cls, prompt: Iterable[int] | _Tensor | None = None, output: Iterable[int] | _Tensor | None = None
     ) -> History: ...
     def push(self, token: int) -> None: ...
     @property
@@ -100,6 +113,7 @@ class SamplingParams:
         **neutral: Any,
     ) -> SamplingParams: ...
     def __getattr__(self, name: str) -> Any: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     def to_dict(self) -> dict[str, Any]: ...
 
 @final
@@ -185,27 +199,27 @@ class Sampler:
     ) -> Sampler: ...
     def __call__(
         self,
-        input: Tensor,
+        input: _Tensor,
         *,
-        seed: Ints,
-        position: Ints,
-        temperature: Floats | None = None,
-        top_k: Ints | None = None,
-        top_p: Floats | None = None,
-        min_p: Floats | None = None,
-        mask: Tensor | None = None,
+        seed: _Ints,
+        position: _Ints,
+        temperature: _Floats | None = None,
+        top_k: _Ints | None = None,
+        top_p: _Floats | None = None,
+        min_p: _Floats | None = None,
+        mask: _Tensor | None = None,
         out: Any = None,
     ) -> Any:
         """Draws one token for each row: [rows] int64."""
 
     def sample(
         self,
-        input: Tensor,
+        input: _Tensor,
         params: SamplingParams | Sequence[SamplingParams],
         histories: Sequence[History] | None = None,
         *,
-        seed: Ints | None = None,
-        position: Ints | None = None,
+        seed: _Ints | None = None,
+        position: _Ints | None = None,
     ) -> list[RowSample]:
         """Draws with the parameters of requests, and returns all results."""
 
@@ -218,7 +232,7 @@ class Sampler:
     @property
     def is_pathwise(self) -> bool: ...
 
-def noise(seed: int, position: int, draw: int, tokens: Iterable[int] | Tensor) -> Any:
+def noise(seed: int, position: int, draw: int, tokens: Iterable[int] | _Tensor) -> Any:
     """The standard Gumbel noise of tokens: [tokens] float32."""
 
 def cuda_compiler() -> tuple[int, int] | None:

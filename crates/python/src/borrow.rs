@@ -1,0 +1,139 @@
+//! Tensors of Python's libraries: numpy's array interface, and DLPack.
+
+use crate::dlpack;
+use crate::error::{invalid, invalid_type};
+use crate::tensor::{Kind, Place, Tensor};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+impl Tensor {
+    /// Borrows the memory of an object with `__array_interface__` (numpy) or `__dlpack__` (torch, JAX, CuPy).
+    ///
+    /// # Errors
+    /// `TypeError` if the object is not a tensor; `what` is the argument's name.
+    pub(crate) fn borrow(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> {
+        Tensor::try_borrow(object, what)?.ok_or_else(|| {
+            let found = object.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+            let expected = "must be a tensor: an array of numpy, or any object with __dlpack__ (torch, JAX, CuPy)";
+            PyTypeError::new_err(format!("{what} {expected}, not {found}"))
+        })
+    }
+
+    /// [`Tensor::borrow`]; `None` if the object is not a tensor.
+    pub(crate) fn try_borrow(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Option<Tensor>> {
+        if let Some(interface) = object.getattr_opt("__array_interface__")? {
+            let interface = interface.cast::<PyDict>()?;
+            // The interface of a scalar has the address of a temporary copy.
+            let is_scalar = interface.get_item("shape")?.is_none_or(|shape| shape.len().is_ok_and(|n| n == 0));
+            if is_scalar { Ok(None) } else { Tensor::of_numpy(object, interface, what).map(Some) }
+        } else if object.hasattr("__dlpack__")? {
+            Tensor::of_dlpack(object, what).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// numpy exports read-only arrays by DLPack only since 2.1, so its own interface is used.
+    fn of_numpy(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>, what: &str) -> PyResult<Tensor> {
+        let get = |key: &str| -> PyResult<Bound<'_, PyAny>> {
+            interface.get_item(key)?.ok_or_else(|| PyTypeError::new_err(format!("{what} has no {key}")))
+        };
+        let typestr: String = get("typestr")?.extract()?;
+        let (data, _): (usize, bool) = get("data")?.extract()?;
+        let shape: Vec<i64> = get("shape")?.extract()?;
+        let mut kind = typestr.chars().nth(1).unwrap_or(' ');
+        let size = typestr.get(2..).and_then(|size| size.parse().ok()).unwrap_or(0);
+        // The extension type of the package ml_dtypes, which JAX uses.
+        let is_bf16 = || object.getattr("dtype")?.getattr("name")?.eq("bfloat16");
+        if kind == 'V' && size == 2 && is_bf16()? {
+            kind = 'E';
+        }
+        let kind = match (kind, size) {
+            ('b', 1) => Kind::Bool,
+            ('i', 1 | 2 | 4 | 8) => Kind::Int,
+            ('u', 1 | 2 | 4 | 8) => Kind::UInt,
+            ('f', 2 | 4 | 8) => Kind::Float,
+            ('E', 2) => Kind::BFloat,
+            _ => return Err(PyTypeError::new_err(format!("{what} has an unsupported element type, {typestr}"))),
+        };
+        if typestr.starts_with(if cfg!(target_endian = "little") { '>' } else { '<' }) {
+            return Err(PyTypeError::new_err(format!("{what} has another byte order than this machine")));
+        }
+        let strides = match interface.get_item("strides")?.filter(|strides| !strides.is_none()) {
+            Some(bytes) => {
+                let bytes: Vec<i64> = bytes.extract()?;
+                // Only views of structures have other strides.
+                if bytes.iter().any(|stride| stride % size as i64 != 0) {
+                    return Err(invalid(what, format!("{what} has strides within an element")));
+                }
+                bytes.iter().map(|stride| stride / size as i64).collect()
+            }
+            None => dlpack::contiguous(&shape),
+        };
+        let owner = Box::new(object.clone().unbind());
+        Ok(Tensor::new(data as *const u8, Place::Host, kind, size, &shape, &strides, 0, owner))
+    }
+
+    fn of_dlpack(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> {
+        // torch exports no tensor that requires a gradient, as parameters do.
+        let requires_grad = object.getattr_opt("requires_grad")?.is_some_and(|flag| flag.is_truthy().unwrap_or(false));
+        let object = if requires_grad { &object.call_method0("detach")? } else { object };
+        let (device, id): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+        let options = PyDict::new(object.py());
+        let mut stream = 0;
+        let place = match device {
+            dlpack::HOST | dlpack::CUDA_HOST => Place::Host,
+            dlpack::CUDA | dlpack::CUDA_MANAGED => {
+                let arrays = object.py().import("flash_sampling._arrays")?;
+                stream = arrays.call_method1("current_stream", (object,))?.extract()?;
+                // The protocol's name of the default stream is 1.
+                options.set_item("stream", stream.max(1))?;
+                Place::Cuda(id)
+            }
+            _ => return Err(invalid_type(format!("{what} is on DLPack's device type {device}, which is unsupported"))),
+        };
+        options.set_item("max_version", (1, 0))?;
+        let capsule = object.call_method("__dlpack__", (), Some(&options)).or_else(|error| {
+            // Producers of the protocol's first version do not know the argument.
+            if !error.is_instance_of::<PyTypeError>(object.py()) {
+                return Err(error);
+            }
+            options.del_item("max_version")?;
+            object.call_method("__dlpack__", (), Some(&options))
+        })?;
+        let tensor = dlpack::take(&capsule)?;
+        let (kind, size) = match (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) {
+            (0, bits @ (8 | 16 | 32 | 64), 1) => (Kind::Int, bits / 8),
+            (1, bits @ (8 | 16 | 32 | 64), 1) => (Kind::UInt, bits / 8),
+            (2, bits @ (16 | 32 | 64), 1) => (Kind::Float, bits / 8),
+            (4, 16, 1) => (Kind::BFloat, 2),
+            (6, 8, 1) => (Kind::Bool, 1),
+            (code, bits, _) => {
+                let text = format!("{what} has an unsupported element type, code {code} with {bits} bits of DLPack");
+                return Err(invalid_type(text));
+            }
+        };
+        if (tensor.device.kind, tensor.device.id) != (device, id) {
+            return Err(invalid(what, format!("{what} is on another device than its __dlpack_device__")));
+        }
+        let dlpack::Tensor { data, shape, strides, owner, .. } = tensor;
+        Ok(Tensor::new(data, place, kind, size.into(), &shape, &strides, stream, owner))
+    }
+}
+
+/// The object, or a copy in host memory of a tensor on a GPU (torch's `cpu`, CuPy's `get`).
+pub(crate) fn in_host_memory<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    if !object.hasattr("__dlpack_device__")? {
+        return Ok(object.clone());
+    }
+    let device = object.call_method0("__dlpack_device__")?;
+    let kind: i32 = device.cast::<PyTuple>()?.get_item(0)?.extract()?;
+    match kind {
+        dlpack::CUDA | dlpack::CUDA_MANAGED => {
+            let copy = if object.hasattr("cpu")? { "cpu" } else { "get" };
+            object.call_method0(copy)
+        }
+        _ => Ok(object.clone()),
+    }
+}

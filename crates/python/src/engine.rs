@@ -1,0 +1,138 @@
+//! The facade's sampler behind a `Sampler` of Python, and its construction.
+
+use crate::cuda::OnDevice;
+use crate::error::{failed, invalid};
+use crate::head::{Head, Owner};
+use crate::tensor::{Place, Tensor};
+use core::fmt::Display;
+use core::str::FromStr;
+use flash_sampling::{
+    Backend, BackendConfig, Capabilities, PerturbedArgmax, Plan, RowParams, SampleError, Samples, VariantConfig,
+    build_from_logits, build_owned,
+};
+use pyo3::prelude::*;
+
+/// A sampler of the facade over tensors of the CPU, or of tensors on a GPU.
+pub(crate) enum Engine {
+    Host(Box<dyn PerturbedArgmax>),
+    Device(Box<OnDevice>),
+}
+
+/// The arguments of a sampler.
+pub(crate) struct Options<'a> {
+    pub(crate) max_rows: usize,
+    pub(crate) variant: &'a str,
+    pub(crate) max_draws: u32,
+    pub(crate) max_logprobs: Option<u32>,
+    pub(crate) threads: Option<usize>,
+    pub(crate) backend: Option<&'a str>,
+    pub(crate) canonical: bool,
+}
+
+impl Options<'_> {
+    fn config(&self) -> PyResult<BackendConfig> {
+        let mut backend: Backend = parse("backend", self.backend.unwrap_or("cpu"))?;
+        match (&mut backend, self.threads) {
+            (_, None) => {}
+            (Backend::Cpu(options), threads) => options.threads = threads,
+            _ => return Err(invalid("threads", "threads must be None with a backend other than the CPU")),
+        }
+        let &Options { max_rows, max_draws, max_logprobs, canonical, .. } = self;
+        let plan = Plan { max_rows, max_draws, max_logprobs, canonical };
+        Ok(BackendConfig { backend, variant: parse("variant", self.variant)?, plan })
+    }
+}
+
+fn parse<T: FromStr<Err: Display>>(knob: &str, text: &str) -> PyResult<T> {
+    text.parse().map_err(|error: T::Err| invalid(knob, error.to_string()))
+}
+
+/// Loads NVIDIA's run-time compiler if it is in a package of Python.
+fn preload(py: Python<'_>) -> PyResult<()> {
+    py.import("flash_sampling._nvidia")?.call_method0("preload").map(drop)
+}
+
+impl Engine {
+    /// Builds the sampler of a head.
+    pub(crate) fn of_head(py: Python<'_>, head: &Head, options: &Options<'_>) -> PyResult<Engine> {
+        let config = options.config()?;
+        let place = head.parts.weight.place();
+        if place == Place::Host {
+            let owner = Owner(head.parts.clone());
+            return Engine::host(py, &config, || build_owned(owner, &config));
+        }
+        for (knob, is_set) in [("backend", options.backend.is_some()), ("threads", options.threads.is_some())] {
+            if is_set {
+                return Err(invalid(knob, format!("{knob} must be None for a head on {place}")));
+            }
+        }
+        if config.variant != VariantConfig::Tiled {
+            return Err(invalid(
+                "variant",
+                format!("variant is {}, but a head on {place} needs tiled", config.variant),
+            ));
+        }
+        preload(py)?;
+        let parts = head.parts.clone();
+        py.detach(|| OnDevice::new(parts, config.plan)).map(|sampler| Engine::Device(Box::new(sampler)))
+    }
+
+    /// Builds a sampler of existing logits.
+    pub(crate) fn of_logits(py: Python<'_>, vocab_size: usize, options: &Options<'_>) -> PyResult<Engine> {
+        let config = options.config()?;
+        Engine::host(py, &config, || build_from_logits(vocab_size, &config))
+    }
+
+    fn host<E: core::error::Error + Send>(
+        py: Python<'_>,
+        config: &BackendConfig,
+        build: impl FnOnce() -> Result<Box<dyn PerturbedArgmax>, E> + Send,
+    ) -> PyResult<Engine> {
+        if matches!(config.backend, Backend::Cuda { .. }) {
+            preload(py)?;
+        }
+        py.detach(build).map(Engine::Host).map_err(|error| failed(&error))
+    }
+
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        match self {
+            Engine::Host(sampler) => sampler.capabilities(),
+            Engine::Device(sampler) => sampler.capabilities(),
+        }
+    }
+
+    pub(crate) fn plan(&self) -> Plan {
+        match self {
+            Engine::Host(sampler) => sampler.plan(),
+            Engine::Device(sampler) => sampler.plan(),
+        }
+    }
+
+    pub(crate) fn vocab_size(&self) -> u32 {
+        match self {
+            Engine::Host(sampler) => sampler.shape().vocab_size,
+            Engine::Device(sampler) => sampler.vocab_size(),
+        }
+    }
+
+    /// Draws for the rows of a tensor; `what` is its name.
+    pub(crate) fn sample(
+        &mut self,
+        input: &Tensor,
+        what: &'static str,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> PyResult<()> {
+        let sampled = match self {
+            Engine::Host(sampler) => sampler.sample(input.matrix(what)?, rows, out),
+            Engine::Device(sampler) => sampler.sample(input, what, rows, out)?,
+        };
+        sampled.map_err(|error| match error {
+            SampleError::Hidden { .. } => invalid(what, error.to_string()),
+            SampleError::TooManyRows { rows, max_rows } => {
+                invalid("max_rows", format!("{what} has {rows} rows, but the sampler has max_rows={max_rows}"))
+            }
+            error => failed(&error),
+        })
+    }
+}
