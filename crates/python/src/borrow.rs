@@ -41,7 +41,7 @@ impl Tensor {
         };
         let typestr: String = get("typestr")?.extract()?;
         let (data, _): (usize, bool) = get("data")?.extract()?;
-        let shape: Vec<i64> = get("shape")?.extract()?;
+        let shape: Vec<usize> = get("shape")?.extract()?;
         let mut kind = typestr.chars().nth(1).unwrap_or(' ');
         let size = typestr.get(2..).and_then(|size| size.parse().ok()).unwrap_or(0);
         // The extension type of the package ml_dtypes, which JAX uses.
@@ -62,17 +62,17 @@ impl Tensor {
         }
         let strides = match interface.get_item("strides")?.filter(|strides| !strides.is_none()) {
             Some(bytes) => {
-                let bytes: Vec<i64> = bytes.extract()?;
+                let bytes: Vec<isize> = bytes.extract()?;
                 // Only views of structures have other strides.
-                if bytes.iter().any(|stride| stride % size as i64 != 0) {
+                if bytes.iter().any(|stride| stride % size as isize != 0) {
                     return Err(invalid(what, format!("{what} has strides within an element")));
                 }
-                bytes.iter().map(|stride| stride / size as i64).collect()
+                bytes.iter().map(|stride| stride / size as isize).collect()
             }
             None => dlpack::contiguous(&shape),
         };
         let owner = Box::new(object.clone().unbind());
-        Ok(Tensor::new(data as *const u8, Place::Host, kind, size, &shape, &strides, 0, owner))
+        Ok(Tensor { data: data as *const u8, place: Place::Host, kind, size, shape, strides, stream: 0, owner })
     }
 
     fn of_dlpack(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> {
@@ -118,7 +118,7 @@ impl Tensor {
             return Err(invalid(what, format!("{what} is on another device than its __dlpack_device__")));
         }
         let dlpack::Tensor { data, shape, strides, owner, .. } = tensor;
-        Ok(Tensor::new(data, place, kind, size.into(), &shape, &strides, stream, owner))
+        Ok(Tensor { data, place, kind, size: size.into(), shape, strides, stream, owner })
     }
 }
 

@@ -4,6 +4,7 @@ use crate::borrow::in_host_memory;
 use crate::error::{invalid, invalid_in_row, invalid_type};
 use crate::tensor::{Number, Tensor};
 use pyo3::prelude::*;
+use pyo3::types::{PyFloat, PyInt};
 
 /// A number for all rows, or one for each row.
 pub(crate) enum Column<T> {
@@ -22,13 +23,16 @@ impl<T: Copy> Column<T> {
 
 /// The numbers of an argument, for `rows` rows.
 fn numbers(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyResult<Column<Number>> {
+    // The common case; the attributes of tensors are slow to miss.
+    if object.is_exact_instance_of::<PyInt>() || object.is_exact_instance_of::<PyFloat>() {
+        return scalar(object, name).map(Column::Same);
+    }
     let column = match Tensor::try_borrow(&in_host_memory(object)?, name)? {
         Some(tensor) if tensor.shape().is_empty() => Column::Same(tensor.numbers(name)?[0]),
         Some(tensor) => Column::Each(tensor.numbers(name)?),
-        None => match (scalar(object, name), object.try_iter()) {
-            (Ok(number), _) => Column::Same(number),
-            (_, Ok(list)) => Column::Each(list.map(|item| scalar(&item?, name)).collect::<PyResult<_>>()?),
-            (Err(error), _) => return Err(error),
+        None => match object.try_iter() {
+            Ok(list) => Column::Each(list.map(|item| scalar(&item?, name)).collect::<PyResult<_>>()?),
+            Err(_) => Column::Same(scalar(object, name)?),
         },
     };
     match &column {

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 /// A sampler over a head in memory of a GPU.
 pub(crate) struct OnDevice {
-    /// Dropped before the memory of `_parts`, which it reads.
+    /// Dropped before the memory of `parts`, which it reads.
     sampler: DeviceSampler,
-    _parts: Arc<HeadParts>,
+    parts: Arc<HeadParts>,
 }
 
 impl OnDevice {
@@ -48,10 +48,10 @@ impl OnDevice {
             scale: parts.scale,
         };
         let vocab_size = as_u32("vocab_size", parts.vocab_size)?;
-        // SAFETY: weight and bias are tensors of this device, which `_parts` holds and drops after the sampler. `Tensor`
+        // SAFETY: weight and bias are tensors of this device, which `parts` holds and drops after the sampler. `Tensor`
         // checked their shapes. By the package's documentation, nothing writes to them during a call.
         let sampler = unsafe { DeviceSampler::new(head, vocab_size, plan, &device) };
-        Ok(OnDevice { sampler: sampler.map_err(|error| failed(&error))?, _parts: parts })
+        Ok(OnDevice { sampler: sampler.map_err(|error| failed(&error))?, parts })
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -78,7 +78,7 @@ impl OnDevice {
         out: &mut Samples,
     ) -> PyResult<Result<(), SampleError>> {
         let layout = hidden.layout(what)?;
-        if hidden.place() != self._parts.weight.place() {
+        if hidden.place() != self.parts.weight.place() {
             return Err(invalid(what, format!("{what} is on {}, but the head is not", hidden.place())));
         }
         let stream = stream(self.sampler.device(), hidden.stream());

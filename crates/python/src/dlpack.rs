@@ -99,9 +99,9 @@ pub(crate) struct Tensor {
     pub(crate) data: *const u8,
     pub(crate) device: Device,
     pub(crate) dtype: DataType,
-    pub(crate) shape: Vec<i64>,
+    pub(crate) shape: Vec<usize>,
     /// In elements.
-    pub(crate) strides: Vec<i64>,
+    pub(crate) strides: Vec<isize>,
     pub(crate) owner: Box<dyn Send + Sync>,
 }
 
@@ -151,16 +151,18 @@ unsafe fn read(tensor: &RawTensor, owner: Owner) -> Tensor {
         is_list.then(|| unsafe { core::slice::from_raw_parts(at, ndim) }.to_vec())
     };
     let shape = list(tensor.shape).unwrap_or_default();
-    let strides = list(tensor.strides).unwrap_or_else(|| contiguous(&shape));
+    let shape: Vec<usize> = shape.into_iter().map(|len| usize::try_from(len).unwrap_or(0)).collect();
+    let strides = list(tensor.strides).map(|strides| strides.into_iter().map(|stride| stride as isize).collect());
+    let strides = strides.unwrap_or_else(|| contiguous(&shape));
     let data = tensor.data.wrapping_add(tensor.byte_offset as usize);
     Tensor { data, device: tensor.device, dtype: tensor.dtype, shape, strides, owner: Box::new(owner) }
 }
 
 /// The strides of a contiguous tensor.
-pub(crate) fn contiguous(shape: &[i64]) -> Vec<i64> {
+pub(crate) fn contiguous(shape: &[usize]) -> Vec<isize> {
     let mut strides = vec![1; shape.len()];
     for at in (1..shape.len()).rev() {
-        strides[at - 1] = strides[at] * shape[at].max(1);
+        strides[at - 1] = strides[at] * shape[at].max(1) as isize;
     }
     strides
 }

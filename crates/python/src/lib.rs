@@ -12,6 +12,8 @@
 //!
 //! The folder `python` has the package's Python files and the stubs of this module.
 #![deny(unsafe_code)]
+// A test program, which `cargo test --lib` makes, would need Python's library.
+#![cfg(not(test))]
 
 mod borrow;
 mod column;

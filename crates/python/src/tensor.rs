@@ -40,42 +40,30 @@ pub(crate) enum Number {
 }
 
 /// A tensor that is borrowed from a Python object, which lives as long as the tensor.
+///
+/// Invariant: `data`, `kind`, `size`, `shape` and `strides` describe memory that `owner` keeps. By the package's
+/// documentation, nothing writes to the memory during a call.
 pub(crate) struct Tensor {
-    data: *const u8,
-    place: Place,
-    kind: Kind,
-    /// Bytes of an element.
-    size: usize,
-    shape: Vec<usize>,
+    pub(crate) data: *const u8,
+    pub(crate) place: Place,
+    pub(crate) kind: Kind,
+    /// Bytes of an element: 1 for `Bool`, 2 for `BFloat`, 2, 4 or 8 for `Float`, also 1 for integers.
+    pub(crate) size: usize,
+    pub(crate) shape: Vec<usize>,
     /// In elements.
-    strides: Vec<isize>,
+    pub(crate) strides: Vec<isize>,
     /// For memory of a GPU: the stream on which the tensor is ready.
-    stream: u64,
-    _owner: Box<dyn Send + Sync>,
+    pub(crate) stream: u64,
+    #[expect(dead_code, reason = "kept for its drop")]
+    pub(crate) owner: Box<dyn Send + Sync>,
 }
 
-// SAFETY: the tensor only reads the memory, which its owner keeps; callers write to it only between calls.
+// SAFETY: the invariant; a tensor only reads the memory.
 unsafe impl Send for Tensor {}
 // SAFETY: as above.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn new(
-        data: *const u8,
-        place: Place,
-        kind: Kind,
-        size: usize,
-        shape: &[i64],
-        strides: &[i64],
-        stream: u64,
-        owner: Box<dyn Send + Sync>,
-    ) -> Tensor {
-        let shape = shape.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect();
-        let strides = strides.iter().map(|&stride| stride as isize).collect();
-        Tensor { data, place, kind, size, shape, strides, stream, _owner: owner }
-    }
-
     pub(crate) fn place(&self) -> Place {
         self.place
     }
@@ -134,12 +122,17 @@ impl Tensor {
     /// Those of [`Tensor::layout`], and memory of a GPU.
     pub(crate) fn matrix(&self, what: &'static str) -> PyResult<Matrix<'_>> {
         let layout = self.layout(what)?;
-        if self.place != Place::Host {
-            return Err(invalid(what, format!("{what} is on {}, but must be on the CPU", self.place)));
-        }
+        self.check_host(what)?;
         let Layout { dtype, rows, cols, row_stride } = layout;
         let matrix = Matrix::from_bytes(self.rows_in_host_memory(&layout), dtype, rows, cols, row_stride);
         matrix.map_err(|error| invalid(what, error.to_string()))
+    }
+
+    fn check_host(&self, what: &str) -> PyResult<()> {
+        if self.place == Place::Host {
+            return Ok(());
+        }
+        Err(invalid(what, format!("{what} is on {}, but must be on the CPU", self.place)))
     }
 
     /// The bytes of a matrix in host memory, from the begin of the first row to the end of the last row.
@@ -152,8 +145,7 @@ impl Tensor {
         if elements == 0 || self.data.is_null() {
             return &[];
         }
-        // SAFETY: the owner keeps the memory. `layout` checked shape and strides, so the memory has these elements. By the
-        // package's documentation, nothing writes to it during a call.
+        // SAFETY: the invariant, in host memory; `layout` checked shape and strides, so the memory has these elements.
         unsafe { core::slice::from_raw_parts(self.data, elements * self.size) }
     }
 
@@ -169,31 +161,42 @@ impl Tensor {
             ([len], [stride]) => (*len, *stride),
             _ => return Err(invalid(what, format!("{what} has shape {:?}, but must have one dimension", self.shape))),
         };
-        debug_assert_eq!(self.place, Place::Host);
-        Ok((0..len as isize).map(|i| self.number(i * stride)).collect())
+        self.check_host(what)?;
+        // SAFETY: the offsets of elements, in host memory.
+        Ok((0..len as isize).map(|i| unsafe { self.number(i * stride) }).collect())
     }
 
-    /// The number at an offset in elements, of an element within the tensor.
-    fn number(&self, offset: isize) -> Number {
+    /// The number at an offset in elements.
+    ///
+    /// # Safety
+    /// * The offset is that of an element of the tensor.
+    /// * The memory is the host's.
+    unsafe fn number(&self, offset: isize) -> Number {
         /// The value at an address of any alignment.
-        fn at<T: Copy>(address: *const u8) -> T {
-            // SAFETY: the caller passes the address of an element of this size in host memory, which the owner keeps.
+        ///
+        /// # Safety
+        /// The address is that of a value of this type.
+        unsafe fn at<T: Copy>(address: *const u8) -> T {
+            // SAFETY: the contract.
             unsafe { address.cast::<T>().read_unaligned() }
         }
         let address = self.data.wrapping_offset(offset * self.size as isize);
-        match (self.kind, self.size) {
-            (Kind::Float, 2) => Number::Float(at::<f16>(address).to_f64()),
-            (Kind::Float, 4) => Number::Float(at::<f32>(address).into()),
-            (Kind::Float, _) => Number::Float(at(address)),
-            (Kind::BFloat, _) => Number::Float(at::<bf16>(address).to_f64()),
-            (Kind::Int, 1) => Number::Integer(at::<i8>(address).into()),
-            (Kind::Int, 2) => Number::Integer(at::<i16>(address).into()),
-            (Kind::Int, 4) => Number::Integer(at::<i32>(address).into()),
-            (Kind::Int, _) => Number::Integer(at::<i64>(address).into()),
-            (Kind::UInt | Kind::Bool, 1) => Number::Integer(at::<u8>(address).into()),
-            (Kind::UInt, 2) => Number::Integer(at::<u16>(address).into()),
-            (Kind::UInt, 4) => Number::Integer(at::<u32>(address).into()),
-            (Kind::UInt | Kind::Bool, _) => Number::Integer(at::<u64>(address).into()),
+        // SAFETY: by the contract and the invariant, an element of this kind and size is at the address.
+        unsafe {
+            match (self.kind, self.size) {
+                (Kind::Float, 2) => Number::Float(at::<f16>(address).to_f64()),
+                (Kind::Float, 4) => Number::Float(at::<f32>(address).into()),
+                (Kind::Float, _) => Number::Float(at(address)),
+                (Kind::BFloat, _) => Number::Float(at::<bf16>(address).to_f64()),
+                (Kind::Int, 1) => Number::Integer(at::<i8>(address).into()),
+                (Kind::Int, 2) => Number::Integer(at::<i16>(address).into()),
+                (Kind::Int, 4) => Number::Integer(at::<i32>(address).into()),
+                (Kind::Int, _) => Number::Integer(at::<i64>(address).into()),
+                (Kind::UInt | Kind::Bool, 1) => Number::Integer(at::<u8>(address).into()),
+                (Kind::UInt, 2) => Number::Integer(at::<u16>(address).into()),
+                (Kind::UInt, 4) => Number::Integer(at::<u32>(address).into()),
+                (Kind::UInt | Kind::Bool, _) => Number::Integer(at::<u64>(address).into()),
+            }
         }
     }
 
@@ -208,12 +211,13 @@ impl Tensor {
         if !matches!((self.kind, self.size), (Kind::Int | Kind::UInt, 4)) {
             return Err(invalid(what, format!("{what} must have words of int32 or uint32, 32 tokens each")));
         }
+        self.check_host(what)?;
         let step = *self.strides.last().unwrap_or(&1);
         let row_step = if self.shape.len() == 2 { self.strides[0] } else { 0 };
         let mut bitmap = Vec::with_capacity(rows * words);
         for row in 0..rows as isize {
             let word = |i: isize| self.data.wrapping_offset(4 * (row * row_step + i * step)).cast::<u32>();
-            // SAFETY: words of the tensor's shape in host memory, which the owner keeps.
+            // SAFETY: the invariant, in host memory; words of the tensor's shape.
             bitmap.extend((0..words as isize).map(|i| unsafe { word(i).read_unaligned() }));
         }
         Ok((words, bitmap))
