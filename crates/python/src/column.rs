@@ -85,18 +85,24 @@ pub(crate) fn integers<T: TryFrom<i128>>(
     })
 }
 
-/// A column of float32.
+/// A column of values that are rounded to float32.
+pub(crate) fn rounded(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyResult<Column<f32>> {
+    convert(object, name, rows, |number| Ok(as_f64(number) as f32))
+}
+
+/// A column of a knob in float32. No other value rounds to 0, which may turn the knob off.
 pub(crate) fn floats(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyResult<Column<f32>> {
-    convert(object, name, rows, |number| {
-        let value = match number {
-            Number::Integer(value) => value as f64,
-            Number::Float(value) => value,
-        };
-        match value as f32 {
-            0.0 if value != 0.0 => Err(format!("is {value:?}, which rounds to 0 as a float32")),
-            rounded => Ok(rounded),
-        }
+    convert(object, name, rows, |number| match (as_f64(number), as_f64(number) as f32) {
+        (value, 0.0) if value != 0.0 => Err(format!("is {value:?}, which rounds to 0 as a float32")),
+        (_, rounded) => Ok(rounded),
     })
+}
+
+fn as_f64(number: Number) -> f64 {
+    match number {
+        Number::Integer(value) => value as f64,
+        Number::Float(value) => value,
+    }
 }
 
 /// Integers of any number.

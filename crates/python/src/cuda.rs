@@ -4,7 +4,7 @@
 use crate::error::{failed, invalid};
 use crate::head::{Bias, HeadParts};
 use crate::tensor::{Layout, Place, Tensor};
-use flash_sampling::cuda::cudarc::driver::CudaStream;
+use flash_sampling::cuda::cudarc::driver::{CudaStream, result, sys};
 use flash_sampling::cuda::{Device, DeviceAddress, DeviceHead, DeviceMatrix, DeviceSampler};
 use flash_sampling::{Capabilities, Plan, RowParams, SampleError, Samples};
 use pyo3::prelude::*;
@@ -14,7 +14,33 @@ use std::sync::Arc;
 pub(crate) struct OnDevice {
     /// Dropped before the memory of `parts`, which it reads.
     sampler: DeviceSampler,
+    /// Set by the drop, and dropped after the sampler.
+    context: Option<ThreadContext>,
     parts: Arc<HeadParts>,
+}
+
+impl Drop for OnDevice {
+    fn drop(&mut self) {
+        self.context = ThreadContext::present();
+    }
+}
+
+/// The address of a thread's current context, which the drop makes current again. torch takes its current device from it.
+struct ThreadContext(usize);
+
+impl ThreadContext {
+    /// The context of this thread; the driver is loaded.
+    fn present() -> Option<ThreadContext> {
+        let context = result::ctx::get_current().ok()?;
+        Some(ThreadContext(context.map_or(0, |context| context as usize)))
+    }
+}
+
+impl Drop for ThreadContext {
+    fn drop(&mut self) {
+        // SAFETY: the context was current on this thread at the start of a call, or there was none.
+        let _ = unsafe { result::ctx::set_current(self.0 as sys::CUcontext) };
+    }
 }
 
 impl OnDevice {
@@ -24,6 +50,8 @@ impl OnDevice {
     /// Those of the GPU, the head and the plan.
     pub(crate) fn new(parts: Arc<HeadParts>, plan: Plan) -> PyResult<OnDevice> {
         let Place::Cuda(id) = parts.weight.place() else { return Err(invalid("head", "the head is not on a GPU")) };
+        Device::count().map_err(|error| failed(&error))?; // loads the driver
+        let _context = ThreadContext::present();
         let device = Device::new(usize::try_from(id).unwrap_or(0)).map_err(|error| failed(&error))?;
         let tokens = parts.vocab_size.saturating_sub(parts.first_token).min(parts.layout.rows);
         let as_u32 = |knob, value: usize| {
@@ -51,7 +79,7 @@ impl OnDevice {
         // SAFETY: weight and bias are tensors of this device, which `parts` holds and drops after the sampler. `Tensor`
         // checked their shapes. By the package's documentation, nothing writes to them during a call.
         let sampler = unsafe { DeviceSampler::new(head, vocab_size, plan, &device) };
-        Ok(OnDevice { sampler: sampler.map_err(|error| failed(&error))?, parts })
+        Ok(OnDevice { sampler: sampler.map_err(|error| failed(&error))?, context: None, parts })
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -81,6 +109,7 @@ impl OnDevice {
         if hidden.place() != self.parts.weight.place() {
             return Err(invalid(what, format!("{what} is on {}, but the head is not", hidden.place())));
         }
+        let _context = ThreadContext::present();
         let stream = stream(self.sampler.device(), hidden.stream());
         // SAFETY: the tensor is memory of this device, which `hidden` holds during the call. Its producer ordered the work
         // that writes it before later work on this stream. The stream is its caller's current stream, of this device,

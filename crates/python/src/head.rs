@@ -1,6 +1,6 @@
 //! The LM head: borrowed tensors, and the transforms of the model.
 
-use crate::column::floats;
+use crate::column::rounded;
 use crate::error::{failed, invalid};
 use crate::tensor::{Layout, Place, Tensor};
 use flash_sampling::{Head as FacadeHead, HeadError, HeadOwner, Matrix};
@@ -82,7 +82,7 @@ impl Head {
         let bias = match (bias, weight.place()) {
             (None, _) => Bias::None,
             (Some(bias), Place::Host) => {
-                let bias = floats(bias, "bias", layout.rows)?;
+                let bias = rounded(bias, "bias", layout.rows)?;
                 Bias::Host((0..layout.rows).map(|row| bias.get(row)).collect())
             }
             (Some(bias), place) => {

@@ -74,6 +74,18 @@ def test_devices_must_match(problem):
         Head(torch.tensor(problem.weight, device="cuda"), bias=numpy.zeros(1000, dtype=numpy.float32))
 
 
+def test_torchs_current_device_stays(problem):
+    last = torch.cuda.device_count() - 1
+    weight = torch.tensor(problem.weight, device=f"cuda:{last}")
+    torch.cuda.set_device(0)
+    sampler = Sampler(Head(weight))
+    tokens = sampler(torch.tensor(problem.hidden, device=weight.device), **problem.keys)
+    del sampler
+    assert torch.cuda.current_device() == 0 and tokens.device == weight.device
+    assert torch.zeros(1, device="cuda").device.index == 0
+    assert numpy.array_equal(tokens.cpu(), problem.argmax_with_noise())
+
+
 def test_the_head_keeps_the_memory(problem):
     weight = torch.tensor(problem.weight, device="cuda")
     sampler = Sampler(Head(weight))

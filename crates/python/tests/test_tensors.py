@@ -62,6 +62,12 @@ def test_parameters_of_torch_modules_need_no_detach(problem):
     assert tokens.tolist() == [7] * 4
 
 
+def test_a_bias_of_float64_is_rounded(problem):
+    bias = numpy.full(1000, 1e-60)
+    bias[7] = 1000
+    assert Sampler(Head(problem.weight, bias=bias))(problem.hidden, **problem.keys).tolist() == [7] * 4
+
+
 def test_a_head_keeps_the_weight_alive_and_a_sampler_keeps_the_head(problem, tensor):
     weight = tensor(problem.weight)
     head = Head(weight)
