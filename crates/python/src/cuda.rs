@@ -1,9 +1,11 @@
-//! Sampling over tensors on a GPU. A call waits for its results.
+//! Sampling over tensors on a GPU: calls that wait for their results, and calls whose parameters and tokens are tensors.
 #![allow(unsafe_code)]
 
 use crate::error::{failed, invalid};
 use crate::head::{Bias, HeadParts};
-use crate::tensor::{Layout, Place, Tensor};
+use crate::rows::Argument;
+use crate::tensor::{Kind, Layout, Place, Tensor};
+use flash_sampling::cuda::abi::{RowColumns, TokenColumns};
 use flash_sampling::cuda::cudarc::driver::{CudaStream, result, sys};
 use flash_sampling::cuda::{Device, DeviceAddress, DeviceHead, DeviceMatrix, DeviceSampler};
 use flash_sampling::{Capabilities, Plan, RowParams, SampleError, Samples};
@@ -115,6 +117,120 @@ impl OnDevice {
         // that writes it before later work on this stream. The stream is its caller's current stream, of this device,
         // and lives during the call; the driver refuses to wait for a stream that captures.
         Ok(unsafe { self.sampler.sample(&stream, &matrix(hidden, &layout), rows, out) })
+    }
+
+    /// Enqueues draws on the tensor's stream, and returns without waiting.
+    ///
+    /// # Errors
+    /// The hidden states are no matrix; those of the GPU.
+    pub(crate) fn enqueue(&mut self, hidden: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
+        let layout = hidden.layout(what)?;
+        let _context = ThreadContext::present();
+        let stream = stream(self.sampler.device(), hidden.stream());
+        let matrix = matrix(hidden, &layout);
+        // SAFETY: hidden states and `call` are tensors of this device, checked by `borrow`, whose memory their libraries
+        // keep for work that is enqueued before the tensors are freed on this stream. Calls of this value on several
+        // streams: by the package's documentation, the caller orders them. The stream lives as in `sample`.
+        unsafe { self.sampler.enqueue(&stream, &matrix, &call.columns, &call.out) }.map_err(|error| failed(&error))
+    }
+}
+
+/// The tensors of a call that does not wait.
+pub(crate) struct DeviceCall {
+    rows: usize,
+    place: Place,
+    columns: RowColumns,
+    out: TokenColumns,
+    /// The tensors, until their kernels are enqueued. Then their owners keep the memory for work on their stream.
+    held: Vec<Tensor>,
+}
+
+impl DeviceCall {
+    /// Borrows the tensors of a call with `rows` rows: temperature, top_p and min_p are the `floats`; out and statuses
+    /// are written.
+    ///
+    /// # Errors
+    /// A tensor that is not on the GPU, or has another shape or element type; its name is the knob.
+    pub(crate) fn borrow(
+        (rows, place): (usize, Place),
+        [seed, position]: [Argument<'_, '_>; 2],
+        [temperature, top_p, min_p]: [Argument<'_, '_>; 3],
+        [top_k, mask]: [Argument<'_, '_>; 2],
+        [out, statuses]: [Argument<'_, '_>; 2],
+    ) -> PyResult<DeviceCall> {
+        const INTEGERS: &[Kind] = &[Kind::Int, Kind::UInt];
+        let (columns, results) = (RowColumns::default(), TokenColumns::default());
+        let mut call = DeviceCall { rows, place, columns, out: results, held: Vec::new() };
+        call.columns.seed = call.column(seed, "seed", INTEGERS)?;
+        call.columns.position = call.column(position, "position", INTEGERS)?;
+        call.columns.temperature = call.column(temperature, "temperature", &[Kind::Float])?;
+        call.columns.top_p = call.column(top_p, "top_p", &[Kind::Float])?;
+        call.columns.min_p = call.column(min_p, "min_p", &[Kind::Float])?;
+        call.columns.top_k = call.column(top_k, "top_k", &[Kind::Int])?;
+        call.out.tokens = call.column(out, "out", &[Kind::Int])?;
+        call.out.statuses = call.column(statuses, "statuses", INTEGERS)?;
+        if let Some(mask) = mask {
+            call.mask(mask)?;
+        }
+        Ok(call)
+    }
+
+    fn tensor(&self, object: &Bound<'_, PyAny>, name: &'static str) -> PyResult<Tensor> {
+        let tensor = Tensor::borrow(object, name)?;
+        match tensor.place() == self.place {
+            true => Ok(tensor),
+            false => Err(invalid(name, format!("{name} is on {}, but must be on {}", tensor.place(), self.place))),
+        }
+    }
+
+    /// The address of a tensor `[rows]` of contiguous elements with the size of `T`.
+    fn column<T>(
+        &mut self,
+        object: Argument<'_, '_>,
+        name: &'static str,
+        kinds: &[Kind],
+    ) -> PyResult<DeviceAddress<T>> {
+        let Some(object) = object else { return Ok(DeviceAddress::NULL) };
+        let tensor = self.tensor(object, name)?;
+        let is_contiguous = self.rows < 2 || tensor.strides == [1];
+        if tensor.shape() != [self.rows]
+            || !is_contiguous
+            || tensor.size != size_of::<T>()
+            || !kinds.contains(&tensor.kind)
+        {
+            let (rows, bits) = (self.rows, 8 * size_of::<T>());
+            let kind = if kinds.contains(&Kind::Float) { "float" } else { "int" };
+            return Err(invalid(name, format!("{name} must have {rows} contiguous elements of {kind}{bits}")));
+        }
+        let address = DeviceAddress::new(tensor.address());
+        self.held.push(tensor);
+        Ok(address)
+    }
+
+    /// Masks `[rows, words]`, with contiguous words.
+    fn mask(&mut self, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        let tensor = self.tensor(object, "mask")?;
+        match (tensor.shape(), &tensor.strides[..]) {
+            (&[rows, words], &[stride, step])
+                if rows == self.rows
+                    && (step == 1 || words < 2)
+                    && (stride >= 0 || rows < 2)
+                    && tensor.size == 4
+                    && matches!(tensor.kind, Kind::Int | Kind::UInt) =>
+            {
+                let words = u32::try_from(words).map_err(|_| invalid("mask", "mask has 2^32 words or more"))?;
+                self.columns.mask = DeviceAddress::new(tensor.address());
+                (self.columns.mask_words, self.columns.mask_stride) = (words, stride.max(0) as u64);
+            }
+            (shape, _) => {
+                let rows = self.rows;
+                let text =
+                    format!("mask has shape {shape:?}, but must be [{rows}, words] of int32 with contiguous words");
+                return Err(invalid("mask", text));
+            }
+        }
+        self.held.push(tensor);
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The facade's sampler behind a `Sampler` of Python, and its construction.
 
-use crate::cuda::OnDevice;
+use crate::cuda::{DeviceCall, OnDevice};
 use crate::error::{failed, invalid};
 use crate::head::{Head, Owner};
 use crate::tensor::{Place, Tensor};
@@ -112,6 +112,14 @@ impl Engine {
         match self {
             Engine::Host(sampler) => sampler.shape().vocab_size,
             Engine::Device(sampler) => sampler.vocab_size(),
+        }
+    }
+
+    /// Enqueues draws for the rows of a tensor on a GPU; `what` is its name.
+    pub(crate) fn enqueue(&mut self, input: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
+        match self {
+            Engine::Device(sampler) => sampler.enqueue(input, what, call),
+            Engine::Host(_) => Err(invalid(what, format!("{what} must be on a GPU, with a head on the same GPU"))),
         }
     }
 

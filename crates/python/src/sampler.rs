@@ -1,5 +1,6 @@
 //! The sampler over tensors.
 
+use crate::cuda::DeviceCall;
 use crate::engine::{Engine, Options};
 use crate::error::{invalid, of_rows};
 use crate::head::Head;
@@ -166,6 +167,48 @@ impl Sampler {
         let (tokens, errors) = self.draw(py, &tensor, columns.params(), token)?;
         let tokens = deliver(py, input, tokens.as_flattened(), "int64", out)?;
         if errors.is_empty() { Ok(tokens) } else { Err(of_rows(py, &errors, tokens)) }
+    }
+
+    /// Draws one token for each row on a GPU, without waiting: parameters and tokens are tensors on the GPU of the head.
+    ///
+    /// hidden: [rows, hidden] in bfloat16, float16 or float32.
+    /// out: [rows] int64, which gets the tokens when the work on the current stream has run; -1 for a row that failed.
+    /// seed, position: [rows] int64.
+    /// temperature, top_p, min_p: [rows] float32. top_k: [rows] int32, at most 1024 where it is not off.
+    /// mask: [rows, words] int32.
+    /// statuses: [rows] int32, which gets 0 for a drawn token; 6 for a row whose filters need a call that waits; 7 for an
+    ///     invalid parameter; 1, 2, 3 for a row without finite logits, with NaN, or with +inf.
+    ///
+    /// A torch.cuda.graph can capture the call, after a first call with the same parameters. Calls of one sampler on
+    /// several streams must be ordered by the caller.
+    ///
+    /// Returns out.
+    #[pyo3(signature = (hidden, out, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,
+        statuses=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn enqueue<'py>(
+        &self,
+        py: Python<'py>,
+        hidden: &Bound<'py, PyAny>,
+        out: &Bound<'py, PyAny>,
+        seed: &Bound<'py, PyAny>,
+        position: &Bound<'py, PyAny>,
+        temperature: Option<&Bound<'py, PyAny>>,
+        top_k: Option<&Bound<'py, PyAny>>,
+        top_p: Option<&Bound<'py, PyAny>>,
+        min_p: Option<&Bound<'py, PyAny>>,
+        mask: Option<&Bound<'py, PyAny>>,
+        statuses: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (tensor, rows) = self.borrow(hidden)?;
+        let keys = [Some(seed), Some(position)];
+        let floats = [temperature, top_p, min_p];
+        let call = DeviceCall::borrow((rows, self.place), keys, floats, [top_k, mask], [Some(out), statuses])?;
+        py.detach(|| {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.0.enqueue(&tensor, self.input, &call)
+        })?;
+        Ok(out.clone())
     }
 
     /// Draws with the parameters of requests, and returns all results.

@@ -108,3 +108,53 @@ def test_cupy_arrays(problem):
     cupy = library("cupy")
     tokens = Sampler(Head(cupy.asarray(problem.weight)))(cupy.asarray(problem.hidden), **problem.keys)
     assert isinstance(tokens, cupy.ndarray) and numpy.array_equal(tokens.get(), problem.argmax_with_noise())
+
+
+def test_a_call_that_does_not_wait_draws_the_same_tokens(problem):
+    sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")))
+    hidden = torch.tensor(problem.hidden, device="cuda")
+    params = {
+        "seed": torch.tensor(problem.seeds, dtype=torch.int64),
+        "position": torch.tensor(problem.positions, dtype=torch.int64),
+        "temperature": torch.tensor([0.5, 1.0, 2.0, 0.0]),
+        "top_k": torch.tensor([0, 10, -1, 3], dtype=torch.int32),
+        "top_p": torch.tensor([1.0, 1.0, 0.7, 0.5]),
+        "mask": torch.full((4, 32), -2, dtype=torch.int32),
+    }
+    on_gpu = {name: value.cuda() for name, value in params.items()}
+    want = sampler(hidden, **on_gpu)
+    out, statuses = (torch.full((4,), 99, dtype=kind, device="cuda") for kind in (torch.int64, torch.int32))
+    assert sampler.enqueue(hidden, out, statuses=statuses, **on_gpu) is out
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        sampler.enqueue(hidden, out, statuses=statuses, **on_gpu)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(out, want) and statuses.tolist() == [0, 0, 0, 0]
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sampler.enqueue(hidden, out, statuses=statuses, **on_gpu)
+    on_gpu["position"] += 7
+    on_gpu["temperature"][1] = float("nan")
+    graph.replay()
+    on_gpu["temperature"][1] = 1
+    want = sampler(hidden, **on_gpu)
+    assert out.tolist() == [want[0], -1, want[2], want[3]] and statuses.tolist()[1] & 255 == 7
+
+
+def test_tensors_of_a_call_that_does_not_wait_are_checked(problem):
+    sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")))
+    hidden = torch.tensor(problem.hidden, device="cuda")
+    keys = {name: torch.tensor(values, dtype=torch.int64, device="cuda") for name, values in problem.keys.items()}
+    out = torch.empty(4, dtype=torch.int64, device="cuda")
+    for name, value, fault in [
+        ("temperature", torch.ones(4, dtype=torch.float64, device="cuda"), "4 contiguous elements of float32"),
+        ("top_k", torch.ones(3, dtype=torch.int32, device="cuda"), "4 contiguous elements of int32"),
+        ("top_p", torch.ones(4), "top_p is on the CPU, but must be on cuda:0"),
+        ("mask", torch.ones((4, 32), dtype=torch.int64, device="cuda"), r"must be \[4, words\] of int32"),
+    ]:
+        with pytest.raises(FlashSamplingError, match=fault) as error:
+            sampler.enqueue(hidden, out, **{**keys, name: value})
+        assert error.value.knob == name

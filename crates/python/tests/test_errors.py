@@ -181,3 +181,12 @@ def test_unsupported_knobs_are_refused_by_name(problem):
     online = Sampler(Head(problem.weight), variant="online:64")
     assert not online.is_pathwise
     fails(lambda: online(problem.hidden, top_k=3, **problem.keys), "row 0: top_k is not supported", 0, "top_k")
+
+
+def test_calls_that_do_not_wait_need_a_gpu(problem):
+    sampler, out = Sampler(Head(problem.weight)), numpy.zeros(4, dtype=numpy.int64)
+    keys = {name: numpy.array(values, dtype=numpy.int64) for name, values in problem.keys.items()}
+    with pytest.raises(FlashSamplingError, match="hidden must be on a GPU"):
+        sampler.enqueue(problem.hidden, out, **keys)
+    with pytest.raises(FlashSamplingError, match="out must have 4 contiguous elements of int64"):
+        sampler.enqueue(problem.hidden, out[:3], **keys)

@@ -212,6 +212,22 @@ class Sampler:
     ) -> Any:
         """Draws one token for each row: [rows] int64."""
 
+    def enqueue(
+        self,
+        hidden: _Tensor,
+        out: _Tensor,
+        *,
+        seed: _Tensor,
+        position: _Tensor,
+        temperature: _Tensor | None = None,
+        top_k: _Tensor | None = None,
+        top_p: _Tensor | None = None,
+        min_p: _Tensor | None = None,
+        mask: _Tensor | None = None,
+        statuses: _Tensor | None = None,
+    ) -> Any:
+        """Draws one token for each row on a GPU, without waiting: [rows] int64, in out."""
+
     def sample(
         self,
         input: _Tensor,

@@ -19,6 +19,15 @@ __all__ = ["operator"]
 # Operators take no objects of Python, so a number stands for a sampler.
 _NUMBERS = itertools.count()
 _SAMPLERS: "weakref.WeakValueDictionary[int, Sampler]" = weakref.WeakValueDictionary()
+_TYPES = {
+    "seed": torch.int64,
+    "position": torch.int64,
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "mask": torch.int32,
+}
 
 
 @torch.library.custom_op("flash_sampling::sample", mutates_args=())
@@ -34,7 +43,13 @@ def _sample(
     mask: Tensor | None = None,
 ) -> Tensor:
     knobs = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "mask": mask}
-    return _SAMPLERS[sampler](hidden, seed=seed, position=position, **knobs)
+    if not hidden.is_cuda:
+        return _SAMPLERS[sampler](hidden, seed=seed, position=position, **knobs)
+    # Conversions on the GPU, which do not wait.
+    given = {"seed": seed, "position": position, **knobs}
+    columns = {name: value.to(_TYPES[name]).contiguous() for name, value in given.items() if value is not None}
+    tokens = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)
+    return _SAMPLERS[sampler].enqueue(hidden, tokens, **columns)
 
 
 @_sample.register_fake
@@ -47,7 +62,8 @@ def operator(sampler: Sampler) -> Callable[..., Tensor]:
 
     Its arguments are ``(hidden, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None)``,
     with tensors [rows] as parameters. It returns the tokens, [rows] int64, on the device of ``hidden``. The function keeps
-    the sampler alive; a compiled program alone does not.
+    the sampler alive; a compiled program alone does not. On a GPU, parameters are on the GPU, the operator does not wait,
+    and a row that fails has token -1.
     """
     number = next(_NUMBERS)
     _SAMPLERS[number] = sampler
