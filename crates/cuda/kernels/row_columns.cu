@@ -189,7 +189,7 @@ struct RowEncoding {
         const float t = temperature(), r = repetition();
         if (position() >> 56) return Parameter::Position;
         if (!(t >= 0.0f && is_finite(t)) || (t > 0.0f && !is_finite(div_rn(1.0f, t)))) return Parameter::Temperature;
-        if (top_k() > TOP_K_MAX) return Parameter::TopK;
+        if (t > 0.0f && top_k() > TOP_K_MAX) return Parameter::TopK;
         if (!(top_p() > 0.0f && top_p() <= 1.0f)) return Parameter::TopP;
         if (!(min_p() >= 0.0f && min_p() <= 1.0f)) return Parameter::MinP;
         if (!(r > 0.0f && is_finite(r))) return Parameter::RepetitionPenalty;
@@ -233,6 +233,8 @@ struct RowEncoding {
                 if (chunk < chunks) shared.before[chunk] = before + sum - own;
                 before += __shfl_sync(0xffffffffu, sum, 31);
             }
+            // All lanes have read the earlier members.
+            __syncwarp();
             if (threadIdx.x == 0) shared.members = before;
         }
         __syncthreads();
@@ -318,9 +320,8 @@ struct RowEncoding {
                                columns.prompt.tokens || columns.output.tokens;
         for (u32 window = 0; has_lists && window < call.tokens && !shared.invalid && shared.members <= call.capacity; window += WINDOW)
             add_window(window);
-        if (threadIdx.x == 0 && !shared.invalid && shared.members > call.capacity) shared.invalid = static_cast<u32>(Parameter::Lists);
-        __syncthreads();
-        const u32 invalid = shared.invalid, biases = has_lists && !invalid ? complete() : 0;
+        const u32 beyond = shared.members > call.capacity ? static_cast<u32>(Parameter::Lists) : 0;
+        const u32 invalid = shared.invalid ? shared.invalid : beyond, biases = has_lists && !invalid ? complete() : 0;
         if (threadIdx.x) return;
         const float t = temperature();
         const bool greedy = t == 0.0f || invalid;

@@ -74,8 +74,13 @@ int main() {
     call.rows = encoded.data(), call.filters = filters.data(), call.invalid = invalid.data();
     call.lists = biases.data(), call.counts = counts.data();
     for (const bool is_backwards : {true, false}) {
+        const auto earlier = biases;
+        const auto earlier_rows = encoded;
         emulator::is_backwards = is_backwards;
         emulator::launch(count, 1, THREADS, [&] { encode_rows(call); });
+        // The order of threads does not matter.
+        if (!is_backwards && (memcmp(earlier.data(), biases.data(), biases.size() * sizeof(LogitBias)) ||
+                              memcmp(earlier_rows.data(), encoded.data(), count * sizeof(Row)))) abort();
     }
     for (u32 i = 0; i < count; ++i) {
         const Row& row = encoded[i];

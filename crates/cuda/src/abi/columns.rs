@@ -35,7 +35,8 @@ pub struct RowColumns {
     pub position: DeviceAddress<u64>,
     /// Temperatures; 0 = greedy; default 1.
     pub temperature: DeviceAddress<f32>,
-    /// At most [`TOP_K_MAX`](crate::abi::TOP_K_MAX). 0, negative numbers and numbers from the vocabulary's size on = off.
+    /// At most [`TOP_K_MAX`](crate::abi::TOP_K_MAX), except in greedy rows. 0, negative numbers and numbers from the
+    /// vocabulary's size on = off.
     pub top_k: DeviceAddress<i32>,
     /// Above 0 and at most 1; 1 = off.
     pub top_p: DeviceAddress<f32>,

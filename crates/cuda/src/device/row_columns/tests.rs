@@ -1,5 +1,5 @@
 use super::*;
-use crate::abi::{PENALISED, Penalty, TokenLists, invalid_parameter, status};
+use crate::abi::{PENALISED, Penalty, TOP_K_MAX, TokenLists, invalid_parameter, status};
 use crate::emulated;
 use crate::sampler::row_encoder::RowEncoder;
 use flash_sampling_core::backend::{Adjustment, Adjustments};
@@ -279,6 +279,8 @@ fn entries(noise: &Noise, vocab_size: u32) -> Vec<Entry> {
                 15 => entry.bias = vec![(3, f32::INFINITY)],
                 16 => params.position = 1 << 56,
                 17 => params.top_k = vocab_size,
+                // A greedy row has no top-k, so none is too large.
+                18 | 20 => params.top_k = TOP_K_MAX + 1,
                 _ => {}
             }
             entry
