@@ -122,6 +122,8 @@ impl DeviceSampler {
     /// number of distinct adjusted tokens of a row: biased, banned, banned as stop tokens, and penalised. A row takes 20
     /// bytes for each. Calls with filters store the logits of up to 256 rows.
     ///
+    /// A larger `max_listed` than before replaces memory, so graphs that captured earlier calls must not run again.
+    ///
     /// # Errors
     /// [`CudaError::Layout`]: the head has no rows. [`CudaError::TooLarge`], [`CudaError::Driver`],
     /// [`CudaError::Compile`].
@@ -152,8 +154,9 @@ impl DeviceSampler {
     ///   Arrays have one element for each row, or for each entry that the index names. Each list lies within its tokens.
     ///   Only work before or after the call on `stream` writes to the memory that the kernels read.
     /// * Calls of this value follow each other: on one stream, or ordered by events.
-    /// * This value outlives the kernels, and every launch of a graph that captured them. It is not dropped while a
-    ///   stream of the context captures.
+    /// * Until the kernels have run, also in every launch of a graph that captured them, this value is neither dropped
+    ///   nor converted, and [`DeviceSampler::prepare_enqueue`] plans no larger number of adjusted tokens. Each of these
+    ///   frees memory of the kernels, and none happens while a stream of the context captures.
     pub unsafe fn enqueue(
         &mut self,
         stream: &CudaStream,
