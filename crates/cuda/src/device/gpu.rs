@@ -141,6 +141,8 @@ impl Device {
             Some(module) => module.clone(),
             None => modules.entry(key).or_insert(self.module(kernel, instance)?).clone(),
         };
+        // A thread may have no current context; only the load of a module binds one.
+        self.context.bind_to_thread().map_err(CudaError::driver("load a kernel"))?;
         Kernel::load(&module, entry)
     }
 
