@@ -60,8 +60,11 @@ impl Input {
         self.0.extend(values.into_iter().flatten());
     }
 
-    /// Lists in CSR form, each with further ids.
+    /// Lists in CSR form, each with further ids; absent if all are empty.
     fn lists<'a>(&mut self, lists: impl Iterator<Item = &'a [u32]> + Clone, ids: &'a [u32]) {
+        if lists.clone().all(<[u32]>::is_empty) {
+            return self.words(&[0; 4]);
+        }
         let padded = |list: &'a [u32]| list.iter().chain(ids).copied();
         let ends: Vec<i64> = lists
             .clone()
@@ -138,8 +141,12 @@ impl EncodedCall<'_> {
         input.lists(tokens.iter().map(Vec::as_slice), &UNKNOWN);
         let values = |entry: &Entry| entry.bias.iter().map(|bias| bias.1).chain([0.0; 2]).collect::<Vec<_>>();
         let values: Vec<f32> = entries.iter().flat_map(values).collect();
-        input.words(&[values.len() as u32]);
-        input.array(values.iter().map(|value| value.to_le_bytes()));
+        if entries.iter().all(|entry| entry.bias.is_empty()) {
+            input.words(&[0; 2]);
+        } else {
+            input.words(&[values.len() as u32]);
+            input.array(values.iter().map(|value| value.to_le_bytes()));
+        }
         input.lists(entries.iter().map(|entry| entry.banned.as_slice()), &UNKNOWN);
         input.lists(entries.iter().map(|entry| entry.stops.as_slice()), &UNKNOWN);
         input.lists(entries.iter().map(|entry| entry.prompt.as_slice()), &UNKNOWN);
@@ -298,9 +305,16 @@ fn rows_of_arrays_are_those_of_the_host() {
     for (tokens, vocab_size, capacity) in
         [(0..1200, 1200, 128), (300..777, 1200, 128), (0..5000, 5000, 20), (0..400_000, 400_000, 128), (0..40, 41, 0)]
     {
-        let entries = entries(&noise, vocab_size);
-        invalid += EncodedCall { entries: &entries, index: &index, tokens, vocab_size, capacity }.check(&program);
+        let mut entries = entries(&noise, vocab_size);
+        // Without an array of biases, subtractions alone are biases.
+        for has_biases in [true, false] {
+            if !has_biases {
+                entries.iter_mut().for_each(|entry| entry.bias.clear());
+            }
+            let (entries, index, tokens) = (&entries, &index, tokens.clone());
+            invalid += EncodedCall { entries, index, tokens, vocab_size, capacity }.check(&program);
+        }
     }
-    assert!(invalid > 60, "{invalid}");
+    assert!(invalid > 120, "{invalid}");
     assert_eq!(invalid_parameter(status::PARAMETERS | 3 << 8), Some(Knob::TopK));
 }
