@@ -40,7 +40,7 @@ impl Tensor {
             interface.get_item(key)?.ok_or_else(|| PyTypeError::new_err(format!("{what} has no {key}")))
         };
         let typestr: String = get("typestr")?.extract()?;
-        let (data, _): (usize, bool) = get("data")?.extract()?;
+        let (data, is_read_only): (usize, bool) = get("data")?.extract()?;
         let shape: Vec<usize> = get("shape")?.extract()?;
         let mut kind = typestr.chars().nth(1).unwrap_or(' ');
         let size = typestr.get(2..).and_then(|size| size.parse().ok()).unwrap_or(0);
@@ -72,7 +72,8 @@ impl Tensor {
             None => dlpack::contiguous(&shape),
         };
         let owner = Box::new(object.clone().unbind());
-        Ok(Tensor { data: data as *const u8, place: Place::Host, kind, size, shape, strides, stream: 0, owner })
+        let (data, place, stream) = (data as *const u8, Place::Host, 0);
+        Ok(Tensor { data, place, kind, size, shape, strides, is_read_only, stream, owner })
     }
 
     fn of_dlpack(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> {
@@ -117,8 +118,8 @@ impl Tensor {
         if (tensor.device.kind, tensor.device.id) != (device, id) {
             return Err(invalid(what, format!("{what} is on another device than its __dlpack_device__")));
         }
-        let dlpack::Tensor { data, shape, strides, owner, .. } = tensor;
-        Ok(Tensor { data, place, kind, size: size.into(), shape, strides, stream, owner })
+        let dlpack::Tensor { data, shape, strides, is_read_only, owner, .. } = tensor;
+        Ok(Tensor { data, place, kind, size: size.into(), shape, strides, is_read_only, stream, owner })
     }
 }
 

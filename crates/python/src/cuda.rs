@@ -139,6 +139,8 @@ impl OnDevice {
 pub(crate) struct DeviceCall {
     rows: usize,
     place: Place,
+    /// The stream of the hidden states.
+    stream: u64,
     columns: RowColumns,
     out: TokenColumns,
     /// The tensors, until their kernels are enqueued. Then their owners keep the memory for work on their stream.
@@ -146,13 +148,13 @@ pub(crate) struct DeviceCall {
 }
 
 impl DeviceCall {
-    /// Borrows the tensors of a call with `rows` rows: temperature, top_p and min_p are the `floats`; out and statuses
+    /// Borrows the tensors of a call for hidden states with `rows` rows: temperature, top_p and min_p are the `floats`; out and statuses
     /// are written.
     ///
     /// # Errors
     /// A tensor that is not on the GPU, or has another shape or element type; its name is the knob.
     pub(crate) fn borrow(
-        (rows, place): (usize, Place),
+        (rows, hidden): (usize, &Tensor),
         [seed, position]: [Argument<'_, '_>; 2],
         [temperature, top_p, min_p]: [Argument<'_, '_>; 3],
         [top_k, mask]: [Argument<'_, '_>; 2],
@@ -160,7 +162,8 @@ impl DeviceCall {
     ) -> PyResult<DeviceCall> {
         const INTEGERS: &[Kind] = &[Kind::Int, Kind::UInt];
         let (columns, results) = (RowColumns::default(), TokenColumns::default());
-        let mut call = DeviceCall { rows, place, columns, out: results, held: Vec::new() };
+        let (place, stream) = (hidden.place(), hidden.stream());
+        let mut call = DeviceCall { rows, place, stream, columns, out: results, held: Vec::new() };
         call.columns.seed = call.column(seed, "seed", INTEGERS)?;
         call.columns.position = call.column(position, "position", INTEGERS)?;
         call.columns.temperature = call.column(temperature, "temperature", &[Kind::Float])?;
@@ -177,9 +180,12 @@ impl DeviceCall {
 
     fn tensor(&self, object: &Bound<'_, PyAny>, name: &'static str) -> PyResult<Tensor> {
         let tensor = Tensor::borrow(object, name)?;
-        match tensor.place() == self.place {
+        if tensor.place() != self.place {
+            return Err(invalid(name, format!("{name} is on {}, but must be on {}", tensor.place(), self.place)));
+        }
+        match tensor.stream() == self.stream {
             true => Ok(tensor),
-            false => Err(invalid(name, format!("{name} is on {}, but must be on {}", tensor.place(), self.place))),
+            false => Err(invalid(name, format!("{name} is ready on another stream than the hidden states"))),
         }
     }
 
@@ -202,6 +208,9 @@ impl DeviceCall {
             let kind = if kinds.contains(&Kind::Float) { "float" } else { "int" };
             return Err(invalid(name, format!("{name} must have {rows} contiguous elements of {kind}{bits}")));
         }
+        if tensor.is_read_only && ["out", "statuses"].contains(&name) {
+            return Err(invalid(name, format!("{name} is read-only")));
+        }
         let address = DeviceAddress::new(tensor.address());
         self.held.push(tensor);
         Ok(address)
@@ -213,6 +222,7 @@ impl DeviceCall {
         match (tensor.shape(), &tensor.strides[..]) {
             (&[rows, words], &[stride, step])
                 if rows == self.rows
+                    && words > 0
                     && (step == 1 || words < 2)
                     && (stride >= 0 || rows < 2)
                     && tensor.size == 4

@@ -102,6 +102,7 @@ pub(crate) struct Tensor {
     pub(crate) shape: Vec<usize>,
     /// In elements.
     pub(crate) strides: Vec<isize>,
+    pub(crate) is_read_only: bool,
     pub(crate) owner: Box<dyn Send + Sync>,
 }
 
@@ -120,7 +121,10 @@ pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Tensor> {
             return Err(PyBufferError::new_err(format!("DLPack {major} is not supported: 1 is")));
         }
         // SAFETY: the producer's tensor is valid until its deleter is called, which `owner` does.
-        Ok(unsafe { read(&managed.as_ref().tensor, owner) })
+        let tensor = unsafe { read(&managed.as_ref().tensor, owner) };
+        // SAFETY: as above; `tensor` has the owner.
+        let is_read_only = unsafe { managed.as_ref() }.flags & 1 == 1;
+        Ok(Tensor { is_read_only, ..tensor })
     } else {
         let managed: NonNull<Managed> = rename(capsule, c"dltensor", c"used_dltensor")?;
         let owner = Owner::Plain(managed);
@@ -155,7 +159,8 @@ unsafe fn read(tensor: &RawTensor, owner: Owner) -> Tensor {
     let strides = list(tensor.strides).map(|strides| strides.into_iter().map(|stride| stride as isize).collect());
     let strides = strides.unwrap_or_else(|| contiguous(&shape));
     let data = tensor.data.wrapping_add(tensor.byte_offset as usize);
-    Tensor { data, device: tensor.device, dtype: tensor.dtype, shape, strides, owner: Box::new(owner) }
+    let (device, dtype, owner) = (tensor.device, tensor.dtype, Box::new(owner));
+    Tensor { data, device, dtype, shape, strides, is_read_only: false, owner }
 }
 
 /// The strides of a contiguous tensor.

@@ -179,8 +179,8 @@ impl Sampler {
     /// statuses: [rows] int32, which gets 0 for a drawn token; 6 for a row whose filters need a call that waits; 7 for an
     ///     invalid parameter; 1, 2, 3 for a row without finite logits, with NaN, or with +inf.
     ///
-    /// A torch.cuda.graph can capture the call, after a first call with the same parameters. Calls of one sampler on
-    /// several streams must be ordered by the caller.
+    /// A torch.cuda.graph can capture the call, after a first call with the same parameters; the sampler and all tensors
+    /// must outlive the graph. Calls of one sampler on several streams must be ordered by the caller.
     ///
     /// Returns out.
     #[pyo3(signature = (hidden, out, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,
@@ -203,7 +203,7 @@ impl Sampler {
         let (tensor, rows) = self.borrow(hidden)?;
         let keys = [Some(seed), Some(position)];
         let floats = [temperature, top_p, min_p];
-        let call = DeviceCall::borrow((rows, self.place), keys, floats, [top_k, mask], [Some(out), statuses])?;
+        let call = DeviceCall::borrow((rows, &tensor), keys, floats, [top_k, mask], [Some(out), statuses])?;
         py.detach(|| {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.0.enqueue(&tensor, self.input, &call)

@@ -52,6 +52,7 @@ pub(crate) struct Tensor {
     pub(crate) shape: Vec<usize>,
     /// In elements.
     pub(crate) strides: Vec<isize>,
+    pub(crate) is_read_only: bool,
     /// For memory of a GPU: the stream on which the tensor is ready.
     pub(crate) stream: u64,
     #[expect(dead_code, reason = "kept for its drop")]
@@ -141,7 +142,8 @@ impl Tensor {
     /// If the memory is a GPU's.
     pub(crate) fn rows_in_host_memory(&self, layout: &Layout) -> &[u8] {
         assert_eq!(self.place, Place::Host);
-        let elements = if layout.rows == 0 { 0 } else { (layout.rows - 1) * layout.row_stride + layout.cols };
+        let elements =
+            if layout.rows == 0 || layout.cols == 0 { 0 } else { (layout.rows - 1) * layout.row_stride + layout.cols };
         if elements == 0 || self.data.is_null() {
             return &[];
         }

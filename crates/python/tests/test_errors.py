@@ -190,3 +190,8 @@ def test_calls_that_do_not_wait_need_a_gpu(problem):
         sampler.enqueue(problem.hidden, out, **keys)
     with pytest.raises(FlashSamplingError, match="out must have 4 contiguous elements of int64"):
         sampler.enqueue(problem.hidden, out[:3], **keys)
+    out.flags.writeable = False
+    with pytest.raises(FlashSamplingError, match="out is read-only"):
+        sampler.enqueue(problem.hidden, out, **keys)
+    with pytest.raises(FlashSamplingError, match=r"must be \[4, words\] of int32"):
+        sampler.enqueue(problem.hidden, out, mask=numpy.zeros((4, 0), dtype=numpy.int32), **keys)

@@ -49,5 +49,5 @@ def current_stream(tensor) -> int:
     if torch is not None and isinstance(tensor, torch.Tensor):
         return torch.cuda.current_stream(tensor.device).cuda_stream
     if type(tensor).__module__.partition(".")[0] == "cupy":
-        return sys.modules["cupy"].cuda.get_current_stream().ptr
+        return sys.modules["cupy"].cuda.get_current_stream(tensor.device.id).ptr
     return 0
