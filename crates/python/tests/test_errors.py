@@ -193,5 +193,6 @@ def test_calls_that_do_not_wait_need_a_gpu(problem):
     out.flags.writeable = False
     with pytest.raises(FlashSamplingError, match="out is read-only"):
         sampler.enqueue(problem.hidden, out, **keys)
+    out.flags.writeable = True
     with pytest.raises(FlashSamplingError, match=r"must be \[4, words\] of int32"):
         sampler.enqueue(problem.hidden, out, mask=numpy.zeros((4, 0), dtype=numpy.int32), **keys)
