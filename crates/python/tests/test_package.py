@@ -42,10 +42,15 @@ def test_everything_public_has_a_docstring():
             assert member.startswith("_") or getattr(thing, member).__doc__ or name in ("Draw", "RowSample", "Kept"), member
 
 
+def scripts():
+    """The scripts of the README."""
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    return [part.partition("```")[0] for part in text.split("```python\n")[1:]]
+
+
 def test_the_script_of_the_readme_runs():
     library("torch")
-    text = (Path(__file__).parents[1] / "README.md").read_text()
-    [script] = [part.partition("```")[0] for part in text.split("```python\n")[1:]]
+    script = scripts()[0]
     assert len(script.splitlines()) == 12
     assert run(script).startswith("tensor(")
 

@@ -2,7 +2,8 @@
 
 Noise is a pure function of (seed, position, draw, token): a row draws the same token in any batch. Tensors are borrowed,
 never copied: any object with ``__dlpack__`` (torch, JAX, CuPy) or an array of numpy. Nothing may write to a tensor during
-a call. ``flash_sampling.torch`` has an operator for ``torch.compile``.
+a call. ``flash_sampling.torch`` has an operator for ``torch.compile``, and ``flash_sampling.hf`` a function for
+``model.generate`` of transformers.
 """
 
 from __future__ import annotations
