@@ -1,9 +1,9 @@
 """Exact token sampling fused into the LM-head matmul.
 
-Noise is a pure function of (seed, position, draw, token): a row draws the same token in any batch. Tensors are borrowed,
-never copied: any object with ``__dlpack__`` (torch, JAX, CuPy) or an array of numpy. Nothing may write to a tensor during
-a call. ``flash_sampling.torch`` has an operator for ``torch.compile``, and ``flash_sampling.hf`` a function for
-``model.generate`` of transformers.
+Noise is a pure function of (seed, position, draw, token), so a row draws the same token in any batch. A tensor is a
+numpy array, or any object with ``__dlpack__`` (torch, JAX, CuPy). Weight and hidden states are borrowed, not copied.
+Nothing may write to a tensor during a call. ``flash_sampling.torch`` has an operator for ``torch.compile``, and
+``flash_sampling.hf`` a function for ``model.generate`` of transformers.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def from_logits(logits: Any, **params: Any) -> Any:
     Returns the tokens, [rows] int64. ``Sampler.for_logits`` returns a sampler that also has ``sample``.
     """
     rows, vocab_size = _shape(logits, "logits")
-    # Few sizes, so that batches of many sizes share a sampler.
+    # Powers of two, so that batches of similar sizes share a sampler.
     return _sampler_of_logits(vocab_size, max(16, 1 << (rows - 1).bit_length()))(logits, **params)
 
 
 def reference(head: Head, hidden: Any, **params: Any) -> Any:
-    """Draws one token for each row by the definition in float64: the judge of the fast samplers, and slow.
+    """Draws one token for each row with the slow reference in float64, which defines the result of the fast samplers.
 
     head: a Head in memory of the CPU.
     hidden: [rows, hidden] in bfloat16, float16 or float32, in memory of the CPU.

@@ -1,4 +1,4 @@
-"""Arrays of the caller's library. No library is imported unless the caller has it."""
+"""Arrays of the caller's library. torch and CuPy are used only if the caller has imported them."""
 
 import sys
 from array import array
@@ -7,7 +7,7 @@ _CODES = {"int64": "q", "float32": "f", "int32": "i"}
 
 
 def deliver(like, data: bytearray, dtype: str, out=None):
-    """An array over ``data``, of the kind of ``like``; or ``out`` with these values."""
+    """Copies ``data`` to ``out`` and returns it, or returns ``data`` as an array of the library of ``like``."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(out if out is not None else like, torch.Tensor):
         kind = getattr(torch, dtype)
@@ -44,7 +44,7 @@ def _check(out, shape, is_kind, dtype):
 
 
 def current_stream(tensor) -> int:
-    """The address of the stream on which a tensor on a GPU is ready; 0 is the default stream."""
+    """The address of the library's current stream, for a tensor on a GPU; 0 is the default stream."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return torch.cuda.current_stream(tensor.device).cuda_stream

@@ -9,9 +9,9 @@ class _Array(Protocol):
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
-# A tensor of torch, JAX or CuPy, or an array of numpy.
+# A torch, JAX or CuPy tensor, or a numpy array.
 _Tensor: TypeAlias = _DLPack | _Array
-# A number for all rows, or one for each row.
+# One number for all rows, or one number for each row.
 _Ints: TypeAlias = int | Iterable[int] | _Tensor
 _Floats: TypeAlias = float | Iterable[float] | _Tensor
 
@@ -40,7 +40,7 @@ class FlashSamplingError(ValueError):
 
 @final
 class Head:
-    """An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`. It borrows the weight [rows, hidden]."""
+    """An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`. It borrows the weight [vocab, hidden]."""
 
     def __new__(
         cls,
@@ -60,7 +60,7 @@ class Head:
 
 @final
 class History:
-    """A sequence so far: the prompt, and the tokens generated after it."""
+    """The tokens of a sequence: the prompt, and the tokens generated after it."""
 
     def __new__(
         cls, prompt: Iterable[int] | _Tensor | None = None, output: Iterable[int] | _Tensor | None = None
@@ -226,7 +226,7 @@ class Sampler:
         mask: _Tensor | None = None,
         statuses: _Tensor | None = None,
     ) -> Any:
-        """Draws one token for each row on a GPU, without waiting: [rows] int64, in out."""
+        """Draws one token for each row on a GPU, without waiting, and writes the tokens to out: [rows] int64."""
 
     def sample(
         self,
@@ -237,7 +237,7 @@ class Sampler:
         seed: _Ints | None = None,
         position: _Ints | None = None,
     ) -> list[RowSample]:
-        """Draws with the parameters of requests, and returns all results."""
+        """Draws with one SamplingParams for each row, and returns all results: one RowSample for each row."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -252,4 +252,4 @@ def noise(seed: int, position: int, draw: int, tokens: Iterable[int] | _Tensor) 
     """The standard Gumbel noise of tokens: [tokens] float32."""
 
 def cuda_compiler() -> tuple[int, int] | None:
-    """The version of NVIDIA's run-time compiler; None if its library cannot be loaded."""
+    """The version of NVIDIA's run-time compiler, (major, minor); None if its library cannot be loaded."""

@@ -1,4 +1,4 @@
-"""NVIDIA's run-time compiler from PyPI's packages, which are not on the loader's path."""
+"""NVIDIA's run-time compiler (libnvrtc) from PyPI packages, which are not on the loader's path."""
 
 import ctypes
 import importlib.util
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @lru_cache(maxsize=1)
 def preload() -> None:
-    """Loads libnvrtc, unless it is loaded or on the loader's path. Later loads by its name then find it."""
+    """Loads libnvrtc from the loader's path or from PyPI packages, so that later loads by its name succeed."""
     for name in ("libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"):
         if _load(name):
             return
@@ -18,7 +18,7 @@ def preload() -> None:
 
 
 def libraries() -> "list[Path]":
-    """The files of libnvrtc in PyPI's packages, newest first."""
+    """The libnvrtc files of NVIDIA's PyPI packages, newest version first."""
     spec = importlib.util.find_spec("nvidia")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     found = [path for folder in folders for path in Path(folder).glob("*/lib/libnvrtc.so.*")]

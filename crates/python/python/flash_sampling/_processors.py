@@ -1,4 +1,4 @@
-"""Logits processors of transformers as parameters of the sampler."""
+"""Converts the logits processors of transformers into parameters of the sampler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ._lib import FlashSamplingError, SamplingParams
 
-# The parameter of a processor, and the processor's attribute with the value, in the order in which a row applies them.
+# For each processor: the sampler's parameter, and the processor's attribute with its value. In the sampler's order.
 _PARAMETERS = {
     "SequenceBiasLogitsProcessor": ("logit_bias", "sequence_bias"),
     "RepetitionPenaltyLogitsProcessor": ("repetition_penalty", "penalty"),
@@ -20,7 +20,7 @@ _PARAMETERS = {
 }
 _RANKS = {name: rank for rank, name in enumerate(_PARAMETERS)}
 
-# The tokens that a processor bans, and whether it bans them after `length` tokens, padding included.
+# For each processor: the banned tokens, and whether it bans them after `length` tokens, padding included.
 _BANS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, int], bool]]] = {
     "NoBadWordsLogitsProcessor": (lambda p: _single_tokens(p), lambda p, length: True),
     "SuppressTokensLogitsProcessor": (lambda p: p.suppress_tokens, lambda p, length: True),
@@ -32,7 +32,7 @@ _BANS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, int], bool]]] = {
     ),
 }
 
-# The only token that a processor allows, and whether it does so after `length` tokens, padding included.
+# For each processor: the forced token, and whether it forces it after `length` tokens, padding included.
 _FORCED: dict[str, tuple[Callable[[Any], Any], Callable[[Any, int], bool]]] = {
     "ForcedBOSTokenLogitsProcessor": (lambda p: [p.bos_token_id], lambda p, length: length == 1),
     "ForcedEOSTokenLogitsProcessor": (lambda p: p.eos_token_id, lambda p, length: length == p.max_length - 1),
@@ -40,12 +40,11 @@ _FORCED: dict[str, tuple[Callable[[Any], Any], Callable[[Any, int], bool]]] = {
 
 
 class Processors:
-    """A list of logits processors, as the parameters of each step.
+    """The sampler's parameters at each step, for a list of logits processors.
 
-    vocab_size: the tokens of the vocabulary; banned tokens beyond it have no effect.
+    vocab_size: the number of tokens of the vocabulary; banned tokens beyond it have no effect.
 
-    Raises FlashSamplingError with the class of a processor that has no parameter, or has a place in the list that differs
-    from the sampler's order.
+    Raises FlashSamplingError that names the class of a processor without a parameter, or out of the sampler's order.
     """
 
     def __init__(self, processors, do_sample: bool, vocab_size: int):
@@ -64,7 +63,7 @@ class Processors:
                     raise refused(processor, "is after a filter")
                 self._add_tokens(processor, vocab_size)
             elif name == "LogitNormalization":
-                # It shifts all logits, so only a later repetition penalty depends on it.
+                # It shifts all logits by a constant, which changes only a later repetition penalty.
                 last = max(last, _RANKS["RepetitionPenaltyLogitsProcessor"])
             elif name in _PARAMETERS:
                 if _RANKS[name] <= last:
@@ -98,7 +97,7 @@ class Processors:
         rows.append((lambda length: is_active(processor, length), tokens))
 
     def params(self, length: int) -> SamplingParams:
-        """The parameters of the token after `length` tokens, padding included."""
+        """The parameters for the token after `length` tokens, padding included."""
         key = tuple(is_active(length) for is_active, _ in self._forced + self._bans)
         if key not in self._made:
             self._made[key] = self._make(length)
@@ -112,14 +111,14 @@ class Processors:
         return SamplingParams(**self._parameters, banned_token_ids=banned or None)
 
     def first_penalized(self, rows: int) -> list[int]:
-        """The index of the first token of each row that the repetition penalty counts, padding included."""
+        """For each row, the index of the first token that the repetition penalty counts, padding included."""
         first = self.repetition.prompt_ignore_length
         first = first.tolist() if hasattr(first, "tolist") else first or 0
         return [first] * rows if isinstance(first, int) else first
 
 
 def refused(processor, why: str) -> FlashSamplingError:
-    """The error of a processor."""
+    """The error for an unsupported processor."""
     error = FlashSamplingError(f"{type(processor).__name__} {why}")
     error.knob = "logits_processor"
     return error

@@ -13,7 +13,7 @@ from ._processors import Processors
 
 __all__ = ["generate"]
 
-# The sampler of each model, after the description of its head.
+# For each model: the description of its head, and its sampler.
 _SAMPLERS: "weakref.WeakKeyDictionary[Any, tuple[Any, Sampler]]" = weakref.WeakKeyDictionary()
 _OUTPUTS = ["output_attentions", "output_hidden_states", "output_scores", "output_logits"]
 
@@ -29,24 +29,27 @@ def generate(
     seeds: Any = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Draws tokens from the hidden states of a decoder, without its logits.
+    """Draws tokens from the hidden states of a decoder, instead of its logits.
 
-    A function for ``model.generate(..., custom_generate=flash_sampling.hf.generate, seeds=[...])``, which gives all other
-    arguments. Temperature, top_k, top_p, min_p, typical_p, epsilon_cutoff, repetition_penalty, sequence_bias, bad words and
-    suppressed tokens, min_length, min_new_tokens and forced tokens become parameters of the sampler.
+    Call it as ``model.generate(..., custom_generate=flash_sampling.hf.generate, seeds=[...])``; ``model.generate``
+    passes the other arguments. Temperature, top_k, top_p, min_p, typical_p, epsilon_cutoff, repetition_penalty,
+    sequence_bias, bad words and suppressed tokens, min_length, min_new_tokens and forced tokens become parameters of
+    the sampler.
 
-    seeds: one seed for each returned sequence, from 0 to 2^64 - 1, each different. None: seeds from torch's generator, so
-        ``torch.manual_seed`` repeats them.
-    streamer: gets each token, as in transformers, which gives it to no ``custom_generate``; ``functools.partial`` can.
+    seeds: a different seed for each returned sequence, from 0 to 2^64 - 1. None: seeds from torch's generator, so
+        ``torch.manual_seed`` makes them reproducible.
+    streamer: receives each token. transformers does not pass its streamer to a ``custom_generate``; pass it with
+        ``functools.partial(generate, streamer=streamer)``.
 
-    The position of a token is its index in its sequence, without padding. So a sequence has the same tokens alone and in a
-    batch, if its hidden states are the same.
+    The position of a token is its index in its sequence, without padding. So a sequence has the same tokens alone and
+    in a batch, if its hidden states are the same.
 
     Returns what ``model.generate`` returns: the sequences [rows, tokens], or a ``GenerateDecoderOnlyOutput`` with the
     sequences and the cache.
 
-    Raises FlashSamplingError for a logits processor without a parameter, an output that has logits or layers, another mode
-    than sampling or greedy search, and a model whose logits are not those of its output embedding.
+    Raises FlashSamplingError for a logits processor without a parameter of the sampler, for the outputs ``scores``,
+    ``logits``, ``attentions`` and ``hidden_states``, for modes other than sampling and greedy search, and for a model
+    whose logits differ from the logits of its output embedding.
     """
     import torch
 
@@ -58,7 +61,7 @@ def generate(
     seeds = _seeds(seeds, rows, generation_config.do_sample)
     mask = model_kwargs.get("attention_mask")
     if mask is None:
-        # All tokens count; the prompt may have only the tokens that the caller's cache lacks.
+        # No padding. `input_ids` may have only the tokens that the caller's cache lacks.
         mask = torch.ones((rows, getattr(generation_config, "_mask_length", None) or prompt), device=input_ids.device)
     positions = (mask != 0).sum(dim=1).tolist()
     histories = _histories(processors, input_ids, mask)
@@ -111,11 +114,11 @@ def _invalid(knob, text):
 
 
 def _refuse(model, input_ids, config, synced_gpus, model_kwargs):
-    """Refuses what the loop of `generate` does not support."""
+    """Raises an error for models, modes and arguments that `generate` does not support."""
     import transformers
 
     kind = type(model).__name__
-    # The first versions of transformers 5 have another contract between loop and model.
+    # In the first versions of transformers 5, `prepare_inputs_for_generation` has other parameters.
     if "next_sequence_length" not in signature(transformers.GenerationMixin.prepare_inputs_for_generation).parameters:
         text = f"transformers {transformers.__version__} is not supported: a later version is needed"
         raise _invalid("transformers", text)
@@ -155,7 +158,7 @@ def _seeds(seeds, rows, do_sample):
 
 
 def _histories(processors, input_ids, mask):
-    """The tokens of each sequence that the repetition penalty counts; None without a penalty."""
+    """For each sequence, the tokens that the repetition penalty counts; None without a penalty."""
     if processors.repetition is None:
         return None
     mask = mask[:, -input_ids.shape[1] :]
@@ -173,13 +176,13 @@ def _new_tokens(input_ids, mask, model_kwargs):
 
 
 def _sampler(model, rows):
-    """The sampler over the output embedding, from an earlier call if the head is the same."""
+    """The sampler over the output embedding; an earlier call's sampler if the head is the same."""
     output, config = model.get_output_embeddings(), model.config.get_text_config()
     weight, bias = output.weight.detach(), getattr(output, "bias", None)
     soft_cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
     scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
     described = (weight.data_ptr(), weight.shape, weight.dtype, weight.device, soft_cap, scale)
-    # A bias on the CPU is copied.
+    # The sampler copies a bias on the CPU, so the description also has the version of the bias.
     described += () if bias is None else (bias.data_ptr(), bias._version)
     known, sampler = _SAMPLERS.get(model, (None, None))
     if known == described and sampler.max_rows >= rows:
@@ -188,14 +191,14 @@ def _sampler(model, rows):
     if known != described:
         _check_head(model, weight, bias, soft_cap, scale)
     head = Head(weight, bias, soft_cap=soft_cap, scale=scale)
-    # Few sizes, so that batches of many sizes share a sampler.
+    # Powers of two, so that batches of similar sizes share a sampler.
     sampler = Sampler(head, max(16, 1 << (rows - 1).bit_length()))
     _SAMPLERS[model] = described, sampler
     return sampler
 
 
 def _check_head(model, weight, bias, soft_cap, scale):
-    """Compares the head with the model's logits after one token: the code of a model may change logits in other ways."""
+    """Compares the head's logits with the model's after one token, because a model's code may change its logits."""
     import torch
 
     token = torch.ones((1, 1), dtype=torch.int64, device=model.device)
@@ -206,7 +209,7 @@ def _check_head(model, weight, bias, soft_cap, scale):
         ours = torch.nn.functional.linear(hidden, weight).float()
     ours = ours if bias is None else ours + bias
     ours = (ours if soft_cap is None else soft_cap * torch.tanh(ours / soft_cap)) * scale
-    # The logits of a model in bfloat16 are rounded.
+    # A model in bfloat16 or float16 rounds its logits.
     tolerance = 1e-4 + 2.5 * torch.finfo(weight.dtype).eps
     if ours.shape != logits.shape or (ours - logits.to(ours.device)).abs().max() > tolerance * logits.abs().max():
         raise _invalid("model", f"the logits of {type(model).__name__} are not those of its output embedding")

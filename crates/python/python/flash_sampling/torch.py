@@ -1,6 +1,6 @@
-"""An operator of torch, which ``torch.compile`` keeps as one node.
+"""The torch operator ``flash_sampling::sample``, which ``torch.compile`` keeps as one node.
 
-``operator(sampler)`` is a function of tensors that calls ``flash_sampling::sample``.
+``operator(sampler)`` returns a function of tensors that calls it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ._lib import Sampler
 
 __all__ = ["operator"]
 
-# Operators take no objects of Python, so a number stands for a sampler.
+# The arguments of an operator cannot be Python objects, so a number stands for a sampler.
 _NUMBERS = itertools.count()
 _SAMPLERS: "weakref.WeakValueDictionary[int, Sampler]" = weakref.WeakValueDictionary()
 _TYPES = {
@@ -45,7 +45,7 @@ def _sample(
     knobs = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "mask": mask}
     if not hidden.is_cuda:
         return _SAMPLERS[sampler](hidden, seed=seed, position=position, **knobs)
-    # Conversions on the GPU, which do not wait.
+    # These conversions run on the GPU and do not wait.
     given = {"seed": seed, "position": position, **knobs}
     columns = {name: value.to(_TYPES[name]).contiguous() for name, value in given.items() if value is not None}
     tokens = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)
@@ -58,12 +58,12 @@ def _(hidden, sampler, seed, position, temperature=None, top_k=None, top_p=None,
 
 
 def operator(sampler: Sampler) -> Callable[..., Tensor]:
-    """A function that draws as a call of ``sampler`` does, and that ``torch.compile`` keeps as one node.
+    """Returns a function that draws like ``sampler``, and that ``torch.compile`` keeps as one node.
 
-    Its arguments are ``(hidden, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None)``,
-    with tensors [rows] as parameters. It returns the tokens, [rows] int64, on the device of ``hidden``. The function keeps
-    the sampler alive; a compiled program alone does not. On a GPU, parameters are on the GPU, the operator does not wait,
-    and a row that fails has token -1.
+    Its arguments are ``(hidden, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None)``.
+    The parameters are tensors [rows], and ``mask`` is [rows, words]. The function returns the tokens, [rows] int64, on
+    the device of ``hidden``. It keeps the sampler alive; a compiled program alone does not. On a GPU, the parameters
+    must be on the GPU, the operator does not wait, and a row that fails has token -1.
     """
     number = next(_NUMBERS)
     _SAMPLERS[number] = sampler
