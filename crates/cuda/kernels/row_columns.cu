@@ -1,8 +1,8 @@
-// Calls whose parameters are in device memory: `encode_rows` makes the rows that the other kernels read, one block per row, and
-// `write_tokens` writes the results as one array per field.
+// Kernels of calls whose parameters are in device memory. `encode_rows` converts the arrays of parameters into the rows that the
+// other kernels read, with one block per row. `write_tokens` writes the results as one array per field.
 //
-// The adjusted tokens of a row are a bit set, so their order needs no sort: the place of a token in the row's list is the number
-// of smaller tokens in the set.
+// An adjusted token has a bias, a ban or a penalty. `encode_rows` marks the adjusted tokens of a row in a bit set, and lists them
+// in ascending order without a sort: the place of a token in the list is the number of smaller tokens in the set.
 #include "flash_sampling/selection/row_filters.cuh"
 
 using namespace flash_sampling;
@@ -11,12 +11,12 @@ using i64 = long long;
 
 constexpr u32 THREADS = 512;
 constexpr u32 TOP_K_MAX = 1024;
-// Tokens of a bit set, which is made anew for every window of the vocabulary.
+// Tokens of a window of the vocabulary. Each window fills the bit set anew.
 constexpr u32 WINDOW = 327680;
 constexpr u32 CHUNK = 256;  // tokens that share a count of smaller tokens
 constexpr float LARGEST_PENALTY = 18446744073709551616.0f;
 
-// An invalid parameter of a row: the twin of the host's `RowParameter`.
+// The first invalid parameter of a row, in the order of `PARAMETERS` of abi/columns.rs.
 enum class Parameter : u32 {
     None = 0,
     Position = 1,
@@ -31,7 +31,7 @@ enum class Parameter : u32 {
     Lists = 10,  // more adjusted tokens than planned
 };
 
-// Entry e has tokens[begin[e]] to tokens[end[e] - 1].
+// List e has tokens[begin[e]] to tokens[end[e] - 1]. Null tokens: every list is empty.
 struct TokenLists {
     const i64* begin;
     const i64* end;
@@ -39,7 +39,8 @@ struct TokenLists {
 };
 FS_LAYOUT(TokenLists, 24, FS_AT(begin, 0) && FS_AT(end, 8) && FS_AT(tokens, 16));
 
-// Null: the default for all rows. Row r has position[r], its mask, and entry index[r] of everything else, or entry r without index.
+// One array per parameter; a null array gives all rows the default. Positions and masks have one element per row. Of other
+// parameters, row r has element or list index[r], or r without an index.
 struct RowColumns {
     const i32* index;
     const u64* seed;
@@ -122,22 +123,22 @@ struct List {
 
 struct Shared {
     u32 set[WINDOW / 32];
-    u32 before[WINDOW / CHUNK];  // members of the set before each chunk
-    u32 members;
-    u32 invalid;
+    u32 before[WINDOW / CHUNK];  // adjusted tokens before each chunk, earlier windows included
+    u32 members;                 // adjusted tokens so far
+    u32 invalid;                 // a `Parameter`
     u32 largest_bias;            // float bits; not negative
     u32 least_repetition;        // float bits; positive
     u32 least_subtract;          // monotone bits
 };
 
-constexpr u32 IS_IN_HISTORY = 1u << 31;  // in a token's count
+constexpr u32 IS_IN_HISTORY = 1u << 31;  // flag in a token's count: the prompt has the token
 
 template <class T>
 __device__ __forceinline__ T entry_or(const T* column, u32 entry, T otherwise) {
     return column ? column[entry] : otherwise;
 }
 
-// One row's parameters, lists and block.
+// Encodes one row: its parameters and lists, for the threads of its block.
 struct RowEncoding {
     const EncodeRows& call;
     Shared& shared;
@@ -161,7 +162,7 @@ struct RowEncoding {
     __device__ __forceinline__ float top_p() const { return entry_or(call.columns.top_p, entry, 1.0f); }
     __device__ __forceinline__ float min_p() const { return entry_or(call.columns.min_p, entry, 0.0f); }
     __device__ __forceinline__ u64 position() const { return entry_or(call.columns.position, row, u64{0}); }
-    // 0 = off, as is a top-k of the whole vocabulary.
+    // Returns 0 for off, also if k is at least the size of the vocabulary.
     __device__ __forceinline__ u32 top_k() const {
         const i32 k = entry_or(call.columns.top_k, entry, 0);
         return k > 0 && static_cast<u32>(k) < call.vocab_size ? static_cast<u32>(k) : 0;
@@ -172,7 +173,7 @@ struct RowEncoding {
         return call.columns.logit_bias_values + call.columns.logit_bias.begin[entry];
     }
 
-    // Checks all biases, also those of other shards, as every rank does. All threads.
+    // Checks the biases of the whole vocabulary, so that all ranks of a group report the same error. All threads.
     __device__ __forceinline__ void check_biases() {
         const List bias{call.columns.logit_bias, entry};
         for (u64 i = threadIdx.x; i < bias.len; i += THREADS) {
@@ -184,7 +185,7 @@ struct RowEncoding {
         __syncthreads();
     }
 
-    // Returns the first invalid number. The comparisons are false for NaN.
+    // Returns the first invalid parameter. The comparisons are false for NaN.
     __device__ __forceinline__ Parameter check() const {
         const float t = temperature(), r = repetition();
         if (position() >> 56) return Parameter::Position;
@@ -198,7 +199,7 @@ struct RowEncoding {
         return Parameter::None;
     }
 
-    // Calls `of(token in the window, place in the list)` for a list's tokens in a window of the shard.
+    // Calls `of(token - first token of the window, index in the list)` for the tokens of a list in a window of the shard.
     template <class Of>
     __device__ __forceinline__ void each(const List& list, u32 window, u32 size, const Of& of) const {
         for (u64 i = threadIdx.x; i < list.len; i += THREADS) {
@@ -213,7 +214,7 @@ struct RowEncoding {
         return place + __popc(shared.set[token / 32] & ((1u << (token & 31)) - 1));
     }
 
-    // Makes the counts of members before each chunk, after `members` in earlier windows, and adds the set's members. All threads.
+    // Counts the adjusted tokens before each chunk, and adds the set's tokens to `members`. All threads.
     __device__ __forceinline__ void count(u32 chunks) {
         for (u32 chunk = threadIdx.x; chunk < chunks; chunk += THREADS) {
             u32 members = 0;
@@ -233,7 +234,7 @@ struct RowEncoding {
                 if (chunk < chunks) shared.before[chunk] = before + sum - own;
                 before += __shfl_sync(0xffffffffu, sum, 31);
             }
-            // All lanes have read the earlier members.
+            // All lanes have read `members`.
             __syncwarp();
             if (threadIdx.x == 0) shared.members = before;
         }
@@ -278,13 +279,13 @@ struct RowEncoding {
         __syncthreads();
     }
 
-    // Completes the list from biases and counts, and returns the row's number of biases. All threads.
+    // Computes penalties from the counts, and returns `Row::biases`: the length of the list, and flags. All threads.
     __device__ __forceinline__ u32 complete() {
         const u32 members = shared.members;
         LogitBias* const biases = list();
         Penalty* const penalties = reinterpret_cast<Penalty*>(biases + members);
         const bool has_repetition = repetition() != 1.0f;
-        // A subtraction alone is a bias, and biases are faster.
+        // Frequency and presence penalties alone are negative biases, which are faster.
         const bool is_penalised = has_repetition || (has_counts() && call.columns.logit_bias.tokens);
         for (u32 i = threadIdx.x; i < members; i += THREADS) {
             const u32 count = counts()[i], outputs = count & ~IS_IN_HISTORY;

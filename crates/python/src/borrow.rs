@@ -1,4 +1,4 @@
-//! Tensors of Python's libraries: numpy's array interface, and DLPack.
+//! Borrows tensors of Python libraries, by numpy's array interface or by DLPack.
 
 use crate::dlpack;
 use crate::error::{invalid, invalid_type};
@@ -20,11 +20,11 @@ impl Tensor {
         })
     }
 
-    /// [`Tensor::borrow`]; `None` if the object is not a tensor.
+    /// As [`Tensor::borrow`], but returns `None` if the object is not a tensor.
     pub(crate) fn try_borrow(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Option<Tensor>> {
         if let Some(interface) = object.getattr_opt("__array_interface__")? {
             let interface = interface.cast::<PyDict>()?;
-            // The interface of a scalar has the address of a temporary copy.
+            // The interface of a numpy scalar has the address of a temporary copy.
             let is_scalar = interface.get_item("shape")?.is_none_or(|shape| shape.len().is_ok_and(|n| n == 0));
             if is_scalar { Ok(None) } else { Tensor::of_numpy(object, interface, what).map(Some) }
         } else if object.hasattr("__dlpack__")? {
@@ -34,7 +34,7 @@ impl Tensor {
         }
     }
 
-    /// numpy exports read-only arrays by DLPack only since 2.1, so its own interface is used.
+    /// Borrows a numpy array by its array interface: only numpy 2.1 and later export read-only arrays by DLPack.
     fn of_numpy(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>, what: &str) -> PyResult<Tensor> {
         let get = |key: &str| -> PyResult<Bound<'_, PyAny>> {
             interface.get_item(key)?.ok_or_else(|| PyTypeError::new_err(format!("{what} has no {key}")))
@@ -63,7 +63,7 @@ impl Tensor {
         let strides = match interface.get_item("strides")?.filter(|strides| !strides.is_none()) {
             Some(bytes) => {
                 let bytes: Vec<isize> = bytes.extract()?;
-                // Only views of structures have other strides.
+                // Only a view of a structured array has a stride that is not a multiple of the element size.
                 if bytes.iter().any(|stride| stride % size as isize != 0) {
                     return Err(invalid(what, format!("{what} has strides within an element")));
                 }
@@ -77,7 +77,7 @@ impl Tensor {
     }
 
     fn of_dlpack(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> {
-        // torch exports no tensor that requires a gradient, as parameters do.
+        // torch does not export a tensor that requires a gradient, such as a parameter of a model.
         let requires_grad = object.getattr_opt("requires_grad")?.is_some_and(|flag| flag.is_truthy().unwrap_or(false));
         let object = if requires_grad { &object.call_method0("detach")? } else { object };
         let (device, id): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
@@ -88,7 +88,7 @@ impl Tensor {
             dlpack::CUDA | dlpack::CUDA_MANAGED => {
                 let arrays = object.py().import("flash_sampling._arrays")?;
                 stream = arrays.call_method1("current_stream", (object,))?.extract()?;
-                // The protocol's name of the default stream is 1.
+                // DLPack calls the default stream 1.
                 options.set_item("stream", stream.max(1))?;
                 Place::Cuda(id)
             }
@@ -96,7 +96,7 @@ impl Tensor {
         };
         options.set_item("max_version", (1, 0))?;
         let capsule = object.call_method("__dlpack__", (), Some(&options)).or_else(|error| {
-            // Producers of the protocol's first version do not know the argument.
+            // Producers of DLPack's first version do not have the argument.
             if !error.is_instance_of::<PyTypeError>(object.py()) {
                 return Err(error);
             }
@@ -123,7 +123,7 @@ impl Tensor {
     }
 }
 
-/// The object, or a copy in host memory of a tensor on a GPU (torch's `cpu`, CuPy's `get`).
+/// Copies a tensor on a GPU to host memory (torch's `cpu`, CuPy's `get`), and returns any other object itself.
 pub(crate) fn in_host_memory<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     if !object.hasattr("__dlpack_device__")? {
         return Ok(object.clone());

@@ -6,7 +6,7 @@ use crate::tensor::{Number, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyInt};
 
-/// A number for all rows, or one for each row.
+/// One number for all rows, or one number for each row.
 pub(crate) enum Column<T> {
     Same(T),
     Each(Vec<T>),
@@ -21,9 +21,9 @@ impl<T: Copy> Column<T> {
     }
 }
 
-/// The numbers of an argument, for `rows` rows.
+/// Reads an argument as numbers for `rows` rows.
 fn numbers(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyResult<Column<Number>> {
-    // The common case; the attributes of tensors are slow to miss.
+    // The common case first: the failed look-up of a tensor's attributes is slow.
     if object.is_exact_instance_of::<PyInt>() || object.is_exact_instance_of::<PyFloat>() {
         return scalar(object, name).map(Column::Same);
     }
@@ -43,7 +43,7 @@ fn numbers(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyResult<Colum
     }
 }
 
-/// A number of Python, or a scalar of numpy.
+/// Reads a Python number or a numpy scalar.
 fn scalar(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Number> {
     if let Ok(integer) = object.extract() {
         return Ok(Number::Integer(integer));
@@ -54,7 +54,7 @@ fn scalar(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Number> {
     })
 }
 
-/// Converts each number; the error of a number names its row.
+/// Reads an argument and converts each number. An error names the row.
 fn convert<T>(
     object: &Bound<'_, PyAny>,
     name: &str,
@@ -72,7 +72,7 @@ fn convert<T>(
     })
 }
 
-/// A column of integers that `T` can hold.
+/// Reads a column of integers that `T` can hold; `range` describes them in errors.
 pub(crate) fn integers<T: TryFrom<i128>>(
     object: &Bound<'_, PyAny>,
     name: &str,
@@ -85,12 +85,12 @@ pub(crate) fn integers<T: TryFrom<i128>>(
     })
 }
 
-/// A column of values that are rounded to float32.
+/// Reads a column of numbers and rounds them to float32.
 pub(crate) fn rounded(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyResult<Column<f32>> {
     convert(object, name, rows, |number| Ok(as_f64(number) as f32))
 }
 
-/// A column of a knob in float32. No other value rounds to 0, which may turn the knob off.
+/// Reads a column of float32 for a knob. A value that rounds to 0 is an error, because 0 may turn the knob off.
 pub(crate) fn floats(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyResult<Column<f32>> {
     convert(object, name, rows, |number| match (as_f64(number), as_f64(number) as f32) {
         (value, 0.0) if value != 0.0 => Err(format!("is {value:?}, which rounds to 0 as a float32")),
@@ -105,7 +105,7 @@ fn as_f64(number: Number) -> f64 {
     }
 }
 
-/// Integers of any number.
+/// Reads a list of integers of any length.
 pub(crate) fn list_of_integers<T: TryFrom<i128>>(
     object: &Bound<'_, PyAny>,
     name: &str,

@@ -1,4 +1,5 @@
-//! Sampling over tensors on a GPU: calls that wait for their results, and calls whose parameters and tokens are tensors.
+//! Sampling over tensors on a GPU: calls that wait for their results, and calls whose parameters and tokens are
+//! tensors.
 #![allow(unsafe_code)]
 
 use crate::error::{failed, invalid};
@@ -27,11 +28,11 @@ impl Drop for OnDevice {
     }
 }
 
-/// The address of a thread's current context, which the drop makes current again. torch takes its current device from it.
+/// A guard that restores a thread's current CUDA context on drop, because torch takes its current device from it.
 struct ThreadContext(usize);
 
 impl ThreadContext {
-    /// The context of this thread; the driver is loaded.
+    /// Reads the context of this thread. The driver must be loaded.
     fn present() -> Option<ThreadContext> {
         let context = result::ctx::get_current().ok()?;
         Some(ThreadContext(context.map_or(0, |context| context as usize)))
@@ -46,7 +47,7 @@ impl Drop for ThreadContext {
 }
 
 impl OnDevice {
-    /// Waits for the work that makes weight and bias, and plans the sampler.
+    /// Waits for the work that produces weight and bias, and plans the sampler.
     ///
     /// # Errors
     /// Those of the GPU, the head and the plan.
@@ -99,7 +100,7 @@ impl OnDevice {
     /// Draws after all prior work on the tensor's stream, and waits.
     ///
     /// # Errors
-    /// Outer: the tensor is no matrix on this GPU. Inner: those of the sampler.
+    /// Outer: the tensor is not a matrix on this GPU. Inner: the sampler's errors.
     pub(crate) fn sample(
         &mut self,
         hidden: &Tensor,
@@ -113,23 +114,23 @@ impl OnDevice {
         }
         let _context = ThreadContext::present();
         let stream = stream(self.sampler.device(), hidden.stream());
-        // SAFETY: the tensor is memory of this device, which `hidden` holds during the call. Its producer ordered the work
-        // that writes it before later work on this stream. The stream is its caller's current stream, of this device,
-        // and lives during the call; the driver refuses to wait for a stream that captures.
+        // SAFETY: the tensor is memory of this device, which `hidden` holds during the call. Its producer ordered the
+        // work that writes it before later work on this stream. The stream is its caller's current stream, of this
+        // device, and lives during the call; the driver refuses to wait for a stream that captures.
         Ok(unsafe { self.sampler.sample(&stream, &matrix(hidden, &layout), rows, out) })
     }
 
     /// Enqueues draws on the tensor's stream, and returns without waiting.
     ///
     /// # Errors
-    /// The hidden states are no matrix; those of the GPU.
+    /// The hidden states are not a matrix, or the GPU fails.
     pub(crate) fn enqueue(&mut self, hidden: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
         let layout = hidden.layout(what)?;
         let _context = ThreadContext::present();
         let stream = stream(self.sampler.device(), hidden.stream());
         let matrix = matrix(hidden, &layout);
-        // SAFETY: hidden states and `call` are tensors of this device, checked by `borrow`, whose memory their libraries
-        // keep for work that is enqueued before the tensors are freed on this stream. Calls of this value on several
+        // SAFETY: hidden states and `call` are tensors of this device, which `borrow` checked. Their libraries keep the
+        // memory for work that is enqueued on this stream before the tensors are freed. Calls of this value on several
         // streams: by the package's documentation, the caller orders them. The stream lives as in `sample`.
         unsafe { self.sampler.enqueue(&stream, &matrix, &call.columns, &call.out) }.map_err(|error| failed(&error))
     }
@@ -143,13 +144,13 @@ pub(crate) struct DeviceCall {
     stream: u64,
     columns: RowColumns,
     out: TokenColumns,
-    /// The tensors, until their kernels are enqueued. Then their owners keep the memory for work on their stream.
+    /// Keeps the tensors until the kernels are enqueued. From then on, their libraries keep the memory for work on the
+    /// stream.
     held: Vec<Tensor>,
 }
 
 impl DeviceCall {
-    /// Borrows the tensors of a call for hidden states with `rows` rows: temperature, top_p and min_p are the `floats`; out and statuses
-    /// are written.
+    /// Borrows the tensors of a call for hidden states with `rows` rows. The call writes `out` and `statuses`.
     ///
     /// # Errors
     /// A tensor that is not on the GPU, or has another shape or element type; its name is the knob.
@@ -189,7 +190,7 @@ impl DeviceCall {
         }
     }
 
-    /// The address of a tensor `[rows]` of contiguous elements with the size of `T`.
+    /// Borrows a tensor `[rows]` of contiguous elements with the size of `T`, and returns its address.
     fn column<T>(
         &mut self,
         object: Argument<'_, '_>,
@@ -216,7 +217,7 @@ impl DeviceCall {
         Ok(address)
     }
 
-    /// Masks `[rows, words]`, with contiguous words.
+    /// Borrows masks `[rows, words]` with contiguous words.
     fn mask(&mut self, object: &Bound<'_, PyAny>) -> PyResult<()> {
         let tensor = self.tensor(object, "mask")?;
         match (tensor.shape(), &tensor.strides[..]) {
@@ -249,7 +250,7 @@ fn matrix(tensor: &Tensor, layout: &Layout) -> DeviceMatrix {
     DeviceMatrix { address: DeviceAddress::new(tensor.address()), dtype, rows, cols, row_stride }
 }
 
-/// A stream of the caller, by its address.
+/// The caller's stream at an address.
 fn stream(device: &Device, address: u64) -> Arc<CudaStream> {
     // SAFETY: the address is that of torch's or CuPy's current stream of this device, or 0, the default stream. The
     // wrapper is dropped before the call returns to the caller, and work is ordered by the stream alone.

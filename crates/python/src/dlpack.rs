@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods};
 
-/// A device of DLPack.
+/// `DLDevice` of dlpack.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Device {
@@ -16,13 +16,13 @@ pub(crate) struct Device {
     pub(crate) id: i32,
 }
 
-/// Kinds of devices: host memory, memory of a GPU, page-locked host memory, managed memory.
+/// DLPack's device types: host memory, GPU memory, page-locked host memory, managed memory.
 pub(crate) const HOST: i32 = 1;
 pub(crate) const CUDA: i32 = 2;
 pub(crate) const CUDA_HOST: i32 = 3;
 pub(crate) const CUDA_MANAGED: i32 = 13;
 
-/// An element type of DLPack.
+/// `DLDataType` of dlpack.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DataType {
@@ -63,23 +63,24 @@ struct ManagedVersioned {
     tensor: RawTensor,
 }
 
-/// The owner of a tensor's memory, which the drop gives back to its producer.
+/// The owner of a tensor's memory. Its drop returns the memory to the producer.
 enum Owner {
     Plain(NonNull<Managed>),
     Versioned(NonNull<ManagedVersioned>),
 }
 
-// SAFETY: the drop calls the producer's deleter while attached to Python, from any thread, as DLPack allows. Nothing else
-// uses the pointer.
+// SAFETY: the drop calls the producer's deleter while attached to Python, from any thread, as DLPack allows. Nothing
+// else uses the pointer.
 unsafe impl Send for Owner {}
 // SAFETY: no method of a shared reference uses the pointer.
 unsafe impl Sync for Owner {}
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // While the interpreter shuts down, the process is about to give the memory back.
+        // Python cannot be attached while the interpreter shuts down; the end of the process frees the memory.
         Python::try_attach(|_| {
-            // SAFETY: `take` got the pointer from a capsule that it marked as used, so this is the only call of the deleter.
+            // SAFETY: `take` got the pointer from a capsule that it marked as used, so this is the only call of the
+            // deleter.
             unsafe {
                 match self {
                     Owner::Plain(managed) => {
@@ -94,7 +95,7 @@ impl Drop for Owner {
     }
 }
 
-/// A tensor of a producer.
+/// A tensor taken from a capsule.
 pub(crate) struct Tensor {
     pub(crate) data: *const u8,
     pub(crate) device: Device,
@@ -106,10 +107,10 @@ pub(crate) struct Tensor {
     pub(crate) owner: Box<dyn Send + Sync>,
 }
 
-/// Takes the tensor of a capsule, which nothing else can take later.
+/// Takes the tensor of a capsule, and marks the capsule as used.
 ///
 /// # Errors
-/// The object is not such a capsule, or has a newer version of the protocol.
+/// The object is not a DLPack capsule with a tensor, or has an unsupported major version of DLPack.
 pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     let capsule = capsule.cast::<PyCapsule>()?;
     if capsule.is_valid_checked(Some(c"dltensor_versioned")) {
@@ -133,7 +134,7 @@ pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     }
 }
 
-/// The pointer of a capsule, marked as used by its new name.
+/// Returns the pointer of a capsule, and renames the capsule to mark it as used.
 fn rename<T>(capsule: &Bound<'_, PyCapsule>, name: &'static CStr, used: &'static CStr) -> PyResult<NonNull<T>> {
     let pointer = capsule.pointer_checked(Some(name))?;
     // SAFETY: a valid capsule, a name that lives forever, and this thread is attached to Python.
@@ -143,10 +144,10 @@ fn rename<T>(capsule: &Bound<'_, PyCapsule>, name: &'static CStr, used: &'static
     Ok(pointer.cast())
 }
 
-/// Reads shape and strides.
+/// Reads the fields of a tensor.
 ///
 /// # Safety
-/// The tensor is a producer's, and valid.
+/// The tensor comes from a producer and is valid.
 unsafe fn read(tensor: &RawTensor, owner: Owner) -> Tensor {
     let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
     let list = |at: *const i64| {

@@ -1,4 +1,4 @@
-//! The facade's sampler behind a `Sampler` of Python, and its construction.
+//! The Rust sampler behind a Python `Sampler`, and its construction.
 
 use crate::cuda::{DeviceCall, OnDevice};
 use crate::error::{failed, invalid};
@@ -12,7 +12,7 @@ use flash_sampling::{
 };
 use pyo3::prelude::*;
 
-/// A sampler of the facade over tensors of the CPU, or of tensors on a GPU.
+/// A sampler over tensors in host memory, or over tensors on a GPU.
 pub(crate) enum Engine {
     Host(Box<dyn PerturbedArgmax>),
     Device(Box<OnDevice>),
@@ -47,7 +47,7 @@ fn parse<T: FromStr<Err: Display>>(knob: &str, text: &str) -> PyResult<T> {
     text.parse().map_err(|error: T::Err| invalid(knob, error.to_string()))
 }
 
-/// Loads NVIDIA's run-time compiler if it is in a package of Python.
+/// Loads NVIDIA's run-time compiler from PyPI packages if the loader's path lacks it.
 fn preload(py: Python<'_>) -> PyResult<()> {
     py.import("flash_sampling._nvidia")?.call_method0("preload").map(drop)
 }

@@ -15,13 +15,13 @@ pyo3::create_exception!(
      results: if rows failed, what the call would have returned; tokens of failed rows are -1, results are None."
 );
 
-/// Adds the attributes of an error without values.
+/// Gives the exception class its attributes, with `None` as values.
 pub(crate) fn add_attributes(py: Python<'_>) -> PyResult<()> {
     let class = py.get_type::<FlashSamplingError>();
     ["row", "knob", "errors", "results"].into_iter().try_for_each(|name| class.setattr(name, py.None()))
 }
 
-/// An error of an argument.
+/// A `FlashSamplingError` about an argument.
 pub(crate) fn invalid(knob: &str, text: impl Into<String>) -> PyErr {
     at_fault(None, Some(knob), text.into())
 }
@@ -31,12 +31,12 @@ pub(crate) fn invalid_type(text: impl Into<String>) -> PyErr {
     PyTypeError::new_err(text.into())
 }
 
-/// An error of an argument of a row.
+/// A `FlashSamplingError` about a row's value of an argument.
 pub(crate) fn invalid_in_row(row: usize, knob: &str, text: impl Into<String>) -> PyErr {
     at_fault(Some(row), Some(knob), format!("row {row}: {}", text.into()))
 }
 
-/// An error with its sources.
+/// A `FlashSamplingError` with the texts of an error and its sources.
 pub(crate) fn failed(error: &dyn core::error::Error) -> PyErr {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -47,7 +47,7 @@ pub(crate) fn failed(error: &dyn core::error::Error) -> PyErr {
     at_fault(None, None, text)
 }
 
-/// An error of a request's parameters.
+/// A `FlashSamplingError` about a `SamplingParams`.
 pub(crate) fn params(row: Option<usize>, error: &ParamsError) -> PyErr {
     let text = row.map_or(error.to_string(), |row| format!("row {row}: {error}"));
     at_fault(row, Some(error.field), text)
@@ -62,7 +62,7 @@ fn at_fault(row: Option<usize>, knob: Option<&str>, text: String) -> PyErr {
     set.err().unwrap_or(error)
 }
 
-/// The error of a row, with the names of Python's arguments.
+/// Converts the error of a row, with Python's argument names.
 pub(crate) fn of_row(row: usize, error: &RowError) -> PyErr {
     let text = match error {
         RowError::Unplanned { knob } => format!("{knob} needs Sampler(max_{knob}=...), which is None"),
@@ -74,7 +74,7 @@ pub(crate) fn of_row(row: usize, error: &RowError) -> PyErr {
     at_fault(Some(row), knob_of(error).map(name), format!("row {row}: {text}"))
 }
 
-/// The error of a call with failed rows. It is the first row's, and has the errors and the results of all rows.
+/// The error of a call with failed rows: the error of the first failed row, with all errors and results as attributes.
 ///
 /// # Panics
 /// If there are no errors.

@@ -7,7 +7,7 @@ use flash_sampling::{Head as FacadeHead, HeadError, HeadOwner, Matrix};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// The parts of a head. The samplers of the head share them.
+/// The parts of a head, which its samplers share.
 pub(crate) struct HeadParts {
     pub(crate) weight: Tensor,
     pub(crate) layout: Layout,
@@ -18,7 +18,7 @@ pub(crate) struct HeadParts {
     pub(crate) first_token: usize,
 }
 
-/// The bias per weight row.
+/// The bias: one value for each row of the weight.
 pub(crate) enum Bias {
     None,
     Host(Vec<f32>),
@@ -27,7 +27,7 @@ pub(crate) enum Bias {
 }
 
 impl HeadParts {
-    /// The head, of a weight in host memory.
+    /// The facade's head over a weight in host memory.
     fn head(&self) -> Result<FacadeHead<'_>, HeadError> {
         let Layout { dtype, rows, cols, row_stride } = self.layout;
         let matrix = Matrix::from_bytes(self.weight.rows_in_host_memory(&self.layout), dtype, rows, cols, row_stride)?;
@@ -39,7 +39,7 @@ impl HeadParts {
     }
 }
 
-/// The head as the owner of a sampler's weight.
+/// The owner of a sampler's weight, which it keeps alive.
 pub(crate) struct Owner(pub(crate) Arc<HeadParts>);
 
 impl HeadOwner for Owner {
@@ -50,16 +50,17 @@ impl HeadOwner for Owner {
 
 /// An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`.
 ///
-/// It borrows the weight: nothing is copied, and the tensor lives as long as the head. Nothing may write to the weight
-/// during a call.
+/// It borrows the weight: the weight is not copied, and the head keeps it alive. Nothing may write to the weight during
+/// a call.
 ///
-/// weight: [rows, hidden] in bfloat16, float16 or float32, in memory of the CPU or of a GPU. The elements of a row follow
-///     each other; rows may have a distance. A uint16 tensor has the bits of bfloat16, which numpy lacks.
-/// bias: [rows] float, added first. On a GPU: float32, contiguous.
+/// weight: [vocab, hidden] in bfloat16, float16 or float32, on the CPU or a GPU. Each row is contiguous; the stride
+///     between rows may be larger than a row. numpy has no bfloat16, so uint16 elements are read as its bits.
+/// bias: [vocab] float, added first. On a GPU: float32, contiguous.
 /// soft_cap: the cap of `cap * tanh(logit / cap)`, as in Gemma 2.
 /// scale: the factor of the logits, as in Cohere and Granite.
-/// vocab_size: the tokens of the vocabulary; rows beyond it are padding, which is never sampled.
-/// first_token: the token of the weight's first row, for a shard of a vocabulary.
+/// vocab_size: the number of tokens of the vocabulary; None: `first_token` plus the rows of the weight. Rows beyond it
+///     are padding, which is never sampled.
+/// first_token: the token id of the weight's first row, for a shard of a vocabulary.
 #[pyclass(frozen, module = "flash_sampling")]
 pub(crate) struct Head {
     pub(crate) parts: Arc<HeadParts>,
@@ -110,14 +111,14 @@ impl Head {
         self.parts.vocab_size
     }
 
-    /// [rows, hidden] of the weight.
+    /// The shape of the weight, (rows, hidden).
     #[getter]
     fn shape(&self) -> (usize, usize) {
         let shape = self.parts.weight.shape();
         (shape[0], shape[1])
     }
 
-    /// The memory of the weight: "the CPU" or "cuda:0".
+    /// The device of the weight: "the CPU", or for example "cuda:0".
     #[getter]
     fn device(&self) -> String {
         self.parts.weight.place().to_string()

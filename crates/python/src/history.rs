@@ -8,17 +8,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The range of token ids.
 pub(crate) const TOKENS: &str = "token ids, from 0 to 2^32 - 1";
 
-/// A sequence so far: the prompt, and the tokens generated after it. Penalties and `min_tokens` read it.
+/// The tokens of a sequence, which penalties and `min_tokens` need: the prompt, and the tokens generated after it.
 ///
 /// prompt: token ids; a sequence of int, or a tensor [tokens] of integers.
-/// output: the generated tokens, likewise.
+/// output: the generated tokens, in the same form.
 #[pyclass(frozen, module = "flash_sampling")]
 pub(crate) struct History {
     tokens: Mutex<Arc<Tokens>>,
 }
 
 impl History {
-    /// The present tokens. Later tokens do not change them.
+    /// The current tokens. Later calls of `push` do not change the snapshot.
     pub(crate) fn snapshot(&self) -> Arc<Tokens> {
         self.lock().clone()
     }

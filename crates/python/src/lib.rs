@@ -3,16 +3,16 @@
 //! | module | content |
 //! | --- | --- |
 //! | `tensor` | borrowed tensors: matrices, numbers, bitmaps |
-//! | `borrow`, `dlpack` | tensors of Python's libraries, by numpy's array interface or DLPack |
+//! | `borrow`, `dlpack` | tensors of Python libraries, by numpy's array interface or DLPack |
 //! | `column` | one number per row, from a scalar, a sequence or a tensor |
 //! | `head`, `sampler`, `params`, `history`, `result`, `noise` | the classes and functions of the package |
-//! | `rows` | the parameters of a call's rows, from its arguments |
-//! | `engine`, `cuda` | the facade's sampler behind a `Sampler`: over tensors of the CPU, or on a GPU |
-//! | `error` | Python exceptions of errors |
+//! | `rows` | converts the arguments of a call into the parameters of its rows |
+//! | `engine`, `cuda` | the Rust sampler behind a Python `Sampler`, on the CPU or on a GPU |
+//! | `error` | converts errors into Python exceptions |
 //!
-//! The folder `python` has the package's Python files and the stubs of this module.
+//! The folder `python` has the package's Python files and the stub file of this module.
 #![deny(unsafe_code)]
-// A test program, which `cargo test --lib` makes, would need Python's library.
+// `cargo test --lib` would link a test program to Python's library.
 #![cfg(not(test))]
 
 mod borrow;

@@ -1,4 +1,4 @@
-//! The noise of tokens.
+//! The function `noise`.
 
 use crate::column::list_of_integers;
 use crate::error::invalid;
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 ///
 /// A draw is the argmax of `logits / temperature + noise(...)` over the tokens.
 ///
-/// seed: 0 to 2^64 - 1. position: 0 to 2^56 - 1. draw: the number of the draw, from 0.
+/// seed: 0 to 2^64 - 1. position: 0 to 2^56 - 1. draw: the index of the draw, from 0.
 /// tokens: token ids; a sequence of int, or a tensor [tokens] of integers.
 ///
 /// Returns [tokens] float32, as a tensor of torch if `tokens` is one, otherwise of numpy (or a list without numpy).

@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The parameters of a request, with the names of vLLM's `SamplingParams`.
 ///
-/// Every parameter is optional; the stubs list names and types. A parameter of vLLM that does not affect a draw
-/// (`max_tokens`, `stop`, ...) is an error unless its value is neutral. An unknown parameter is an error.
+/// Every parameter is optional; the stub file `_lib.pyi` lists names, types and defaults. Parameters of vLLM that do
+/// not affect a draw (`max_tokens`, `stop`, ...) may only have values without effect. An unknown parameter is an error.
 #[pyclass(frozen, module = "flash_sampling")]
 pub(crate) struct SamplingParams {
     fields: SamplingParamsBuilder,
-    /// The parameters checked for the vocabulary of the last call.
+    /// The checked parameters of the last call, with the size of its vocabulary.
     checked: Mutex<Option<(u32, Arc<Checked>)>>,
 }
 
 impl SamplingParams {
-    /// The parameters, checked for a vocabulary of `vocab_size` tokens.
+    /// Returns the parameters, checked for a vocabulary of `vocab_size` tokens.
     ///
     /// # Errors
     /// A parameter with an invalid value, or with a token beyond the vocabulary.
@@ -52,11 +52,12 @@ impl SamplingParams {
         let value = params.map_or(Ok(Value::Object(Map::new())), |params| to_value(params))?;
         let fields: SamplingParamsBuilder = serde_json::from_value(value).map_err(|fault| {
             let text = fault.to_string();
-            // Errors begin with the name of a field, or have it between backquotes.
+            // The text of an error begins with the name of the field, or has it between backquotes.
             let field = text.split([':', ' ', '`']).next().filter(|name| !name.is_empty() && *name != "unknown");
             error::invalid(field.or_else(|| text.split('`').nth(1)).unwrap_or("params"), text.clone())
         })?;
-        // The values without a vocabulary. The bitmap of allowed tokens would have all token ids.
+        // The size of the vocabulary is not known yet. This check omits a list of allowed tokens, whose bitmap would
+        // cover all token ids.
         let allowed_token_ids = fields.allowed_token_ids.clone().filter(Vec::is_empty);
         let values = SamplingParamsBuilder { allowed_token_ids, ..fields.clone() };
         values.build(u32::MAX - 1).map_err(|e| error::params(None, &e))?;
@@ -80,7 +81,7 @@ impl SamplingParams {
         to_python(py, &self.value()?)
     }
 
-    /// Copies and pickles read the parameters.
+    /// The arguments from which `copy` and `pickle` make the object.
     fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyAny>)> {
         Ok((PyTuple::empty(py), self.to_dict(py)?))
     }
@@ -96,7 +97,7 @@ impl SamplingParams {
     }
 }
 
-/// A value of Python in the form that the parameters read: JSON, with texts for infinities and NaN.
+/// Converts a Python value into JSON, with strings for infinities and NaN.
 fn to_value(object: &Bound<'_, PyAny>) -> PyResult<Value> {
     if object.is_none() {
         Ok(Value::Null)

@@ -7,10 +7,10 @@ use pyo3::types::PyByteArray;
 /// A drawn token.
 ///
 /// token: the global token id.
-/// score: the logit plus noise, in nats; of a greedy row, the logit.
+/// score: the logit plus noise, in nats; for a greedy row, the logit.
 /// logit: the transformed logit, in nats.
 /// logprob: the log-probability in nats, if requested.
-/// rank: the rank in the law of the log-probabilities, from 1, if requested.
+/// rank: the token's rank by log-probability, from 1, if requested.
 #[pyclass(frozen, get_all, module = "flash_sampling")]
 #[derive(Clone)]
 pub(crate) struct Draw {
@@ -53,7 +53,7 @@ impl Kept {
         bits.filter(|(set, ..)| *set == 1).map(|(_, at, bit)| 32 * at + bit).collect()
     }
 
-    /// The kept tokens as a bitmap of `mask`'s form: [ceil(vocab / 32)] int32.
+    /// The kept tokens as a bitmap, which a call takes as `mask`: [ceil(vocab / 32)] int32.
     #[getter]
     fn mask<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -63,9 +63,9 @@ impl Kept {
 
 /// The result of a row.
 ///
-/// draws: the draws, in the order of their numbers; without replacement, best score first.
+/// draws: the draws in the order of their indices; without replacement, highest score first.
 /// log_z: the log-sum-exp of the logits in nats, if log-probabilities are requested.
-/// top: (token, log-probability) of the likeliest tokens, if requested.
+/// top: (token, log-probability) of the most likely tokens, if requested.
 /// token_logprobs: (token, log-probability) of `logprob_token_ids`.
 /// kept: the tokens that the filters keep, if requested.
 /// passes: the number of passes over the row's logits.
@@ -143,7 +143,7 @@ impl RowSample {
     }
 }
 
-/// An array of the kind of `like` over the bytes of one dimension, or `out` with these values.
+/// Converts bytes to an array of one dimension of the library of `like`, or copies them to `out`.
 pub(crate) fn deliver<'py>(
     py: Python<'py>,
     like: &Bound<'py, PyAny>,

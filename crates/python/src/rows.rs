@@ -1,4 +1,4 @@
-//! The parameters of a call's rows, from its arguments.
+//! Converts the arguments of a call into the parameters of its rows.
 
 use crate::borrow::in_host_memory;
 use crate::column::{Column, floats, integers};
@@ -10,7 +10,7 @@ use flash_sampling::{History as Tokens, RowParams, SamplingParams as Checked};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// An argument of Python that may be absent.
+/// An optional Python argument.
 pub(crate) type Argument<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
 fn seeds(object: &Bound<'_, PyAny>, rows: usize) -> PyResult<Column<u64>> {
@@ -27,7 +27,7 @@ fn refuse_equal_noise(rows: usize) -> PyResult<()> {
     Err(invalid("seed", format!("{fault}: give one seed, or one position, for each of {rows} rows")))
 }
 
-/// The columns of a call that returns tokens alone.
+/// The parameters of a call that returns only tokens, one column for each argument.
 pub(crate) struct Columns {
     pub(crate) rows: usize,
     seed: Column<u64>,
@@ -93,9 +93,9 @@ impl Columns {
 
 /// The bitmaps of allowed tokens.
 struct Mask {
-    /// The words of a row.
+    /// The number of words of one row's bitmap.
     words: usize,
-    /// Whether all rows have one bitmap.
+    /// Whether all rows share one bitmap.
     is_shared: bool,
     bitmap: Vec<u32>,
 }

@@ -1,4 +1,4 @@
-//! The sampler over tensors.
+//! The class `Sampler`.
 
 use crate::cuda::DeviceCall;
 use crate::engine::{Engine, Options};
@@ -13,23 +13,24 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use std::sync::{Mutex, PoisonError};
 
-/// The numbers of failed rows, and their errors.
+/// The indices of failed rows, and their errors.
 type RowErrors = Vec<(usize, RowError)>;
 
 /// Draws tokens for rows of hidden states, or of logits (`Sampler.for_logits`).
 ///
 /// Noise is a pure function of (seed, position, draw, token). So a row's token does not depend on the other rows of the
-/// batch, on threads or on tiles. Calls release the GIL; calls of one sampler wait for each other.
+/// batch, on threads or on tiles. Calls release the GIL; calls of one sampler run one after another.
 ///
-/// head: the LM head. Its memory is the sampler's: hidden states must be on the same device.
-/// max_rows: the largest number of rows of a call.
-/// variant: "tiled", "grouped:SIZE", "grouped:SIZE:reuse", "online:SIZE", "sharded:SHARDS" or "sharded:SHARDS:log-mass".
-/// max_draws: the largest `n` of a row.
-/// max_logprobs: the largest `logprobs` of a row; None: no row requests log-probabilities.
-/// threads: the number of threads; None: all cores, in one pool of the process. (CPU)
-/// backend: for a head on the CPU: "cpu", "cpu:ISA", "reference" (float64, slow), or "cuda:GPU", which copies the weight;
-///     None: the backend of the head's memory.
-/// canonical: draw the same tokens on every instruction set and backend; refuses filters. (CPU)
+/// head: the LM head. Hidden states must be on the head's device.
+/// max_rows: the maximum number of rows of a call.
+/// variant: "tiled", "grouped:SIZE", "grouped:SIZE:reuse", "online:SIZE", "sharded:SHARDS" or
+///     "sharded:SHARDS:log-mass". (CPU)
+/// max_draws: the maximum `n` of a row.
+/// max_logprobs: the maximum `logprobs` of a row; None: no row may request log-probabilities.
+/// threads: the number of threads; None: all cores, in one thread pool of the process. (CPU)
+/// backend: for a head on the CPU: "cpu", "cpu:ISA" (an instruction set), "reference" (float64, slow), or "cuda:GPU",
+///     which copies the weight to that GPU; None: the backend of the head's device.
+/// canonical: draws the same tokens on every instruction set and backend; filters are errors. (CPU)
 #[pyclass(frozen, weakref, module = "flash_sampling")]
 pub(crate) struct Sampler {
     state: Mutex<(Engine, Samples)>,
@@ -38,7 +39,7 @@ pub(crate) struct Sampler {
     place: Place,
     backend: &'static str,
     exactness: Exactness,
-    /// The name of the input.
+    /// The argument's name: "hidden" or "logits".
     input: &'static str,
 }
 
@@ -49,7 +50,7 @@ impl Sampler {
         Sampler { state: Mutex::new((engine, Samples::new())), plan, vocab_size, place, backend, exactness, input }
     }
 
-    /// Borrows the input `[rows, cols]` of a call. The result has the number of rows.
+    /// Borrows the input `[rows, cols]` of a call, and returns it with its number of rows.
     fn borrow(&self, input: &Bound<'_, PyAny>) -> PyResult<(Tensor, usize)> {
         let tensor = Tensor::borrow(input, self.input)?;
         let rows = tensor.layout(self.input)?.rows;
@@ -60,7 +61,7 @@ impl Sampler {
         Ok((tensor, rows))
     }
 
-    /// Draws without the GIL, converts the result of each row by `convert`, and collects the errors of rows.
+    /// Draws without the GIL. Returns each row's result, converted by `convert`, and the errors of failed rows.
     fn draw<'a, R: Send>(
         &self,
         py: Python<'_>,
@@ -108,8 +109,9 @@ impl Sampler {
         Ok(Sampler::new(engine, head.get().parts.weight.place(), "hidden"))
     }
 
-    /// A sampler of existing logits [rows, vocab_size] in bfloat16, float16 or float32, in memory of the CPU. The
-    /// arguments are the class's.
+    /// Makes a sampler of existing logits [rows, vocab_size] in bfloat16, float16 or float32, on the CPU.
+    ///
+    /// The arguments have the meaning of those of the class.
     #[staticmethod]
     #[pyo3(signature = (vocab_size, max_rows=256, *, max_draws=1, max_logprobs=None, threads=None, backend=None))]
     fn for_logits(
@@ -133,15 +135,15 @@ impl Sampler {
     /// position: the token's index in its sequence, 0 to 2^56 - 1; never a batch index.
     /// temperature: divides the logits; 0 takes the largest logit.
     /// top_k: keeps this many of the largest logits; None, 0 or -1: all.
-    /// top_p: keeps the likeliest tokens up to this probability; None or 1: all.
-    /// min_p: keeps probabilities of at least min_p times the largest; None or 0: all.
+    /// top_p: keeps the most likely tokens until their probabilities sum to top_p; None or 1: all.
+    /// min_p: keeps tokens with at least min_p times the largest probability; None or 0: all.
     /// mask: [rows, ceil(vocab / 32)] int32, a bitmap of allowed tokens: bit t % 32 of word t / 32.
-    /// out: [rows] int64 of the result's kind, which gets the tokens and is returned.
+    /// out: [rows] int64, which receives the tokens and is returned.
     ///
     /// A parameter is a number for all rows, or a sequence or tensor [rows].
     ///
-    /// Returns the tokens, [rows] int64: a tensor of torch on the input's device if the input is one, an array of CuPy
-    /// likewise, otherwise of numpy (or a list without numpy). Waits for the tokens.
+    /// Waits for the tokens and returns them, [rows] int64. A torch or CuPy input gives an array of the same library on
+    /// the input's device. Any other input gives a numpy array, or a list if numpy is not installed.
     ///
     /// Raises FlashSamplingError if a row fails; its `results` has the tokens of the other rows.
     #[pyo3(signature = (input, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,
@@ -169,18 +171,19 @@ impl Sampler {
         if errors.is_empty() { Ok(tokens) } else { Err(of_rows(py, &errors, tokens)) }
     }
 
-    /// Draws one token for each row on a GPU, without waiting: parameters and tokens are tensors on the GPU of the head.
+    /// Draws one token for each row on a GPU, without waiting. All arguments are tensors on the head's GPU.
     ///
     /// hidden: [rows, hidden] in bfloat16, float16 or float32.
-    /// out: [rows] int64, which gets the tokens when the work on the current stream has run; -1 for a row that failed.
+    /// out: [rows] int64, which holds the tokens when the work on the current stream has run; -1 for a row that failed.
     /// seed, position: [rows] int64.
-    /// temperature, top_p, min_p: [rows] float32. top_k: [rows] int32, at most 1024 where it is not off.
+    /// temperature, top_p, min_p: [rows] float32. top_k: [rows] int32, off or at most 1024.
     /// mask: [rows, words] int32.
-    /// statuses: [rows] int32, which gets 0 for a drawn token; 6 for a row whose filters need a call that waits; 7 for an
-    ///     invalid parameter; 1, 2, 3 for a row without finite logits, with NaN, or with +inf.
+    /// statuses: [rows] int32, which receives a status in the low byte: 0 for a drawn token; 1, 2, 3 for a row without
+    ///     finite logits, with NaN, or with +inf; 6 for a row whose filters need a call that waits; 7 for an invalid
+    ///     parameter.
     ///
-    /// A torch.cuda.graph can capture the call, after a first call with the same parameters; the sampler and all tensors
-    /// must outlive the graph. Calls of one sampler on several streams must be ordered by the caller.
+    /// A torch.cuda.graph can capture the call, after a first call with the same parameters; the sampler and all
+    /// tensors must outlive the graph. The caller orders calls of one sampler on several streams.
     ///
     /// Returns out.
     #[pyo3(signature = (hidden, out, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,
@@ -211,15 +214,15 @@ impl Sampler {
         Ok(out.clone())
     }
 
-    /// Draws with the parameters of requests, and returns all results.
+    /// Draws with one SamplingParams for each row, and returns all results.
     ///
     /// input: hidden states [rows, hidden], or logits [rows, vocab], in bfloat16, float16 or float32.
     /// params: one SamplingParams for all rows, or one for each row.
-    /// histories: the sequences of the rows, for penalties and min_tokens; None: no tokens.
-    /// seed: the seeds of rows whose SamplingParams has none.
+    /// histories: one History for each row, for penalties and min_tokens; None: empty sequences.
+    /// seed: the seeds of rows whose SamplingParams have no seed.
     /// position: the positions of the tokens in their sequences; None: the lengths of the histories.
     ///
-    /// Returns one RowSample for each row. Waits for the results.
+    /// Waits for the results, and returns one RowSample for each row.
     ///
     /// Raises FlashSamplingError if a row fails; its `results` has the RowSamples of the other rows.
     #[pyo3(signature = (input, params, histories=None, *, seed=None, position=None))]
@@ -240,13 +243,13 @@ impl Sampler {
         if errors.is_empty() { Ok(results) } else { Err(of_rows(py, &errors, results)) }
     }
 
-    /// The size of the vocabulary.
+    /// The number of tokens of the vocabulary.
     #[getter]
     fn vocab_size(&self) -> u32 {
         self.vocab_size
     }
 
-    /// The largest number of rows of a call.
+    /// The maximum number of rows of a call.
     #[getter]
     fn max_rows(&self) -> usize {
         self.plan.max_rows
@@ -258,7 +261,7 @@ impl Sampler {
         self.backend
     }
 
-    /// Whether tokens are the argmax of logits plus noise; otherwise, tokens have the same probabilities only.
+    /// Whether each token is the argmax of logits plus `noise`. Otherwise, tokens have only the same distribution.
     #[getter]
     fn is_pathwise(&self) -> bool {
         self.exactness == Exactness::Pathwise

@@ -5,7 +5,7 @@ use crate::error::invalid;
 use flash_sampling::{DType, Matrix, bf16, f16};
 use pyo3::prelude::*;
 
-/// The memory of a tensor.
+/// The memory that holds a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Host,
@@ -22,7 +22,7 @@ impl core::fmt::Display for Place {
     }
 }
 
-/// The kind of an element; with its size, the element's type.
+/// The kind of an element type; the size of an element completes the type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Bool,
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
     BFloat,
 }
 
-/// A number of a tensor or of Python.
+/// An element of a tensor, or a Python number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Number {
     Integer(i128),
@@ -42,18 +42,19 @@ pub(crate) enum Number {
 /// A tensor that is borrowed from a Python object, which lives as long as the tensor.
 ///
 /// Invariant: `data`, `kind`, `size`, `shape` and `strides` describe memory that `owner` keeps. By the package's
-/// documentation, nothing writes to the memory during a call.
+/// documentation, nothing else writes to the memory during a call.
 pub(crate) struct Tensor {
     pub(crate) data: *const u8,
     pub(crate) place: Place,
     pub(crate) kind: Kind,
-    /// Bytes of an element: 1 for `Bool`, 2 for `BFloat`, 2, 4 or 8 for `Float`, also 1 for integers.
+    /// Bytes of an element: 1 for `Bool`; 2 for `BFloat`; 2, 4 or 8 for `Float`; 1, 2, 4 or 8 for integers.
     pub(crate) size: usize,
     pub(crate) shape: Vec<usize>,
     /// In elements.
     pub(crate) strides: Vec<isize>,
     pub(crate) is_read_only: bool,
-    /// For memory of a GPU: the stream on which the tensor is ready.
+    /// For a tensor on a GPU: the library's current stream. Earlier work on the tensor comes before later work on this
+    /// stream.
     pub(crate) stream: u64,
     #[expect(dead_code, reason = "kept for its drop")]
     pub(crate) owner: Box<dyn Send + Sync>,
@@ -81,7 +82,7 @@ impl Tensor {
         self.data as u64
     }
 
-    /// The element type of a matrix. numpy has no bf16, so 16-bit words without sign are the bits of bf16.
+    /// The element type of a matrix. numpy has no bf16, so 16-bit unsigned integers are read as the bits of bf16.
     fn dtype(&self, what: &'static str) -> PyResult<DType> {
         match (self.kind, self.size) {
             (Kind::BFloat | Kind::UInt, 2) => Ok(DType::BF16),
@@ -98,7 +99,7 @@ impl Tensor {
     /// The layout of a matrix `[rows, cols]`: element type, rows, columns, elements from one row to the next.
     ///
     /// # Errors
-    /// Another rank or element type, or elements of a row that do not follow each other.
+    /// Another number of dimensions, another element type, or rows that are not contiguous or that overlap.
     pub(crate) fn layout(&self, what: &'static str) -> PyResult<Layout> {
         let dtype = self.dtype(what)?;
         let [rows, cols] = self.shape[..] else {
@@ -117,10 +118,10 @@ impl Tensor {
         Ok(Layout { dtype, rows, cols, row_stride: row_stride as usize })
     }
 
-    /// A matrix in host memory.
+    /// The tensor as a matrix in host memory.
     ///
     /// # Errors
-    /// Those of [`Tensor::layout`], and memory of a GPU.
+    /// The errors of [`Tensor::layout`], and a tensor on a GPU.
     pub(crate) fn matrix(&self, what: &'static str) -> PyResult<Matrix<'_>> {
         let layout = self.layout(what)?;
         self.check_host(what)?;
@@ -136,7 +137,7 @@ impl Tensor {
         Err(invalid(what, format!("{what} is on {}, but must be on the CPU", self.place)))
     }
 
-    /// The bytes of a matrix in host memory, from the begin of the first row to the end of the last row.
+    /// The bytes of a matrix in host memory, from the start of the first row to the end of the last row.
     ///
     /// # Panics
     /// If the memory is a GPU's.
@@ -156,7 +157,7 @@ impl Tensor {
         (self.kind, self.size) == (Kind::Float, 4) && self.shape == [len] && (len < 2 || self.strides == [1])
     }
 
-    /// The numbers of a tensor in host memory with one dimension or none.
+    /// The numbers of a tensor in host memory with one dimension, or of a scalar tensor.
     pub(crate) fn numbers(&self, what: &str) -> PyResult<Vec<Number>> {
         let (len, stride) = match (&self.shape[..], &self.strides[..]) {
             ([], _) => (1, 0),
@@ -202,8 +203,8 @@ impl Tensor {
         }
     }
 
-    /// The words of a bitmap `[rows, words]` or `[words]` in int32 or uint32, as rows of words; one row if all rows
-    /// share the bitmap.
+    /// Reads a bitmap `[rows, words]` or `[words]` of int32 or uint32. Returns the number of words of a row, and the
+    /// words of all rows; a bitmap `[words]` is one row.
     pub(crate) fn bitmap(&self, what: &'static str) -> PyResult<(usize, Vec<u32>)> {
         let (rows, words) = match self.shape[..] {
             [words] => (1, words),

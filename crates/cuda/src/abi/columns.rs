@@ -1,33 +1,36 @@
-//! Calls whose parameters and results are in device memory, one array per parameter or result.
+//! Parameters and results of rows in device memory: one array per parameter, one array per result.
 
 use crate::abi::layout::layout;
 use crate::abi::{DeviceAddress, Draw, LogitBias, Row, RowFilters};
 use flash_sampling_core::Knob;
 
-/// Lists of tokens: entry `e` has `tokens[begin[e]..end[e]]`. Null tokens: every list is empty.
+/// Lists of tokens: list `e` is `tokens[begin[e]..end[e]]`. If `tokens` is null, every list is empty.
 ///
-/// For lists in CSR form, `begin` is the address of the offsets, and `end` the address of the second offset.
+/// For lists in CSR form, `begin` is the address of the first offset, and `end` is the address of the second offset.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokenLists {
-    /// The index of each entry's first token.
+    /// The index of each list's first token.
     pub begin: DeviceAddress<i64>,
-    /// The index after each entry's last token.
+    /// The index after each list's last token.
     pub end: DeviceAddress<i64>,
     /// Token ids in any order. Ids outside of the vocabulary are ignored.
     pub tokens: DeviceAddress<i32>,
 }
 layout!(TokenLists 24: begin 0, end 8, tokens 16);
 
-/// Parameters of rows in device memory, for [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue), with the names
-/// and the order of operations of [`RowParams`](flash_sampling_core::RowParams).
+/// Parameters of rows in device memory, one array per parameter, for
+/// [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue).
 ///
-/// Positions and masks have one element per row. Other arrays have one element per entry; row `r` has entry `index[r]`,
-/// or entry `r` without an index. The default is null for every array: then all rows have the default value.
+/// The parameters have the meaning and the order of [`RowParams`](flash_sampling_core::RowParams). A null array gives
+/// all rows the default value, and every array is null by default.
+///
+/// `position` and `mask` have one element per row. Of every other parameter, row `r` has element or list `index[r]`, or
+/// element or list `r` if `index` is null. So several rows can share parameters.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RowColumns {
-    /// The entry of each row.
+    /// For each row, the element or list of every parameter except `position` and `mask`.
     pub index: DeviceAddress<i32>,
     /// Seeds; default 0.
     pub seed: DeviceAddress<u64>,
@@ -35,40 +38,40 @@ pub struct RowColumns {
     pub position: DeviceAddress<u64>,
     /// Temperatures; 0 = greedy; default 1.
     pub temperature: DeviceAddress<f32>,
-    /// At most [`TOP_K_MAX`](crate::abi::TOP_K_MAX), except in greedy rows. 0, negative numbers and numbers from the
-    /// vocabulary's size on = off.
+    /// At most [`TOP_K_MAX`](crate::abi::TOP_K_MAX), except in greedy rows. A number below 1 or at least the size of
+    /// the vocabulary = off.
     pub top_k: DeviceAddress<i32>,
     /// Above 0 and at most 1; 1 = off.
     pub top_p: DeviceAddress<f32>,
     /// From 0 to 1; 0 = off.
     pub min_p: DeviceAddress<f32>,
-    /// Divides positive logits of tokens in prompt or output, and multiplies others; 1 = off.
+    /// Divides the positive logits of tokens in prompt or output, and multiplies their other logits; 1 = off.
     pub repetition_penalty: DeviceAddress<f32>,
     /// Subtracted for each occurrence of a token in the output; 0 = off.
     pub frequency_penalty: DeviceAddress<f32>,
     /// Subtracted if a token is in the output; 0 = off.
     pub presence_penalty: DeviceAddress<f32>,
-    /// With fewer output tokens, the stop tokens are banned; 0 = off.
+    /// Bans the stop tokens while the output has fewer tokens; 0 = off.
     pub min_tokens: DeviceAddress<i32>,
-    /// Bit sets of allowed tokens, 1 = allowed, least significant bit first, as xgrammar's and llguidance's.
+    /// Bit sets of allowed tokens: 1 = allowed, least significant bit first, as in xgrammar and llguidance.
     pub mask: DeviceAddress<u32>,
-    /// Words from one row's mask to the next.
+    /// Words from the start of one row's mask to the start of the next.
     pub mask_stride: u64,
     /// Words of a mask. Tokens beyond them are forbidden.
     pub mask_words: u32,
     /// Not used.
     pub padding: u32,
-    /// The tokens of biases, each at most once in a row.
+    /// The tokens with a bias, each at most once in a row.
     pub logit_bias: TokenLists,
     /// The bias of each token in `logit_bias`; not NaN, not +inf.
     pub logit_bias_values: DeviceAddress<f32>,
     /// Tokens that are never drawn.
     pub banned: TokenLists,
-    /// Stop tokens, for `min_tokens`.
+    /// The stop tokens, which `min_tokens` bans.
     pub stop_tokens: TokenLists,
     /// The tokens of each prompt.
     pub prompt: TokenLists,
-    /// The tokens that were generated so far.
+    /// The tokens generated so far.
     pub output: TokenLists,
 }
 layout!(RowColumns 240:
@@ -77,7 +80,7 @@ layout!(RowColumns 240:
     logit_bias 112, logit_bias_values 136, banned 144, stop_tokens 168, prompt 192, output 216
 );
 
-/// The results of rows in device memory, one array per field, each with one element per row. Null: not wanted.
+/// Results of rows in device memory, one array per field, each with one element per row. A null array is not written.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokenColumns {
@@ -127,7 +130,7 @@ pub(crate) struct WriteTokens {
 }
 layout!(WriteTokens 56: columns 0, draws 32, invalid 40, first_row 48, row_count 52);
 
-/// The parameters in the order of the kernel's `Parameter`, which counts from 1.
+/// The parameters in the order of `Parameter` of row_columns.cu, which counts from 1.
 const PARAMETERS: [Knob; 9] = [
     Knob::Position,
     Knob::Temperature,
@@ -140,9 +143,9 @@ const PARAMETERS: [Knob; 9] = [
     Knob::LogitBias,
 ];
 
-/// The parameter that makes a row invalid, from its element of [`TokenColumns::statuses`].
+/// Returns the invalid parameter of a row, from its element of [`TokenColumns::statuses`].
 ///
-/// `None` without an invalid parameter, and for a row with more adjusted tokens than
+/// `None`: no parameter is invalid, or the row has more adjusted tokens than
 /// [`DeviceSampler::prepare_enqueue`](crate::DeviceSampler::prepare_enqueue) planned.
 pub fn invalid_parameter(status: u32) -> Option<Knob> {
     let number = (status >> 8) as usize;

@@ -1,4 +1,4 @@
-//! The kernels that encode rows from parameters in device memory, and write their results; and the memory between them.
+//! Kernels and memory of calls whose parameters and results are in device memory ([`RowColumns`], [`TokenColumns`]).
 
 use crate::abi::{DeviceAddress, Draw, EncodeRows, LogitBias, Row, RowColumns, RowFilters, TokenColumns, WriteTokens};
 use crate::compile::kernels::{self, KernelSource};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 pub(crate) static SOURCE: KernelSource = KernelSource::single("row_columns.cu", kernels::any);
 
-/// Threads of a block: a block encodes one row, and writes the results of several.
+/// Threads of a block. A block encodes one row, or writes the results of `WRITE_THREADS` rows.
 const ENCODE_THREADS: u32 = 512;
 const WRITE_THREADS: u32 = 256;
 
@@ -40,7 +40,7 @@ impl RowColumns {
         (top_p || others).then(|| FilterKinds::new(top_p, others, self.features()))
     }
 
-    /// Checks what the kernels do not check: alignment, and the arrays that belong together.
+    /// Checks what the kernels do not check: alignment, and arrays that need each other.
     fn check(&self) -> Result<(), CudaError> {
         let lists = [
             ("biases", self.logit_bias),
@@ -79,14 +79,14 @@ impl RowColumns {
     }
 }
 
-/// The kernels and the memory of calls with up to a number of rows.
+/// The kernels, and memory for up to `max_rows` rows.
 #[derive(Debug)]
 pub(crate) struct RowColumnKernels {
     encode: Kernel<(EncodeRows,)>,
     write: Kernel<(WriteTokens,)>,
     memory: Scratch,
     max_rows: usize,
-    /// The maximum number of adjusted tokens of a row.
+    /// The maximum number of adjusted tokens of a row: tokens with a bias, a ban or a penalty.
     max_listed: usize,
 }
 
@@ -135,8 +135,8 @@ impl RowColumnKernels {
 
     /// Enqueues the encoding of up to [`max_rows`](RowColumnKernels::max_rows) rows, for a head with these tokens.
     ///
-    /// Rows with an invalid parameter become greedy rows without filters. Returns where rows and filters are, and where
-    /// the draws belong.
+    /// A row with an invalid parameter becomes a greedy row without filters. Returns the addresses of the encoded rows,
+    /// of their filters, and of the draws that the next kernel writes.
     pub(crate) fn encode(
         &mut self,
         queue: Queue<'_>,
@@ -165,7 +165,7 @@ impl RowColumnKernels {
         Ok(encoded)
     }
 
-    /// Enqueues the results of the encoded rows, after their draws.
+    /// Enqueues the write of the results of the encoded rows, after their draws.
     pub(crate) fn write(
         &mut self,
         queue: Queue<'_>,

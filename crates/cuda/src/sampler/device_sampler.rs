@@ -116,11 +116,11 @@ impl DeviceSampler {
 }
 
 impl DeviceSampler {
-    /// Loads kernels and allocates memory for [`DeviceSampler::enqueue`], so that such calls can be captured in a graph.
+    /// Loads kernels and allocates memory for [`DeviceSampler::enqueue`], so that a graph can capture such calls.
     ///
-    /// `columns` are the arrays of later calls; only whether an array is present matters. `max_listed` is the maximum
-    /// number of distinct adjusted tokens of a row: biased, banned, banned as stop tokens, and penalised. A row takes 20
-    /// bytes for each. Calls with filters store the logits of up to 256 rows.
+    /// `columns` has the arrays of later calls; only which arrays are null matters. `max_listed` is the maximum number
+    /// of distinct adjusted tokens of a row: biased, banned, banned as stop tokens, and penalised. Each of them takes
+    /// 20 bytes for every row. Calls with filters store the logits of up to 256 rows.
     ///
     /// A larger `max_listed` than before replaces memory, so graphs that captured earlier calls must not run again.
     ///
@@ -134,14 +134,16 @@ impl DeviceSampler {
     /// Enqueues a draw for each row of `hidden [rows, hidden]` on `stream`, and returns without waiting.
     ///
     /// The kernels read the parameters from `columns` when they run, and write the results to `out`. So a graph can
-    /// capture the call, and replay it with other values. The draws are those of [`DeviceSampler::sample`]. More than
-    /// 256 rows take several launches each. The first call with other arrays than those of
-    /// [`DeviceSampler::prepare_enqueue`] loads kernels and allocates memory.
+    /// capture the call, and replay it with other values. The draws are those of [`DeviceSampler::sample`]. Each kernel
+    /// is launched once per 256 rows. The first call with an array that [`DeviceSampler::prepare_enqueue`] did not have
+    /// loads kernels and allocates memory.
     ///
-    /// A row with an invalid parameter has the status [`PARAMETERS`](crate::abi::status::PARAMETERS) and token -1, and
-    /// does not change other rows. The same holds for a row with more adjusted tokens than prepared. A row whose
-    /// filters the GPU cannot decide has [`UNDECIDED`](crate::abi::status::UNDECIDED) and token -1;
-    /// [`DeviceSampler::sample`] decides it. See [`DeviceFilters`](crate::DeviceFilters).
+    /// A row without a draw has token -1, and its status is the reason; other rows do not change:
+    /// * [`PARAMETERS`](crate::abi::status::PARAMETERS): a parameter is invalid, or the row has more adjusted tokens
+    ///   than prepared.
+    /// * [`UNDECIDED`](crate::abi::status::UNDECIDED): the GPU cannot decide the row's filters
+    ///   ([`DeviceFilters`](crate::DeviceFilters)). [`DeviceSampler::sample`] draws such a row.
+    /// * Other constants of [`status`](crate::abi::status): a logit of the row is NaN or +inf, or none is finite.
     ///
     /// # Errors
     /// * [`CudaError::Layout`]: a misaligned address; biases without values; lists without their bounds; a head without
@@ -151,7 +153,7 @@ impl DeviceSampler {
     ///
     /// # Safety
     /// * `hidden` and all arrays of `columns` and `out` are device memory of this device, until the kernels have run.
-    ///   Arrays have one element for each row, or for each entry that the index names. Each list lies within its tokens.
+    ///   Each array has the elements that [`RowColumns`] and [`TokenColumns`] name. Each list lies within its tokens.
     ///   Only work before or after the call on `stream` writes to the memory that the kernels read.
     /// * Calls of this value follow each other: on one stream, or ordered by events.
     /// * Until the kernels have run, also in every launch of a graph that captured them, this value is neither dropped

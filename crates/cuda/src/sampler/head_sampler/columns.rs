@@ -1,4 +1,4 @@
-//! Calls whose hidden states, parameters and results are in device memory. They do not wait.
+//! Calls that do not wait: hidden states, parameters and results are in device memory.
 
 use super::HeadSampler;
 use super::kernels::HeadKernels;
@@ -10,8 +10,10 @@ use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
 
 impl HeadSampler<'_> {
-    /// Loads kernels and allocates memory for [`HeadSampler::enqueue_columns`], for rows with up to `max_listed`
-    /// adjusted tokens, and with these arrays or a part of them.
+    /// Loads kernels and allocates memory for later calls of [`HeadSampler::enqueue_columns`].
+    ///
+    /// Later calls may have the arrays that `columns` has, or some of them, and up to `max_listed` adjusted tokens in a
+    /// row.
     pub(crate) fn prepare_columns(&mut self, columns: &RowColumns, max_listed: usize) -> Result<(), CudaError> {
         let kernels = self.kernels.as_mut().ok_or(NO_ROWS)?;
         if columns.features() == RowFeatures::Any {
@@ -27,8 +29,7 @@ impl HeadSampler<'_> {
         Ok(())
     }
 
-    /// Enqueues the draws of rows whose hidden states, parameters and results are in device memory, at most 256 rows a
-    /// launch.
+    /// Enqueues one draw for each row of `hidden`, in launches of at most 256 rows.
     pub(crate) fn enqueue_columns(
         &mut self,
         queue: Queue<'_>,
