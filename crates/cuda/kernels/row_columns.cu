@@ -28,7 +28,7 @@ enum class Parameter : u32 {
     FrequencyPenalty = 7,
     PresencePenalty = 8,
     LogitBias = 9,
-    Lists = 10,  // more adjusted tokens than planned
+    Adjusted = 10,  // more adjusted tokens than planned
 };
 
 // List e has tokens[begin[e]] to tokens[end[e] - 1]. Null tokens: every list is empty.
@@ -76,10 +76,10 @@ struct EncodeRows {
     Row* rows;          // [gridDim.x]
     RowFilters* filters;
     Parameter* invalid;
-    LogitBias* lists;   // [gridDim.x, 2 * capacity + 1]
-    u32* counts;        // [gridDim.x, capacity] scratch
+    LogitBias* lists;   // [gridDim.x, 2 * max_adjusted + 1]
+    u32* counts;        // [gridDim.x, max_adjusted] scratch
     u32 first_row;      // the row of the first block
-    u32 capacity;       // adjusted tokens of a row
+    u32 max_adjusted;       // adjusted tokens of a row
     u32 first_token;
     u32 tokens;
     u32 vocab_size;
@@ -87,7 +87,7 @@ struct EncodeRows {
 };
 FS_LAYOUT(EncodeRows, 304,
           FS_AT(columns, 0) && FS_AT(rows, 240) && FS_AT(filters, 248) && FS_AT(invalid, 256) && FS_AT(lists, 264) &&
-          FS_AT(counts, 272) && FS_AT(first_row, 280) && FS_AT(capacity, 284) && FS_AT(first_token, 288) &&
+          FS_AT(counts, 272) && FS_AT(first_row, 280) && FS_AT(max_adjusted, 284) && FS_AT(first_token, 288) &&
           FS_AT(tokens, 292) && FS_AT(vocab_size, 296) && FS_AT(padding, 300));
 
 struct TokenColumns {
@@ -131,7 +131,7 @@ struct Shared {
     u32 least_subtract;          // monotone bits
 };
 
-constexpr u32 IS_IN_HISTORY = 1u << 31;  // flag in a token's count: the prompt has the token
+constexpr u32 IS_IN_PROMPT = 1u << 31;  // flag in a token's count: the prompt has the token
 
 template <class T>
 __device__ __forceinline__ T entry_or(const T* column, u32 entry, T otherwise) {
@@ -151,9 +151,9 @@ struct RowEncoding {
     }
 
     __device__ __forceinline__ LogitBias* list() const {
-        return call.lists + static_cast<u64>(blockIdx.x) * (2 * call.capacity + 1);
+        return call.lists + static_cast<u64>(blockIdx.x) * (2 * call.max_adjusted + 1);
     }
-    __device__ __forceinline__ u32* counts() const { return call.counts + static_cast<u64>(blockIdx.x) * call.capacity; }
+    __device__ __forceinline__ u32* counts() const { return call.counts + static_cast<u64>(blockIdx.x) * call.max_adjusted; }
 
     __device__ __forceinline__ float temperature() const { return entry_or(call.columns.temperature, entry, 1.0f); }
     __device__ __forceinline__ float repetition() const { return entry_or(call.columns.repetition_penalty, entry, 1.0f); }
@@ -259,7 +259,7 @@ struct RowEncoding {
         if (has_repetition || has_counts()) each(output, window, size, mark);
         __syncthreads();
         count(chunks);
-        if (shared.members > call.capacity) return;
+        if (shared.members > call.max_adjusted) return;
         for (u32 word = threadIdx.x; word < chunks * (CHUNK / 32); word += THREADS) {
             u32 rest = shared.set[word], at = rest ? place(32 * word) : 0;
             for (; rest; rest &= rest - 1, ++at) {
@@ -270,7 +270,7 @@ struct RowEncoding {
         }
         __syncthreads();
         each(bias, window, size, [&](u32 token, u64 i) { list()[place(token)].value = bias_values()[i]; });
-        if (has_repetition) each(prompt, window, size, [&](u32 token, u64) { atomicOr(&counts()[place(token)], IS_IN_HISTORY); });
+        if (has_repetition) each(prompt, window, size, [&](u32 token, u64) { atomicOr(&counts()[place(token)], IS_IN_PROMPT); });
         if (has_repetition || has_counts()) each(output, window, size, [&](u32 token, u64) { atomicAdd(&counts()[place(token)], 1u); });
         __syncthreads();
         const auto ban = [&](u32 token, u64) { list()[place(token)].value = -f32_infinity(); };
@@ -288,7 +288,7 @@ struct RowEncoding {
         // Frequency and presence penalties alone are negative biases, which are faster.
         const bool is_penalised = has_repetition || (has_counts() && call.columns.logit_bias.tokens);
         for (u32 i = threadIdx.x; i < members; i += THREADS) {
-            const u32 count = counts()[i], outputs = count & ~IS_IN_HISTORY;
+            const u32 count = counts()[i], outputs = count & ~IS_IN_PROMPT;
             const Penalty penalty{has_repetition && count ? repetition() : 1.0f,
                                   outputs ? add_rn(mul_rn(frequency(), u32_to_f32(outputs)), presence()) : 0.0f};
             if (is_penalised) {
@@ -319,9 +319,9 @@ struct RowEncoding {
         const RowColumns& columns = call.columns;
         const bool has_lists = columns.logit_bias.tokens || columns.banned.tokens || columns.stop_tokens.tokens ||
                                columns.prompt.tokens || columns.output.tokens;
-        for (u32 window = 0; has_lists && window < call.tokens && !shared.invalid && shared.members <= call.capacity; window += WINDOW)
+        for (u32 window = 0; has_lists && window < call.tokens && !shared.invalid && shared.members <= call.max_adjusted; window += WINDOW)
             add_window(window);
-        const u32 beyond = shared.members > call.capacity ? static_cast<u32>(Parameter::Lists) : 0;
+        const u32 beyond = shared.members > call.max_adjusted ? static_cast<u32>(Parameter::Adjusted) : 0;
         const u32 invalid = shared.invalid ? shared.invalid : beyond, biases = has_lists && !invalid ? complete() : 0;
         if (threadIdx.x) return;
         const float t = temperature();

@@ -41,7 +41,7 @@ int main() {
     const u32 first_row = get<u32>(), count = get<u32>(), entries = get<u32>(), rows = first_row + count;
     EncodeRows call{};
     call.first_row = first_row;
-    call.first_token = get<u32>(), call.tokens = get<u32>(), call.vocab_size = get<u32>(), call.capacity = get<u32>();
+    call.first_token = get<u32>(), call.tokens = get<u32>(), call.vocab_size = get<u32>(), call.max_adjusted = get<u32>();
     RowColumns& columns = call.columns;
     columns.index = array<i32>(rows);
     columns.seed = array<u64>(entries);
@@ -65,12 +65,12 @@ int main() {
     columns.prompt = lists(entries);
     columns.output = lists(entries);
 
-    const u64 stride = 2 * call.capacity + 1;
+    const u64 stride = 2 * call.max_adjusted + 1;
     std::vector<Row> encoded(count);
     std::vector<RowFilters> filters(count);
     std::vector<Parameter> invalid(count);
     std::vector<LogitBias> biases(count * stride);
-    std::vector<u32> counts(count * call.capacity + 1);
+    std::vector<u32> counts(count * call.max_adjusted + 1);
     call.rows = encoded.data(), call.filters = filters.data(), call.invalid = invalid.data();
     call.lists = biases.data(), call.counts = counts.data();
     for (const bool is_backwards : {true, false}) {

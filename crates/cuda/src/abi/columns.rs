@@ -107,14 +107,14 @@ pub(crate) struct EncodeRows {
     pub(crate) lists: DeviceAddress<LogitBias>,
     pub(crate) counts: DeviceAddress<u32>,
     pub(crate) first_row: u32,
-    pub(crate) capacity: u32,
+    pub(crate) max_adjusted: u32,
     pub(crate) first_token: u32,
     pub(crate) tokens: u32,
     pub(crate) vocab_size: u32,
     pub(crate) padding: u32,
 }
 layout!(EncodeRows 304:
-    columns 0, rows 240, filters 248, invalid 256, lists 264, counts 272, first_row 280, capacity 284, first_token 288,
+    columns 0, rows 240, filters 248, invalid 256, lists 264, counts 272, first_row 280, max_adjusted 284, first_token 288,
     tokens 292, vocab_size 296, padding 300
 );
 

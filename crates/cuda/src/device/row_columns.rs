@@ -87,7 +87,7 @@ pub(crate) struct RowColumnKernels {
     memory: Scratch,
     max_rows: usize,
     /// The maximum number of adjusted tokens of a row: tokens with a bias, a ban or a penalty.
-    max_listed: usize,
+    max_adjusted: usize,
 }
 
 /// The addresses of the parts of the memory.
@@ -103,16 +103,16 @@ impl RowColumnKernels {
     ///
     /// # Errors
     /// [`CudaError::TooLarge`]: 2^30 adjusted tokens or more. [`CudaError::Compile`], [`CudaError::Driver`].
-    pub(crate) fn new(max_rows: usize, max_listed: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
-        CudaError::check_limits(&[("adjusted tokens of a row", max_listed, (1 << 30) - 1)])?;
-        let row = size_of::<Row>() + size_of::<RowFilters>() + size_of::<Draw>() + 4 + 4 * max_listed;
-        let lists = size_of::<LogitBias>() * (2 * max_listed + 1);
+    pub(crate) fn new(max_rows: usize, max_adjusted: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
+        CudaError::check_limits(&[("adjusted tokens of a row", max_adjusted, (1 << 30) - 1)])?;
+        let row = size_of::<Row>() + size_of::<RowFilters>() + size_of::<Draw>() + 4 + 4 * max_adjusted;
+        let lists = size_of::<LogitBias>() * (2 * max_adjusted + 1);
         Ok(RowColumnKernels {
             encode: device.function(&SOURCE, &SOURCE.instance(), &entries::ENCODE_ROWS)?,
             write: device.function(&SOURCE, &SOURCE.instance(), &entries::WRITE_TOKENS)?,
             memory: Scratch::new((row + lists) * max_rows, &[], device)?,
             max_rows,
-            max_listed,
+            max_adjusted,
         })
     }
 
@@ -120,15 +120,15 @@ impl RowColumnKernels {
         self.max_rows
     }
 
-    pub(crate) fn max_listed(&self) -> usize {
-        self.max_listed
+    pub(crate) fn max_adjusted(&self) -> usize {
+        self.max_adjusted
     }
 
     fn parts(&mut self) -> Parts {
         let (n, rows) = (self.max_rows, self.memory.begin_use::<Row>());
         let filters = rows.add(n).cast::<RowFilters>();
         let lists = filters.add(n).cast::<LogitBias>();
-        let draws = lists.add(n * (2 * self.max_listed + 1)).cast::<Draw>();
+        let draws = lists.add(n * (2 * self.max_adjusted + 1)).cast::<Draw>();
         let invalid = draws.add(n).cast::<u32>();
         Parts { rows: FilteredRows { rows, filters, draws }, lists, invalid, counts: invalid.add(n) }
     }
@@ -155,7 +155,7 @@ impl RowColumnKernels {
             lists,
             counts,
             first_row: rows.start as u32,
-            capacity: self.max_listed as u32,
+            max_adjusted: self.max_adjusted as u32,
             first_token: tokens.start,
             tokens: tokens.len() as u32,
             vocab_size,

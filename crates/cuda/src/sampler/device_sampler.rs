@@ -118,17 +118,17 @@ impl DeviceSampler {
 impl DeviceSampler {
     /// Loads kernels and allocates memory for [`DeviceSampler::enqueue`], so that a graph can capture such calls.
     ///
-    /// `columns` has the arrays of later calls; only which arrays are null matters. `max_listed` is the maximum number
+    /// `columns` has the arrays of later calls; only which arrays are null matters. `max_adjusted` is the maximum number
     /// of distinct adjusted tokens of a row: biased, banned, banned as stop tokens, and penalised. Each of them takes
     /// 20 bytes for every row. Calls with filters store the logits of up to 256 rows.
     ///
-    /// A larger `max_listed` than before replaces memory, so graphs that captured earlier calls must not run again.
+    /// A larger `max_adjusted` than before replaces memory, so graphs that captured earlier calls must not run again.
     ///
     /// # Errors
     /// [`CudaError::Layout`]: the head has no rows. [`CudaError::TooLarge`], [`CudaError::Driver`],
     /// [`CudaError::Compile`].
-    pub fn prepare_enqueue(&mut self, columns: &RowColumns, max_listed: usize) -> Result<(), CudaError> {
-        self.sampler.prepare_columns(columns, max_listed)
+    pub fn prepare_enqueue(&mut self, columns: &RowColumns, max_adjusted: usize) -> Result<(), CudaError> {
+        self.sampler.prepare_columns(columns, max_adjusted)
     }
 
     /// Enqueues a draw for each row of `hidden [rows, hidden]` on `stream`, and returns without waiting.

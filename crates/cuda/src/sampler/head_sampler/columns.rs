@@ -12,9 +12,9 @@ use crate::error::CudaError;
 impl HeadSampler<'_> {
     /// Loads kernels and allocates memory for later calls of [`HeadSampler::enqueue_columns`].
     ///
-    /// Later calls may have the arrays that `columns` has, or some of them, and up to `max_listed` adjusted tokens in a
+    /// Later calls may have the arrays that `columns` has, or some of them, and up to `max_adjusted` adjusted tokens in a
     /// row.
-    pub(crate) fn prepare_columns(&mut self, columns: &RowColumns, max_listed: usize) -> Result<(), CudaError> {
+    pub(crate) fn prepare_columns(&mut self, columns: &RowColumns, max_adjusted: usize) -> Result<(), CudaError> {
         let kernels = self.kernels.as_mut().ok_or(NO_ROWS)?;
         if columns.features() == RowFeatures::Any {
             kernels.fused.prepare(RowFeatures::Any)?;
@@ -23,8 +23,8 @@ impl HeadSampler<'_> {
             let ((selection, _), fused) = kernels.filters()?;
             selection.prepare(fused)?;
         }
-        if kernels.columns.as_ref().is_none_or(|columns| columns.max_listed() < max_listed) {
-            kernels.columns = Some(RowColumnKernels::new(kernels.max_draws(), max_listed, &kernels.device)?);
+        if kernels.columns.as_ref().is_none_or(|columns| columns.max_adjusted() < max_adjusted) {
+            kernels.columns = Some(RowColumnKernels::new(kernels.max_draws(), max_adjusted, &kernels.device)?);
         }
         Ok(())
     }
