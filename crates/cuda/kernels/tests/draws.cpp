@@ -50,13 +50,6 @@ constexpr int COLUMNS = 16;
 // Further codes besides the rules of groups: the fused draw, and draws from existing logits of two types.
 constexpr u32 FUSED = 3, EXISTING_F32 = 4, EXISTING_BF16 = 5;
 
-template <class T>
-static T get() {
-    T value;
-    if (fread(&value, sizeof(T), 1, stdin) != 1) abort();
-    return value;
-}
-
 // Runs an epilogue over the tokens from `from` on, as a launch of `blocks` blocks does. `dots` has `stride` tokens per row.
 template <class Epilogue>
 static void run_blocks(const Call& call, const typename Epilogue::Arguments& arguments, const float* dots, u32 stride, u32 from,

@@ -37,6 +37,20 @@ inline struct Index {
     unsigned x, y;
 } blockIdx, gridDim;
 
+// Reads a value from standard input.
+template <class T>
+T get() {
+    T value;
+    if (fread(&value, sizeof(T), 1, stdin) != 1) abort();
+    return value;
+}
+
+// Writes a value to standard output.
+template <class T>
+void put(const T& value) {
+    fwrite(&value, sizeof(T), 1, stdout);
+}
+
 namespace emulator {
 
 // A context starts a fiber. Then jumps switch between fibers: they do not change the signal mask, so they need no system call.
@@ -232,6 +246,11 @@ inline unsigned atomicCAS(unsigned* at, unsigned expected, unsigned value) {
 inline unsigned atomicExch(unsigned* at, unsigned value) {
     const unsigned old = *at;
     *at = value;
+    return old;
+}
+inline unsigned atomicOr(unsigned* at, unsigned value) {
+    const unsigned old = *at;
+    *at = old | value;
     return old;
 }
 inline unsigned long long atomicExch(unsigned long long* at, unsigned long long value) {

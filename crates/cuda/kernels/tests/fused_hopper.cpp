@@ -12,7 +12,6 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
 }
 inline unsigned __reduce_or_sync(unsigned, unsigned value) { return value; }
-unsigned atomicOr(unsigned* at, unsigned value);  // never called
 
 #define FS_EMULATED "../../../tests/hopper_ptx.hpp"
 #include "flash_sampling/noise/bound.cuh"
@@ -25,12 +24,6 @@ static float bound_factor;
 using namespace flash_sampling;
 using fused_hopper::FusedVariant;
 
-template <class T>
-static T get() {
-    T value;
-    if (fread(&value, sizeof(T), 1, stdin) != 1) abort();
-    return value;
-}
 template <class T>
 static std::vector<T> get_all(size_t count) {
     std::vector<T> values(count);

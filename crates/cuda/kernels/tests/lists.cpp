@@ -9,13 +9,6 @@ using namespace flash_sampling;
 
 static FilterRow::Shared shared;
 
-template <class T>
-static T get() {
-    T value;
-    if (fread(&value, sizeof(T), 1, stdin) != 1) abort();
-    return value;
-}
-
 // The fused kernel's list of a shard: the tokens that reach the cutoff.
 struct List {
     std::vector<u64> keys;

@@ -1,20 +1,7 @@
 // Encodes rows from arrays of parameters, and writes draws to arrays, on the processor. Reads the arrays from standard input, and
 // writes rows, lists and results to standard output. The unit tests of device/row_columns.rs compare them with the host's.
 #include "emulator.hpp"
-
-inline unsigned atomicOr(unsigned* at, unsigned value) {
-    const unsigned old = *at;
-    *at = old | value;
-    return old;
-}
 #include "../row_columns.cu"
-
-template <class T>
-static T get() {
-    T value;
-    if (fread(&value, sizeof(T), 1, stdin) != 1) abort();
-    return value;
-}
 
 template <class T>
 static void put(const T* values, size_t count) {

@@ -6,18 +6,6 @@
 #define asm(...) (static_cast<void>(bits), abort())
 #include "../row_summary.cu"
 
-template <class T>
-static T get() {
-    T value;
-    if (fread(&value, sizeof(T), 1, stdin) != 1) abort();
-    return value;
-}
-
-template <class T>
-static void put(const T& value) {
-    fwrite(&value, sizeof(T), 1, stdout);
-}
-
 int main() {
     const u32 first = get<u32>(), tokens = get<u32>(), limit = get<u32>(), is_raw = get<u32>();
     Row row{};

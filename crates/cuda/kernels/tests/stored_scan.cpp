@@ -4,18 +4,6 @@
 
 #include "../stored_scan.cu"
 
-template <class T>
-static T get() {
-    T value;
-    if (fread(&value, sizeof(T), 1, stdin) != 1) abort();
-    return value;
-}
-
-template <class T>
-static void put(const T& value) {
-    fwrite(&value, sizeof(T), 1, stdout);
-}
-
 static void put_kept(const std::vector<KeptToken>& kept, u64 count) {
     put(count);
     for (u64 i = 0; i < count; ++i) put(kept[i].key), put(kept[i].logit);
