@@ -100,9 +100,9 @@ def test_tokens_are_the_argmax_of_the_models_logits_plus_noise(model):
 
 
 def test_a_sequence_has_the_same_tokens_alone_and_in_a_batch(model):
-    together = drawn(model, eos_token_id=None, temperature=0.8, top_p=0.9, repetition_penalty=1.3)
-    assert len({tuple(tokens) for tokens in together}) == 3
-    for prompt, seed, tokens in zip(PROMPTS, SEEDS, together):
+    in_batch = drawn(model, eos_token_id=None, temperature=0.8, top_p=0.9, repetition_penalty=1.3)
+    assert len({tuple(tokens) for tokens in in_batch}) == 3
+    for prompt, seed, tokens in zip(PROMPTS, SEEDS, in_batch):
         alone = drawn(model, [prompt], seeds=[seed], eos_token_id=None, temperature=0.8, top_p=0.9, repetition_penalty=1.3)
         assert alone == [tokens]
 

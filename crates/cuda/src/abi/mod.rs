@@ -146,7 +146,8 @@ pub mod status {
     pub const LATE_RANK: u32 = 4;
     /// A rank of the group made a different call; `token` is the rank.
     pub const OTHER_CALL: u32 = 5;
-    /// The host applies the row's filters. Only [`DeviceFilters`](crate::DeviceFilters) returns this status.
+    /// The host applies the row's filters. Only [`DeviceFilters`](crate::DeviceFilters) and
+    /// [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue) return this status.
     pub const UNDECIDED: u32 = 6;
     /// A parameter is invalid, or a row has more adjusted tokens than planned. Only
     /// [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue) returns this status.

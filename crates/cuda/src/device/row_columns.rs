@@ -41,7 +41,7 @@ impl RowColumns {
     }
 
     /// Checks what the kernels do not check: alignment, and arrays that need each other.
-    fn check(&self) -> Result<(), CudaError> {
+    pub(crate) fn check(&self) -> Result<(), CudaError> {
         let lists = [
             ("biases", self.logit_bias),
             ("banned tokens", self.banned),
@@ -76,6 +76,16 @@ impl RowColumns {
             ("biases", self.logit_bias_values),
         ];
         floats.into_iter().try_for_each(|(what, column)| check_aligned(what, column))
+    }
+}
+
+impl TokenColumns {
+    /// Checks the alignment of the arrays.
+    pub(crate) fn check(&self) -> Result<(), CudaError> {
+        check_aligned("tokens", self.tokens)?;
+        check_aligned("scores", self.scores)?;
+        check_aligned("logits", self.logits)?;
+        check_aligned("statuses", self.statuses)
     }
 }
 
@@ -144,7 +154,6 @@ impl RowColumnKernels {
         rows: Range<usize>,
         (tokens, vocab_size): (Range<u32>, u32),
     ) -> Result<FilteredRows, CudaError> {
-        columns.check()?;
         CudaError::check_limits(&[("rows", rows.len(), self.max_rows), ("rows", rows.end, i32::MAX as usize)])?;
         let Parts { rows: encoded, lists, invalid, counts } = self.parts();
         let call = EncodeRows {
@@ -172,10 +181,6 @@ impl RowColumnKernels {
         columns: &TokenColumns,
         rows: Range<usize>,
     ) -> Result<(), CudaError> {
-        check_aligned("tokens", columns.tokens)?;
-        check_aligned("scores", columns.scores)?;
-        check_aligned("logits", columns.logits)?;
-        check_aligned("statuses", columns.statuses)?;
         let Parts { rows: FilteredRows { draws, .. }, invalid, .. } = self.parts();
         let (first_row, row_count) = (rows.start as u32, rows.len() as u32);
         let call = WriteTokens { columns: *columns, draws, invalid, first_row, row_count };

@@ -113,9 +113,7 @@ impl DeviceSampler {
         }
         sampled
     }
-}
 
-impl DeviceSampler {
     /// Loads kernels and allocates memory for [`DeviceSampler::enqueue`], so that a graph can capture such calls.
     ///
     /// `columns` has the arrays of later calls; only which arrays are null matters. `max_adjusted` is the maximum number

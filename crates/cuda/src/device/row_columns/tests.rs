@@ -301,7 +301,7 @@ fn rows_of_arrays_are_those_of_the_host() {
     let noise = Noise::new(31, 7).unwrap();
     let index: Vec<usize> = (0..26).map(|row| row * 7 % 24).collect();
     let mut invalid = 0;
-    // The last vocabulary has two windows. Its tokens are near the end, but for those of one entry.
+    // The vocabulary of 400,000 tokens has two windows.
     for (tokens, vocab_size, capacity) in
         [(0..1200, 1200, 128), (300..777, 1200, 128), (0..5000, 5000, 20), (0..400_000, 400_000, 128), (0..40, 41, 0)]
     {

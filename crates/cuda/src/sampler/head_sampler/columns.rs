@@ -36,6 +36,8 @@ impl HeadSampler<'_> {
         hidden: &DeviceMatrix,
         (columns, out): (&RowColumns, &TokenColumns),
     ) -> Result<(), CudaError> {
+        columns.check()?;
+        out.check()?;
         CudaError::check_limits(&[("rows", hidden.rows, self.plan.max_rows)])?;
         if self.kernels.as_ref().ok_or(NO_ROWS)?.columns.is_none() {
             self.prepare_columns(columns, 0)?;

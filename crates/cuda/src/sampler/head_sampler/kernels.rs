@@ -252,6 +252,7 @@ impl HeadKernels {
     pub(super) fn finish(&mut self, queue: Queue<'_>, count: usize, draws: &mut Vec<Draw>) -> Result<(), CudaError> {
         let size = count * size_of::<Draw>();
         self.results.copy_down(self.draws.begin_use::<Draw>(), 0, size, queue)?;
+        // Without a sleep, unlike the wait for the event of the copy.
         queue.stream().synchronize().map_err(CudaError::driver("run the kernels"))?;
         draws.clear();
         draws.extend_from_slice(bytemuck::cast_slice(&self.results.bytes()?[..size]));
