@@ -155,7 +155,7 @@ impl DeviceCall {
     /// # Errors
     /// A tensor that is not on the GPU, or has another shape or element type; its name is the knob.
     pub(crate) fn borrow(
-        (rows, hidden): (usize, &Tensor),
+        (rows, hidden, vocab_size): (usize, &Tensor, u32),
         [seed, position]: [Argument<'_, '_>; 2],
         [temperature, top_p, min_p]: [Argument<'_, '_>; 3],
         [top_k, mask]: [Argument<'_, '_>; 2],
@@ -171,10 +171,10 @@ impl DeviceCall {
         call.columns.top_p = call.column(top_p, "top_p", &[Kind::Float])?;
         call.columns.min_p = call.column(min_p, "min_p", &[Kind::Float])?;
         call.columns.top_k = call.column(top_k, "top_k", &[Kind::Int])?;
-        call.out.tokens = call.column(out, "out", &[Kind::Int])?;
-        call.out.statuses = call.column(statuses, "statuses", INTEGERS)?;
+        call.out.tokens = call.result(out, "out", &[Kind::Int])?;
+        call.out.statuses = call.result(statuses, "statuses", INTEGERS)?;
         if let Some(mask) = mask {
-            call.mask(mask)?;
+            call.mask(mask, vocab_size.div_ceil(32) as usize)?;
         }
         Ok(call)
     }
@@ -209,21 +209,34 @@ impl DeviceCall {
             let kind = if kinds.contains(&Kind::Float) { "float" } else { "int" };
             return Err(invalid(name, format!("{name} must have {rows} contiguous elements of {kind}{bits}")));
         }
-        if tensor.is_read_only && ["out", "statuses"].contains(&name) {
-            return Err(invalid(name, format!("{name} is read-only")));
-        }
         let address = DeviceAddress::new(tensor.address());
         self.held.push(tensor);
         Ok(address)
     }
 
-    /// Borrows masks `[rows, words]` with contiguous words.
-    fn mask(&mut self, object: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Borrows a tensor as [`DeviceCall::column`] does, and refuses a read-only tensor.
+    fn result<T>(
+        &mut self,
+        object: Argument<'_, '_>,
+        name: &'static str,
+        kinds: &[Kind],
+    ) -> PyResult<DeviceAddress<T>> {
+        let address = self.column(object, name, kinds)?;
+        match self.held.last() {
+            Some(tensor) if object.is_some() && tensor.is_read_only => {
+                Err(invalid(name, format!("{name} is read-only")))
+            }
+            _ => Ok(address),
+        }
+    }
+
+    /// Borrows masks `[rows, words]` with contiguous words, at least `needed`.
+    fn mask(&mut self, object: &Bound<'_, PyAny>, needed: usize) -> PyResult<()> {
         let tensor = self.tensor(object, "mask")?;
         match (tensor.shape(), &tensor.strides[..]) {
             (&[rows, words], &[stride, step])
                 if rows == self.rows
-                    && words > 0
+                    && words >= needed
                     && (step == 1 || words < 2)
                     && (stride >= 0 || rows < 2)
                     && tensor.size == 4
@@ -236,7 +249,7 @@ impl DeviceCall {
             (shape, _) => {
                 let rows = self.rows;
                 let text =
-                    format!("mask has shape {shape:?}, but must be [{rows}, words] of int32 with contiguous words");
+                    format!("mask has shape {shape:?}, but must be [{rows}, {needed}] of int32 with contiguous words");
                 return Err(invalid("mask", text));
             }
         }

@@ -175,9 +175,9 @@ impl Sampler {
     ///
     /// hidden: [rows, hidden] in bfloat16, float16 or float32.
     /// out: [rows] int64, which holds the tokens when the work on the current stream has run; -1 for a row that failed.
-    /// seed, position: [rows] int64.
+    /// seed, position: [rows] int64; a seed from 2^63 on as the int64 with the same bits.
     /// temperature, top_p, min_p: [rows] float32. top_k: [rows] int32, off or at most 1024.
-    /// mask: [rows, words] int32.
+    /// mask: [rows, ceil(vocab / 32)] int32.
     /// statuses: [rows] int32, which receives a status in the low byte: 0 for a drawn token; 1, 2, 3 for a row without
     ///     finite logits, with NaN, or with +inf; 6 for a row whose filters need a call that waits; 7 for an invalid
     ///     parameter.
@@ -206,7 +206,8 @@ impl Sampler {
         let (tensor, rows) = self.borrow(hidden)?;
         let keys = [Some(seed), Some(position)];
         let floats = [temperature, top_p, min_p];
-        let call = DeviceCall::borrow((rows, &tensor), keys, floats, [top_k, mask], [Some(out), statuses])?;
+        let call =
+            DeviceCall::borrow((rows, &tensor, self.vocab_size), keys, floats, [top_k, mask], [Some(out), statuses])?;
         py.detach(|| {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.0.enqueue(&tensor, self.input, &call)

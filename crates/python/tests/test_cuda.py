@@ -153,7 +153,7 @@ def test_tensors_of_a_call_that_does_not_wait_are_checked(problem):
         ("temperature", torch.ones(4, dtype=torch.float64, device="cuda"), "4 contiguous elements of float32"),
         ("top_k", torch.ones(3, dtype=torch.int32, device="cuda"), "4 contiguous elements of int32"),
         ("top_p", torch.ones(4), "top_p is on the CPU, but must be on cuda:0"),
-        ("mask", torch.ones((4, 32), dtype=torch.int64, device="cuda"), r"must be \[4, words\] of int32"),
+        ("mask", torch.ones((4, 32), dtype=torch.int64, device="cuda"), r"must be \[4, 32\] of int32"),
     ]:
         with pytest.raises(FlashSamplingError, match=fault) as error:
             sampler.enqueue(hidden, out, **{**keys, name: value})

@@ -194,5 +194,5 @@ def test_calls_that_do_not_wait_need_a_gpu(problem):
     with pytest.raises(FlashSamplingError, match="out is read-only"):
         sampler.enqueue(problem.hidden, out, **keys)
     out.flags.writeable = True
-    with pytest.raises(FlashSamplingError, match=r"must be \[4, words\] of int32"):
-        sampler.enqueue(problem.hidden, out, mask=numpy.zeros((4, 0), dtype=numpy.int32), **keys)
+    with pytest.raises(FlashSamplingError, match=r"must be \[4, 32\] of int32"):
+        sampler.enqueue(problem.hidden, out, mask=numpy.zeros((4, 31), dtype=numpy.int32), **keys)
