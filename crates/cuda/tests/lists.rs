@@ -1,18 +1,23 @@
-//! Runs the draw of a listed row on the processor, from the list of one GPU and from the lists of several ranks. The
-//! system's C++ compiler builds the kernels' own headers, and the test compares every draw with the reference.
+//! Runs draws with filters on the processor: from the list of one GPU, from the lists of several ranks, and from all
+//! logits. The system's C++ compiler builds the kernels' own headers, and the tests compare every draw with the reference.
 
 mod emulated;
 
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Head, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+/// The program of all tests here.
+static PROGRAM: LazyLock<Option<PathBuf>> = LazyLock::new(|| emulated::program("lists"));
 
 const DRAWS: u32 = 250;
 
 /// The output for a draw: its status, then token, score and logit.
 type Told = [u32; 4];
 
-/// Returns the kernels' draws. The tokens of each shard that reach `cut` are its list.
+/// Returns the kernels' draws. The tokens of each shard that reach `cut` are its list; with no shards, the draws are
+/// from all logits.
 fn found(program: &Path, params: &RowParams<'_>, shards: u32, cut: f32, logits: &[f32]) -> Vec<Told> {
     let mut input = Vec::new();
     let ln_min_p = if params.min_p > 0.0 { f64::from(params.min_p).ln() } else { f64::NEG_INFINITY };
@@ -50,7 +55,7 @@ fn wanted(params: RowParams<'_>, logits: &[f32]) -> Vec<Told> {
 /// tokens that top-k keeps.
 #[test]
 fn listed_draws_are_those_of_the_reference() {
-    let Some(program) = emulated::program("lists") else { return };
+    let Some(program) = &*PROGRAM else { return };
     // One very large logit, five that a min-p of 3e-4 keeps, many that it drops, and many that no list has.
     let logit = |t: u32| match t {
         7 => 8.25,
@@ -78,10 +83,40 @@ fn listed_draws_are_those_of_the_reference() {
         let want = wanted(params, &logits);
         assert_eq!(want.len(), DRAWS as usize);
         for shards in [1, 3] {
-            assert!(found(&program, &params, shards, cut, &logits) == want, "{name}, {shards} shards");
+            assert!(found(program, &params, shards, cut, &logits) == want, "{name}, {shards} shards");
         }
         // The negative control: draws without min-p.
         let dropped = wanted(RowParams { min_p: 0.0, ..params }, &logits);
         assert_eq!(dropped != want, has_min_p, "{name}");
+    }
+}
+
+/// Filters that keep thousands of tokens, equal logits at a limit, and masses that meet a limit exactly.
+#[test]
+fn draws_from_all_logits_are_those_of_the_reference() {
+    let Some(program) = &*PROGRAM else { return };
+    let spread = |t: u32| (t.wrapping_mul(0x9e37_79b9) >> 8) as f32 / (1 << 24) as f32;
+    let flat: Vec<f32> = (0..2999).map(|t| 2.0 * spread(t)).collect();
+    let equal: Vec<f32> = (0..2600).map(|t| if t % 7 == 0 { f32::NEG_INFINITY } else { 0.0 }).collect();
+    let steps: Vec<f32> = (0..2301).map(|t| (40.0 * spread(t)).floor() / 2.0 - 10.0).collect();
+    let huge: Vec<f32> = (0..1500).map(|t| 3e6 + (100.0 * spread(t)).floor()).collect();
+    let four = [0.0; 4].to_vec();
+    let base = RowParams { seed: 77, position: 5, draws: 8, ..RowParams::default() };
+    let cases = [
+        ("top-p", RowParams { top_p: 0.7, ..base }),
+        ("a small top-p", RowParams { top_p: 1e-6, ..base }),
+        ("half of the mass", RowParams { top_p: 0.5, ..base }),
+        ("min-p, top-p", RowParams { min_p: 0.2, top_p: 0.95, ..base }),
+        ("top-k", RowParams { top_k: 1000, ..base }),
+        ("one token", RowParams { top_k: 1, ..base }),
+        ("min-p, top-k, top-p", RowParams { min_p: 0.01, top_k: 700, top_p: 0.5, ..base }),
+        ("top-k, top-p, min-p", RowParams { order: Order::LlamaCpp, min_p: 0.5, top_k: 1000, top_p: 0.9, ..base }),
+    ];
+    for (shape, logits) in [("flat", &flat), ("equal", &equal), ("steps", &steps), ("huge", &huge), ("four", &four)] {
+        for (name, params) in cases {
+            let want = wanted(params, logits);
+            assert_eq!(want.len(), base.draws as usize);
+            assert!(found(program, &params, 0, 0.0, logits) == want, "{name} of {shape} logits");
+        }
     }
 }

@@ -179,8 +179,7 @@ impl Sampler {
     /// temperature, top_p, min_p: [rows] float32. top_k: [rows] int32, off or at most 1024.
     /// mask: [rows, ceil(vocab / 32)] int32.
     /// statuses: [rows] int32, which receives a status in the low byte: 0 for a drawn token; 1, 2, 3 for a row without
-    ///     finite logits, with NaN, or with +inf; 6 for a row whose filters need a call that waits; 7 for an invalid
-    ///     parameter.
+    ///     finite logits, with NaN, or with +inf; 7 for an invalid parameter.
     ///
     /// A torch.cuda.graph can capture the call, after a first call with the same parameters; the sampler and all
     /// tensors must outlive the graph. The caller orders calls of one sampler on several streams.

@@ -183,6 +183,7 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
     for (unsigned lane = 0; lane < 32; ++lane) ballot |= static_cast<unsigned>(votes[lane]) << lane;
     return ballot;
 }
+inline int __clzll(long long value) { return __builtin_clzll(static_cast<unsigned long long>(value)); }
 inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
     const unsigned long long* values = emulator::exchange(value);

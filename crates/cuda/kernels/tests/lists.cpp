@@ -1,9 +1,9 @@
-// Runs the draw of a listed row on the processor, from the list of one GPU and from the lists of several ranks. Reads a row and
-// its filters from standard input, and writes its draws to standard output. crates/cuda/tests/lists.rs compares them with the
-// reference.
+// Runs draws with filters on the processor: from the list of one GPU, from the lists of several ranks, and from all logits. Reads
+// a row and its filters from standard input, and writes its draws to standard output. crates/cuda/tests/lists.rs compares them
+// with the reference.
 #include "emulator.hpp"
 
-#include "flash_sampling/selection/filter_row.cuh"
+#include "flash_sampling/selection/exact_filters.cuh"
 
 using namespace flash_sampling;
 
@@ -24,9 +24,10 @@ static List list_of(const std::vector<float>& logits, u32 first, u32 end, float 
 }
 
 // Runs one block on a row with these filters.
-static void run(const RowFilters& filters, const std::function<void(FilterRow&)>& body) {
+static void run(const RowFilters& filters, const std::function<void(FilterRow&)>& body,
+                const ExistingRow& logits = {nullptr, 0, 0}) {
     emulator::run(FilterRow::THREADS, [&] {
-        FilterRow select{filters, ExistingRow{nullptr, 0, 0}, shared};
+        FilterRow select{filters, logits, shared};
         body(select);
     });
 }
@@ -65,13 +66,22 @@ int main() {
     std::vector<float> logits(get<u32>());
     float largest = -f32_infinity();
     for (float& logit : logits) logit = get<float>(), largest = logit > largest ? logit : largest;
+    // The weights of mass bins, for the draw from all logits.
+    std::vector<double> weights(MASS_BINS);
+    for (u32 bin = 0; bin < MASS_BINS; ++bin) weights[bin] = exp(bin * -0.125);
     std::vector<List> lists;
     const u32 tokens = static_cast<u32>(logits.size());
     for (u32 s = 0; s < shards; ++s) lists.push_back(list_of(logits, s * tokens / shards, (s + 1) * tokens / shards, cut));
     for (row.draw = 0; row.draw < draws; ++row.draw) {
         shared.row = row;
         Draw draw{};
-        if (shards > 1) {
+        if (shards == 0) {
+            const auto body = [&](FilterRow& select) {
+                const Draw found = ExactFilters{select, weights.data()}.draw();
+                if (threadIdx.x == 0) draw = found;
+            };
+            run(filters, body, ExistingRow{logits.data(), 0, tokens});
+        } else if (shards > 1) {
             draw = draw_joined(filters, lists, largest, room);
         } else {
             run(filters, [&](FilterRow& select) {

@@ -86,6 +86,7 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/selection/block_maxima.cuh"),
     file!("include/flash_sampling/selection/candidates.cuh"),
     file!("include/flash_sampling/selection/digit.cuh"),
+    file!("include/flash_sampling/selection/exact_filters.cuh"),
     file!("include/flash_sampling/selection/filter_call.cuh"),
     file!("include/flash_sampling/selection/filter_row.cuh"),
     file!("include/flash_sampling/selection/groups.cuh"),

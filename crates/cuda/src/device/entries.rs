@@ -4,9 +4,9 @@
 #[cfg(feature = "nccl")]
 use crate::abi::Reduction;
 use crate::abi::{
-    Call, Canonical, EncodeRows, Existing, FilterCall, FilterListCall, LogitStore, Maps, Masses, Matrices, NearTies,
-    PeerRecords, Peers, RowLists, RowSummaries, ScanSums, ScanTokens, Selection, Summaries, TopLists, UndecidedRows,
-    WriteTokens,
+    Call, Canonical, DeviceAddress, EncodeRows, Existing, FilterCall, FilterListCall, LogitStore, Maps, Masses,
+    Matrices, NearTies, PeerRecords, Peers, RowLists, RowSummaries, ScanSums, ScanTokens, Selection, Summaries,
+    TopLists, UndecidedRows, WriteTokens,
 };
 use crate::device::launch::Entry;
 
@@ -35,6 +35,7 @@ entries! {
     FILTER_LIST "filter_list" (FilterListCall);
     FILTER_LIST_RANKS "filter_list_ranks" (FilterListCall, PeerRecords);
     FILTER_ROW "filter_row" (FilterCall);
+    DECIDE_ROW "decide_row" (FilterCall, DeviceAddress<f64>);
     TOP_P "top_p" (FilterCall, UndecidedRows);
     TOP_P_BLOCK_MAX "top_p_block_max" (FilterCall, UndecidedRows);
     TOP_P_RESOLVE "top_p_resolve" (FilterCall, UndecidedRows);

@@ -37,6 +37,15 @@ impl Scratch {
         Ok(Scratch { memory, address, is_pending: false })
     }
 
+    /// Allocates a copy of values.
+    pub(crate) fn of(values: &[f64], device: &Arc<Device>) -> Result<Self, CudaError> {
+        let (failed, stream) = (CudaError::driver("allocate scratch"), device.scratch_stream());
+        let mut scratch = Scratch::new(size_of_val(values), &[], device)?;
+        stream.memcpy_htod(bytemuck::cast_slice::<_, u8>(values), &mut scratch.memory).map_err(&failed)?;
+        stream.synchronize().map_err(&failed)?;
+        Ok(scratch)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }

@@ -139,8 +139,6 @@ impl DeviceSampler {
     /// A row without a draw has token -1, and its status is the reason; other rows do not change:
     /// * [`PARAMETERS`](crate::abi::status::PARAMETERS): a parameter is invalid, or the row has more adjusted tokens
     ///   than prepared.
-    /// * [`UNDECIDED`](crate::abi::status::UNDECIDED): the GPU cannot decide the row's filters
-    ///   ([`DeviceFilters`](crate::DeviceFilters)). [`DeviceSampler::sample`] draws such a row.
     /// * Other constants of [`status`](crate::abi::status): a logit of the row is NaN or +inf, or none is finite.
     ///
     /// # Errors

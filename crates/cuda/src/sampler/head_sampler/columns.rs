@@ -57,7 +57,7 @@ impl HeadSampler<'_> {
             let states = hidden.rows(rows.clone());
             let encoded = encoder.encode(queue, columns, rows.clone(), (tokens.clone(), vocab_size))?;
             match &mut filters {
-                Some((kinds, selection)) => selection.enqueue(queue, fused, &states, encoded, *kinds)?,
+                Some((kinds, selection)) => selection.enqueue_decided(queue, fused, &states, encoded, *kinds)?,
                 None => fused.enqueue(queue, &states, (encoded.rows, encoded.draws), columns.features())?,
             }
             encoder.write(queue, out, rows)?;

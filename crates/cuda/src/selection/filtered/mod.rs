@@ -27,6 +27,7 @@ use crate::selection::top_p::{self, TopP};
 use core::ops::Range;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUstreamCaptureStatus;
+use flash_sampling_core::backend::MassHistogram;
 use flash_sampling_core::{DType, Knob};
 pub use kinds::FilterKinds;
 use sharded_filters::RankKernels;
@@ -64,6 +65,10 @@ impl FilteredRows {
 pub struct DeviceFilters {
     /// Filters rows whose first filter is not top-p.
     by_row: ConfiguredKernel<(FilterCall,)>,
+    /// Decides rows that the other kernels leave undecided.
+    undecided: ConfiguredKernel<(FilterCall, DeviceAddress<f64>)>,
+    /// The weights of mass bins.
+    weights: Scratch,
     by_mass: TopP<top_p::OneGpu>,
     tokens: Range<u32>,
     stride: usize,
@@ -107,10 +112,14 @@ impl DeviceFilters {
         let bytes = UndecidedRows::bytes(max_rows);
         let open = Scratch::new(bytes, std::slice::from_ref(&(0..bytes)), device)?;
         let by_row = ConfiguredKernel::load(device, &FILTER_ROW, &entries::FILTER_ROW)?;
+        let undecided = ConfiguredKernel::load(device, &FILTER_ROW, &entries::DECIDE_ROW)?;
+        let weights = Scratch::of(MassHistogram::weights(), device)?;
         let by_list = ConfiguredKernel::load(device, &FILTER_LIST, &entries::FILTER_LIST)?;
         let by_mass = TopP::<top_p::OneGpu>::load(device)?;
         Ok(DeviceFilters {
             by_row,
+            undecided,
+            weights,
             by_mass,
             tokens,
             stride,
@@ -136,6 +145,7 @@ impl DeviceFilters {
         self.logits.iter_mut().for_each(Scratch::mark_idle);
         self.lists.mark_idle();
         self.open.mark_idle();
+        self.weights.mark_idle();
     }
 
     /// Allocates the room for logits, and loads the kernels of `sampler`, for every number of rows in its plan. Later
@@ -293,15 +303,40 @@ impl DeviceFilters {
         rows: FilteredRows,
         kinds: FilterKinds,
     ) -> Result<(), CudaError> {
+        self.enqueue_rows(queue, sampler, hidden, &rows, kinds).map(drop)
+    }
+
+    /// Draws as [`DeviceFilters::launch`] does, and decides all rows without a temperature after their filters.
+    pub(crate) fn enqueue_decided(
+        &mut self,
+        queue: Queue<'_>,
+        sampler: &mut DeviceTiled,
+        hidden: &DeviceMatrix,
+        rows: FilteredRows,
+        kinds: FilterKinds,
+    ) -> Result<(), CudaError> {
+        let Some(call) = self.enqueue_rows(queue, sampler, hidden, &rows, kinds)? else { return Ok(()) };
+        self.undecided.launch(queue, call.count, (call, self.weights.begin_use()))
+    }
+
+    /// Returns the argument of the selection kernels, unless the call has no rows.
+    fn enqueue_rows(
+        &mut self,
+        queue: Queue<'_>,
+        sampler: &mut DeviceTiled,
+        hidden: &DeviceMatrix,
+        rows: &FilteredRows,
+        kinds: FilterKinds,
+    ) -> Result<Option<FilterCall>, CudaError> {
         self.check(hidden, sampler, rows.filters)?;
         let has_maxima =
             kinds.is_by_block_maxima() && self.by_mass.supports_block_maxima() && sampler.stores_block_maxima(hidden);
         let (stored, output) = self.logit_store(has_maxima)?;
         let is_transformed = sampler.launch_any(queue, hidden, rows.unfiltered(), output)?;
         if hidden.rows == 0 {
-            return Ok(());
+            return Ok(None);
         }
-        let (call, draws) = (self.filter_call(stored, &rows, is_transformed, hidden.rows), hidden.rows as u32);
+        let (call, draws) = (self.filter_call(stored, rows, is_transformed, hidden.rows), hidden.rows as u32);
         if kinds.by_mass {
             let (open, are_zeros) = self.begin_open(queue)?;
             self.by_mass.launch(queue, &call, (call, open), draws)?;
@@ -310,7 +345,7 @@ impl DeviceFilters {
         if kinds.gathered {
             self.by_row.launch(queue, draws, (call,))?;
         }
-        Ok(())
+        Ok(Some(call))
     }
 
     /// The memory for the logits of a call, with or without block maxima, and the kernel's output for this memory.
