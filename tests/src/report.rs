@@ -183,7 +183,9 @@ pub struct Broken(pub String);
 
 impl<E: core::error::Error> From<E> for Broken {
     fn from(error: E) -> Self {
-        Broken(format!("unexpected error: {error}"))
+        let sources = core::iter::successors(error.source(), |error| error.source());
+        let sources: String = sources.map(|source| format!(": {source}")).collect();
+        Broken(format!("unexpected error: {error}{sources}"))
     }
 }
 
