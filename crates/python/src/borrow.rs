@@ -81,12 +81,11 @@ impl Tensor {
         let requires_grad = object.getattr_opt("requires_grad")?.is_some_and(|flag| flag.is_truthy().unwrap_or(false));
         let object = if requires_grad { &object.call_method0("detach")? } else { object };
         let (device, id): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-        let options = PyDict::new(object.py());
+        let (arrays, options) = (object.py().import("flash_sampling._arrays")?, PyDict::new(object.py()));
         let mut stream = 0;
         let place = match device {
             dlpack::HOST | dlpack::CUDA_HOST => Place::Host,
             dlpack::CUDA | dlpack::CUDA_MANAGED => {
-                let arrays = object.py().import("flash_sampling._arrays")?;
                 stream = arrays.call_method1("current_stream", (object,))?.extract()?;
                 // DLPack calls the default stream 1.
                 options.set_item("stream", stream.max(1))?;
@@ -95,13 +94,13 @@ impl Tensor {
             _ => return Err(invalid_type(format!("{what} is on DLPack's device type {device}, which is unsupported"))),
         };
         options.set_item("max_version", (1, 0))?;
-        let capsule = object.call_method("__dlpack__", (), Some(&options)).or_else(|error| {
+        let capsule = arrays.call_method("export", (object,), Some(&options)).or_else(|error| {
             // Producers of DLPack's first version do not have the argument.
             if !error.is_instance_of::<PyTypeError>(object.py()) {
                 return Err(error);
             }
             options.del_item("max_version")?;
-            object.call_method("__dlpack__", (), Some(&options))
+            arrays.call_method("export", (object,), Some(&options))
         })?;
         let tensor = dlpack::take(&capsule)?;
         let (kind, size) = match (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) {

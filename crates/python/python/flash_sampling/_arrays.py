@@ -51,3 +51,12 @@ def current_stream(tensor) -> int:
     if type(tensor).__module__.partition(".")[0] == "cupy":
         return sys.modules["cupy"].cuda.get_current_stream(tensor.device.id).ptr
     return 0
+
+
+def export(tensor, **options):
+    """The DLPack capsule of a tensor. torch exports only tensors of its current GPU."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+        with torch.cuda.device(tensor.device):
+            return tensor.__dlpack__(**options)
+    return tensor.__dlpack__(**options)
