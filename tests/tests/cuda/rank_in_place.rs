@@ -107,13 +107,18 @@ pub(crate) fn other_memory_is_named() {
 pub(crate) fn other_alignment_is_named() {
     let problem = Problem::integers(Size::new(2, 900, 64), DType::BF16, DType::BF16, 5);
     let plan = Plan { max_rows: 2, ..Plan::default() };
-    load_kernels(&problem, plan);
     let stream = Device::new(0).unwrap().context().new_stream().unwrap();
     let aligned = CopiedHidden::new(problem.input(), &stream);
     let misaligned = CopiedHidden::with_gaps(problem.input(), 2, &stream);
     let plain = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
     let filtered = plain.map(|row| RowParams { top_k: 20, ..row });
     let [drawn, kept] = [plain, filtered].map(|rows| reference(&problem, plan, ReferenceVariant::Tiled, &rows));
+    // Loads the kernels of all calls: a load could block behind a rank that waits on the same GPU.
+    let transport = Loopback::group(1).remove(0);
+    let mut alone = CudaRank::new(problem.head(), plan, transport, &CudaRankOptions::default()).unwrap();
+    for (hidden, rows) in [(&aligned, &plain), (&aligned, &filtered), (&misaligned, &plain), (&misaligned, &filtered)] {
+        alone.sample_device(&hidden.hidden, rows, &mut Samples::new()).unwrap();
+    }
     let is_hopper = Device::new(0).unwrap().capability() == (9, 0);
     let limit = Duration::from_secs(4);
     two_ranks(problem.head(), plan, limit, Gpus::One, CudaRankOptions::default(), |rank, mut sampler| {
