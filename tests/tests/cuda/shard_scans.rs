@@ -39,6 +39,9 @@ fn rows<'a>(mask: &'a [u32], none: &'a [u32]) -> Vec<RowParams<'a>> {
         raw,
         RowParams { top_p: 0.9, mask: Some(mask), ..raw },
         RowParams { mask: Some(none), logprobs: Some(0), ..raw },
+        // The storing pass makes the only draw of a row, or finds that no token is allowed.
+        RowParams { logprobs: Some(3), ..row },
+        RowParams { mask: Some(none), logprobs: Some(3), ..row },
         row,
         RowParams { top_p: f32::NAN, ..row },
     ]
