@@ -95,8 +95,8 @@ impl StoredScan<'_, '_> {
         self.memory.clear();
         for m in 0..self.part.len() {
             let member = &self.part[m];
-            // A row without stored logits needs no other draw than that of the storing pass, which may find no token.
-            let is_stored = self.stored.requests()[member.slot].stores == 1;
+            // Except in canonical plans, a row without stored logits has the draw of the storing pass, or no token.
+            let is_stored = self.canonical.is_some() || self.stored.requests()[member.slot].stores == 1;
             let needs_draws = is_stored && member.needs_draws() && member.out.draws.is_empty();
             let draws = if needs_draws { member.made_draws() } else { 0 };
             for draw in (member.row.first_draw..).take(draws as usize) {
