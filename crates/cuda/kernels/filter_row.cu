@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2) filter_row(c
     if (plain.status != Status::Drawn || !filters.is_any() || filters.is_by_mass()) return;
     call.begin(i, shared.row);
     FilterRow select{filters, call.row(i), shared};
-    const Draw draw = select.draw();
+    const Draw draw = select.draw(call.maxima(i));
     if (threadIdx.x == 0) call.draws[i] = draw;
 }
 

@@ -3,7 +3,7 @@
 //   top_p            a cluster of 1, 2, 4 or 8 blocks per draw, or one block on GPUs without clusters
 //   top_p_resolve    decides the rows that `top_p` leaves undecided, with as many blocks as the GPU holds, at least one per draw
 //   top_p_block_max  replaces both for calls with block maxima besides the logits, in a cooperative launch of as many blocks as
-//                    the GPU holds. The rows have top-p alone or no filter, and neither masks nor biases. The first token is a
+//                    the GPU holds. Rows with top-p first have top-p alone. No row has a mask or biases. The first token is a
 //                    multiple of 4, because only RowLines reads undecided rows
 #include "flash_sampling/selection/top_p_block_max.cuh"
 

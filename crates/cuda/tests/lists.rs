@@ -4,7 +4,7 @@
 mod emulated;
 
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{Head, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_core::{Head, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples, f16};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -16,9 +16,20 @@ const DRAWS: u32 = 250;
 /// The output for a draw: its status, then token, score and logit.
 type Told = [u32; 4];
 
-/// Returns the kernels' draws. The tokens of each shard that reach `cut` are its list; with no shards, the draws are
-/// from all logits.
+/// Returns the kernels' draws. The tokens of each shard that reach `cut` are its list.
 fn found(program: &Path, params: &RowParams<'_>, shards: u32, cut: f32, logits: &[f32]) -> Vec<Told> {
+    told(program, params, (shards, cut), logits, &[])
+}
+
+/// Returns the kernels' draws: from lists, or, with no shards, from all logits, with the maxima of granules if there are
+/// any. A status of 0x100 says that the maxima selected exactly the tokens that min-p and top-k keep.
+fn told(
+    program: &Path,
+    params: &RowParams<'_>,
+    (shards, cut): (u32, f32),
+    logits: &[f32],
+    maxima: &[f16],
+) -> Vec<Told> {
     let mut input = Vec::new();
     let ln_min_p = if params.min_p > 0.0 { f64::from(params.min_p).ln() } else { f64::NEG_INFINITY };
     input.extend(ln_min_p.to_le_bytes());
@@ -28,6 +39,7 @@ fn found(program: &Path, params: &RowParams<'_>, shards: u32, cut: f32, logits: 
     input.extend(u32::from(params.order == Order::LlamaCpp).to_le_bytes());
     input.extend(params.seed.to_le_bytes());
     input.extend(params.position.to_le_bytes());
+    input.extend((1.0 / params.temperature).to_le_bytes());
     // 128: the most tokens that a rank sends for a row.
     for word in [params.draws, shards, 128] {
         input.extend(word.to_le_bytes());
@@ -35,6 +47,8 @@ fn found(program: &Path, params: &RowParams<'_>, shards: u32, cut: f32, logits: 
     input.extend(cut.to_le_bytes());
     input.extend((logits.len() as u32).to_le_bytes());
     logits.iter().for_each(|logit| input.extend(logit.to_le_bytes()));
+    input.extend((maxima.len() as u32).to_le_bytes());
+    maxima.iter().for_each(|largest| input.extend(largest.to_bits().to_le_bytes()));
     let output = emulated::answer(program, input);
     let word = |draw: &[u8], at: usize| u32::from_le_bytes(draw[4 * at..4 * at + 4].try_into().unwrap());
     output.chunks_exact(16).map(|draw| [word(draw, 3), word(draw, 0), word(draw, 1), word(draw, 2)]).collect()
@@ -118,5 +132,52 @@ fn draws_from_all_logits_are_those_of_the_reference() {
             assert_eq!(want.len(), base.draws as usize);
             assert!(found(program, &params, 0, 0.0, logits) == want, "{name} of {shape} logits");
         }
+    }
+}
+
+/// The largest logits of granules select the logits that a kernel reads.
+#[test]
+fn draws_by_the_maxima_of_granules_are_those_of_the_reference() {
+    const TOKENS: u32 = 12_003;
+    let Some(program) = &*PROGRAM else { return };
+    let uniform = |t: u32| (((t + 1).wrapping_mul(0x9e37_79b9) >> 8) as f32 + 0.5) / (1 << 24) as f32;
+    // The last token, in a granule of three, is the largest. As f16 it is larger.
+    let tail = |t: u32| if t == TOKENS - 1 { 40.02 } else { -4.0 * uniform(t).ln() - 9.0 };
+    let below_zero = |t: u32| tail(t) - 40.0;
+    // Logits that f16 rounds up and down, with many equal ones at every limit.
+    let steps = |t: u32| (tail(t) * 3.0).floor() / 3.0;
+    let shapes: [(_, Vec<f32>); 3] = [
+        ("exponential", (0..TOKENS).map(tail).collect()),
+        ("negative", (0..TOKENS).map(below_zero).collect()),
+        ("equal", (0..TOKENS).map(steps).collect()),
+    ];
+    let base = RowParams { seed: 78, position: 6, draws: 1, ..RowParams::default() };
+    let cases = [
+        ("top-k", RowParams { top_k: 50, ..base }),
+        ("one token", RowParams { top_k: 1, ..base }),
+        ("top-k of many tokens", RowParams { top_k: 700, temperature: 3.0, ..base }),
+        ("top-k, top-p", RowParams { top_k: 50, top_p: 0.9, temperature: 0.7, ..base }),
+        ("min-p", RowParams { min_p: 0.02, temperature: 2.5, ..base }),
+        ("a small min-p", RowParams { min_p: 1e-8, temperature: 2.0, ..base }),
+        ("min-p, top-k, top-p", RowParams { min_p: 1e-4, top_k: 40, top_p: 0.95, temperature: 1.7, ..base }),
+    ];
+    for (shape, logits) in &shapes {
+        let largest = |granule: &[f32]| f16::from_f32(granule.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        let maxima: Vec<f16> = logits.chunks(16).map(largest).collect();
+        for (name, params) in cases {
+            let mut want = wanted(params, logits);
+            want.iter_mut().for_each(|[status, ..]| *status |= 0x100);
+            assert!(told(program, &params, (0, 0.0), logits, &maxima) == want, "{name} of {shape} logits");
+        }
+        // The negative control: the maximum of its granule hides the largest logit.
+        let (mut wrong, (_, params)) = (maxima.clone(), cases[0]);
+        wrong[TOKENS as usize / 16] = f16::NEG_INFINITY;
+        assert_eq!(told(program, &params, (0, 0.0), logits, &wrong)[0][0], 0x200, "{shape}");
+    }
+    // Too many granules, or logits that a temperature makes equal: the kernel reads all logits.
+    let flat: Vec<f32> = (0..TOKENS).map(|t| (t % 7) as f32 * 1e-3).collect();
+    for params in [RowParams { top_k: 1000, ..base }, RowParams { top_k: 5, temperature: 1e31, ..base }] {
+        let maxima = vec![f16::from_f32(0.006); flat.len().div_ceil(16)];
+        assert!(told(program, &params, (0, 0.0), &flat, &maxima) == wanted(params, &flat));
     }
 }

@@ -1,7 +1,9 @@
-// Runs draws with filters on the processor: from the list of one GPU, from the lists of several ranks, and from all logits. Reads
-// a row and its filters from standard input, and writes its draws to standard output. crates/cuda/tests/lists.rs compares them
+// Runs draws with filters on the processor: from the list of one GPU, from the lists of several ranks, and from all logits, with or
+// without the largest logits of granules. Reads a row and its filters from standard input, and writes its draws to standard output. crates/cuda/tests/lists.rs compares them
 // with the reference.
 #include "emulator.hpp"
+
+#include <algorithm>
 
 #include "flash_sampling/selection/exact_filters.cuh"
 
@@ -55,29 +57,59 @@ static Draw draw_joined(const RowFilters& filters, const std::vector<List>& list
     return draw;
 }
 
+// Returns the keys that min-p first and top-k keep, sorted.
+static std::vector<u64> kept(const RowFilters& filters, const std::vector<float>& logits, float inv_temperature) {
+    std::vector<u64> keys;
+    for (u32 t = 0; t < logits.size(); ++t) keys.push_back(to_ordered_bits(Winner::of(mul_rn(logits[t], inv_temperature), t)));
+    std::sort(keys.rbegin(), keys.rend());
+    const float least = filters.is_min_p_first() ? filters.least(from_ordered_bits(keys[0]).score) : -f32_infinity();
+    size_t count = filters.top_k ? filters.top_k : keys.size();
+    while (from_ordered_bits(keys[count - 1]).score < least) --count;
+    keys.resize(count);
+    return keys;
+}
+
+// Draws from the granules that their largest logits select. The status is 0x100 if these have exactly the kept tokens, 0x200 if
+// not.
+static Draw by_maxima(FilterRow& select, const u16* maxima, const std::vector<u64>& wanted) {
+    if (!select.gather_by_maxima(maxima)) return select.draw(maxima);
+    std::vector<u64> found;
+    if (threadIdx.x == 0) found.assign(shared.candidates.keys, shared.candidates.keys + shared.candidates.count);
+    std::sort(found.rbegin(), found.rend());
+    __syncthreads();
+    Draw draw = select.draw(maxima);
+    draw.status = static_cast<Status>(static_cast<u32>(draw.status) | (found == wanted ? 0x100 : 0x200));
+    return draw;
+}
+
 int main() {
     const auto filters = get<RowFilters>();
     Row row{};
-    row.inv_temperature = 1.0f;
     row.seed = get<u64>();
     row.position = get<u64>();
+    row.inv_temperature = get<float>();
     const u32 draws = get<u32>(), shards = get<u32>(), room = get<u32>();
     const float cut = get<float>();
     std::vector<float> logits(get<u32>());
     float largest = -f32_infinity();
     for (float& logit : logits) logit = get<float>(), largest = logit > largest ? logit : largest;
+    const u32 tokens = static_cast<u32>(logits.size()), granules = get<u32>();
+    const std::vector<u64> wanted = granules ? kept(filters, logits, row.inv_temperature) : std::vector<u64>();
+    // Large values follow the logits. The maxima of other rows are NaN.
+    logits.resize(tokens + 8, 1e30f);
+    std::vector<u16> maxima(BlockMaxima::ROWS * granules, 0x7e00);
+    for (u32 g = 0; g < granules; ++g) maxima[BlockMaxima::ROWS * g + 3] = get<u16>();
     // The weights of mass bins, for the draw from all logits.
     std::vector<double> weights(MASS_BINS);
     for (u32 bin = 0; bin < MASS_BINS; ++bin) weights[bin] = exp(bin * -0.125);
     std::vector<List> lists;
-    const u32 tokens = static_cast<u32>(logits.size());
     for (u32 s = 0; s < shards; ++s) lists.push_back(list_of(logits, s * tokens / shards, (s + 1) * tokens / shards, cut));
     for (row.draw = 0; row.draw < draws; ++row.draw) {
         shared.row = row;
         Draw draw{};
         if (shards == 0) {
             const auto body = [&](FilterRow& select) {
-                const Draw found = ExactFilters{select, weights.data()}.draw();
+                Draw found = granules ? by_maxima(select, maxima.data() + 3, wanted) : ExactFilters{select, weights.data()}.draw();
                 if (threadIdx.x == 0) draw = found;
             };
             run(filters, body, ExistingRow{logits.data(), 0, tokens});

@@ -71,7 +71,7 @@ impl TopP<OneGpu> {
     /// Whether calls may have block maxima.
     ///
     /// Such a call has `call.count` draws, at most [`UNDECIDED_ROWS_SUMMED`](crate::abi::UNDECIDED_ROWS_SUMMED). Its
-    /// rows have no masks and no biases, and top-p alone or no filter. Its first token is a multiple of 4.
+    /// rows have no masks and no biases, and rows with top-p first have top-p alone. Its first token is a multiple of 4.
     pub(crate) fn supports_block_maxima(&self) -> bool {
         self.resident_blocks > Some(0)
     }

@@ -13,9 +13,17 @@ FS_FUNCTION u32 element_bytes(Element type) { return type == Element::F32 ? 4 : 
 #ifdef __CUDACC__
 
 __device__ __forceinline__ float widen_f16(u32 bits) {
+#ifdef __CUDA_ARCH__
     float value;
     asm("{.reg .b16 half; cvt.u16.u32 half, %1; cvt.f32.f16 %0, half;}" : "=f"(value) : "r"(bits));
     return value;
+#else
+    // The exponent's bias is 15 instead of 127. The largest exponent is that of infinity and NaN.
+    const u32 magnitude = (bits & 0x7fff) << 13, sign = bits >> 15 << 31;
+    const bool is_number = (bits & 0x7c00) != 0x7c00;
+    const float scaled = is_number ? bits_to_f32(magnitude) * 0x1p112f : bits_to_f32(magnitude | 0x7f800000u);
+    return bits_to_f32(f32_to_bits(scaled) | sign);
+#endif
 }
 
 // Returns the number in a word: its float32, or its low or high 16-bit number.

@@ -8,7 +8,7 @@ use crate::device::row_features::RowFeatures;
 pub struct FilterKinds {
     pub(super) by_mass: bool,
     pub(super) gathered: bool,
-    /// Every row has top-p alone, or no filters.
+    /// Every row with top-p first has no other filter.
     is_top_p_alone: bool,
     rows: RowFeatures,
 }
@@ -18,9 +18,9 @@ impl FilterKinds {
     pub const ALL: FilterKinds =
         FilterKinds { by_mass: true, gathered: true, is_top_p_alone: false, rows: RowFeatures::Any };
 
-    /// Top-p, or other filters, or both, for rows with these features.
+    /// Top-p, or other filters before top-p, or both, for rows with these features.
     pub(crate) fn new(top_p: bool, others: bool, rows: RowFeatures) -> FilterKinds {
-        FilterKinds { by_mass: top_p, gathered: others, is_top_p_alone: !others, rows }
+        FilterKinds { by_mass: top_p, gathered: others, is_top_p_alone: true, rows }
     }
 
     /// The kinds of these filters, for any rows.
@@ -29,7 +29,7 @@ impl FilterKinds {
         FilterKinds {
             by_mass: filters.iter().any(RowFilters::is_by_mass),
             gathered: filters.iter().any(gathered),
-            is_top_p_alone: filters.iter().all(RowFilters::is_top_p_alone),
+            is_top_p_alone: filters.iter().all(|filters| !filters.is_by_mass() || filters.is_top_p_alone()),
             ..FilterKinds::ALL
         }
     }
@@ -41,6 +41,6 @@ impl FilterKinds {
 
     /// Whether block maxima can select the few logits that decide.
     pub(super) fn is_by_block_maxima(&self) -> bool {
-        self.by_mass && self.is_top_p_alone && self.rows == RowFeatures::Bare
+        self.is_top_p_alone && self.rows == RowFeatures::Bare
     }
 }

@@ -265,8 +265,8 @@ impl DeviceFilters {
     /// Draws for `hidden [rows, hidden]` with filters: [`DeviceTiled::launch`] with one
     /// [`abi::RowFilters`](crate::abi::RowFilters) per row.
     ///
-    /// If the host knows the kinds of rows and filters, `kinds` saves a launch, and selects a faster launch for rows
-    /// with top-p alone. Otherwise `kinds` is [`FilterKinds::ALL`].
+    /// If the host knows the kinds of rows and filters, `kinds` saves a launch, and selects faster launches for rows
+    /// without masks, biases and penalties. Otherwise `kinds` is [`FilterKinds::ALL`].
     ///
     /// # Errors
     /// * [`CudaError::TooLarge`]: more rows than planned.

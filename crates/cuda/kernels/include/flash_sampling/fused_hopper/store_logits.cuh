@@ -1,5 +1,5 @@
-// The variant for rows with top-p alone. It stores the raw logits of a tile, and the largest logit of each granule. Rows have
-// neither masks, biases nor penalties, and the head has no transform.
+// The variant for rows with filters but no mask, biases or penalties, and for heads without a transform. It stores the raw logits
+// of a tile, and the largest logit of each granule.
 #pragma once
 
 #include "../epilogue/store.cuh"

@@ -54,15 +54,16 @@ struct BlockMaxSums {
         u32 octet, begin, end;
     };
 
-    // Returns the row of draw `threadIdx.x`, without sums. Invalid rows get a top-p of 1, and keep their draws. Call before draws
-    // change.
+    // Returns the row of draw `threadIdx.x`, without sums. Invalid rows, and rows with other filters than top-p, get a top-p of 1,
+    // and keep their draws. Call before draws change.
     __device__ __forceinline__ UndecidedRow row_of_thread(float error) const {
         const u32 i = threadIdx.x, at = min(i, call.count - 1);
         const Draw plain = call.draws[at];
         const Row& row = call.rows[at];
-        const bool is_summed = (i < call.count) & (plain.status == Status::Drawn);
+        const RowFilters& filters = call.filters[at];
+        const bool is_summed = (i < call.count) & (plain.status == Status::Drawn) & filters.is_by_mass();
         return {0.0, 0.0, row.seed, row.position, plain.logit, plain.token, row.inv_temperature,
-                is_summed ? call.filters[at].top_p : 1.0f, error, row.draw, i, 0};
+                is_summed ? filters.top_p : 1.0f, error, row.draw, i, 0};
     }
 
     // Returns the number of thread blocks per octet of rows.

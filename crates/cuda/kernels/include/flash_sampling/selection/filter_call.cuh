@@ -18,12 +18,18 @@ struct FilterCall {
     u32 tokens;
     u32 is_transformed;         // 1 = the logits are transformed, not raw
     u32 count;                  // number of draws
-    const u16* block_maxima;            // BlockMaxima of the rows, for top_p_block_max, where draw i takes row i
+    const u16* block_maxima;    // BlockMaxima of the rows, where draw i takes row i; null = none
 
 #ifdef __CUDACC__
     __device__ __forceinline__ ExistingRow row(u32 i) const {
         const u32 source = sources ? sources[i] : i;
         return {logits + source * row_stride, first_token, tokens};
+    }
+
+    // Returns the maxima of draw i, with a step of `BlockMaxima::ROWS`, or null.
+    __device__ __forceinline__ const u16* maxima(u32 i) const {
+        if (!block_maxima) return nullptr;
+        return block_maxima + BlockMaxima::octet(i / BlockMaxima::ROWS, BlockMaxima::granules_of(tokens)) + i % BlockMaxima::ROWS;
     }
 
     // Copies the row of draw i. All threads call this.

@@ -1,0 +1,346 @@
+"""Times decode steps of Qwen3's shapes with random weights on one GPU, by sampler, and writes a record.
+
+    python benches/decode.py [--models 1.7b,8b] [--sequences 1,8,64,256] [--record FILE]
+
+A step is the layers, the LM head and the draw, in one CUDA graph. It attends to 512 tokens of each sequence. Every
+sequence has a seed of its own. The final norm scales the logits to a standard deviation of 4, so that about 50 tokens
+are likely, as in text. The samplers:
+
+    ours        the draw within the LM head's matmul, `Sampler.enqueue`
+    torch       lm_head, softmax, multinomial; filters by a sort. It has one random stream, so no seed of a sequence
+    flashinfer  lm_head, then FlashInfer's sampling with a seed and an offset for each row
+    vllm        lm_head, then the Triton kernels of vLLM (top-k and top-p, Gumbel noise), from the folder of its package
+                in the environment variable VLLM_SOURCE
+
+A sampler whose package is absent is left out, and the record says so. A second table shows what one row with filters
+does to the tokens and the time of the other rows, and whether a row has the same token alone.
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+import types
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
+
+import flash_sampling
+
+VOCAB, KV_HEADS, HEAD, CONTEXT = 151936, 8, 128, 512
+# layers, width, width of the feed-forward part, heads
+SHAPES = {"0.6b": (28, 1024, 3072, 16), "1.7b": (28, 2048, 6144, 16), "8b": (36, 4096, 12288, 32)}
+FILTERS = {"none": {}, "top-p 0.95": {"top_p": 0.95}, "top-k 50, top-p 0.9": {"top_k": 50, "top_p": 0.9}}
+LOGITS_STD = 4.0
+NEIGHBOURS, POSITIONS = 64, 8
+DEVICE = "cuda"
+
+
+class Layers:
+    """The layers of a decode step, from tokens [rows] to normed hidden states [rows, width], with a static cache."""
+
+    def __init__(self, shape: str):
+        self.count, self.width, self.ffn, self.heads = SHAPES[shape]
+        weight = lambda *size: torch.randn(size, device=DEVICE, dtype=torch.bfloat16).mul_(0.02)
+        self.embedding, self.lm_head = weight(VOCAB, self.width), weight(VOCAB, self.width)
+        self.layers = [
+            {
+                "qkv": weight((self.heads + 2 * KV_HEADS) * HEAD, self.width),
+                "out": weight(self.width, self.heads * HEAD),
+                "gate_up": weight(2 * self.ffn, self.width),
+                "down": weight(self.width, self.ffn),
+            }
+            for _ in range(self.count)
+        ]
+        self.norm = torch.ones(self.width, device=DEVICE, dtype=torch.bfloat16)
+        self.head_norm = torch.ones(HEAD, device=DEVICE, dtype=torch.bfloat16)
+        self.final_norm = self.norm * (LOGITS_STD / (0.02 * self.width**0.5))
+        angles = torch.arange(CONTEXT, device=DEVICE)[:, None] / 1e6 ** (torch.arange(0, HEAD, 2, device=DEVICE) / HEAD)
+        self.rotary = angles.repeat(1, 2).cos().bfloat16(), angles.repeat(1, 2).sin().bfloat16()
+
+    def cache(self, rows: int) -> Tensor:
+        return torch.randn(self.count, 2, rows, KV_HEADS, CONTEXT, HEAD, device=DEVICE, dtype=torch.bfloat16)
+
+    def rotate(self, states: Tensor, at: Tensor) -> Tensor:
+        cos, sin = (table[at] for table in self.rotary)
+        left, right = states.chunk(2, -1)
+        return states * cos + torch.cat([-right, left], -1) * sin
+
+    def step(self, tokens: Tensor, positions: Tensor, cache: Tensor) -> Tensor:
+        rows, states = len(tokens), embedding(tokens, self.embedding)
+        at = positions[:1] % CONTEXT  # The cache keeps the last tokens.
+        for layer, (keys, values) in zip(self.layers, cache):
+            heads = linear(rms_norm(states, [self.width], self.norm, 1e-6), layer["qkv"]).view(rows, -1, HEAD)
+            query, key, value = heads.split([self.heads, KV_HEADS, KV_HEADS], 1)
+            query = self.rotate(rms_norm(query, [HEAD], self.head_norm, 1e-6), at)
+            key = self.rotate(rms_norm(key, [HEAD], self.head_norm, 1e-6), at)
+            keys.index_copy_(2, at, key[:, :, None])
+            values.index_copy_(2, at, value[:, :, None])
+            mixed = scaled_dot_product_attention(query[:, :, None], keys, values, enable_gqa=True)
+            states = states + linear(mixed.view(rows, -1), layer["out"])
+            gate, up = linear(rms_norm(states, [self.width], self.norm, 1e-6), layer["gate_up"]).chunk(2, -1)
+            states = states + linear(silu(gate) * up, layer["down"])
+        return rms_norm(states, [self.width], self.final_norm, 1e-6)
+
+
+class Ours:
+    def __init__(self, lm_head: Tensor, rows: int):
+        self.sampler = flash_sampling.Sampler(flash_sampling.Head(lm_head), max_rows=rows)
+
+    def draw(self, hidden: Tensor, out: Tensor, keys: dict[str, Tensor], filters: dict[str, Tensor]):
+        self.sampler.enqueue(hidden, out, **keys, **filters)
+
+
+class Torch:
+    def __init__(self, lm_head: Tensor, rows: int):
+        self.lm_head = lm_head
+
+    def draw(self, hidden: Tensor, out: Tensor, keys: dict[str, Tensor], filters: dict[str, Tensor]):
+        logits = linear(hidden, self.lm_head).float()
+        if filters:
+            logits, tokens = logits.sort(-1, descending=True)
+            if "top_k" in filters:
+                ranks = torch.arange(logits.shape[1], device=logits.device)
+                logits = logits.masked_fill(ranks >= filters["top_k"][:, None], float("-inf"))
+            probs = logits.softmax(-1)
+            probs = probs.masked_fill(probs.cumsum(-1) - probs >= filters["top_p"][:, None], 0)
+            out.copy_(tokens.gather(1, probs.multinomial(1))[:, 0])
+        else:
+            out.copy_(logits.softmax(-1).multinomial(1)[:, 0])
+
+
+class FlashInfer:
+    def __init__(self, lm_head: Tensor, rows: int):
+        self.lm_head = lm_head
+        import flashinfer.sampling as sampling
+
+        self.sampling = sampling
+
+    def draw(self, hidden: Tensor, out: Tensor, keys: dict[str, Tensor], filters: dict[str, Tensor]):
+        logits, sampling = linear(hidden, self.lm_head).float(), self.sampling
+        seeds = {"seed": keys["seed"], "offset": keys["position"]}
+        if "top_k" in filters:
+            tokens = sampling.top_k_top_p_sampling_from_logits(logits, filters["top_k"], filters["top_p"], **seeds)
+        elif filters:
+            tokens = sampling.top_p_sampling_from_probs(logits.softmax(-1), filters["top_p"], **seeds)
+        else:
+            tokens = sampling.sampling_from_logits(logits, **seeds)
+        out.copy_(tokens)
+
+
+class Vllm:
+    def __init__(self, lm_head: Tensor, rows: int):
+        self.lm_head = lm_head
+        self.sample, self.filter = vllm_kernels()
+        self.rows = torch.arange(rows, device=DEVICE, dtype=torch.int32)
+        self.temperature = torch.ones(rows, device=DEVICE)
+
+    def draw(self, hidden: Tensor, out: Tensor, keys: dict[str, Tensor], filters: dict[str, Tensor]):
+        logits = linear(hidden, self.lm_head).float()
+        if filters:
+            logits = self.filter(logits, filters.get("top_k"), filters["top_p"])
+        keys = {"seed": keys["seed"], "pos": keys["position"], "temperature": self.temperature}
+        out.copy_(self.sample(logits, self.rows, **keys, apply_temperature=True, is_drafting=False))
+
+
+def vllm_kernels():
+    """vLLM's `gumbel_sample` and `apply_top_k_top_p_triton`, without the rest of its package."""
+    import triton
+
+    def launcher(kernel, **_):
+        def wrap(spec):
+            def launch(*values):
+                given = dict(zip(spec.__code__.co_varnames, values))
+                grid, chosen = spec(*values)
+                for name in kernel.arg_names:
+                    if name not in chosen:
+                        source, _, dim = name.lower().partition("_stride_")
+                        chosen[name] = given[source].stride(int(dim)) if dim else given[source]
+                kernel[grid](**chosen)
+
+            return launch
+
+        return wrap
+
+    units = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    absent = types.SimpleNamespace(is_cuda_alike=lambda: True)
+    for name, content in {
+        "triton_utils": {"tl": triton.language, "triton": triton},
+        "model_executor.warmup.jit_warmup": {"WarmupChoices": tuple, "WarmupIntRange": range, "_when": bool},
+        "model_executor.warmup.jit_warmup_triton_helper": {
+            "DispatchSpec": tuple,
+            "TritonWarmupTensor": tuple,
+            "triton_kernel_dispatcher_with_warmup": launcher,
+        },
+        "platforms": {"current_platform": absent},
+        "utils.gpu_sync_debug": {"gpu_sync_allowed": nullcontext},
+        "utils.math_utils": {"next_power_of_2": triton.next_power_of_2},
+        "utils.platform_utils": {"num_compute_units": lambda device=0: units},
+    }.items():
+        path = ""
+        for part in ["vllm", *name.split(".")]:
+            path = f"{path}.{part}".strip(".")
+            sys.modules.setdefault(path, types.ModuleType(path))
+        vars(sys.modules[path]).update(content)
+
+    def load(name: str, path: str):
+        spec = importlib.util.spec_from_file_location(name, os.path.join(os.environ["VLLM_SOURCE"], path))
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    gumbel = load("gumbel", "v1/worker/gpu/sample/gumbel.py")
+    return gumbel.gumbel_sample, load("topk_topp", "v1/sample/ops/topk_topp_triton.py").apply_top_k_top_p_triton
+
+
+SAMPLERS = {"ours": Ours, "torch": Torch, "flashinfer": FlashInfer, "vllm": Vllm}
+
+
+def captured(work) -> torch.cuda.CUDAGraph:
+    """Runs the work twice, then captures it."""
+    for _ in range(2):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) -> list[float]:
+    """The median time of a replay of each graph. The graphs take turns, so that a drift meets all."""
+    times = [[] for _ in graphs]
+    for _ in range(rounds):
+        for graph, series in zip(graphs, times):
+            graph.replay()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(replays):
+                graph.replay()
+            end.record()
+            end.synchronize()
+            series.append(start.elapsed_time(end) * 1e3 / replays)
+    return [sorted(series)[len(series) // 2] for series in times]
+
+
+def neighbours(layers: Layers, model: str, rows: int, say):
+    """What a neighbour with filters changes for the other rows, and whether a row has the same token alone."""
+    tokens = torch.randint(VOCAB, (rows,), device=DEVICE)
+    start = torch.full((rows,), CONTEXT, device=DEVICE)
+    hidden = layers.step(tokens, start, layers.cache(rows)).clone()
+    seeds = torch.arange(1, rows + 1, device=DEVICE)
+    columns = {
+        "top_k": torch.full((rows,), VOCAB, device=DEVICE, dtype=torch.int32),
+        "top_p": torch.ones(rows, device=DEVICE),
+    }
+    columns["top_k"][-1], columns["top_p"][-1] = 50, 0.9
+    for name, sampler in made(layers.lm_head, rows, lambda line: None).items():
+
+        def drawn(at: slice, position: int, columns: dict[str, Tensor]) -> Tensor:
+            torch.manual_seed(position)
+            keys = {"seed": seeds[at], "position": start[at] + position}
+            out = torch.zeros(len(keys["seed"]), device=DEVICE, dtype=torch.int64)
+            sampler.draw(hidden[at], out, keys, {name: column[at] for name, column in columns.items()})
+            return out
+
+        others, positions = slice(0, rows - 1), range(POSITIONS)
+        plain = torch.stack([drawn(slice(None), position, {}) for position in positions])
+        beside = torch.stack([drawn(slice(None), position, columns) for position in positions])
+        alone = torch.stack(
+            [torch.cat([drawn(slice(row, row + 1), position, {}) for row in range(rows)]) for position in positions]
+        )
+        out, keys = torch.zeros_like(tokens), {"seed": seeds, "position": start}
+        graphs = [captured(lambda: sampler.draw(hidden, out, keys, given)) for given in ({}, columns)]
+        before, after = microseconds(graphs, 9, 32)
+        changed = [(plain[:, others] != beside[:, others]).sum().item(), (plain != alone).sum().item()]
+        cells = [model, name, f"{changed[0]} of {plain[:, others].numel()}", f"{changed[1]} of {plain.numel()}"]
+        cells += [f"{before:.1f}", f"{after:.1f}", f"{after / before:.3f}"]
+        say("| " + " | ".join(cells) + " |")
+
+
+def made(lm_head: Tensor, rows: int, say) -> dict[str, object]:
+    samplers = {}
+    for name, sampler in SAMPLERS.items():
+        try:
+            samplers[name] = sampler(lm_head, rows)
+        except (ImportError, KeyError) as error:
+            say(f"{name} is left out: {error!r}")
+    return samplers
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", default="1.7b,8b")
+    parser.add_argument("--sequences", default="1,8,64,256")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--replays", type=int, default=8)
+    parser.add_argument("--record")
+    args = parser.parse_args()
+    record = open(args.record, "w") if args.record else None
+
+    def say(line: str):
+        print(line, flush=True)
+        if record:
+            print(line, file=record, flush=True)
+
+    say(f"{torch.cuda.get_device_name()}; torch {torch.__version__}; flash-sampling {flash_sampling.__version__}")
+    say(f"{CONTEXT} tokens of context, logits' standard deviation {LOGITS_STD}; medians of {args.rounds}; microseconds")
+    torch.manual_seed(1)
+    with torch.inference_mode():
+        for model in args.models.split(","):
+            layers = Layers(model)
+            say("\n| model | sequences | filters | sampler | step | head and draw alone | its share | step over ours |")
+            say("| --- | ---: | --- | --- | ---: | ---: | ---: | ---: |")
+            for rows in map(int, args.sequences.split(",")):
+                times(layers, model, rows, args, say)
+                torch.cuda.empty_cache()
+            header = "tokens of others that it changes | tokens that differ alone | without it | with it | ratio"
+            say(f"\nOne of {NEIGHBOURS} rows with top-k 50 and top-p 0.9; microseconds of head and draw")
+            say(f"| model | sampler | {header} |")
+            say("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+            neighbours(layers, model, NEIGHBOURS, say)
+            del layers
+
+
+def times(layers: Layers, model: str, rows: int, args, say):
+    cache = layers.cache(rows)
+    tokens = torch.randint(VOCAB, (rows,), device=DEVICE)
+    positions = torch.full((rows,), CONTEXT, device=DEVICE)
+    keys = {"seed": torch.arange(1, rows + 1, device=DEVICE), "position": positions}
+    hidden = layers.step(tokens, positions, cache).clone()
+    samplers = made(layers.lm_head, rows, say)
+    for what, filters in FILTERS.items():
+        kinds = {"top_k": torch.int32, "top_p": torch.float32}
+        columns = {name: torch.full((rows,), value, device=DEVICE, dtype=kinds[name]) for name, value in filters.items()}
+        names, steps, draws, outs = [], [], [], []
+        for name, sampler in samplers.items():
+            out = torch.zeros(rows, device=DEVICE, dtype=torch.int64)
+
+            def step():
+                sampler.draw(layers.step(tokens, positions, cache), out, keys, columns)
+                tokens.copy_(out)
+                positions.add_(1)
+
+            try:
+                # A rival that cannot be captured raises here.
+                graphs = captured(step), captured(lambda: sampler.draw(hidden, out, keys, columns))
+            except Exception as error:
+                say(f"{name}, {what}, {rows} sequences: {type(error).__name__}: {str(error)[:200]}")
+                continue
+            names.append(name)
+            steps.append(graphs[0])
+            draws.append(graphs[1])
+            outs.append(out)  # The graphs write to it.
+            assert ((0 <= out) & (out < VOCAB)).all(), name
+        step_times = microseconds(steps, args.rounds, args.replays)
+        draw_times = microseconds(draws, args.rounds, 4 * args.replays)
+        for name, step_time, draw_time in zip(names, step_times, draw_times):
+            share, ratio = draw_time / step_time, step_time / step_times[0]
+            cells = [model, rows, what, name, f"{step_time:.0f}", f"{draw_time:.1f}", f"{share:.1%}", f"{ratio:.3f}"]
+            say("| " + " | ".join(map(str, cells)) + " |")
+
+
+if __name__ == "__main__":
+    main()
