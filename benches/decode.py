@@ -58,30 +58,29 @@ class Layers:
         self.head_norm = torch.ones(HEAD, device=DEVICE, dtype=torch.bfloat16)
         self.final_norm = self.norm * (LOGITS_STD / (0.02 * self.width**0.5))
         angles = torch.arange(CONTEXT, device=DEVICE)[:, None] / 1e6 ** (torch.arange(0, HEAD, 2, device=DEVICE) / HEAD)
-        self.rotary = angles.repeat(1, 2).cos().bfloat16(), angles.repeat(1, 2).sin().bfloat16()
+        cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+        self.rotary = torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)
 
     def cache(self, rows: int) -> Tensor:
         return torch.randn(self.count, 2, rows, KV_HEADS, CONTEXT, HEAD, device=DEVICE, dtype=torch.bfloat16)
 
-    def rotate(self, states: Tensor, at: Tensor) -> Tensor:
-        cos, sin = (table[at] for table in self.rotary)
-        left, right = states.chunk(2, -1)
-        return states * cos + torch.cat([-right, left], -1) * sin
-
     def step(self, tokens: Tensor, positions: Tensor, cache: Tensor) -> Tensor:
         rows, states = len(tokens), embedding(tokens, self.embedding)
         at = positions[:1] % CONTEXT  # The cache keeps the last tokens.
+        cos, sin = (table[at] for table in self.rotary)
         for layer, (keys, values) in zip(self.layers, cache):
             heads = linear(rms_norm(states, [self.width], self.norm, 1e-6), layer["qkv"]).view(rows, -1, HEAD)
-            query, key, value = heads.split([self.heads, KV_HEADS, KV_HEADS], 1)
-            query = self.rotate(rms_norm(query, [HEAD], self.head_norm, 1e-6), at)
-            key = self.rotate(rms_norm(key, [HEAD], self.head_norm, 1e-6), at)
+            turned, value = heads.split([self.heads + KV_HEADS, KV_HEADS], 1)
+            turned = rms_norm(turned, [HEAD], self.head_norm, 1e-6)
+            turned = torch.addcmul(turned * cos, turned.roll(HEAD // 2, -1), sin)
+            query, key = turned.split([self.heads, KV_HEADS], 1)
             keys.index_copy_(2, at, key[:, :, None])
             values.index_copy_(2, at, value[:, :, None])
-            mixed = scaled_dot_product_attention(query[:, :, None], keys, values, enable_gqa=True)
-            states = states + linear(mixed.view(rows, -1), layer["out"])
+            # The heads of a group share keys and values.
+            mixed = scaled_dot_product_attention(query.reshape(rows, KV_HEADS, -1, HEAD), keys, values)
+            states = torch.addmm(states, mixed.reshape(rows, -1), layer["out"].T)
             gate, up = linear(rms_norm(states, [self.width], self.norm, 1e-6), layer["gate_up"]).chunk(2, -1)
-            states = states + linear(silu(gate) * up, layer["down"])
+            states = torch.addmm(states, silu(gate).mul_(up), layer["down"].T)
         return rms_norm(states, [self.width], self.final_norm, 1e-6)
 
 

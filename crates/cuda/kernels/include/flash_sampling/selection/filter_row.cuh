@@ -118,12 +118,14 @@ struct FilterRow {
         drop_others();
     }
 
-    // Drops the candidates that min-p or top-k surely drop, unless there are too many.
+    // Drops the candidates that min-p or top-k surely drop, unless there are too many. Leaves few candidates for top-k to walk().
     __device__ __forceinline__ void drop_others() {
         auto& c = shared.candidates;
         if (c.count > CAPACITY) return;
+        // Up to this number, a sort is faster than a search for the k-th largest.
+        constexpr u32 FEW = 128;
         u64 least = least_by_min_p(from_monotone_bits(c.largest));
-        if (filters.top_k && c.count > filters.top_k) {
+        if (filters.top_k && c.count > max(filters.top_k, FEW)) {
             const u64 kth = c.find(filters.top_k);
             least = kth > least ? kth : least;
         }
