@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/performance.md and README.md, and the picture docs/speed.svg, from docs/records.
+"""Writes the tables of docs/performance.md, docs/decode.md and README.md, and the picture docs/speed.svg, from docs/records.
 
     tools/performance/tables.py            rewrites tables and picture
     tools/performance/tables.py --check    fails if one of them differs from its records
@@ -17,8 +17,9 @@ from markdown import HEADS, head_name
 from picture import picture
 from processors import candle, logits, models, processors
 from records import RECORDS, ROOT, Bench
+from steps import neighbours, python_steps
 
-PAGES = ["README.md", "docs/performance.md"]
+PAGES = ["README.md", "docs/performance.md", "docs/decode.md"]
 PICTURE = ROOT / "docs/speed.svg"
 TABLES = {
     "readme": readme,
@@ -32,6 +33,8 @@ TABLES = {
     "logits": logits,
     "candle": candle,
     "models": models,
+    "python-steps": python_steps,
+    "neighbours": neighbours,
 }
 
 

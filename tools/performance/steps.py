@@ -1,0 +1,35 @@
+"""Tables of benches/decode.py: decode steps from Python, and what a neighbour with filters changes."""
+
+from markdown import table
+from records import RECORDS
+
+STEPS = "2026-11-25-h200-decode.txt"
+SAMPLERS = ["torch", "flashinfer", "vllm"]
+
+
+def cells(columns):
+    """The rows of the record's tables with this number of columns."""
+    for line in (RECORDS / STEPS).read_text().splitlines():
+        row = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(row) == columns and any(cell[:1].isdigit() for cell in row[1:]):
+            yield row
+
+
+def python_steps():
+    times = {}
+    for model, rows, filters, sampler, step, draw, *_ in cells(8):
+        times.setdefault((model, rows, filters), {})[sampler] = float(step), float(draw)
+    body = []
+    for (model, rows, filters), by in times.items():
+        step, draw = by["ours"]
+        body.append([model.upper(), rows, filters, f"{step / 1e3:.2f}", f"{draw:.0f}", f"{draw / step:.1%}",
+                     *(f"{by[name][0] / step:.3f}" for name in SAMPLERS), *(f"{by[name][1] / draw:.2f}" for name in SAMPLERS)])
+    return table(["Qwen3", "sequences", "filters", "step, ms", "head and draw, us", "share", "step: torch", "FlashInfer", "vLLM",
+                  "head and draw: torch", "FlashInfer", "vLLM"], body, ["---", "---:", "---", *["---:"] * 9])
+
+
+def neighbours():
+    names = {"ours": "ours", "torch": "torch", "flashinfer": "FlashInfer", "vllm": "vLLM"}
+    body = [[model.upper(), names[sampler], *rest] for model, sampler, *rest in cells(7)]
+    return table(["Qwen3", "sampler", "tokens of others that change", "tokens that differ alone", "us without it", "us with it",
+                  "ratio"], body, ["---", "---", *["---:"] * 5])
