@@ -92,12 +92,17 @@ class Ours:
         self.sampler.enqueue(hidden, out, **keys, **filters)
 
 
-class Torch:
+class Matmul:
     def __init__(self, lm_head: Tensor, rows: int):
         self.lm_head = lm_head
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        return linear(hidden, self.lm_head).float()
+
+
+class Torch(Matmul):
     def draw(self, hidden: Tensor, out: Tensor, keys: dict[str, Tensor], filters: dict[str, Tensor]):
-        logits = linear(hidden, self.lm_head).float()
+        logits = self.logits(hidden)
         if filters:
             logits, tokens = logits.sort(-1, descending=True)
             if "top_k" in filters:
@@ -110,15 +115,15 @@ class Torch:
             out.copy_(logits.softmax(-1).multinomial(1)[:, 0])
 
 
-class FlashInfer:
+class FlashInfer(Matmul):
     def __init__(self, lm_head: Tensor, rows: int):
-        self.lm_head = lm_head
+        super().__init__(lm_head, rows)
         import flashinfer.sampling as sampling
 
         self.sampling = sampling
 
     def draw(self, hidden: Tensor, out: Tensor, keys: dict[str, Tensor], filters: dict[str, Tensor]):
-        logits, sampling = linear(hidden, self.lm_head).float(), self.sampling
+        logits, sampling = self.logits(hidden), self.sampling
         seeds = {"seed": keys["seed"], "offset": keys["position"]}
         if "top_k" in filters:
             tokens = sampling.top_k_top_p_sampling_from_logits(logits, filters["top_k"], filters["top_p"], **seeds)
@@ -129,15 +134,15 @@ class FlashInfer:
         out.copy_(tokens)
 
 
-class Vllm:
+class Vllm(Matmul):
     def __init__(self, lm_head: Tensor, rows: int):
-        self.lm_head = lm_head
+        super().__init__(lm_head, rows)
         self.sample, self.filter = vllm_kernels()
         self.rows = torch.arange(rows, device=DEVICE, dtype=torch.int32)
         self.temperature = torch.ones(rows, device=DEVICE)
 
     def draw(self, hidden: Tensor, out: Tensor, keys: dict[str, Tensor], filters: dict[str, Tensor]):
-        logits = linear(hidden, self.lm_head).float()
+        logits = self.logits(hidden)
         if filters:
             logits = self.filter(logits, filters.get("top_k"), filters["top_p"])
         keys = {"seed": keys["seed"], "pos": keys["position"], "temperature": self.temperature}

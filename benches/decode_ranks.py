@@ -1,0 +1,120 @@
+"""Times head and draw over two or more GPUs, by sampler, and writes a record. Each process has a shard of the head.
+
+    torchrun --nproc-per-node 2 benches/decode_ranks.py [--models 1.7b,8b] [--sequences 1,8,64,256] [--record FILE]
+
+Every call ends with the tokens on the GPUs of all ranks, and waits for them: the time is that of the slowest rank, by its
+clock. The samplers:
+
+    ours   the draw within the matmul of each shard; the ranks exchange draws
+    torch  the matmul of each shard, an all-gather of the logits by NCCL, softmax and multinomial; filters by a sort
+    vllm   as torch, with the Triton kernels of vLLM (decode.py)
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from decode import FILTERS, LOGITS_STD, SHAPES, VOCAB, Torch, Vllm
+
+import flash_sampling
+from flash_sampling.torch import group
+
+
+class Ours:
+    def __init__(self, shard, rows, ranks):
+        head = flash_sampling.Head(shard, first_token=dist.get_rank() * len(shard), vocab_size=VOCAB)
+        self.sampler = flash_sampling.Sampler(head, max_rows=rows, group=ranks)
+
+    def draw(self, hidden, out, keys, filters):
+        self.sampler(hidden, out=out, **keys, **filters)
+
+
+def gathered(sampler):
+    """A sampler of decode.py over logits that all ranks gather."""
+
+    class Gathered(sampler):
+        def __init__(self, shard, rows, ranks):
+            super().__init__(shard, rows)
+
+        def logits(self, hidden):
+            own = super().logits(hidden)
+            parts = own.new_empty(dist.get_world_size(), *own.shape)
+            dist.all_gather_into_tensor(parts, own)
+            return parts.transpose(0, 1).reshape(len(hidden), -1)
+
+    return Gathered
+
+
+SAMPLERS = {"ours": Ours, "torch": gathered(Torch), "vllm": gathered(Vllm)}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", default="1.7b,8b")
+    parser.add_argument("--sequences", default="1,8,64,256")
+    parser.add_argument("--calls", type=int, default=60)
+    parser.add_argument("--record")
+    args = parser.parse_args()
+    dist.init_process_group("nccl")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.cuda.set_device(rank)
+    record = open(args.record, "w") if args.record and rank == 0 else None
+
+    def say(line):
+        if rank == 0:
+            print(line, flush=True)
+            if record:
+                print(line, file=record, flush=True)
+
+    say(f"{world} x {torch.cuda.get_device_name()}; torch {torch.__version__}; flash-sampling {flash_sampling.__version__}")
+    say(f"logits' standard deviation {LOGITS_STD}; medians of {args.calls} calls; microseconds")
+    say("| model | sequences | filters | sampler | head and draw | over ours |")
+    say("| --- | ---: | --- | --- | ---: | ---: |")
+    ranks = group()
+    with torch.inference_mode():
+        for model in args.models.split(","):
+            width = SHAPES[model][1]
+            torch.manual_seed(rank)
+            shard = torch.randn(VOCAB // world, width, device="cuda", dtype=torch.bfloat16).mul_(0.02)
+            for rows in map(int, args.sequences.split(",")):
+                times(shard, model, rows, ranks, args.calls, say)
+
+
+def times(shard, model, rows, ranks, calls, say):
+    hidden = torch.randn(rows, shard.shape[1], device="cuda") * (LOGITS_STD / (0.02 * shard.shape[1] ** 0.5))
+    hidden = hidden.bfloat16()
+    dist.broadcast(hidden, 0)
+    for what, filters in FILTERS.items():
+        ours = None
+        for name, sampler in SAMPLERS.items():
+            sampler = sampler(shard, rows, ranks)
+            out, taken = torch.zeros(rows, device="cuda", dtype=torch.int64), []
+            kinds = {"top_k": torch.int32, "top_p": torch.float32}
+            columns = {key: torch.full((rows,), value, device="cuda", dtype=kinds[key]) for key, value in filters.items()}
+            for call in range(calls + 5):
+                if name == "ours":  # Its parameters come from the host.
+                    keys, given = {"seed": list(range(rows)), "position": call}, filters
+                else:
+                    position = torch.full((rows,), call, device="cuda")
+                    keys, given = {"seed": torch.arange(rows, device="cuda"), "position": position}, columns
+                torch.cuda.synchronize()
+                dist.barrier()
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                sampler.draw(hidden, out, keys, given)
+                torch.cuda.synchronize()
+                taken.append(time.perf_counter() - start)
+            slowest = torch.tensor(taken[5:], device="cuda")
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            all_tokens = [torch.zeros_like(out) for _ in range(dist.get_world_size())]
+            dist.all_gather(all_tokens, out)
+            assert name == "torch" or all((tokens == out).all() for tokens in all_tokens), name
+            median = 1e6 * statistics.median(slowest.tolist())
+            ours = ours or median
+            say(f"| {model} | {rows} | {what} | {name} | {median:.0f} | {median / ours:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
