@@ -19,6 +19,8 @@ use flash_sampling_cuda::{CudaError, DeviceHead, DeviceMatrix, DeviceTiled, Kern
 mod device_columns;
 #[path = "cuda/device_filters.rs"]
 mod device_filters;
+#[path = "cuda/device_logits.rs"]
+mod device_logits;
 #[path = "cuda/dots.rs"]
 mod dots;
 #[path = "cuda/filters.rs"]

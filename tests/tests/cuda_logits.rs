@@ -17,6 +17,7 @@ use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::{CudaStandalone, Device, DeviceDraws, DeviceMatrix, DeviceStandalone, NoiseMath, abi};
 
 suite!(standalone, Gpu::STANDALONE);
+suite!(shared, Gpu::SharedLogits);
 
 /// Returns rows that differ in all parameters.
 fn rows(count: usize, logprobs: Option<u32>) -> Vec<RowParams<'static>> {

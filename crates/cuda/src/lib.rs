@@ -9,7 +9,7 @@
 //! | type | inputs | a call |
 //! | --- | --- | --- |
 //! | [`CudaTiled`] | host memory | copies rows and hidden states to the GPU, launches, copies the draws to the host, waits |
-//! | [`DeviceSampler`] | weight and hidden states in device memory | copies row parameters to the GPU, launches on the caller's stream, copies the draws to the host, waits |
+//! | [`DeviceSampler`] | weight and hidden states, or existing logits, in device memory | copies row parameters to the GPU, launches on the caller's stream, copies the draws to the host, waits |
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, does not wait |
 //! | [`RowEncoder`] | row parameters | none: encodes the rows of a launch, at a fixed address for a captured graph |
 //! | [`CudaTiled`] with a [`CudaExchange`] | one shard; hidden states on the host, or [`DeviceHidden`] | as above, for the vocabulary of all ranks |
@@ -116,9 +116,9 @@ pub use crate::{
     sampler::{
         device_sampler::{DeviceHidden, DeviceSampler},
         grouped::CudaGrouped,
-        logits::CudaStandalone,
         online::CudaOnline,
         row_encoder::{RowEncodeError, RowEncoder},
+        standalone::CudaStandalone,
         streamed::CudaStreamed,
         tiled::CudaTiled,
     },

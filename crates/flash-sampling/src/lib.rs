@@ -44,7 +44,8 @@
 //! | [`cuda::CudaTiled`], [`cuda::CudaGrouped`], [`cuda::CudaOnline`] | GPU, host memory in and out | hidden states |
 //! | [`cuda::CudaStreamed`] | GPU | hidden states, with a weight read block by block |
 //! | [`cuda::CudaStandalone`] | GPU | existing logits |
-//! | [`cuda::DeviceSampler`], [`cuda::DeviceTiled`] | GPU, device memory | hidden states |
+//! | [`cuda::DeviceSampler`] | GPU, device memory | hidden states, or existing logits |
+//! | [`cuda::DeviceTiled`] | GPU, device memory | hidden states |
 //! | [`distributed::Sharded`] | shards in one process | hidden states or logits, as its shards |
 //! | [`distributed::ShardSampler`] | one rank of a [`distributed::Transport`] | hidden states or logits, as its shard |
 //! | [`CudaRank`] | one rank on a GPU | hidden states, in host or device memory |

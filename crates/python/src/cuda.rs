@@ -13,13 +13,15 @@ use flash_sampling::{Capabilities, Plan, RowParams, SampleError, Samples};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// A sampler over a head in memory of a GPU.
+/// A sampler over inputs in memory of a GPU.
 pub(crate) struct OnDevice {
-    /// Dropped before the memory of `parts`, which it reads.
+    /// Dropped before the head's memory, which it reads.
     sampler: DeviceSampler,
     /// Set by the drop, and dropped after the sampler.
     context: Option<ThreadContext>,
-    parts: Arc<HeadParts>,
+    place: Place,
+    #[expect(dead_code, reason = "kept for its drop")]
+    head: Option<Arc<HeadParts>>,
 }
 
 impl Drop for OnDevice {
@@ -47,12 +49,25 @@ impl Drop for ThreadContext {
 }
 
 impl OnDevice {
+    /// Plans a sampler of existing logits on a GPU.
+    ///
+    /// # Errors
+    /// Those of the GPU and the plan.
+    pub(crate) fn for_logits(vocab_size: usize, plan: Plan, gpu: usize) -> PyResult<OnDevice> {
+        Device::count().map_err(|error| failed(&error))?; // loads the driver
+        let _context = ThreadContext::present();
+        let sampler = Device::new(gpu).and_then(|device| DeviceSampler::for_logits(vocab_size, plan, &device));
+        let (sampler, place) = (sampler.map_err(|error| failed(&error))?, Place::Cuda(gpu as i32));
+        Ok(OnDevice { sampler, context: None, place, head: None })
+    }
+
     /// Waits for the work that produces weight and bias, and plans the sampler.
     ///
     /// # Errors
     /// Those of the GPU, the head and the plan.
-    pub(crate) fn new(parts: Arc<HeadParts>, plan: Plan) -> PyResult<OnDevice> {
-        let Place::Cuda(id) = parts.weight.place() else { return Err(invalid("head", "the head is not on a GPU")) };
+    pub(crate) fn of_head(parts: Arc<HeadParts>, plan: Plan) -> PyResult<OnDevice> {
+        let place = parts.weight.place();
+        let Place::Cuda(id) = place else { return Err(invalid("head", "the head is not on a GPU")) };
         Device::count().map_err(|error| failed(&error))?; // loads the driver
         let _context = ThreadContext::present();
         let device = Device::new(usize::try_from(id).unwrap_or(0)).map_err(|error| failed(&error))?;
@@ -79,10 +94,10 @@ impl OnDevice {
             scale: parts.scale,
         };
         let vocab_size = as_u32("vocab_size", parts.vocab_size)?;
-        // SAFETY: weight and bias are tensors of this device, which `parts` holds and drops after the sampler. `Tensor`
-        // checked their shapes. By the package's documentation, nothing writes to them during a call.
+        // SAFETY: weight and bias are tensors of this device, which the result holds and drops after the sampler.
+        // `Tensor` checked their shapes. By the package's documentation, nothing writes to them during a call.
         let sampler = unsafe { DeviceSampler::new(head, vocab_size, plan, &device) };
-        Ok(OnDevice { sampler: sampler.map_err(|error| failed(&error))?, context: None, parts })
+        Ok(OnDevice { sampler: sampler.map_err(|error| failed(&error))?, context: None, place, head: Some(parts) })
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -97,42 +112,52 @@ impl OnDevice {
         self.sampler.shape().vocab_size
     }
 
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+
     /// Draws after all prior work on the tensor's stream, and waits.
     ///
     /// # Errors
     /// Outer: the tensor is not a matrix on this GPU. Inner: the sampler's errors.
     pub(crate) fn sample(
         &mut self,
-        hidden: &Tensor,
+        input: &Tensor,
         what: &'static str,
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> PyResult<Result<(), SampleError>> {
-        let layout = hidden.layout(what)?;
-        if hidden.place() != self.parts.weight.place() {
-            return Err(invalid(what, format!("{what} is on {}, but the head is not", hidden.place())));
-        }
+        let layout = input.layout(what)?;
+        self.check_place(input, what)?;
         let _context = ThreadContext::present();
-        let stream = stream(self.sampler.device(), hidden.stream());
-        // SAFETY: the tensor is memory of this device, which `hidden` holds during the call. Its producer ordered the
+        let stream = stream(self.sampler.device(), input.stream());
+        // SAFETY: the tensor is memory of this device, which `input` holds during the call. Its producer ordered the
         // work that writes it before later work on this stream. The stream is its caller's current stream, of this
         // device, and lives during the call; the driver refuses to wait for a stream that captures.
-        Ok(unsafe { self.sampler.sample(&stream, &matrix(hidden, &layout), rows, out) })
+        Ok(unsafe { self.sampler.sample(&stream, &matrix(input, &layout), rows, out) })
     }
 
     /// Enqueues draws on the tensor's stream, and returns without waiting.
     ///
     /// # Errors
-    /// The hidden states are not a matrix, or the GPU fails.
-    pub(crate) fn enqueue(&mut self, hidden: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
-        let layout = hidden.layout(what)?;
+    /// The input is not a matrix on this GPU, or the GPU fails.
+    pub(crate) fn enqueue(&mut self, input: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
+        let layout = input.layout(what)?;
+        self.check_place(input, what)?;
         let _context = ThreadContext::present();
-        let stream = stream(self.sampler.device(), hidden.stream());
-        let matrix = matrix(hidden, &layout);
-        // SAFETY: hidden states and `call` are tensors of this device, which `borrow` checked. Their libraries keep the
+        let stream = stream(self.sampler.device(), input.stream());
+        let matrix = matrix(input, &layout);
+        // SAFETY: the input and `call` are tensors of this device, which `borrow` checked. Their libraries keep the
         // memory for work that is enqueued on this stream before the tensors are freed. Calls of this value on several
         // streams: by the package's documentation, the caller orders them. The stream lives as in `sample`.
         unsafe { self.sampler.enqueue(&stream, &matrix, &call.columns, &call.out) }.map_err(|error| failed(&error))
+    }
+
+    fn check_place(&self, input: &Tensor, what: &'static str) -> PyResult<()> {
+        match input.place() == self.place {
+            true => Ok(()),
+            false => Err(invalid(what, format!("{what} is on {}, but must be on {}", input.place(), self.place))),
+        }
     }
 }
 
@@ -140,7 +165,7 @@ impl OnDevice {
 pub(crate) struct DeviceCall {
     rows: usize,
     place: Place,
-    /// The stream of the hidden states.
+    /// The stream of the input.
     stream: u64,
     columns: RowColumns,
     out: TokenColumns,
@@ -150,12 +175,12 @@ pub(crate) struct DeviceCall {
 }
 
 impl DeviceCall {
-    /// Borrows the tensors of a call for hidden states with `rows` rows. The call writes `out` and `statuses`.
+    /// Borrows the tensors of a call for an input with `rows` rows. The call writes `out` and `statuses`.
     ///
     /// # Errors
     /// A tensor that is not on the GPU, or has another shape or element type; its name is the knob.
     pub(crate) fn borrow(
-        (rows, hidden, vocab_size): (usize, &Tensor, u32),
+        (rows, input, vocab_size): (usize, &Tensor, u32),
         [seed, position]: [Argument<'_, '_>; 2],
         [temperature, top_p, min_p]: [Argument<'_, '_>; 3],
         [top_k, mask]: [Argument<'_, '_>; 2],
@@ -163,7 +188,7 @@ impl DeviceCall {
     ) -> PyResult<DeviceCall> {
         const INTEGERS: &[Kind] = &[Kind::Int, Kind::UInt];
         let (columns, results) = (RowColumns::default(), TokenColumns::default());
-        let (place, stream) = (hidden.place(), hidden.stream());
+        let (place, stream) = (input.place(), input.stream());
         let mut call = DeviceCall { rows, place, stream, columns, out: results, held: Vec::new() };
         call.columns.seed = call.column(seed, "seed", INTEGERS)?;
         call.columns.position = call.column(position, "position", INTEGERS)?;
@@ -186,7 +211,7 @@ impl DeviceCall {
         }
         match tensor.stream() == self.stream {
             true => Ok(tensor),
-            false => Err(invalid(name, format!("{name} is ready on another stream than the hidden states"))),
+            false => Err(invalid(name, format!("{name} is ready on another stream than the input"))),
         }
     }
 

@@ -74,12 +74,17 @@ impl Engine {
         }
         preload(py)?;
         let parts = head.parts.clone();
-        py.detach(|| OnDevice::new(parts, config.plan)).map(|sampler| Engine::Device(Box::new(sampler)))
+        py.detach(|| OnDevice::of_head(parts, config.plan)).map(|sampler| Engine::Device(Box::new(sampler)))
     }
 
-    /// Builds a sampler of existing logits.
+    /// Builds a sampler of existing logits, on the CPU or on the GPU of the backend.
     pub(crate) fn of_logits(py: Python<'_>, vocab_size: usize, options: &Options<'_>) -> PyResult<Engine> {
         let config = options.config()?;
+        if let Backend::Cuda { device } = config.backend {
+            preload(py)?;
+            let sampler = py.detach(|| OnDevice::for_logits(vocab_size, config.plan, device))?;
+            return Ok(Engine::Device(Box::new(sampler)));
+        }
         Engine::host(py, &config, || build_from_logits(vocab_size, &config))
     }
 
@@ -115,11 +120,19 @@ impl Engine {
         }
     }
 
+    /// The memory of the inputs.
+    pub(crate) fn place(&self) -> Place {
+        match self {
+            Engine::Host(_) => Place::Host,
+            Engine::Device(sampler) => sampler.place(),
+        }
+    }
+
     /// Enqueues draws for the rows of a tensor on a GPU; `what` is its name.
     pub(crate) fn enqueue(&mut self, input: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
         match self {
             Engine::Device(sampler) => sampler.enqueue(input, what, call),
-            Engine::Host(_) => Err(invalid(what, format!("{what} must be on a GPU, with a head on the same GPU"))),
+            Engine::Host(_) => Err(invalid(what, format!("{what} must be on a GPU, and the sampler on the same GPU"))),
         }
     }
 

@@ -44,7 +44,8 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    fn new(engine: Engine, place: Place, input: &'static str) -> Sampler {
+    fn new(engine: Engine, input: &'static str) -> Sampler {
+        let place = engine.place();
         let (can, plan, vocab_size) = (engine.capabilities(), engine.plan(), engine.vocab_size());
         let (backend, exactness) = (can.backend, can.exactness);
         Sampler { state: Mutex::new((engine, Samples::new())), plan, vocab_size, place, backend, exactness, input }
@@ -106,12 +107,12 @@ impl Sampler {
     ) -> PyResult<Sampler> {
         let options = Options { max_rows, variant, max_draws, max_logprobs, threads, backend, canonical };
         let engine = Engine::of_head(py, head.get(), &options)?;
-        Ok(Sampler::new(engine, head.get().parts.weight.place(), "hidden"))
+        Ok(Sampler::new(engine, "hidden"))
     }
 
-    /// Makes a sampler of existing logits [rows, vocab_size] in bfloat16, float16 or float32, on the CPU.
+    /// Makes a sampler of existing logits [rows, vocab_size] in bfloat16, float16 or float32.
     ///
-    /// The arguments have the meaning of those of the class.
+    /// The arguments have the meaning of those of the class. backend: "cuda:GPU" reads logits on that GPU in place.
     #[staticmethod]
     #[pyo3(signature = (vocab_size, max_rows=256, *, max_draws=1, max_logprobs=None, threads=None, backend=None))]
     fn for_logits(
@@ -125,7 +126,7 @@ impl Sampler {
     ) -> PyResult<Sampler> {
         let (variant, canonical) = ("tiled", false);
         let options = Options { max_rows, variant, max_draws, max_logprobs, threads, backend, canonical };
-        Ok(Sampler::new(Engine::of_logits(py, vocab_size, &options)?, Place::Host, "logits"))
+        Ok(Sampler::new(Engine::of_logits(py, vocab_size, &options)?, "logits"))
     }
 
     /// Draws one token for each row.
@@ -171,9 +172,9 @@ impl Sampler {
         if errors.is_empty() { Ok(tokens) } else { Err(of_rows(py, &errors, tokens)) }
     }
 
-    /// Draws one token for each row on a GPU, without waiting. All arguments are tensors on the head's GPU.
+    /// Draws one token for each row on a GPU, without waiting. All arguments are tensors on the sampler's GPU.
     ///
-    /// hidden: [rows, hidden] in bfloat16, float16 or float32.
+    /// input: hidden states [rows, hidden], or logits [rows, vocab], in bfloat16, float16 or float32.
     /// out: [rows] int64, which holds the tokens when the work on the current stream has run; -1 for a row that failed.
     /// seed, position: [rows] int64; a seed from 2^63 on as the int64 with the same bits.
     /// temperature, top_p, min_p: [rows] float32. top_k: [rows] int32, off or at most 1024.
@@ -185,13 +186,13 @@ impl Sampler {
     /// tensors must outlive the graph. The caller orders calls of one sampler on several streams.
     ///
     /// Returns out.
-    #[pyo3(signature = (hidden, out, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,
+    #[pyo3(signature = (input, out, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,
         statuses=None))]
     #[allow(clippy::too_many_arguments)]
     fn enqueue<'py>(
         &self,
         py: Python<'py>,
-        hidden: &Bound<'py, PyAny>,
+        input: &Bound<'py, PyAny>,
         out: &Bound<'py, PyAny>,
         seed: &Bound<'py, PyAny>,
         position: &Bound<'py, PyAny>,
@@ -202,7 +203,7 @@ impl Sampler {
         mask: Option<&Bound<'py, PyAny>>,
         statuses: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (tensor, rows) = self.borrow(hidden)?;
+        let (tensor, rows) = self.borrow(input)?;
         let keys = [Some(seed), Some(position)];
         let floats = [temperature, top_p, min_p];
         let call =

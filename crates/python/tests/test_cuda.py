@@ -4,7 +4,7 @@ import numpy
 import pytest
 from conftest import Problem, library, skip
 
-from flash_sampling import FlashSamplingError, Head, Sampler, SamplingParams
+from flash_sampling import FlashSamplingError, Head, Sampler, SamplingParams, from_logits
 
 torch = library("torch")
 
@@ -158,3 +158,96 @@ def test_tensors_of_a_call_that_does_not_wait_are_checked(problem):
         with pytest.raises(FlashSamplingError, match=fault) as error:
             sampler.enqueue(hidden, out, **{**keys, name: value})
         assert error.value.knob == name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_logits_on_a_gpu_draw_the_tokens_of_the_cpu(dtype):
+    problem = Problem(rows=64)
+    logits = torch.tensor(problem.logits, dtype=dtype)
+    wide = torch.full((64, 1003), float("nan"), dtype=dtype, device="cuda")
+    wide[:, 2:1002] = logits.cuda()
+    apart = wide[:, 2:1002]  # with a stride, at another address
+    params = {"top_k": [0, 10, 0, 3] * 16, "top_p": [1, 1, 0.7, 0.5] * 16, "min_p": [0.1, 0, 0, 0] * 16}
+    sampler = Sampler.for_logits(1000, backend="cuda:0")
+    for given in [{}, {"temperature": [0.5, 1, 2, 0] * 16}, params, {"mask": torch.full((64, 32), 0x5EEDBEE, dtype=torch.int32)}]:
+        want = from_logits(logits, **problem.keys, **given)
+        for on_gpu in [logits.cuda(), apart]:
+            tokens = sampler(on_gpu, **problem.keys, **given)
+            assert tokens.device == on_gpu.device and torch.equal(tokens.cpu(), want)
+            assert torch.equal(from_logits(on_gpu, **problem.keys, **given), tokens)
+    assert numpy.array_equal(sampler(apart, **problem.keys).cpu(), problem.argmax_with_noise())
+
+
+def test_all_results_of_logits_on_a_gpu_are_those_of_the_cpu(problem):
+    logits = torch.tensor(problem.logits)
+    params = [SamplingParams(logprobs=2, top_p=top_p, kept=True, repetition_penalty=1.2) for top_p in [1.0, 0.9, 0.5, 0.2]]
+    keys = {"seed": problem.seeds, "position": problem.positions}
+    want = Sampler.for_logits(1000, max_logprobs=2).sample(logits, params, **keys)
+    rows = Sampler.for_logits(1000, max_logprobs=2, backend="cuda:0").sample(logits.cuda(), params, **keys)
+    for row, other in zip(rows, want, strict=True):
+        assert (row.token, row.score, row.logprob, row.top) == (other.token, other.score, other.logprob, other.top)
+        assert row.kept is None and other.kept is None or row.kept.token_ids == other.kept.token_ids
+
+
+def test_logits_of_a_call_that_does_not_wait(problem):
+    sampler = Sampler.for_logits(1000, backend="cuda:0")
+    logits = torch.tensor(problem.logits, dtype=torch.bfloat16, device="cuda")
+    params = {
+        "seed": torch.tensor(problem.seeds, dtype=torch.int64),
+        "position": torch.tensor(problem.positions, dtype=torch.int64),
+        "temperature": torch.tensor([0.5, 1.0, 2.0, 0.0]),
+        "top_k": torch.tensor([0, 10, -1, 3], dtype=torch.int32),
+        "top_p": torch.tensor([1.0, 1.0, 0.7, 0.5]),
+        "mask": torch.full((4, 32), -2, dtype=torch.int32),
+    }
+    on_gpu = {name: value.cuda() for name, value in params.items()}
+    out, statuses = (torch.full((4,), 99, dtype=kind, device="cuda") for kind in (torch.int64, torch.int32))
+    sampler.enqueue(logits, out, statuses=statuses, **on_gpu)
+    torch.cuda.synchronize()
+    assert torch.equal(out.cpu(), from_logits(logits.cpu(), **params)) and statuses.tolist() == [0, 0, 0, 0]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        sampler.enqueue(logits, out, statuses=statuses, **on_gpu)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sampler.enqueue(logits, out, statuses=statuses, **on_gpu)
+    for step in range(3):
+        logits += torch.randint_like(logits, 9)
+        on_gpu["position"] += 7
+        graph.replay()
+        assert torch.equal(out, sampler(logits, **on_gpu)), step
+    logits[1, 30], logits[2, 5] = float("nan"), float("inf")
+    logits[3] = float("-inf")
+    graph.replay()
+    assert out.tolist() == [sampler(logits[:1], **{name: value[:1] for name, value in on_gpu.items()}).item(), -1, -1, -1]
+    assert [status & 255 for status in statuses.tolist()] == [0, 2, 3, 1]
+
+
+def test_logits_on_other_devices_and_of_other_shapes_are_errors(problem):
+    sampler, logits = Sampler.for_logits(1000, 4, backend="cuda:0"), torch.tensor(problem.logits, device="cuda")
+    with pytest.raises(FlashSamplingError, match="logits is on the CPU, but the sampler is on cuda:0"):
+        sampler(problem.logits, **problem.keys)
+    with pytest.raises(FlashSamplingError, match="logits is on cuda:0, but the sampler is on the CPU"):
+        Sampler.for_logits(1000)(logits, **problem.keys)
+    with pytest.raises(FlashSamplingError, match="999") as error:
+        sampler(logits[:, 1:], **problem.keys)
+    assert error.value.knob == "logits"
+    with pytest.raises(FlashSamplingError, match="max_rows=4"):
+        sampler(torch.cat([logits, logits]), seed=range(8), position=0)
+    logits[2, 9] = float("nan")
+    with pytest.raises(FlashSamplingError, match="row 2: the logit of token 9 is NaN") as error:
+        sampler(logits, **problem.keys)
+    assert error.value.row == 2 and error.value.results.tolist()[2] == -1
+    assert "on cuda:0 by cuda" in repr(sampler)
+
+
+def test_logits_that_the_current_stream_writes_are_read_after_it(problem):
+    sampler, late = Sampler.for_logits(1000, backend="cuda:0"), torch.tensor(problem.logits, device="cuda")
+    for stream in [torch.cuda.Stream(), torch.cuda.default_stream()]:
+        with torch.cuda.stream(stream):
+            logits = torch.full_like(late, float("nan"))
+            torch.cuda._sleep(20_000_000)
+            logits.copy_(late)
+            assert numpy.array_equal(sampler(logits, **problem.keys).cpu(), problem.argmax_with_noise())

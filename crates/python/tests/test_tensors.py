@@ -227,5 +227,8 @@ def test_memory_of_a_gpu_is_told_from_memory_of_the_cpu(problem):
             Sampler(head, **options)
         assert error.value.knob == knob
     with pytest.raises(FlashSamplingError, match="logits is on cuda:0, but the sampler is on the CPU"):
-        hidden.shape = hidden.tensor.shape
-        from_logits(hidden, **problem.keys)
+        Sampler.for_logits(1000)(hidden, **problem.keys)
+    hidden.shape = hidden.tensor.shape
+    if not library("torch").cuda.is_available():
+        with pytest.raises(FlashSamplingError, match="CUDA is unavailable"):
+            from_logits(hidden, **problem.keys)

@@ -37,6 +37,8 @@ pub(crate) enum Gpu {
     StreamedOnline,
     /// Over existing logits.
     Standalone(NoiseMath),
+    /// Over existing logits in device memory.
+    SharedLogits,
 }
 
 impl Gpu {
@@ -61,6 +63,7 @@ impl Gpu {
             Gpu::StreamedOnline => "streamed-online",
             Gpu::Standalone(NoiseMath::Exact) => "standalone",
             Gpu::Standalone(NoiseMath::Fast) => "standalonefast",
+            Gpu::SharedLogits => "shared-logits",
         }
     }
 
@@ -79,6 +82,10 @@ impl Gpu {
             }
             Gpu::Standalone(math) => {
                 let sampler = CudaStandalone::with_math(head.vocab_size() as usize, plan, device, math)?;
+                Box::new(FromLogits::new(head, sampler))
+            }
+            Gpu::SharedLogits => {
+                let sampler = Copied::for_logits(head.vocab_size() as usize, plan, device)?;
                 Box::new(FromLogits::new(head, sampler))
             }
         })

@@ -99,7 +99,7 @@ impl OnDevice {
 /// A weight and a bias in device memory.
 pub(crate) type HeldHead = (CudaSlice<u8>, Option<CudaSlice<f32>>);
 
-/// A head copied to a GPU, and a sampler that reads it there.
+/// A head copied to a GPU, and a sampler that reads it there; or a sampler of logits, without a head.
 pub(crate) struct Copied {
     pub(crate) sampler: DeviceSampler,
     pub(crate) stream: Arc<CudaStream>,
@@ -149,6 +149,14 @@ impl Copied {
         Copied::on(&Device::new(0)?, CudaContext::new(0).unwrap().per_thread_stream(), head, plan)
     }
 
+    /// A sampler of existing logits.
+    pub(crate) fn for_logits(vocab_size: usize, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
+        let sampler = DeviceSampler::for_logits(vocab_size, plan, device)?;
+        let stream = CudaContext::new(0).unwrap().per_thread_stream();
+        let memory = stream.alloc_zeros(16).unwrap();
+        Ok(Copied { sampler, stream, held: (memory, None) })
+    }
+
     pub(crate) fn on(
         device: &Arc<Device>,
         stream: Arc<CudaStream>,
@@ -187,8 +195,8 @@ impl PerturbedArgmax for Copied {
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        let (_memory, hidden) = copied(input, &self.stream);
-        // SAFETY: the hidden states were enqueued on the same stream and live until the call, which waits, returns.
-        unsafe { self.sampler.sample(&self.stream, &hidden, rows, out) }
+        let (_memory, input) = copied(input, &self.stream);
+        // SAFETY: the copy was enqueued on the same stream and lives until the call, which waits, returns.
+        unsafe { self.sampler.sample(&self.stream, &input, rows, out) }
     }
 }

@@ -11,12 +11,12 @@ use flash_sampling_cuda::{Device, DeviceAddress, DeviceMatrix};
 use std::any::Any;
 use std::sync::Arc;
 
-const VOCAB: usize = 3001;
+pub(crate) const VOCAB: usize = 3001;
 
 /// Arrays of parameters in device memory.
-struct Arrays {
+pub(crate) struct Arrays {
     stream: Arc<CudaStream>,
-    columns: RowColumns,
+    pub(crate) columns: RowColumns,
     held: Vec<Box<dyn Any>>,
 }
 
@@ -59,7 +59,7 @@ impl Arrays {
     }
 
     /// The arrays of rows that differ from the default, and their masks.
-    fn of(rows: &[RowParams<'_>], stream: &Arc<CudaStream>) -> Arrays {
+    pub(crate) fn of(rows: &[RowParams<'_>], stream: &Arc<CudaStream>) -> Arrays {
         let mut arrays = Arrays { stream: stream.clone(), columns: RowColumns::default(), held: Vec::new() };
         let ids = |tokens: &[u32]| tokens.iter().map(|&token| token as i32).collect::<Vec<_>>();
         let words = VOCAB.div_ceil(32);
@@ -100,15 +100,15 @@ impl Arrays {
 }
 
 /// The results of a call.
-struct Results {
-    tokens: CudaSlice<i64>,
+pub(crate) struct Results {
+    pub(crate) tokens: CudaSlice<i64>,
     scores: CudaSlice<f32>,
     logits: CudaSlice<f32>,
-    statuses: CudaSlice<u32>,
+    pub(crate) statuses: CudaSlice<u32>,
 }
 
 impl Results {
-    fn new(rows: usize, stream: &Arc<CudaStream>) -> Results {
+    pub(crate) fn new(rows: usize, stream: &Arc<CudaStream>) -> Results {
         Results {
             tokens: stream.clone_htod(&vec![-7i64; rows]).unwrap(),
             scores: stream.clone_htod(&vec![f32::NAN; rows]).unwrap(),
@@ -117,7 +117,7 @@ impl Results {
         }
     }
 
-    fn columns(&self, stream: &CudaStream) -> TokenColumns {
+    pub(crate) fn columns(&self, stream: &CudaStream) -> TokenColumns {
         TokenColumns {
             tokens: DeviceAddress::of(&self.tokens, stream),
             scores: DeviceAddress::of(&self.scores, stream),
@@ -127,7 +127,7 @@ impl Results {
     }
 
     /// Compares the results with draws of calls that wait.
-    fn check(&self, want: &Samples, stream: &Arc<CudaStream>, what: &str) {
+    pub(crate) fn check(&self, want: &Samples, stream: &Arc<CudaStream>, what: &str) {
         let (tokens, statuses) = (stream.clone_dtoh(&self.tokens).unwrap(), stream.clone_dtoh(&self.statuses).unwrap());
         let (scores, logits) = (stream.clone_dtoh(&self.scores).unwrap(), stream.clone_dtoh(&self.logits).unwrap());
         stream.synchronize().unwrap();
@@ -140,8 +140,23 @@ impl Results {
     }
 }
 
+/// A mask for [`rows`].
+pub(crate) fn mask() -> Vec<u32> {
+    (0..VOCAB.div_ceil(32) as u32).map(|word| 0x9e37_79b9u32.wrapping_mul(word + 1)).collect()
+}
+
+/// Histories for [`rows`].
+pub(crate) fn histories() -> Vec<History> {
+    let history = |h: u32| {
+        let mut history = History::new(&(0..40).map(|t| (t * t + h) % VOCAB as u32).collect::<Vec<_>>());
+        history.extend((0..30 * h).map(|t| (t * 7 + h) % 100));
+        history
+    };
+    (0..5).map(history).collect()
+}
+
 /// Rows with every parameter of [`RowColumns`].
-fn rows<'a>(count: usize, mask: &'a [u32], histories: &'a [History]) -> Vec<RowParams<'a>> {
+pub(crate) fn rows<'a>(count: usize, mask: &'a [u32], histories: &'a [History]) -> Vec<RowParams<'a>> {
     let row = |r: usize| {
         let base = RowParams { seed: 40 + r as u64, position: r as u64, temperature: 0.9, ..RowParams::default() };
         let history = Some(&histories[r % histories.len()]);
@@ -170,14 +185,7 @@ fn calls_that_do_not_wait_have_the_bits_of_calls_that_do() {
     if !runs_here() {
         return;
     }
-    let mask: Vec<u32> = (0..VOCAB.div_ceil(32) as u32).map(|word| 0x9e37_79b9u32.wrapping_mul(word + 1)).collect();
-    let histories: Vec<_> = (0..5u32)
-        .map(|h| {
-            let mut history = History::new(&(0..40).map(|t| (t * t + h) % VOCAB as u32).collect::<Vec<_>>());
-            history.extend((0..30 * h).map(|t| (t * 7 + h) % 100));
-            history
-        })
-        .collect();
+    let (mask, histories) = (mask(), histories());
     // More rows than a launch has.
     let count = 300;
     let problem = Problem::gaussian(Size::new(count, VOCAB, 136), DType::BF16, DType::BF16, 17);

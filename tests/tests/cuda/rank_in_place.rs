@@ -192,6 +192,6 @@ pub(crate) fn calls_that_do_not_fit_are_refused() {
     assert!(out.is_empty());
 
     let Copied { sampler, held: _held, .. } = copy();
-    CudaTiled::from(sampler).sample(problem.input(), &rows, &mut out).unwrap();
+    CudaTiled::try_from(sampler).unwrap().sample(problem.input(), &rows, &mut out).unwrap();
     assert_same(&out, &want, "one GPU, host memory");
 }

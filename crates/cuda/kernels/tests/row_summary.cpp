@@ -1,12 +1,41 @@
 // Runs the summaries of stored rows on the processor. Reads a row and requests from standard input, and writes the kernel's
-// results to standard output. crates/cuda/tests/row_summary.rs compares them with core's results.
+// results to standard output. crates/cuda/tests/row_summary.rs compares them with core's results. Also checks the copies of 16-bit
+// logits.
 #include "emulator.hpp"
 
 // No case has logits of 16 bits.
 #define asm(...) (static_cast<void>(bits), abort())
 #include "../row_summary.cu"
 
+#include "flash_sampling/selection/row_filters.cuh"
+namespace widen {
+#include "../widen_rows.cu"
+}  // namespace widen
+
+// Checks copies of bf16 rows that begin at odd elements. The draw without filters has no copy.
+static void check_copies() {
+    constexpr u32 TOKENS = 4099, STRIDE = 4103, COPY_STRIDE = 4100, DRAWS = 4;
+    const RowFilters off{-INFINITY, 1.0f, 0, 1.0f, 0}, top_k{-INFINITY, 1.0f, 5, 1.0f, 0};
+    const RowFilters filters[DRAWS] = {top_k, off, {-3.0, 1.0f, 0, 1.0f, 0}, {-INFINITY, 0.5f, 0, 1.0f, 0}};
+    const u32 sources[DRAWS] = {2, 0, 1, 2}, own[DRAWS] = {0, 1, 2, 3};
+    std::vector<u16> logits(DRAWS * STRIDE);
+    for (u32 i = 0; i < logits.size(); ++i) logits[i] = static_cast<u16>(i * 40503u >> 3);
+    for (const bool has_sources : {false, true}) {
+        std::vector<float> copies(DRAWS * COPY_STRIDE, 0.5f);
+        const widen::WidenRows call{&logits[1], has_sources ? sources : nullptr, filters, copies.data(), STRIDE, COPY_STRIDE,
+                                    Element::BF16, TOKENS};
+        emulator::launch(3, DRAWS, widen::THREADS, [&] { widen::widen_rows(call); });
+        for (u32 draw = 0; draw < DRAWS; ++draw)
+            for (u32 t = 0; t < COPY_STRIDE; ++t) {
+                const u32 bits = static_cast<u32>(logits[1 + (has_sources ? sources : own)[draw] * STRIDE + t]) << 16;
+                const u32 want = draw == 1 || t >= TOKENS ? f32_to_bits(0.5f) : bits;
+                if (f32_to_bits(copies[draw * COPY_STRIDE + t]) != want) abort();
+            }
+    }
+}
+
 int main() {
+    check_copies();
     const u32 first = get<u32>(), tokens = get<u32>(), limit = get<u32>(), is_raw = get<u32>();
     Row row{};
     row.inv_temperature = get<float>();

@@ -35,7 +35,7 @@ pub(crate) use peers::{MAX_PEERS, PeerRecords, PeerState, Peers, RECORD_BYTES, R
 pub(crate) use reduction::Reduction;
 pub(crate) use stored::{
     Canonical, Existing, Item, KeptToken, KeptTokens, Masses, NearTies, PART_MASSES_BYTES, RowSummaries,
-    SUMMARY_LISTED, SUMMARY_TOKENS, StoredLogits, SummaryRequest, SummaryResult, TopLists,
+    SUMMARY_LISTED, SUMMARY_TOKENS, StoredLogits, SummaryRequest, SummaryResult, TopLists, WidenRows,
 };
 pub(crate) use stored_scan::{ScanSums, ScanTokens, SumQuery};
 

@@ -3,7 +3,7 @@
 use crate::abi::address::DeviceAddress;
 use crate::abi::fused::HeadTransform;
 use crate::abi::layout::layout;
-use crate::abi::{Draw, Row};
+use crate::abi::{Draw, Row, RowFilters};
 use bytemuck::{Pod, Zeroable};
 use flash_sampling_core::backend::MassHistogram;
 
@@ -19,6 +19,24 @@ pub(crate) struct Existing {
     pub(crate) parts_of_block: u32,
 }
 layout!(Existing 32: logits 0, sources 8, row_stride 16, blocks 24, parts_of_block 28);
+
+/// The argument of `widen_rows`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WidenRows {
+    pub(crate) logits: DeviceAddress<u8>,
+    /// The row of each draw; null = draw `i` takes row `i`.
+    pub(crate) sources: DeviceAddress<u32>,
+    pub(crate) filters: DeviceAddress<RowFilters>,
+    pub(crate) copies: DeviceAddress<f32>,
+    pub(crate) row_stride: u64,
+    pub(crate) copy_stride: u64,
+    pub(crate) element: u32,
+    pub(crate) tokens: u32,
+}
+layout!(WidenRows 56:
+    logits 0, sources 8, filters 16, copies 24, row_stride 32, copy_stride 40, element 48, tokens 52
+);
 
 /// The output for masses: the twin of row_mass.cuh.
 #[repr(C)]

@@ -8,7 +8,7 @@ use crate::device::{fused_hopper, fused_portable, row_columns, select, standalon
 #[cfg(feature = "nccl")]
 use crate::exchange::nccl;
 use crate::exchange::peers;
-use crate::selection::{filtered, stored_kernels, stored_scan, top_p};
+use crate::selection::{existing_filters, filtered, stored_kernels, stored_scan, top_p};
 use core::fmt;
 
 /// Every kernel of this crate.
@@ -27,6 +27,7 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     #[cfg(feature = "nccl")]
     &nccl::SOURCE,
     &standalone::SOURCE,
+    &existing_filters::WIDEN_ROWS,
     &stored_kernels::ROW_SUMMARY,
     &stored_kernels::TOP_LIST,
     &stored_kernels::NEAR_TIES,

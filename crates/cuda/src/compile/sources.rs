@@ -115,6 +115,7 @@ const FILES: &[(&str, &str)] = &[
     file!("top_list.cu"),
     file!("top_p.cu"),
     file!("top_p_ranks.cu"),
+    file!("widen_rows.cu"),
 ];
 
 /// Returns the text of a kernel with every header in place of its first `#include "..."`.

@@ -6,7 +6,7 @@ use crate::abi::Reduction;
 use crate::abi::{
     Call, Canonical, DeviceAddress, EncodeRows, Existing, FilterCall, FilterListCall, LogitStore, Maps, Masses,
     Matrices, NearTies, PeerRecords, Peers, RowLists, RowSummaries, ScanSums, ScanTokens, Selection, Summaries,
-    TopLists, UndecidedRows, WriteTokens,
+    TopLists, UndecidedRows, WidenRows, WriteTokens,
 };
 use crate::device::launch::Entry;
 
@@ -54,6 +54,7 @@ entries! {
     MOMENTS "moments" (ScanSums);
     ENCODE_ROWS "encode_rows" (EncodeRows);
     WRITE_TOKENS "write_tokens" (WriteTokens);
+    WIDEN_ROWS "widen_rows" (WidenRows);
     JOIN_PEERS "join_peers" (Peers);
     #[cfg(feature = "nccl")]
     TO_WORDS "to_words" (Reduction);

@@ -126,10 +126,6 @@ impl RowColumnKernels {
         })
     }
 
-    pub(crate) fn max_rows(&self) -> usize {
-        self.max_rows
-    }
-
     pub(crate) fn max_adjusted(&self) -> usize {
         self.max_adjusted
     }
@@ -143,11 +139,31 @@ impl RowColumnKernels {
         Parts { rows: FilteredRows { rows, filters, draws }, lists, invalid, counts: invalid.add(n) }
     }
 
-    /// Enqueues the encoding of up to [`max_rows`](RowColumnKernels::max_rows) rows, for a head with these tokens.
+    /// Enqueues the launches of a call of `count` rows, each of up to `most` rows. `draw` enqueues the draws of some
+    /// encoded rows.
+    pub(crate) fn enqueue(
+        &mut self,
+        queue: Queue<'_>,
+        (columns, out): (&RowColumns, &TokenColumns),
+        (count, most): (usize, usize),
+        (tokens, vocab_size): (Range<u32>, u32),
+        mut draw: impl FnMut(Range<usize>, FilteredRows) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let most = self.max_rows.min(most);
+        for first in (0..count).step_by(most) {
+            let rows = first..count.min(first + most);
+            let encoded = self.encode(queue, columns, rows.clone(), (tokens.clone(), vocab_size))?;
+            draw(rows.clone(), encoded)?;
+            self.write(queue, out, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues the encoding of up to `max_rows` rows, for a head with these tokens.
     ///
     /// A row with an invalid parameter becomes a greedy row without filters. Returns the addresses of the encoded rows,
     /// of their filters, and of the draws that the next kernel writes.
-    pub(crate) fn encode(
+    fn encode(
         &mut self,
         queue: Queue<'_>,
         columns: &RowColumns,
@@ -175,12 +191,7 @@ impl RowColumnKernels {
     }
 
     /// Enqueues the write of the results of the encoded rows, after their draws.
-    pub(crate) fn write(
-        &mut self,
-        queue: Queue<'_>,
-        columns: &TokenColumns,
-        rows: Range<usize>,
-    ) -> Result<(), CudaError> {
+    fn write(&mut self, queue: Queue<'_>, columns: &TokenColumns, rows: Range<usize>) -> Result<(), CudaError> {
         let Parts { rows: FilteredRows { draws, .. }, invalid, .. } = self.parts();
         let (first_row, row_count) = (rows.start as u32, rows.len() as u32);
         let call = WriteTokens { columns: *columns, draws, invalid, first_row, row_count };

@@ -1,5 +1,5 @@
-//! The tiled variant over device memory with the parameters and results of the core crate, for engines with weight and
-//! hidden states on the GPU; also the hidden states of the ranks of such an engine.
+//! Draws from device memory with the parameters and results of the core crate, for engines with weight and hidden
+//! states, or with logits, on the GPU; also the hidden states of the ranks of such an engine.
 #![allow(unsafe_code)]
 
 use crate::abi::{RowColumns, TokenColumns};
@@ -7,19 +7,24 @@ use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::noise_math::NoiseMath;
 use crate::device::scratch::wait;
 use crate::error::CudaError;
 use crate::sampler::head_sampler::{DeviceCall, HeadSampler};
+use crate::sampler::logit_sampler::LogitSampler;
 use crate::sampler::tiled::CudaTiled;
 use cudarc::driver::{CudaEvent, CudaStream};
 use flash_sampling_core::{Capabilities, Plan, RowParams, SampleError, Samples, Shape};
 use std::sync::Arc;
 
-/// A sampler whose hidden states and weight are in device memory, with the parameters and results of
-/// [`PerturbedArgmax`](flash_sampling_core::PerturbedArgmax).
+/// A sampler whose inputs are in device memory, with the parameters and results of
+/// [`PerturbedArgmax`](flash_sampling_core::PerturbedArgmax): hidden states and a weight, or existing logits.
 ///
-/// It copies neither hidden states nor weight. It is exact pathwise, with the same draws as [`CudaTiled`].
+/// It copies neither hidden states nor weight nor logits. It is exact pathwise, with the same draws as [`CudaTiled`],
+/// and over logits as [`CudaStandalone`](crate::CudaStandalone). A call waits for its results, except
+/// [`DeviceSampler::enqueue`], whose parameters and results are in device memory.
 ///
+/// # Hidden states and a weight
 /// A call launches on the caller's stream: one launch per 256 rows, and again for each further draw of a row. The call
 /// then waits once for the results. The GPU decides min-p, top-k and top-p ([`DeviceFilters`](crate::DeviceFilters)).
 /// On Hopper it uses lists of the largest logits if a row's filters are [listed](crate::abi::RowFilters::is_listed);
@@ -27,13 +32,25 @@ use std::sync::Arc;
 /// with filters allocates the memory for lists or logits, and the first call of each kind loads kernels.
 ///
 /// Rows with log-probabilities, draws without replacement, or filters beyond min-p, top-k and top-p use stored logits,
-/// as in [`CudaTiled`]. [`DeviceSampler::enqueue`] does not wait: its parameters and results are in device memory.
+/// as in [`CudaTiled`].
 ///
 /// For the shard of a rank, convert it into a [`CudaTiled`], which exchanges draws with other GPUs.
+///
+/// # Logits
+/// The logits `[rows, vocab]` have any element type, row stride and address. Every call reads them once for the draws.
+/// Kernels then filter float32 logits in place, and 16-bit logits from a float32 copy of the rows with filters. The
+/// first such call allocates the copy, up to 256 MiB. A call that waits launches on a stream of the sampler, after the
+/// caller's stream.
 #[derive(Debug)]
 pub struct DeviceSampler {
-    sampler: HeadSampler<'static>,
-    head: DeviceHead,
+    source: Source,
+}
+
+/// The source of the logits.
+#[derive(Debug)]
+enum Source {
+    Head(Box<HeadSampler<'static>>, DeviceHead),
+    Logits(Box<LogitSampler>),
 }
 
 impl DeviceSampler {
@@ -51,65 +68,103 @@ impl DeviceSampler {
     /// made from it is used; nothing writes to them during a call.
     pub unsafe fn new(head: DeviceHead, vocab_size: u32, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
         let can = Capabilities { canonical: false, ..CudaTiled::CAPABILITIES };
-        Ok(DeviceSampler { sampler: HeadSampler::in_place(head, vocab_size, plan, can, device)?, head })
+        let sampler = HeadSampler::in_place(head, vocab_size, plan, can, device)?;
+        Ok(DeviceSampler { source: Source::Head(Box::new(sampler), head) })
+    }
+
+    /// Plans a sampler of existing logits of `vocab_size` columns.
+    ///
+    /// # Errors
+    /// * [`CudaError::Unsupported`]: [`Plan::canonical`], since the sampler does not compute the logits.
+    /// * [`CudaError::EmptyPlan`]: the plan has no rows or no draws.
+    /// * [`CudaError::Layout`], [`CudaError::TooLarge`]: `vocab_size` is zero or above 2^31.
+    /// * [`CudaError::Compile`], [`CudaError::Driver`].
+    pub fn for_logits(vocab_size: usize, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
+        let sampler = LogitSampler::new(vocab_size, plan, device, NoiseMath::Exact)?;
+        Ok(DeviceSampler { source: Source::Logits(Box::new(sampler)) })
     }
 
     /// The capabilities of the sampler.
     pub fn capabilities(&self) -> Capabilities {
-        self.sampler.can
+        match &self.source {
+            Source::Head(sampler, _) => sampler.can,
+            Source::Logits(sampler) => sampler.capabilities(),
+        }
     }
 
-    /// The size of the head.
+    /// The size of the head, or of the logits.
     pub fn shape(&self) -> Shape {
-        self.sampler.shape.clone()
+        match &self.source {
+            Source::Head(sampler, _) => sampler.shape.clone(),
+            Source::Logits(sampler) => sampler.shape(),
+        }
     }
 
     /// The plan of the sampler.
     pub fn plan(&self) -> Plan {
-        self.sampler.plan
+        match &self.source {
+            Source::Head(sampler, _) => sampler.plan,
+            Source::Logits(sampler) => sampler.plan(),
+        }
     }
 
-    /// The head.
-    pub fn head(&self) -> &DeviceHead {
-        &self.head
+    /// The head; `None` for a sampler of logits.
+    pub fn head(&self) -> Option<&DeviceHead> {
+        match &self.source {
+            Source::Head(_, head) => Some(head),
+            Source::Logits(_) => None,
+        }
     }
 
     /// The GPU.
     pub fn device(&self) -> &Arc<Device> {
-        &self.sampler.device
+        match &self.source {
+            Source::Head(sampler, _) => &sampler.device,
+            Source::Logits(sampler) => sampler.device(),
+        }
     }
 
-    /// Draws for `hidden [rows, hidden]` with one [`RowParams`] per row, after all prior work on `stream`, and waits.
+    /// Draws for `input`, hidden states `[rows, hidden]` or logits `[rows, vocab]`, with one [`RowParams`] per row, after
+    /// all prior work on `stream`, and waits.
     ///
     /// # Errors
     /// * Those of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample). An error of a single row
     ///   is that row's result in `out`.
-    /// * [`SampleError::Backend`] with a [`CudaError`]: also if the layout of the hidden states is unsupported.
+    /// * [`SampleError::Backend`] with a [`CudaError`]: also if the layout of the input is unsupported.
     ///
     /// # Safety
-    /// * `hidden` is device memory of this device, of the stated size. During the call, only work that was enqueued on
+    /// * `input` is device memory of this device, of the stated size. During the call, only work that was enqueued on
     ///   `stream` before the call writes to it.
     /// * `stream` is a stream of this device and captures nothing.
     pub unsafe fn sample(
         &mut self,
         stream: &CudaStream,
-        hidden: &DeviceMatrix,
+        input: &DeviceMatrix,
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         // A thread may have no current context.
         let bound = self.device().context().bind_to_thread();
         bound.map_err(CudaError::driver("use the GPU on this thread"))?;
-        // SAFETY: *Memory*: the contract of `new` covers weight and bias, the contract of this function the hidden
-        // states; the sampler owns the rest, sized before each launch. *Order*: launches follow each other, and the
-        // sampler's own stream joins `stream`; the code below waits for both. *Rows*: `Staging` makes rows from checked
-        // parameters; checked greedy rows have no filters; `RowFilters::of` bounds top-k.
-        let queue = unsafe { Queue::new(stream) };
-        let sampled = self.sampler.sample_on(DeviceCall { hidden: *hidden, queue, is_ready: false }, rows, out);
+        let sampled = match &mut self.source {
+            Source::Head(sampler, _) => {
+                // SAFETY: *Memory*: the contract of `new` covers weight and bias, the contract of this function the
+                // hidden states; the sampler owns the rest, sized before each launch. *Order*: launches follow each
+                // other, and the sampler's own stream joins `stream`; the code below waits for both. *Rows*: `Staging`
+                // makes rows from checked parameters; checked greedy rows have no filters; `RowFilters::of` bounds
+                // top-k.
+                let queue = unsafe { Queue::new(stream) };
+                sampler.sample_on(DeviceCall { hidden: *input, queue, is_ready: false }, rows, out)
+            }
+            Source::Logits(sampler) => sampler.sample_on(stream, input, rows, out),
+        };
         // Launches before an error, and prior work on the stream of a call without launches, use the caller's memory.
         let waited = wait(stream.context(), || stream.synchronize());
         if sampled.is_err() || !waited {
-            self.sampler.wait();
+            match &self.source {
+                Source::Head(sampler, _) => sampler.wait(),
+                Source::Logits(sampler) => sampler.wait(),
+            }
         }
         sampled
     }
@@ -118,7 +173,8 @@ impl DeviceSampler {
     ///
     /// `columns` has the arrays of later calls; only which arrays are null matters. `max_adjusted` is the maximum number
     /// of distinct adjusted tokens of a row: biased, banned, banned as stop tokens, and penalised. Each of them takes
-    /// 20 bytes for every row. Calls with filters store the logits of up to 256 rows.
+    /// 20 bytes for every row. Calls with filters store or copy the logits of up to 256 rows. Over existing logits,
+    /// later calls may have logits of any element type.
     ///
     /// A larger `max_adjusted` than before replaces memory, so graphs that captured earlier calls must not run again.
     ///
@@ -126,10 +182,14 @@ impl DeviceSampler {
     /// [`CudaError::Layout`]: the head has no rows. [`CudaError::TooLarge`], [`CudaError::Driver`],
     /// [`CudaError::Compile`].
     pub fn prepare_enqueue(&mut self, columns: &RowColumns, max_adjusted: usize) -> Result<(), CudaError> {
-        self.sampler.prepare_columns(columns, max_adjusted)
+        match &mut self.source {
+            Source::Head(sampler, _) => sampler.prepare_columns(columns, max_adjusted),
+            Source::Logits(sampler) => sampler.prepare_columns(columns, max_adjusted),
+        }
     }
 
-    /// Enqueues a draw for each row of `hidden [rows, hidden]` on `stream`, and returns without waiting.
+    /// Enqueues a draw for each row of `input`, hidden states `[rows, hidden]` or logits `[rows, vocab]`, on `stream`, and
+    /// returns without waiting.
     ///
     /// The kernels read the parameters from `columns` when they run, and write the results to `out`. So a graph can
     /// capture the call, and replay it with other values. The draws are those of [`DeviceSampler::sample`]. Each kernel
@@ -143,12 +203,12 @@ impl DeviceSampler {
     ///
     /// # Errors
     /// * [`CudaError::Layout`]: a misaligned address; biases without values; lists without their bounds; a head without
-    ///   rows; hidden states of an unsupported layout.
+    ///   rows; an input of an unsupported layout.
     /// * [`CudaError::TooLarge`]: more rows than planned.
     /// * [`CudaError::Driver`], [`CudaError::Compile`].
     ///
     /// # Safety
-    /// * `hidden` and all arrays of `columns` and `out` are device memory of this device, until the kernels have run.
+    /// * `input` and all arrays of `columns` and `out` are device memory of this device, until the kernels have run.
     ///   Each array has the elements that [`RowColumns`] and [`TokenColumns`] name. Each list lies within its tokens.
     ///   Only work before or after the call on `stream` writes to the memory that the kernels read.
     /// * Calls of this value follow each other: on one stream, or ordered by events.
@@ -158,23 +218,36 @@ impl DeviceSampler {
     pub unsafe fn enqueue(
         &mut self,
         stream: &CudaStream,
-        hidden: &DeviceMatrix,
+        input: &DeviceMatrix,
         columns: &RowColumns,
         out: &TokenColumns,
     ) -> Result<(), CudaError> {
         // SAFETY: *Memory*: the contracts of `new` and of this function; the sampler owns the rest, sized before each
         // launch. *Order*: all work is on one stream. *Rows*: the kernel encodes valid rows from any parameters.
         let queue = unsafe { Queue::new(stream) };
-        self.sampler.enqueue_columns(queue, hidden, (columns, out))
+        match &mut self.source {
+            Source::Head(sampler, _) => sampler.enqueue_columns(queue, input, (columns, out)),
+            Source::Logits(sampler) => sampler.enqueue_columns(queue, input, (columns, out)),
+        }
     }
 }
 
-impl From<DeviceSampler> for CudaTiled<'static> {
+impl TryFrom<DeviceSampler> for CudaTiled<'static> {
+    type Error = CudaError;
+
     /// The same sampler, for hidden states in host memory and for multi-GPU ranks.
-    fn from(sampler: DeviceSampler) -> Self {
-        CudaTiled(sampler.sampler)
+    ///
+    /// # Errors
+    /// [`CudaError::Layout`]: a sampler of logits has no weight.
+    fn try_from(sampler: DeviceSampler) -> Result<Self, CudaError> {
+        match sampler.source {
+            Source::Head(sampler, _) => Ok(CudaTiled(*sampler)),
+            Source::Logits(_) => Err(NO_WEIGHT),
+        }
     }
 }
+
+const NO_WEIGHT: CudaError = CudaError::Layout { what: "weight", reason: "a sampler of logits has none" };
 
 /// Hidden states `[rows, hidden]` in device memory, for calls that read them in place.
 ///

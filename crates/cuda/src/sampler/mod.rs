@@ -1,25 +1,29 @@
 //! The samplers: the core crate's trait on top of the entry points over device memory.
 //!
 //! A sampler runs the core crate's driver over the passes of a `row_scan`. The passes launch kernels through a source
-//! of logits: a head on the GPU (`head_sampler`), or existing logits (`logits`). The head is uploaded (`tiled`,
-//! `grouped`, `online`) or in the caller's device memory (`device_sampler`), as hidden states may be. `staging` packs
-//! rows, and `pinned_items` has lists and masks. `streamed` reads a weight in blocks.
+//! of logits: a head on the GPU (`head_sampler`), or existing logits (`logit_sampler`). The head is uploaded (`tiled`,
+//! `grouped`, `online`) or in the caller's device memory (`device_sampler`), as hidden states may be. The logits are
+//! copied (`standalone`) or in the caller's device memory (`device_sampler`). `staging` packs rows, and `pinned_items`
+//! has lists and masks. `streamed` reads a weight in blocks.
 
 pub(crate) mod device_sampler;
 pub(crate) mod grouped;
 pub(crate) mod head_sampler;
 pub(crate) mod impl_sampler;
-pub(crate) mod logits;
+pub(crate) mod logit_sampler;
 pub(crate) mod online;
 pub(crate) mod pinned_items;
 pub(crate) mod row_encoder;
 pub(crate) mod row_scan;
 pub(crate) mod staging;
+pub(crate) mod standalone;
 pub(crate) mod streamed;
 pub(crate) mod tiled;
 
+use crate::device::matrix::DeviceMatrix;
 use crate::error::CudaError;
-use flash_sampling_core::{Knob, Plan};
+use flash_sampling_core::backend::check_call;
+use flash_sampling_core::{DType, Knob, Matrix, Plan, SampleError, Shape};
 
 /// Rejects plans without rows or draws, and canonical plans unless `can_be`.
 fn check_plan(plan: &Plan, can_be: bool) -> Result<(), CudaError> {
@@ -29,4 +33,23 @@ fn check_plan(plan: &Plan, can_be: bool) -> Result<(), CudaError> {
         Plan { max_draws: 0, .. } => Err(CudaError::EmptyPlan { knob: Knob::Draws }),
         _ => Ok(()),
     }
+}
+
+/// Checks the size of a call with `params` parameters of rows. Returns an input without rows, because the input of the
+/// call is not on the host.
+fn check_device_call(
+    input: &DeviceMatrix,
+    params: usize,
+    shape: &Shape,
+    plan: &Plan,
+) -> Result<Matrix<'static>, SampleError> {
+    let empty = Matrix::from_bytes(&[], DType::F32, 0, input.cols, input.cols).map_err(CudaError::from)?;
+    check_call(&empty, &[], shape, plan)?;
+    if input.rows != params {
+        return Err(SampleError::RowCount { rows: input.rows, params });
+    }
+    if input.rows > plan.max_rows {
+        return Err(SampleError::TooManyRows { rows: input.rows, max_rows: plan.max_rows });
+    }
+    Ok(empty)
 }

@@ -4,8 +4,10 @@
 //! | --- | --- | --- |
 //! | `filtered`, after `tiled` | its own, `top_p` | `scratch`, `launch_config` |
 //! | `filtered/sharded_filters`, with `peers` | its own, `top_p` | `scratch`, `launch_config` |
+//! | `existing_filters`, after `standalone` | its own, `filtered/logit_filters` | `scratch` |
 //! | `stored_rows`, for the samplers | `stored_kernels`, `stored_scan` | `queries`, `pinned` |
 
+pub(crate) mod existing_filters;
 pub(crate) mod filtered;
 pub(crate) mod queries;
 pub(crate) mod stored_kernels;

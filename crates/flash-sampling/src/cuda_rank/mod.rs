@@ -116,14 +116,16 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
     /// host memory may be in the same group.
     ///
     /// # Errors
-    /// As [`CudaRank::new`]; [`CudaError::NotSharded`] if the options name another GPU than the shard's.
+    /// As [`CudaRank::new`]; [`CudaError::NotSharded`] if the options name another GPU than the shard's, or if the shard
+    /// is a sampler of logits.
     pub fn in_place(shard: DeviceSampler, mut transport: T, options: &CudaRankOptions) -> Result<Self, BuildError> {
-        let (head, plan, device) = (*shard.head(), shard.plan(), shard.device().clone());
+        let (head, plan, device) = (shard.head().copied(), shard.plan(), shard.device().clone());
+        let head = head.ok_or(CudaError::NotSharded { reason: "the shard is a sampler of logits" })?;
         if device.context().ordinal() != options.device {
             return Err(CudaError::NotSharded { reason: "the shard is on another GPU than that of the options" }.into());
         }
         // An allocation in a call could wait for the kernel of another rank.
-        let mut shard = CudaTiled::from(shard);
+        let mut shard = CudaTiled::try_from(shard)?;
         shard.reserve_lists(CudaTiled::LIST_ROOM)?;
         let exchange = connect(&mut transport, CudaTiled::max_exchange_rows(&plan), &device, options)?;
         let transforms = Transforms { bias: head.bias.is_some(), soft_cap: head.soft_cap, scale: head.scale };

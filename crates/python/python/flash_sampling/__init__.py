@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from ._arrays import backend_of
 from ._lib import (
     Draw,
     FlashSamplingError,
@@ -41,21 +42,22 @@ __all__ = [
 
 
 @lru_cache(maxsize=8)
-def _sampler_of_logits(vocab_size: int, max_rows: int) -> Sampler:
-    return Sampler.for_logits(vocab_size, max_rows)
+def _sampler_of_logits(vocab_size: int, max_rows: int, backend: str) -> Sampler:
+    return Sampler.for_logits(vocab_size, max_rows, backend=backend)
 
 
 def from_logits(logits: Any, **params: Any) -> Any:
     """Draws one token for each row of existing logits.
 
-    logits: [rows, vocab] in bfloat16, float16 or float32, in memory of the CPU.
+    logits: [rows, vocab] in bfloat16, float16 or float32, on the CPU or a GPU.
     params: the keyword arguments of a call of ``Sampler``: seed, position, temperature, top_k, top_p, min_p, mask, out.
 
     Returns the tokens, [rows] int64. ``Sampler.for_logits`` returns a sampler that also has ``sample``.
     """
     rows, vocab_size = _shape(logits, "logits")
     # Powers of two, so that batches of similar sizes share a sampler.
-    return _sampler_of_logits(vocab_size, max(16, 1 << (rows - 1).bit_length()))(logits, **params)
+    max_rows = max(16, 1 << (rows - 1).bit_length())
+    return _sampler_of_logits(vocab_size, max_rows, backend_of(logits))(logits, **params)
 
 
 def reference(head: Head, hidden: Any, **params: Any) -> Any:

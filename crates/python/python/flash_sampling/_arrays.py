@@ -43,6 +43,13 @@ def _check(out, shape, is_kind, dtype):
         raise error
 
 
+def backend_of(tensor) -> str:
+    """The backend of a sampler that reads the tensor in place: "cpu", or for example "cuda:0"."""
+    device = getattr(tensor, "__dlpack_device__", None)
+    kind, number = device() if device is not None else (1, 0)
+    return f"cuda:{number}" if kind in (2, 13) else "cpu"
+
+
 def current_stream(tensor) -> int:
     """The address of the library's current stream, for a tensor on a GPU; 0 is the default stream."""
     torch = sys.modules.get("torch")

@@ -196,7 +196,9 @@ class Sampler:
         max_logprobs: int | None = None,
         threads: int | None = None,
         backend: str | None = None,
-    ) -> Sampler: ...
+    ) -> Sampler:
+        """A sampler of existing logits [rows, vocab_size]; backend "cuda:GPU" reads logits on that GPU in place."""
+
     def __call__(
         self,
         input: _Tensor,
@@ -214,7 +216,7 @@ class Sampler:
 
     def enqueue(
         self,
-        hidden: _Tensor,
+        input: _Tensor,
         out: _Tensor,
         *,
         seed: _Tensor,

@@ -51,18 +51,13 @@ impl HeadSampler<'_> {
         let HeadKernels { fused, filters, columns: Some(encoder), .. } = kernels else { return Ok(()) };
         let mut filters = kinds.zip(filters.as_mut().map(|(selection, _)| selection));
         let limit = filters.as_ref().map_or(usize::MAX, |(_, selection)| selection.max_rows());
-        let most = encoder.max_rows().min(limit);
-        for first in (0..hidden.rows).step_by(most) {
-            let rows = first..hidden.rows.min(first + most);
-            let states = hidden.rows(rows.clone());
-            let encoded = encoder.encode(queue, columns, rows.clone(), (tokens.clone(), vocab_size))?;
+        encoder.enqueue(queue, (columns, out), (hidden.rows, limit), (tokens, vocab_size), |rows, encoded| {
+            let states = hidden.rows(rows);
             match &mut filters {
-                Some((kinds, selection)) => selection.enqueue_decided(queue, fused, &states, encoded, *kinds)?,
-                None => fused.enqueue(queue, &states, (encoded.rows, encoded.draws), columns.features())?,
+                Some((kinds, selection)) => selection.enqueue_decided(queue, fused, &states, encoded, *kinds),
+                None => fused.enqueue(queue, &states, (encoded.rows, encoded.draws), columns.features()),
             }
-            encoder.write(queue, out, rows)?;
-        }
-        Ok(())
+        })
     }
 }
 

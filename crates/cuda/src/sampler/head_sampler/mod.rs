@@ -20,10 +20,10 @@ use crate::device::row_features::KernelChoice;
 use crate::device::scratch::wait;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
-use crate::sampler::check_plan;
 use crate::sampler::device_sampler::DeviceHidden;
 use crate::sampler::row_scan::{PassPlace, RowScan, SourcePass};
 use crate::sampler::staging::Staging;
+use crate::sampler::{check_device_call, check_plan};
 use core::mem::take;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, ScoreBound, check_call, check_scan};
@@ -195,16 +195,7 @@ impl<'w> HeadSampler<'w> {
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         out.clear();
-        let (count, cols) = (call.hidden.rows, call.hidden.cols);
-        // The hidden states are not on the host.
-        let input = Matrix::from_bytes(&[], DType::F32, 0, cols, cols).map_err(CudaError::from)?;
-        check_call(&input, &[], &self.shape, &self.plan)?;
-        if count != rows.len() {
-            return Err(SampleError::RowCount { rows: count, params: rows.len() });
-        }
-        if count > self.plan.max_rows {
-            return Err(SampleError::TooManyRows { rows: count, max_rows: self.plan.max_rows });
-        }
+        let input = check_device_call(&call.hidden, rows.len(), &self.shape, &self.plan)?;
         self.draw(Some(call), input, rows, out)
     }
 

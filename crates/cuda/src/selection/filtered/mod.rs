@@ -5,11 +5,12 @@
 #![allow(unsafe_code)]
 
 mod kinds;
+mod logit_filters;
 mod sharded_filters;
 
 use crate::abi::{
     DeviceAddress, Draw, FilterCall, FilterListCall, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, Row,
-    RowFilters, RowLists, UNDECIDED_ROWS_SUMMED, UndecidedRows, block_maxima_bytes,
+    RowFilters, RowLists, block_maxima_bytes,
 };
 use crate::compile::kernels::{self, KernelSource};
 use crate::device::alignment::check_aligned;
@@ -23,13 +24,12 @@ use crate::device::row_features::RowFeatures;
 use crate::device::scratch::Scratch;
 use crate::device::tiled::{DeviceTiled, RowsAndDraws};
 use crate::error::CudaError;
-use crate::selection::top_p::{self, TopP};
 use core::ops::Range;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUstreamCaptureStatus;
-use flash_sampling_core::backend::MassHistogram;
 use flash_sampling_core::{DType, Knob};
 pub use kinds::FilterKinds;
+pub(crate) use logit_filters::LogitFilters;
 use sharded_filters::RankKernels;
 use std::sync::Arc;
 
@@ -63,13 +63,7 @@ impl FilteredRows {
 /// such rows on the host.
 #[derive(Debug)]
 pub struct DeviceFilters {
-    /// Filters rows whose first filter is not top-p.
-    by_row: ConfiguredKernel<(FilterCall,)>,
-    /// Decides rows that the other kernels leave undecided.
-    undecided: ConfiguredKernel<(FilterCall, DeviceAddress<f64>)>,
-    /// The weights of mass bins.
-    weights: Scratch,
-    by_mass: TopP<top_p::OneGpu>,
+    by_logits: LogitFilters,
     tokens: Range<u32>,
     stride: usize,
     max_rows: usize,
@@ -81,9 +75,6 @@ pub struct DeviceFilters {
     /// The keys of lists, then their counters and posts. Every complete launch leaves counters and posts at zero.
     lists: Scratch,
     are_zeros: bool,
-    /// Rows that the first pass of top-p leaves undecided. Every complete launch leaves zeros.
-    open: Scratch,
-    are_open_zeros: bool,
     /// The kernels of ranks, once prepared.
     of_ranks: Option<RankKernels>,
 }
@@ -109,18 +100,10 @@ impl DeviceFilters {
         let stride = tokens.len().next_multiple_of(8);
         let zeros = 8 * LIST_ROOM * max_rows..(8 * LIST_ROOM + LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * max_rows;
         let lists = Scratch::new(zeros.end, &[zeros], device)?;
-        let bytes = UndecidedRows::bytes(max_rows);
-        let open = Scratch::new(bytes, std::slice::from_ref(&(0..bytes)), device)?;
-        let by_row = ConfiguredKernel::load(device, &FILTER_ROW, &entries::FILTER_ROW)?;
-        let undecided = ConfiguredKernel::load(device, &FILTER_ROW, &entries::DECIDE_ROW)?;
-        let weights = Scratch::of(MassHistogram::weights(), device)?;
+        let by_logits = LogitFilters::new(max_rows, device)?;
         let by_list = ConfiguredKernel::load(device, &FILTER_LIST, &entries::FILTER_LIST)?;
-        let by_mass = TopP::<top_p::OneGpu>::load(device)?;
         Ok(DeviceFilters {
-            by_row,
-            undecided,
-            weights,
-            by_mass,
+            by_logits,
             tokens,
             stride,
             max_rows,
@@ -129,8 +112,6 @@ impl DeviceFilters {
             by_list,
             lists,
             are_zeros: true,
-            open,
-            are_open_zeros: true,
             of_ranks: None,
         })
     }
@@ -144,8 +125,7 @@ impl DeviceFilters {
     pub(crate) fn mark_idle(&mut self) {
         self.logits.iter_mut().for_each(Scratch::mark_idle);
         self.lists.mark_idle();
-        self.open.mark_idle();
-        self.weights.mark_idle();
+        self.by_logits.mark_idle();
     }
 
     /// Allocates the room for logits, and loads the kernels of `sampler`, for every number of rows in its plan. Later
@@ -255,13 +235,6 @@ impl DeviceFilters {
         Ok((RowLists { filters, counters, posted, keys }, are_zeros))
     }
 
-    /// Returns the memory for undecided rows, as [`DeviceFilters::begin_lists`] does for lists.
-    fn begin_open(&mut self, queue: Queue<'_>) -> Result<(UndecidedRows, bool), CudaError> {
-        let (base, size) = (self.open.begin_use(), self.open.len());
-        let are_zeros = std::mem::replace(&mut self.are_open_zeros, false) || clear(queue, base, size)?;
-        Ok((UndecidedRows::at(base, self.max_rows), are_zeros))
-    }
-
     /// Draws for `hidden [rows, hidden]` with filters: [`DeviceTiled::launch`] with one
     /// [`abi::RowFilters`](crate::abi::RowFilters) per row.
     ///
@@ -316,7 +289,7 @@ impl DeviceFilters {
         kinds: FilterKinds,
     ) -> Result<(), CudaError> {
         let Some(call) = self.enqueue_rows(queue, sampler, hidden, &rows, kinds)? else { return Ok(()) };
-        self.undecided.launch(queue, call.count, (call, self.weights.begin_use()))
+        self.by_logits.decide(queue, call)
     }
 
     /// Returns the argument of the selection kernels, unless the call has no rows.
@@ -329,22 +302,16 @@ impl DeviceFilters {
         kinds: FilterKinds,
     ) -> Result<Option<FilterCall>, CudaError> {
         self.check(hidden, sampler, rows.filters)?;
-        let has_maxima =
-            kinds.is_by_block_maxima() && self.by_mass.supports_block_maxima() && sampler.stores_block_maxima(hidden);
+        let has_maxima = kinds.is_by_block_maxima()
+            && self.by_logits.by_mass.supports_block_maxima()
+            && sampler.stores_block_maxima(hidden);
         let (stored, output) = self.logit_store(has_maxima)?;
         let is_transformed = sampler.launch_any(queue, hidden, rows.unfiltered(), output)?;
         if hidden.rows == 0 {
             return Ok(None);
         }
-        let (call, draws) = (self.filter_call(stored, rows, is_transformed, hidden.rows), hidden.rows as u32);
-        if kinds.by_mass {
-            let (open, are_zeros) = self.begin_open(queue)?;
-            self.by_mass.launch(queue, &call, (call, open), draws)?;
-            self.are_open_zeros = are_zeros;
-        }
-        if kinds.gathered {
-            self.by_row.launch(queue, draws, (call,))?;
-        }
+        let call = self.filter_call(stored, rows, is_transformed, hidden.rows);
+        self.by_logits.enqueue(queue, &call, kinds)?;
         Ok(Some(call))
     }
 
@@ -383,8 +350,6 @@ fn clear(queue: Queue<'_>, address: DeviceAddress<u8>, size: usize) -> Result<bo
     let status = queue.stream().capture_status().map_err(CudaError::driver("clear the memory of a failed launch"))?;
     Ok(status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
-
-const _: () = assert!(MAX_ROWS <= UNDECIDED_ROWS_SUMMED, "there is no room for the sums of every row");
 
 /// The maximum bytes of stored logits in a launch with filters of more than one row.
 const FILTER_BYTES: usize = 256 << 20;

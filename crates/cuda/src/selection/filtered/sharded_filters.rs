@@ -105,9 +105,9 @@ impl DeviceFilters {
             return Ok(());
         }
         let call = self.filter_call(stored, &rows, is_transformed, hidden.rows);
-        let (open, are_zeros) = self.begin_open(queue)?;
+        let (open, are_zeros) = self.by_logits.begin_open(queue)?;
         self.rank_kernels()?.by_mass.launch(queue, &call, (call, open, peers.records()), hidden.rows as u32)?;
-        self.are_open_zeros = are_zeros;
+        self.by_logits.are_open_zeros = are_zeros;
         Ok(())
     }
 }

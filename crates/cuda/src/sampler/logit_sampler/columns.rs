@@ -1,0 +1,54 @@
+//! Calls that do not wait: logits, parameters and results are in device memory.
+
+use super::LogitSampler;
+use crate::abi::{RowColumns, TokenColumns};
+use crate::device::launch::Queue;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::row_columns::RowColumnKernels;
+use crate::error::CudaError;
+use flash_sampling_core::DType;
+
+impl LogitSampler {
+    /// Loads kernels and allocates memory for later calls of [`LogitSampler::enqueue_columns`] with logits of any type.
+    ///
+    /// Later calls may have the arrays that `columns` has, or some of them, and up to `max_adjusted` adjusted tokens in
+    /// a row.
+    pub(crate) fn prepare_columns(&mut self, columns: &RowColumns, max_adjusted: usize) -> Result<(), CudaError> {
+        for dtype in [DType::BF16, DType::F16, DType::F32] {
+            self.kernels.sampler(dtype)?;
+        }
+        if columns.filter_kinds().is_some() {
+            self.kernels.filters()?.0.prepare()?;
+        }
+        self.plan_columns(max_adjusted)
+    }
+
+    fn plan_columns(&mut self, max_adjusted: usize) -> Result<(), CudaError> {
+        if self.columns.as_ref().is_none_or(|columns| columns.max_adjusted() < max_adjusted) {
+            self.columns = Some(RowColumnKernels::new(self.kernels.max_filtered(), max_adjusted, &self.device)?);
+        }
+        Ok(())
+    }
+
+    /// Enqueues one draw for each row of `logits`, in launches of at most 256 rows.
+    pub(crate) fn enqueue_columns(
+        &mut self,
+        queue: Queue<'_>,
+        logits: &DeviceMatrix,
+        (columns, out): (&RowColumns, &TokenColumns),
+    ) -> Result<(), CudaError> {
+        columns.check()?;
+        out.check()?;
+        logits.check("logits")?;
+        CudaError::check_limits(&[("rows", logits.rows, self.plan.max_rows)])?;
+        self.plan_columns(0)?;
+        let LogitSampler { vocab_size, kernels, columns: Some(encoder), .. } = self else { return Ok(()) };
+        let (kinds, vocab) = (columns.filter_kinds(), (0..*vocab_size, *vocab_size));
+        encoder.enqueue(queue, (columns, out), (logits.rows, usize::MAX), vocab, |rows, encoded| {
+            let logits = logits.rows(rows);
+            kernels.enqueue(queue, (&logits, None), (encoded.rows, encoded.draws), logits.rows)?;
+            let Some(kinds) = kinds else { return Ok(()) };
+            kernels.filters()?.0.enqueue(queue, (&logits, None), encoded, logits.rows, (kinds, true))
+        })
+    }
+}

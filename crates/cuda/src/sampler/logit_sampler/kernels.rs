@@ -1,0 +1,179 @@
+//! The kernels over existing logits, and the memory of their launches.
+
+use crate::abi::{self, DeviceAddress, Draw, Row, RowFilters};
+use crate::device::fused_hopper::MAX_ROWS;
+use crate::device::gpu::Device;
+use crate::device::launch::Queue;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::noise_math::NoiseMath;
+use crate::device::scratch::Scratch;
+use crate::device::standalone::{DeviceDraws, DeviceStandalone};
+use crate::error::CudaError;
+use crate::sampler::row_scan::DrawItem;
+use crate::sampler::staging::Staging;
+use crate::selection::existing_filters::ExistingFilters;
+use crate::selection::filtered::{FilterKinds, FilteredRows, rows_within};
+use cudarc::driver::{CudaSlice, CudaStream};
+use flash_sampling_core::backend::Adjustments;
+use flash_sampling_core::{DType, Plan};
+use std::sync::Arc;
+
+/// The maximum number of draws of a launch.
+pub(super) const MAX_DRAWS: usize = 4096;
+
+/// The kernels over existing logits, and memory for the inputs and draws of a launch.
+#[derive(Debug)]
+pub(super) struct LogitKernels {
+    vocab_size: u32,
+    math: NoiseMath,
+    device: Arc<Device>,
+    /// For bf16, f16 and f32, each made for the first logits of its type.
+    samplers: [Option<DeviceStandalone>; 3],
+    /// The maximum number of draws of a launch with filters.
+    max_filtered: usize,
+    /// The kernels for filters, and room for the filters of a launch. Made at first use.
+    filters: Option<(ExistingFilters, Scratch)>,
+    /// Rows and sources of a launch.
+    inputs: CudaSlice<u8>,
+    sources: CudaSlice<u32>,
+    pub(super) draws: CudaSlice<Draw>,
+    pub(super) staging: Staging,
+    pub(super) adjustments: Adjustments,
+    sources_here: Vec<u32>,
+    filters_here: Vec<RowFilters>,
+}
+
+/// The maximum number of draws of a launch with filters.
+fn max_filtered(vocab_size: u32, plan: &Plan) -> usize {
+    let draws = plan.max_rows.saturating_mul(plan.max_draws as usize);
+    draws.min(MAX_ROWS).min(rows_within(vocab_size as usize))
+}
+
+impl LogitKernels {
+    pub(super) fn new(
+        vocab_size: u32,
+        plan: &Plan,
+        math: NoiseMath,
+        device: &Arc<Device>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, CudaError> {
+        let f32s = DeviceStandalone::with_math(0..vocab_size, DType::F32, MAX_DRAWS, device, math)?;
+        let allocate = CudaError::driver("allocate room for logits");
+        let kernels = LogitKernels {
+            vocab_size,
+            math,
+            device: device.clone(),
+            samplers: [None, None, Some(f32s)],
+            max_filtered: max_filtered(vocab_size, plan),
+            filters: None,
+            inputs: stream.alloc_zeros(MAX_DRAWS * size_of::<Row>() + 16).map_err(&allocate)?,
+            sources: stream.alloc_zeros(MAX_DRAWS).map_err(&allocate)?,
+            draws: stream.alloc_zeros(MAX_DRAWS).map_err(&allocate)?,
+            staging: Staging::of(0..vocab_size, vocab_size),
+            adjustments: Adjustments::default(),
+            sources_here: Vec::new(),
+            filters_here: Vec::new(),
+        };
+        stream.synchronize().map_err(allocate)?;
+        Ok(kernels)
+    }
+
+    /// Changes the number of rows. No launch may be in progress.
+    pub(super) fn replan(&mut self, plan: &Plan) {
+        self.filters = None;
+        self.max_filtered = max_filtered(self.vocab_size, plan);
+    }
+
+    pub(super) fn math(&self) -> NoiseMath {
+        self.math
+    }
+
+    pub(super) fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    pub(super) fn max_filtered(&self) -> usize {
+        self.max_filtered
+    }
+
+    /// The kernel for logits of a type, loaded at first use.
+    pub(super) fn sampler(&mut self, dtype: DType) -> Result<&mut DeviceStandalone, CudaError> {
+        match &mut self.samplers[abi::element(dtype) as usize] {
+            Some(sampler) => Ok(sampler),
+            none => {
+                let sampler =
+                    DeviceStandalone::with_math(0..self.vocab_size, dtype, MAX_DRAWS, &self.device, self.math)?;
+                Ok(none.insert(sampler))
+            }
+        }
+    }
+
+    /// The kernels for filters, made at first use.
+    pub(super) fn filters(&mut self) -> Result<&mut (ExistingFilters, Scratch), CudaError> {
+        match &mut self.filters {
+            Some(filters) => Ok(filters),
+            none => {
+                let most = self.max_filtered;
+                let room = Scratch::new(most * size_of::<RowFilters>(), &[], &self.device)?;
+                Ok(none.insert((ExistingFilters::new(self.vocab_size, most, &self.device)?, room)))
+            }
+        }
+    }
+
+    /// Enqueues draws from logits, without filters. Draw `i` reads row `sources[i]`, or row `i` without sources.
+    pub(super) fn enqueue(
+        &mut self,
+        queue: Queue<'_>,
+        (logits, sources): (&DeviceMatrix, Option<DeviceAddress<u32>>),
+        (rows, draws): (DeviceAddress<Row>, DeviceAddress<Draw>),
+        count: usize,
+    ) -> Result<(), CudaError> {
+        self.sampler(logits.dtype)?.enqueue(queue, logits, &DeviceDraws { count, rows, sources, draws, log_z: None })
+    }
+
+    /// Copies the staged rows and the logits row of each to the GPU; returns their addresses.
+    pub(super) fn copy_rows(
+        &mut self,
+        sources: impl Iterator<Item = usize>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(DeviceAddress<Row>, DeviceAddress<u32>), CudaError> {
+        let rows = self.staging.copy_to(&mut self.inputs, None, stream)?.cast();
+        let failed = CudaError::driver("copy the rows of a call");
+        self.sources_here.clear();
+        self.sources_here.extend(sources.map(|row| row as u32));
+        let mut sources = self.sources.slice_mut(..self.sources_here.len());
+        stream.memcpy_htod(&self.sources_here, &mut sources).map_err(&failed)?;
+        Ok((rows, DeviceAddress::of(&self.sources, stream)))
+    }
+
+    /// Copies the filters of some draws to the GPU, and enqueues the kernels that replace draws without filters.
+    pub(super) fn enqueue_filters(
+        &mut self,
+        queue: Queue<'_>,
+        (logits, sources): (&DeviceMatrix, DeviceAddress<u32>),
+        (rows, draws): (DeviceAddress<Row>, DeviceAddress<Draw>),
+        items: &[DrawItem],
+    ) -> Result<(), CudaError> {
+        let features = self.staging.features();
+        let mut filters_here = core::mem::take(&mut self.filters_here);
+        filters_here.clear();
+        filters_here.extend(items.iter().map(|item| item.filters));
+        let (filters, room) = self.filters()?;
+        let filters_at = room.begin_use();
+        queue.copy_up(&filters_here, filters_at)?;
+        let rows = FilteredRows { rows, filters: filters_at, draws };
+        let kinds = FilterKinds::of(&filters_here).with_rows(features);
+        let enqueued = filters.enqueue(queue, (logits, Some(sources)), rows, items.len(), (kinds, false));
+        self.filters_here = filters_here;
+        enqueued
+    }
+
+    /// Marks the memory as idle after all launches have run; see [`Scratch::mark_idle`].
+    pub(super) fn mark_idle(&mut self) {
+        self.samplers.iter_mut().flatten().for_each(DeviceStandalone::mark_idle);
+        self.filters.iter_mut().for_each(|(filters, room)| {
+            filters.mark_idle();
+            room.mark_idle();
+        });
+    }
+}

@@ -1,0 +1,138 @@
+//! The sampler over existing logits on a GPU, for logits that were copied from the host and for logits of the caller.
+//!
+//! `kernels` has the kernels with the memory of their launches, and `source` makes the launches of a pass. `columns`
+//! enqueues calls that do not wait, with parameters in device memory.
+
+mod columns;
+mod kernels;
+mod source;
+
+use crate::device::gpu::Device;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::noise_math::NoiseMath;
+use crate::device::row_columns::RowColumnKernels;
+use crate::device::scratch::wait;
+use crate::error::CudaError;
+use crate::sampler::row_scan::{PassPlace, RowScan, SourcePass};
+use crate::sampler::tiled::FILTERS_TOO;
+use crate::sampler::{check_device_call, check_plan};
+use cudarc::driver::CudaStream;
+use cudarc::driver::sys::CUstreamCaptureStatus;
+use flash_sampling_core::backend::Driver;
+use flash_sampling_core::{
+    Capabilities, Exactness, Input, Matrix, Plan, RowParams, SampleError, Samples, Shape, Variant,
+};
+use kernels::LogitKernels;
+use source::ExistingLogits;
+use std::sync::Arc;
+
+/// Draws from existing logits on a GPU. The public samplers wrap this value.
+#[derive(Debug)]
+pub(crate) struct LogitSampler {
+    vocab_size: u32,
+    plan: Plan,
+    device: Arc<Device>,
+    stream: Arc<CudaStream>,
+    kernels: LogitKernels,
+    /// The kernels of calls with parameters in device memory, made at first use.
+    columns: Option<RowColumnKernels>,
+    driver: Driver,
+    scan: RowScan,
+}
+
+impl LogitSampler {
+    /// Checks the plan, compiles and loads the kernels for float32 logits of `vocab_size` columns. The first logits of
+    /// another type load the kernel of their type.
+    pub(crate) fn new(vocab_size: usize, plan: Plan, device: &Arc<Device>, math: NoiseMath) -> Result<Self, CudaError> {
+        check_plan(&plan, false)?;
+        CudaError::check_limits(&[("tokens", vocab_size, 1 << 31)])?;
+        let stream = device.stream()?;
+        let kernels = LogitKernels::new(vocab_size as u32, &plan, math, device, &stream)?;
+        let (vocab_size, device, columns) = (vocab_size as u32, device.clone(), None);
+        let (driver, scan) = (Driver::default(), RowScan::default());
+        Ok(LogitSampler { vocab_size, plan, device, stream, kernels, columns, driver, scan })
+    }
+
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            backend: match self.kernels.math() {
+                NoiseMath::Exact => "cuda",
+                NoiseMath::Fast => "cuda (fast-math)",
+            },
+            variant: Variant::Standalone,
+            exactness: Exactness::Pathwise,
+            input: Input::Logits,
+            without_replacement: true,
+            knobs: FILTERS_TOO,
+            canonical: false,
+        }
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        Shape { tokens: 0..self.vocab_size, vocab_size: self.vocab_size, input: self.vocab_size as usize }
+    }
+
+    pub(crate) fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The sampler's own stream.
+    pub(crate) fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    pub(crate) fn replan(&mut self, max_rows: usize) -> Result<(), CudaError> {
+        let plan = Plan { max_rows, ..self.plan };
+        check_plan(&plan, false)?;
+        self.kernels.replan(&plan);
+        (self.columns, self.scan, self.plan) = (None, RowScan::default(), plan);
+        Ok(())
+    }
+
+    /// Waits for launches that may be in progress after an error.
+    pub(crate) fn wait(&self) {
+        wait(self.stream.context(), || self.stream.synchronize());
+    }
+
+    /// Draws from checked logits that earlier work on the sampler's own stream wrote, and waits. `input` has the number
+    /// of columns; its rows are not read.
+    pub(crate) fn sample(
+        &mut self,
+        logits: DeviceMatrix,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        let (can, plan, vocab_size) = (self.capabilities(), self.plan, self.vocab_size);
+        let LogitSampler { device, stream, kernels, driver, scan, .. } = self;
+        let (can, plan, tokens, finishes_log_z) = (&can, &plan, 0..vocab_size, false);
+        let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z };
+        let mut pass = SourcePass { source: ExistingLogits { kernels, logits, stream }, place, scan };
+        driver.sample(&mut pass, (can, plan, vocab_size), input, rows, out)
+    }
+
+    /// Draws from logits of the caller after all prior work on `stream`. Launches may be in progress after an error.
+    pub(crate) fn sample_on(
+        &mut self,
+        stream: &CudaStream,
+        logits: &DeviceMatrix,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        out.clear();
+        let input = check_device_call(logits, rows.len(), &self.shape(), &self.plan)?;
+        logits.check("logits")?;
+        let failed = CudaError::driver("wait for the logits");
+        // The sampler's own stream would take part in the capture.
+        let status = stream.capture_status().map_err(&failed)?;
+        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Err(CudaError::Layout { what: "logits", reason: "their stream captures" }.into());
+        }
+        self.stream.join(stream).map_err(failed)?;
+        self.sample(*logits, input, rows, out)
+    }
+}

@@ -1,0 +1,125 @@
+//! Filters of existing logits in device memory.
+
+use crate::abi::{self, DeviceAddress, FilterCall, WidenRows};
+use crate::compile::kernels::{self, KernelSource};
+use crate::device::entries;
+use crate::device::gpu::Device;
+use crate::device::launch::{Grid, Kernel, Queue};
+use crate::device::matrix::DeviceMatrix;
+use crate::device::scratch::Scratch;
+use crate::error::CudaError;
+use crate::selection::filtered::{FilterKinds, FilteredRows, LogitFilters};
+use flash_sampling_core::DType;
+use std::sync::Arc;
+
+/// One instance, for all GPUs.
+pub(crate) static WIDEN_ROWS: KernelSource = KernelSource::single("widen_rows.cu", kernels::any);
+
+/// The threads of a block of `widen_rows`, and the tokens of a block.
+const WIDEN_THREADS: u32 = 256;
+const WIDEN_TOKENS: u32 = 8 * WIDEN_THREADS;
+
+/// The kernels for draws with filters from existing logits. They read float32 logits in place, and a float32 copy of
+/// 16-bit logits.
+#[derive(Debug)]
+pub(crate) struct ExistingFilters {
+    by_logits: LogitFilters,
+    widen: Kernel<(WidenRows,)>,
+    vocab_size: u32,
+    max_rows: usize,
+    device: Arc<Device>,
+    /// Room for the copies of `max_rows` rows, allocated at first use.
+    copies: Option<Scratch>,
+}
+
+impl ExistingFilters {
+    pub(crate) fn new(vocab_size: u32, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
+        Ok(ExistingFilters {
+            by_logits: LogitFilters::new(max_rows, device)?,
+            widen: device.function(&WIDEN_ROWS, &WIDEN_ROWS.instance(), &entries::WIDEN_ROWS)?,
+            vocab_size,
+            max_rows,
+            device: device.clone(),
+            copies: None,
+        })
+    }
+
+    /// The number of elements from one copy to the next: a multiple of 16 bytes.
+    fn copy_stride(&self) -> usize {
+        self.vocab_size.next_multiple_of(4) as usize
+    }
+
+    /// Allocates the memory of later launches.
+    pub(crate) fn prepare(&mut self) -> Result<(), CudaError> {
+        self.copies().map(drop)
+    }
+
+    /// The room for copies, allocated at first use.
+    fn copies(&mut self) -> Result<DeviceAddress<f32>, CudaError> {
+        let bytes = DType::F32.size() * self.copy_stride() * self.max_rows;
+        let copies = match &mut self.copies {
+            Some(copies) => copies,
+            none => none.insert(Scratch::new(bytes, &[], &self.device)?),
+        };
+        Ok(copies.begin_use())
+    }
+
+    /// Replaces `count` draws without filters by draws with filters. `count` is at most `max_rows`.
+    ///
+    /// Draw `i` reads row `sources[i]` of the logits, or row `i` without sources. With `is_final`, only rows with a
+    /// temperature after their filters may be [`UNDECIDED`](crate::abi::status::UNDECIDED).
+    pub(crate) fn enqueue(
+        &mut self,
+        queue: Queue<'_>,
+        (logits, sources): (&DeviceMatrix, Option<DeviceAddress<u32>>),
+        FilteredRows { rows, filters, draws }: FilteredRows,
+        count: usize,
+        (kinds, is_final): (FilterKinds, bool),
+    ) -> Result<(), CudaError> {
+        CudaError::check_limits(&[("draws", count, self.max_rows)])?;
+        if count == 0 {
+            return Ok(());
+        }
+        let sources = sources.unwrap_or_default();
+        let (logits, row_stride, sources) = match logits.dtype {
+            DType::F32 => (logits.address.cast(), logits.row_stride, sources),
+            dtype => {
+                let (copies, copy_stride) = (self.copies()?, self.copy_stride());
+                let call = WidenRows {
+                    logits: logits.address,
+                    sources,
+                    filters,
+                    copies,
+                    row_stride: logits.row_stride as u64,
+                    copy_stride: copy_stride as u64,
+                    element: abi::element(dtype),
+                    tokens: self.vocab_size,
+                };
+                let blocks = (self.vocab_size.div_ceil(WIDEN_TOKENS), count as u32);
+                queue.launch(&self.widen, Grid { blocks, ..Grid::of(0, WIDEN_THREADS) }, (call,))?;
+                (copies, copy_stride, DeviceAddress::NULL)
+            }
+        };
+        let call = FilterCall {
+            logits,
+            row_stride: row_stride as u64,
+            sources,
+            rows,
+            filters,
+            draws,
+            first_token: 0,
+            tokens: self.vocab_size,
+            is_transformed: 0,
+            count: count as u32,
+            block_maxima: DeviceAddress::NULL,
+        };
+        self.by_logits.enqueue(queue, &call, kinds)?;
+        if is_final { self.by_logits.decide(queue, call) } else { Ok(()) }
+    }
+
+    /// Marks the memory as idle after all launches have run; see [`Scratch::mark_idle`].
+    pub(crate) fn mark_idle(&mut self) {
+        self.by_logits.mark_idle();
+        self.copies.iter_mut().for_each(Scratch::mark_idle);
+    }
+}
