@@ -280,7 +280,7 @@ __device__ __forceinline__ float add_parts(const RowSummaries& call, u32 r, RowS
 // Sorts the listed tokens that reach the bin of the last requested one, and keeps as many as requested. Returns their number.
 __device__ __forceinline__ u32 sort_largest(const RowSummaries& call, u32 r, u32 limit, u32 listed, float least,
                                             RowShared& shared) {
-    if (listed > RowSummaries::LISTED) return LOST;
+    if (listed > RowSummaries::LISTED) return SummaryResult::LOST;
     for (u32 i = threadIdx.x; i < listed; i += THREADS) {
         const KeptToken* const token = call.listed + static_cast<u64>(r) * RowSummaries::LISTED + i;
         const float logit = token->logit;
@@ -290,7 +290,7 @@ __device__ __forceinline__ u32 sort_largest(const RowSummaries& call, u32 r, u32
     }
     __syncthreads();
     const u32 sorted = shared.sorted;
-    if (sorted > SORTED) return LOST;
+    if (sorted > SORTED) return SummaryResult::LOST;
     for (u32 i = threadIdx.x; i < sorted; i += THREADS) {
         const u64 key = shared.keys[i];
         u32 rank = 0;

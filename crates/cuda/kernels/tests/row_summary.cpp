@@ -75,7 +75,7 @@ int main() {
         if (memcmp(&each, &result, __builtin_offsetof(SummaryResult, listed))) abort();
     put(result);
     if (results[0].listed || results[2].listed) abort();
-    for (u32 i = 0; i < result.listed && result.listed != LOST; ++i) {
+    for (u32 i = 0; i < result.listed && result.listed != SummaryResult::LOST; ++i) {
         if (top[top_stride + i].item != 1) abort();
         put(top[top_stride + i].key), put(top[top_stride + i].logit);
     }

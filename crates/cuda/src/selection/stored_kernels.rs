@@ -12,10 +12,35 @@ pub(crate) static ROW_SUMMARY: KernelSource = KernelSource::single("row_summary.
 pub(crate) static TOP_LIST: KernelSource = KernelSource::single("top_list.cu", kernels::any);
 pub(crate) static NEAR_TIES: KernelSource = KernelSource::single("near_ties.cu", kernels::any);
 pub(crate) static CANONICAL: KernelSource = KernelSource::single("canonical.cu", kernels::any);
+
+/// The kernels of row_summary.cu.
+#[derive(Debug)]
+pub(crate) struct SummaryKernels {
+    parts: Kernel<(RowSummaries,)>,
+    rows: Kernel<(RowSummaries,)>,
+}
+
+impl SummaryKernels {
+    /// The kernels, compiled and loaded at first use.
+    pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
+        let instance = ROW_SUMMARY.instance();
+        Ok(SummaryKernels {
+            parts: device.function(&ROW_SUMMARY, &instance, &entries::PART_SUMMARIES)?,
+            rows: device.function(&ROW_SUMMARY, &instance, &entries::ROW_SUMMARIES)?,
+        })
+    }
+
+    /// Summarizes the first `rows` rows.
+    pub(crate) fn launch(&self, queue: Queue<'_>, call: RowSummaries, rows: u32) -> Result<(), CudaError> {
+        let blocks = (rows, call.stored.tokens.div_ceil(SUMMARY_TOKENS as u32));
+        queue.launch(&self.parts, Grid { blocks, ..Grid::of(0, 512) }, (call,))?;
+        queue.launch(&self.rows, Grid::of(rows, 512), (call,))
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct StoredKernels {
-    part_summaries: Kernel<(RowSummaries,)>,
-    row_summaries: Kernel<(RowSummaries,)>,
+    pub(crate) summaries: SummaryKernels,
     top_list: Kernel<(TopLists,)>,
     near_ties: Kernel<(NearTies,)>,
     canonical: Kernel<(Canonical,)>,
@@ -29,20 +54,12 @@ impl StoredKernels {
             device.function(source, &source.instance(), entry)
         }
         Ok(StoredKernels {
-            part_summaries: load(device, &ROW_SUMMARY, &entries::PART_SUMMARIES)?,
-            row_summaries: load(device, &ROW_SUMMARY, &entries::ROW_SUMMARIES)?,
+            summaries: SummaryKernels::load(device)?,
             top_list: load(device, &TOP_LIST, &entries::TOP_LIST)?,
             near_ties: load(device, &NEAR_TIES, &entries::NEAR_TIES)?,
             canonical: load(device, &CANONICAL, &entries::CANONICAL)?,
             multiprocessors: device.multiprocessors(),
         })
-    }
-
-    /// Summarizes the first `rows` rows.
-    pub(crate) fn row_summaries(&self, queue: Queue<'_>, call: RowSummaries, rows: u32) -> Result<(), CudaError> {
-        let blocks = (rows, call.stored.tokens.div_ceil(SUMMARY_TOKENS as u32));
-        queue.launch(&self.part_summaries, Grid { blocks, ..Grid::of(0, 512) }, (call,))?;
-        queue.launch(&self.row_summaries, Grid::of(rows, 512), (call,))
     }
 
     /// Keeps the best tokens of each item, `blocks` items at a time.

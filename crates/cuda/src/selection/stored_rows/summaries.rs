@@ -160,7 +160,7 @@ impl StoredRows {
             element: abi::element(raw.2),
             top_stride: list_len as u32,
         };
-        self.kernels.row_summaries(queue, call, requests.len() as u32)?;
+        self.kernels.summaries.launch(queue, call, requests.len() as u32)?;
         Ok(output)
     }
 

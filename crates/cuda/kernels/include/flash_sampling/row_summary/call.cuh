@@ -26,29 +26,9 @@ constexpr u32 SORTED = 1024;
 constexpr float LARGEST_UNITS = 1216800000.0f;
 // As a bin number: below the last bin.
 constexpr u32 ALL_TOKENS = MASS_BINS;
-// As a list length: too many tokens may belong to the list.
-constexpr u32 LOST = ~0u;
 static_assert(THREADS == MASS_BINS, "a thread has a bin");
 static_assert((static_cast<u64>(LARGEST_UNITS - UNITS_OF_ONE) >> COARSE) * (TOKENS / 32) < 1u << COUNT_AT, "sums of a lane");
 static_assert(TOKENS / 32 < 1u << (32 - COUNT_AT), "the tokens of a lane in all warps");
-
-// A request about a row.
-struct SummaryRequest {
-    u32 limit;   // largest logits
-    u32 stores;  // whether transformed logits are stored
-    u32 masses;  // whether the masses are written besides their sum
-    u32 padding;
-};
-FS_LAYOUT(SummaryRequest, 16, FS_AT(limit, 0) && FS_AT(stores, 4) && FS_AT(masses, 8) && FS_AT(padding, 12));
-
-// The summary of a row: its mass is `sum * e^max`.
-struct SummaryResult {
-    u64 invalid;  // the first invalid logit; all ones before the launch, and if there is none
-    double sum;
-    float max;   // edge of the bin of the largest logit; -inf = no finite logit
-    u32 listed;  // the number of largest logits, at most `limit`; or LOST
-};
-FS_LAYOUT(SummaryResult, 24, FS_AT(invalid, 0) && FS_AT(sum, 8) && FS_AT(max, 16) && FS_AT(listed, 20));
 
 // The masses of a part of a row.
 struct PartMasses {

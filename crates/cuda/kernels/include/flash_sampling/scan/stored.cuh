@@ -36,6 +36,26 @@ struct KeptToken {
 };
 FS_LAYOUT(KeptToken, 16, FS_AT(key, 0) && FS_AT(logit, 8) && FS_AT(item, 12));
 
+// A request about a row, for row_summary.cu.
+struct SummaryRequest {
+    u32 limit;   // largest logits
+    u32 stores;  // whether transformed logits are stored
+    u32 masses;  // whether the masses are written besides their sum
+    u32 padding;
+};
+FS_LAYOUT(SummaryRequest, 16, FS_AT(limit, 0) && FS_AT(stores, 4) && FS_AT(masses, 8) && FS_AT(padding, 12));
+
+// The summary of a row by row_summary.cu: its mass is `sum * e^max`.
+struct SummaryResult {
+    u64 invalid;  // the first invalid logit; all ones before the launch, and if there is none
+    double sum;
+    float max;   // edge of the bin of the largest logit; -inf = no finite logit
+    u32 listed;  // the number of largest logits, at most `limit`; or LOST
+
+    static constexpr u32 LOST = ~0u;  // too many tokens may belong to the list
+};
+FS_LAYOUT(SummaryResult, 24, FS_AT(invalid, 0) && FS_AT(sum, 8) && FS_AT(max, 16) && FS_AT(listed, 20));
+
 // The kept tokens of all items.
 struct KeptTokens {
     KeptToken* tokens;  // [capacity]

@@ -104,11 +104,10 @@ struct ExactFilters {
         return least;
     }
 
-    // Returns the place from which up top-k keeps the tokens from `least` up.
-    __device__ __forceinline__ u64 by_top_k(u64 least, float largest) {
+    // Returns the place of the `count`-th token, in descending order; `least` if fewer tokens are from `least` up.
+    __device__ __forceinline__ u64 find_nth(u32 count, u64 least, float largest) {
         const u32 bits = width(place(largest, row.logits.first_token) - least);
-        const auto reached = [&](u64 count) { return count >= filters.top_k; };
-        return find(least, bits, 1, [](float) { return 1; }, reached);
+        return find(least, bits, 1, [](float) { return 1; }, [&](u64 tokens) { return tokens >= count; });
     }
 
     // Returns the weight of one unit of mass in a bin.
@@ -138,9 +137,8 @@ struct ExactFilters {
         }
     }
 
-    // Returns the place from which up top-p keeps the tokens from `least` up.
-    __device__ __forceinline__ u64 by_top_p(u64 least, float largest) {
-        const float top = mass_edge(largest);
+    // Sums the masses of the tokens from `least` up, in bins from the edge `top` down. All threads call this.
+    __device__ __forceinline__ void add_masses(u64 least, float top) {
         for (u32 bin = threadIdx.x; bin < MASS_BINS; bin += THREADS) sums.low[bin] = sums.high[bin] = 0;
         __syncthreads();
         each(least, [&](u64, float logit) {
@@ -150,6 +148,12 @@ struct ExactFilters {
             if (atomicAdd(&sums.low[bin], units) > ~units) atomicAdd(&sums.high[bin], 1u);
         });
         __syncthreads();
+    }
+
+    // Returns the place from which up top-p keeps the tokens from `least` up.
+    __device__ __forceinline__ u64 by_top_p(u64 least, float largest) {
+        const float top = mass_edge(largest);
+        add_masses(least, top);
         if (threadIdx.x == 0) find_bin(top);
         __syncthreads();
         const float edge = sub_rn(top, mul_rn(static_cast<float>(sums.bin), 0.125f));
@@ -162,18 +166,27 @@ struct ExactFilters {
             [&](u64 mass) { return add_rn(before, mul_rn(of_unit, static_cast<double>(mass))) >= limit; });
     }
 
-    // Returns the draw of the row, which is in shared memory. All threads call this.
-    __device__ __forceinline__ Draw draw() {
-        const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
+    // The lowest place of all finite logits.
+    __device__ __forceinline__ u64 lowest() const { return place_of(-bits_to_f32(0x7f7fffffu)); }
+
+    // Returns the place from which up the filters keep the tokens. All threads call this.
+    __device__ __forceinline__ u64 find_least() {
         const float largest = find_largest();
         const float smallest = filters.has_min_p() ? filters.least(largest) : 0.0f;
-        u64 least = place_of(filters.is_min_p_first() ? smallest : -bits_to_f32(0x7f7fffffu));
-        if (filters.top_k) least = by_top_k(least, largest);
+        u64 least = filters.is_min_p_first() ? place_of(smallest) : lowest();
+        if (filters.top_k) least = find_nth(filters.top_k, least, largest);
         if (filters.has_top_p()) least = by_top_p(least, largest);
         if (filters.has_min_p() && filters.min_p_last) {
             const u64 by_min_p = place_of(smallest);
             least = by_min_p > least ? by_min_p : least;
         }
+        return least;
+    }
+
+    // Returns the draw of the row, which is in shared memory. All threads call this.
+    __device__ __forceinline__ Draw draw() {
+        const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
+        const u64 least = find_least();
         const u64 bits = least >> token_width;
         const u32 token = last - static_cast<u32>(least - (bits << token_width));
         // No token has the place of -0, which the comparison of floats takes for +0: all tokens of +0 are above it.
