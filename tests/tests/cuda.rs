@@ -21,6 +21,8 @@ mod device_columns;
 mod device_filters;
 #[path = "cuda/device_logits.rs"]
 mod device_logits;
+#[path = "cuda/device_logprobs.rs"]
+mod device_logprobs;
 #[path = "cuda/dots.rs"]
 mod dots;
 #[path = "cuda/filters.rs"]

@@ -3,6 +3,7 @@
 //
 // An adjusted token has a bias, a ban or a penalty. `encode_rows` marks the adjusted tokens of a row in a bit set, and lists them
 // in ascending order without a sort: the place of a token in the list is the number of smaller tokens in the set.
+#include "flash_sampling/selection/logprob_columns.cuh"
 #include "flash_sampling/selection/row_filters.cuh"
 
 using namespace flash_sampling;
@@ -95,8 +96,12 @@ struct TokenColumns {
     float* scores;
     float* logits;
     u32* statuses;
+    LogprobColumns processed, raw;  // for row_logprobs.cu, as the kept tokens
+    KeptColumns kept;
 };
-FS_LAYOUT(TokenColumns, 32, FS_AT(tokens, 0) && FS_AT(scores, 8) && FS_AT(logits, 16) && FS_AT(statuses, 24));
+FS_LAYOUT(TokenColumns, 152,
+          FS_AT(tokens, 0) && FS_AT(scores, 8) && FS_AT(logits, 16) && FS_AT(statuses, 24) && FS_AT(processed, 32) &&
+          FS_AT(raw, 80) && FS_AT(kept, 128));
 
 struct WriteTokens {
     TokenColumns columns;
@@ -105,8 +110,8 @@ struct WriteTokens {
     u32 first_row;
     u32 row_count;
 };
-FS_LAYOUT(WriteTokens, 56,
-          FS_AT(columns, 0) && FS_AT(draws, 32) && FS_AT(invalid, 40) && FS_AT(first_row, 48) && FS_AT(row_count, 52));
+FS_LAYOUT(WriteTokens, 176,
+          FS_AT(columns, 0) && FS_AT(draws, 152) && FS_AT(invalid, 160) && FS_AT(first_row, 168) && FS_AT(row_count, 172));
 
 // The tokens of one row.
 struct List {

@@ -58,11 +58,11 @@ impl Arrays {
         if lists.iter().all(Vec::is_empty) { TokenLists::default() } else { self.lists(lists) }
     }
 
-    /// The arrays of rows that differ from the default, and their masks.
-    pub(crate) fn of(rows: &[RowParams<'_>], stream: &Arc<CudaStream>) -> Arrays {
+    /// The arrays of rows that differ from the default, and their masks, for a vocabulary of `vocab` tokens.
+    pub(crate) fn of(rows: &[RowParams<'_>], vocab: usize, stream: &Arc<CudaStream>) -> Arrays {
         let mut arrays = Arrays { stream: stream.clone(), columns: RowColumns::default(), held: Vec::new() };
         let ids = |tokens: &[u32]| tokens.iter().map(|&token| token as i32).collect::<Vec<_>>();
-        let words = VOCAB.div_ceil(32);
+        let words = vocab.div_ceil(32);
         let mask = |row: &RowParams<'_>| row.mask.map_or_else(|| vec![!0; words], <[u32]>::to_vec);
         let output = |row: &RowParams<'_>| row.history.map_or(Vec::new(), |history| ids(history.output()));
         let prompt = |row: &RowParams<'_>| {
@@ -123,6 +123,7 @@ impl Results {
             scores: DeviceAddress::of(&self.scores, stream),
             logits: DeviceAddress::of(&self.logits, stream),
             statuses: DeviceAddress::of(&self.statuses, stream),
+            ..TokenColumns::default()
         }
     }
 
@@ -141,8 +142,8 @@ impl Results {
 }
 
 /// A mask for [`rows`].
-pub(crate) fn mask() -> Vec<u32> {
-    (0..VOCAB.div_ceil(32) as u32).map(|word| 0x9e37_79b9u32.wrapping_mul(word + 1)).collect()
+pub(crate) fn mask(vocab: usize) -> Vec<u32> {
+    (0..vocab.div_ceil(32) as u32).map(|word| 0x9e37_79b9u32.wrapping_mul(word + 1)).collect()
 }
 
 /// Histories for [`rows`].
@@ -185,7 +186,7 @@ fn calls_that_do_not_wait_have_the_bits_of_calls_that_do() {
     if !runs_here() {
         return;
     }
-    let (mask, histories) = (mask(), histories());
+    let (mask, histories) = (mask(VOCAB), histories());
     // More rows than a launch has.
     let count = 300;
     let problem = Problem::gaussian(Size::new(count, VOCAB, 136), DType::BF16, DType::BF16, 17);
@@ -204,9 +205,9 @@ fn calls_that_do_not_wait_have_the_bits_of_calls_that_do() {
         let mut want = Samples::new();
         // SAFETY: the hidden states are on this device, and this call waits.
         unsafe { there.sampler.sample(&there.stream, &hidden, rows, &mut want) }.unwrap();
-        let arrays = Arrays::of(rows, &there.stream);
+        let arrays = Arrays::of(rows, VOCAB, &there.stream);
         let results = Results::new(rows.len(), &there.stream);
-        there.sampler.prepare_enqueue(&arrays.columns, 256).unwrap();
+        there.sampler.prepare_enqueue(&arrays.columns, &results.columns(&there.stream), 256).unwrap();
         // SAFETY: all arrays are on this device, with an element a row, and live until the results are compared.
         unsafe { there.sampler.enqueue(&there.stream, &hidden, &arrays.columns, &results.columns(&there.stream)) }
             .unwrap();
@@ -236,7 +237,7 @@ fn a_captured_call_reads_its_parameters_when_it_runs() {
     };
     let results = Results::new(9, &there.stream);
     let out = results.columns(&there.stream);
-    there.sampler.prepare_enqueue(&columns, 0).unwrap();
+    there.sampler.prepare_enqueue(&columns, &out, 0).unwrap();
     there.stream.synchronize().unwrap();
     let (sampler, stream) = (&mut there.sampler, there.stream.clone());
     // SAFETY: all arrays are on this device, with an element a row, and outlive the graph.
@@ -282,10 +283,10 @@ fn an_invalid_parameter_is_its_rows_status_alone() {
     let mut rows = valid;
     (rows[1].temperature, rows[4].top_p) = (f32::NAN, 2.0);
     rows[2].banned = &[1, 2, 3];
-    let arrays = Arrays::of(&rows, &there.stream);
+    let arrays = Arrays::of(&rows, VOCAB, &there.stream);
     let results = Results::new(6, &there.stream);
     // Room for fewer adjusted tokens than row 2 has.
-    there.sampler.prepare_enqueue(&arrays.columns, 2).unwrap();
+    there.sampler.prepare_enqueue(&arrays.columns, &results.columns(&there.stream), 2).unwrap();
     // SAFETY: all arrays are on this device, with an element a row, and live until the results are read.
     unsafe { there.sampler.enqueue(&there.stream, &hidden, &arrays.columns, &results.columns(&there.stream)) }.unwrap();
     let (tokens, statuses) =

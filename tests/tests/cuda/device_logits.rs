@@ -9,19 +9,19 @@ use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_core::{DType, Order, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples};
 use flash_sampling_cpu::{CpuOptions, Isa, Standalone};
-use flash_sampling_cuda::abi::{RowColumns, status};
+use flash_sampling_cuda::abi::{RowColumns, TokenColumns, status};
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_cuda::{CudaError, Device, DeviceAddress, DeviceMatrix, DeviceSampler};
 use std::sync::Arc;
 
-const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+pub(super) const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 fn runs_here() -> bool {
     Gpu::SharedLogits.runs()
 }
 
 /// Logits of standard deviation 2, with a few far above.
-fn logits(dtype: DType, rows: usize, vocab: usize, seed: u64) -> Tensor {
+pub(super) fn logits(dtype: DType, rows: usize, vocab: usize, seed: u64) -> Tensor {
     Tensor::from_fn(dtype, rows, vocab, |r, t| {
         let z = 2.0 * normal(seed, (r * vocab + t) as u64);
         (z + if (t + r) % 977 == 5 { 6.0 } else { 0.0 }) as f32
@@ -29,7 +29,11 @@ fn logits(dtype: DType, rows: usize, vocab: usize, seed: u64) -> Tensor {
 }
 
 /// Copies logits to device memory, `lead` elements after its start and with `gap` NaNs after each row.
-fn placed(logits: &Tensor, (lead, gap): (usize, usize), stream: &Arc<CudaStream>) -> (CudaSlice<u8>, DeviceMatrix) {
+pub(super) fn placed(
+    logits: &Tensor,
+    (lead, gap): (usize, usize),
+    stream: &Arc<CudaStream>,
+) -> (CudaSlice<u8>, DeviceMatrix) {
     let (matrix, size) = (logits.matrix(), logits.matrix().dtype().size());
     let row = |r| matrix.row_bytes(r).iter().copied().chain(std::iter::repeat_n(0xff, gap * size));
     let bytes: Vec<u8> = std::iter::repeat_n(0xff, lead * size).chain((0..matrix.rows()).flat_map(row)).collect();
@@ -106,7 +110,7 @@ fn calls_that_do_not_wait_have_the_bits_of_the_cpu() {
     }
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();
-    let (mask, histories) = (mask(), histories());
+    let (mask, histories) = (mask(VOCAB), histories());
     // More rows than a launch has.
     let count = 300;
     let plan = Plan { max_rows: count, ..Plan::default() };
@@ -116,8 +120,8 @@ fn calls_that_do_not_wait_have_the_bits_of_the_cpu() {
         let want = of_cpu(&logits, plan, &all);
         let (_memory, there) = placed(&logits, place, &stream);
         let mut sampler = DeviceSampler::for_logits(VOCAB, plan, &device).unwrap();
-        let arrays = Arrays::of(&all, &stream);
-        sampler.prepare_enqueue(&arrays.columns, 256).unwrap();
+        let arrays = Arrays::of(&all, VOCAB, &stream);
+        sampler.prepare_enqueue(&arrays.columns, &TokenColumns::default(), 256).unwrap();
         for _ in 0..2 {
             let results = Results::new(count, &stream);
             // SAFETY: all arrays are on this device, with an element a row, and live until the results are compared.
@@ -150,7 +154,7 @@ fn a_captured_call_reads_logits_and_parameters_when_it_runs() {
         };
         let results = Results::new(4, &stream);
         let out = results.columns(&stream);
-        sampler.prepare_enqueue(&columns, 0).unwrap();
+        sampler.prepare_enqueue(&columns, &out, 0).unwrap();
         stream.synchronize().unwrap();
         // SAFETY: all arrays are on this device, with an element a row, and outlive the graph.
         let graph = captured(&stream, || unsafe { sampler.enqueue(&stream, &there, &columns, &out) });
@@ -194,7 +198,7 @@ fn bad_logits_are_errors_of_their_rows() {
         unsafe { sampler.sample(&stream, &there, &rows, &mut found) }.unwrap();
         assert_same(&found, &want, &format!("{dtype:?}"));
         assert_eq!(found.row(1).err(), Some(RowError::NaN { token: 2000 }));
-        let (arrays, results) = (Arrays::of(&rows, &stream), Results::new(4, &stream));
+        let (arrays, results) = (Arrays::of(&rows, VOCAB, &stream), Results::new(4, &stream));
         // SAFETY: all arrays are on this device, with an element a row, and live until the results are read.
         unsafe { sampler.enqueue(&stream, &there, &arrays.columns, &results.columns(&stream)) }.unwrap();
         let (tokens, statuses) =
@@ -230,7 +234,7 @@ fn wrong_calls_are_typed_errors() {
     assert!(matches!(sample(DeviceMatrix { rows: 2, ..there }, &rows), Err(SampleError::RowCount { .. })));
     let within = DeviceMatrix { address: DeviceAddress::new(there.address.get() + 2), rows: 1, ..there };
     assert!(matches!(sample(within, &rows[..1]), Err(SampleError::Backend { .. })));
-    let (arrays, results) = (Arrays::of(&rows, &stream), Results::new(3, &stream));
+    let (arrays, results) = (Arrays::of(&rows, VOCAB, &stream), Results::new(3, &stream));
     // SAFETY: all arrays are on this device, with an element a row; nothing is enqueued.
     let enqueued = unsafe { sampler.enqueue(&stream, &there, &arrays.columns, &results.columns(&stream)) };
     assert!(matches!(enqueued, Err(CudaError::TooLarge { what: "rows", .. })), "{enqueued:?}");

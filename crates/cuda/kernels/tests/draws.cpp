@@ -91,7 +91,7 @@ static void draw_fused(Call call, const float* dots, u32 blocks) {
     std::vector<float> logits(static_cast<size_t>(blocks) * call.row_count, NAN);
     u32 arrived = 0;
     call.best = best.data(), call.logits = logits.data(), call.arrived = &arrived;
-    run_blocks<Epilogue>(call, LogitStore{nullptr, 0, nullptr}, dots, call.tokens, 0, blocks);
+    run_blocks<Epilogue>(call, LogitStore{}, dots, call.tokens, 0, blocks);
     for (u64 key : best)
         if (key != 0) abort();
     if (arrived != 0) abort();

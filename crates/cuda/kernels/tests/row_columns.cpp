@@ -90,7 +90,7 @@ int main() {
     std::vector<i64> tokens(rows, 77);
     std::vector<float> scores(rows, 7.0f);
     std::vector<u32> statuses(rows, 77);
-    const WriteTokens write{{tokens.data(), scores.data(), nullptr, statuses.data()}, draws.data(), invalid.data(), first_row, count};
+    const WriteTokens write{{tokens.data(), scores.data(), nullptr, statuses.data(), {}, {}, {}}, draws.data(), invalid.data(), first_row, count};
     emulator::launch((count + 255) / 256, 1, 256, [&] { write_tokens(write); });
     put(tokens.data(), rows), put(scores.data(), rows), put(statuses.data(), rows);
 }

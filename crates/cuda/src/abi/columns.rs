@@ -1,7 +1,7 @@
 //! Parameters and results of rows in device memory: one array per parameter, one array per result.
 
 use crate::abi::layout::layout;
-use crate::abi::{DeviceAddress, Draw, LogitBias, Row, RowFilters};
+use crate::abi::{DeviceAddress, Draw, KeptColumns, LogitBias, LogprobColumns, Row, RowFilters};
 use flash_sampling_core::Knob;
 
 /// Lists of tokens: list `e` is `tokens[begin[e]..end[e]]`. If `tokens` is null, every list is empty.
@@ -93,8 +93,14 @@ pub struct TokenColumns {
     /// A constant of [`status`](crate::abi::status) in the low byte. With
     /// [`PARAMETERS`](crate::abi::status::PARAMETERS), [`invalid_parameter`] reads the other bits.
     pub statuses: DeviceAddress<u32>,
+    /// The law of the draws: [`LogprobsMode::Processed`](flash_sampling_core::LogprobsMode::Processed).
+    pub processed: LogprobColumns,
+    /// The law of the model: [`LogprobsMode::Raw`](flash_sampling_core::LogprobsMode::Raw).
+    pub raw: LogprobColumns,
+    /// The tokens that the filters keep.
+    pub kept: KeptColumns,
 }
-layout!(TokenColumns 32: tokens 0, scores 8, logits 16, statuses 24);
+layout!(TokenColumns 152: tokens 0, scores 8, logits 16, statuses 24, processed 32, raw 80, kept 128);
 
 /// The argument of `encode_rows`.
 #[repr(C)]
@@ -128,7 +134,7 @@ pub(crate) struct WriteTokens {
     pub(crate) first_row: u32,
     pub(crate) row_count: u32,
 }
-layout!(WriteTokens 56: columns 0, draws 32, invalid 40, first_row 48, row_count 52);
+layout!(WriteTokens 176: columns 0, draws 152, invalid 160, first_row 168, row_count 172);
 
 /// The parameters in the order of `Parameter` of row_columns.cu, which counts from 1.
 const PARAMETERS: [Knob; 9] = [

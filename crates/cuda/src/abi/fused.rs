@@ -63,7 +63,7 @@ layout!(Matrices 48:
     hidden_unit 44
 );
 
-/// The output for transformed logits, `[rows, tokens]`; 0 = none.
+/// The output for logits, `[rows, tokens]`; 0 = none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LogitStore {
@@ -72,8 +72,11 @@ pub(crate) struct LogitStore {
     pub(crate) stride: u64,
     /// The largest logit of each granule, if the kernel stores it: block_maxima.cuh.
     pub(crate) block_maxima: DeviceAddress<u16>,
+    /// 1: the portable kernels store raw logits, as the Hopper kernels always do. 0: transformed logits.
+    pub(crate) is_raw: u32,
+    pub(crate) padding: u32,
 }
-layout!(LogitStore 24: logits 0, stride 8, block_maxima 16);
+layout!(LogitStore 32: logits 0, stride 8, block_maxima 16, is_raw 24, padding 28);
 
 /// Bytes of the largest logits of granules, `[octets of rows, granules, 8]` of 16 bits.
 pub(crate) fn block_maxima_bytes(rows: usize, tokens: usize) -> usize {

@@ -40,6 +40,7 @@ mod tests {
             include_str!("filters.rs"),
             include_str!("fused.rs"),
             include_str!("groups.rs"),
+            include_str!("logprobs.rs"),
             include_str!("peers.rs"),
             include_str!("reduction.rs"),
             include_str!("stored.rs"),

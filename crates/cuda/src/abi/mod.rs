@@ -12,6 +12,7 @@ mod filters;
 mod fused;
 mod groups;
 pub(crate) mod layout;
+mod logprobs;
 mod peers;
 #[cfg(any(test, feature = "nccl"))]
 mod reduction;
@@ -30,6 +31,8 @@ pub(crate) use fused::{
     Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, block_maxima_bytes, element, element_name,
 };
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
+pub(crate) use logprobs::{KeptCall, LogprobCall};
+pub use logprobs::{KeptColumns, LogprobColumns, TOP_N_MAX};
 pub(crate) use peers::{MAX_PEERS, PeerRecords, PeerState, Peers, RECORD_BYTES, RECORD_WORDS, SLOT_BYTES};
 #[cfg(feature = "nccl")]
 pub(crate) use reduction::Reduction;

@@ -27,6 +27,7 @@ pub(crate) struct WidenRows {
     pub(crate) logits: DeviceAddress<u8>,
     /// The row of each draw; null = draw `i` takes row `i`.
     pub(crate) sources: DeviceAddress<u32>,
+    /// Rows without filters are not copied; null = all rows are copied.
     pub(crate) filters: DeviceAddress<RowFilters>,
     pub(crate) copies: DeviceAddress<f32>,
     pub(crate) row_stride: u64,

@@ -8,7 +8,7 @@ use crate::device::{fused_hopper, fused_portable, row_columns, select, standalon
 #[cfg(feature = "nccl")]
 use crate::exchange::nccl;
 use crate::exchange::peers;
-use crate::selection::{existing_filters, filtered, stored_kernels, stored_scan, top_p};
+use crate::selection::{existing_filters, filtered, row_logprobs, stored_kernels, stored_scan, top_p};
 use core::fmt;
 
 /// Every kernel of this crate.
@@ -20,6 +20,7 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     &row_columns::SOURCE,
     &filtered::FILTER_ROW,
     &top_p::SOURCE,
+    &row_logprobs::SOURCE,
     &filtered::FILTER_LIST,
     &filtered::FILTER_LIST_RANKS,
     &top_p::RANKS,

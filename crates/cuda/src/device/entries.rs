@@ -4,9 +4,9 @@
 #[cfg(feature = "nccl")]
 use crate::abi::Reduction;
 use crate::abi::{
-    Call, Canonical, DeviceAddress, EncodeRows, Existing, FilterCall, FilterListCall, LogitStore, Maps, Masses,
-    Matrices, NearTies, PeerRecords, Peers, RowLists, RowSummaries, ScanSums, ScanTokens, Selection, Summaries,
-    TopLists, UndecidedRows, WidenRows, WriteTokens,
+    Call, Canonical, DeviceAddress, EncodeRows, Existing, FilterCall, FilterListCall, KeptCall, LogitStore,
+    LogprobCall, Maps, Masses, Matrices, NearTies, PeerRecords, Peers, RowLists, RowSummaries, ScanSums, ScanTokens,
+    Selection, Summaries, SummaryRequest, TopLists, UndecidedRows, WidenRows, WriteTokens,
 };
 use crate::device::launch::Entry;
 
@@ -55,6 +55,9 @@ entries! {
     ENCODE_ROWS "encode_rows" (EncodeRows);
     WRITE_TOKENS "write_tokens" (WriteTokens);
     WIDEN_ROWS "widen_rows" (WidenRows);
+    REQUEST_SUMMARIES "request_summaries" (DeviceAddress<SummaryRequest>, DeviceAddress<u32>, u32);
+    ROW_LOGPROBS "row_logprobs" (LogprobCall);
+    WRITE_KEPT "write_kept" (KeptCall);
     JOIN_PEERS "join_peers" (Peers);
     #[cfg(feature = "nccl")]
     TO_WORDS "to_words" (Reduction);

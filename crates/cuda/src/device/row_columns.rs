@@ -85,7 +85,8 @@ impl TokenColumns {
         check_aligned("tokens", self.tokens)?;
         check_aligned("scores", self.scores)?;
         check_aligned("logits", self.logits)?;
-        check_aligned("statuses", self.statuses)
+        check_aligned("statuses", self.statuses)?;
+        self.check_logprobs()
     }
 }
 
@@ -128,6 +129,11 @@ impl RowColumnKernels {
 
     pub(crate) fn max_adjusted(&self) -> usize {
         self.max_adjusted
+    }
+
+    /// The addresses of numbers that are 0 for encoded rows with valid parameters.
+    pub(crate) fn invalid(&mut self) -> DeviceAddress<u32> {
+        self.parts().invalid
     }
 
     fn parts(&mut self) -> Parts {

@@ -38,8 +38,9 @@ use std::sync::Arc;
 ///
 /// # Logits
 /// The logits `[rows, vocab]` have any element type, row stride and address. Every call reads them once for the draws.
-/// Kernels then filter float32 logits in place, and 16-bit logits from a float32 copy of the rows with filters. The
-/// first such call allocates the copy, up to 256 MiB. A call that waits launches on a stream of the sampler, after the
+/// Kernels then filter float32 logits in place, and 16-bit logits from a float32 copy of the rows with filters. Calls
+/// of `enqueue` with log-probabilities or kept tokens copy all rows of 16-bit logits. The first such call allocates the
+/// copy, up to 256 MiB. A call that waits launches on a stream of the sampler, after the
 /// caller's stream.
 #[derive(Debug)]
 pub struct DeviceSampler {
@@ -171,20 +172,25 @@ impl DeviceSampler {
 
     /// Loads kernels and allocates memory for [`DeviceSampler::enqueue`], so that a graph can capture such calls.
     ///
-    /// `columns` has the arrays of later calls; only which arrays are null matters. `max_adjusted` is the maximum number
-    /// of distinct adjusted tokens of a row: biased, banned, banned as stop tokens, and penalised. Each of them takes
-    /// 20 bytes for every row. Calls with filters store or copy the logits of up to 256 rows. Over existing logits,
-    /// later calls may have logits of any element type.
+    /// `columns` and `out` have the arrays of later calls; only which arrays are null matters. `max_adjusted` is the
+    /// maximum number of distinct adjusted tokens of a row: biased, banned, banned as stop tokens, and penalised. Each of
+    /// them takes 20 bytes for every row. Calls with filters, log-probabilities or kept tokens store or copy the logits of
+    /// up to 256 rows. Over existing logits, later calls may have logits of any element type.
     ///
     /// A larger `max_adjusted` than before replaces memory, so graphs that captured earlier calls must not run again.
     ///
     /// # Errors
     /// [`CudaError::Layout`]: the head has no rows. [`CudaError::TooLarge`], [`CudaError::Driver`],
     /// [`CudaError::Compile`].
-    pub fn prepare_enqueue(&mut self, columns: &RowColumns, max_adjusted: usize) -> Result<(), CudaError> {
+    pub fn prepare_enqueue(
+        &mut self,
+        columns: &RowColumns,
+        out: &TokenColumns,
+        max_adjusted: usize,
+    ) -> Result<(), CudaError> {
         match &mut self.source {
-            Source::Head(sampler, _) => sampler.prepare_columns(columns, max_adjusted),
-            Source::Logits(sampler) => sampler.prepare_columns(columns, max_adjusted),
+            Source::Head(sampler, _) => sampler.prepare_columns((columns, out), max_adjusted),
+            Source::Logits(sampler) => sampler.prepare_columns((columns, out), max_adjusted),
         }
     }
 
@@ -196,15 +202,20 @@ impl DeviceSampler {
     /// is launched once per 256 rows. The first call with an array that [`DeviceSampler::prepare_enqueue`] did not have
     /// loads kernels and allocates memory.
     ///
+    /// `out` may also have log-probabilities, ranks and the most probable tokens, in the law of the draws and in that of
+    /// the model, and the tokens that filters keep ([`LogprobColumns`](crate::abi::LogprobColumns),
+    /// [`KeptColumns`](crate::abi::KeptColumns)). Such a call stores the logits of a head, and reads them again.
+    ///
     /// A row without a draw has token -1, and its status is the reason; other rows do not change:
     /// * [`PARAMETERS`](crate::abi::status::PARAMETERS): a parameter is invalid, or the row has more adjusted tokens
     ///   than prepared.
     /// * Other constants of [`status`](crate::abi::status): a logit of the row is NaN or +inf, or none is finite.
     ///
     /// # Errors
-    /// * [`CudaError::Layout`]: a misaligned address; biases without values; lists without their bounds; a head without
-    ///   rows; an input of an unsupported layout.
-    /// * [`CudaError::TooLarge`]: more rows than planned.
+    /// * [`CudaError::Layout`]: a misaligned address; biases without values; lists without their bounds; kept tokens
+    ///   without begin; a head without rows; an input of an unsupported layout.
+    /// * [`CudaError::TooLarge`]: more rows than planned, or more most probable tokens than
+    ///   [`TOP_N_MAX`](crate::abi::TOP_N_MAX).
     /// * [`CudaError::Driver`], [`CudaError::Compile`].
     ///
     /// # Safety

@@ -67,18 +67,19 @@ impl ExistingFilters {
     /// Replaces `count` draws without filters by draws with filters. `count` is at most `max_rows`.
     ///
     /// Draw `i` reads row `sources[i]` of the logits, or row `i` without sources. With `is_final`, only rows with a
-    /// temperature after their filters may be [`UNDECIDED`](crate::abi::status::UNDECIDED).
+    /// temperature after their filters may be [`UNDECIDED`](crate::abi::status::UNDECIDED). With `copies_all`, also rows
+    /// without filters are copied. Returns the argument of the selection kernels, unless there are no draws.
     pub(crate) fn enqueue(
         &mut self,
         queue: Queue<'_>,
         (logits, sources): (&DeviceMatrix, Option<DeviceAddress<u32>>),
         FilteredRows { rows, filters, draws }: FilteredRows,
         count: usize,
-        (kinds, is_final): (FilterKinds, bool),
-    ) -> Result<(), CudaError> {
+        (kinds, is_final, copies_all): (FilterKinds, bool, bool),
+    ) -> Result<Option<FilterCall>, CudaError> {
         CudaError::check_limits(&[("draws", count, self.max_rows)])?;
         if count == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let sources = sources.unwrap_or_default();
         let (logits, row_stride, sources) = match logits.dtype {
@@ -88,7 +89,7 @@ impl ExistingFilters {
                 let call = WidenRows {
                     logits: logits.address,
                     sources,
-                    filters,
+                    filters: if copies_all { DeviceAddress::NULL } else { filters },
                     copies,
                     row_stride: logits.row_stride as u64,
                     copy_stride: copy_stride as u64,
@@ -114,7 +115,10 @@ impl ExistingFilters {
             block_maxima: DeviceAddress::NULL,
         };
         self.by_logits.enqueue(queue, &call, kinds)?;
-        if is_final { self.by_logits.decide(queue, call) } else { Ok(()) }
+        if is_final && kinds.is_any() {
+            self.by_logits.decide(queue, call)?;
+        }
+        Ok(Some(call))
     }
 
     /// Marks the memory as idle after all launches have run; see [`Scratch::mark_idle`].

@@ -5,11 +5,13 @@
 //! | `filtered`, after `tiled` | its own, `top_p` | `scratch`, `launch_config` |
 //! | `filtered/sharded_filters`, with `peers` | its own, `top_p` | `scratch`, `launch_config` |
 //! | `existing_filters`, after `standalone` | its own, `filtered/logit_filters` | `scratch` |
+//! | `row_logprobs`, after `filtered` or `existing_filters` | its own, `stored_kernels` | `scratch`, `launch_config` |
 //! | `stored_rows`, for the samplers | `stored_kernels`, `stored_scan` | `queries`, `pinned` |
 
 pub(crate) mod existing_filters;
 pub(crate) mod filtered;
 pub(crate) mod queries;
+pub(crate) mod row_logprobs;
 pub(crate) mod stored_kernels;
 pub(crate) mod stored_rows;
 pub(crate) mod stored_scan;

@@ -1,5 +1,7 @@
 use super::*;
-use crate::abi::{PENALISED, Penalty, TOP_K_MAX, TokenLists, invalid_parameter, status};
+use crate::abi::{
+    KeptColumns, LogprobColumns, PENALISED, Penalty, TOP_K_MAX, TOP_N_MAX, TokenLists, invalid_parameter, status,
+};
 use crate::emulated;
 use crate::sampler::row_encoder::RowEncoder;
 use flash_sampling_core::backend::{Adjustment, Adjustments};
@@ -32,6 +34,25 @@ fn arrays_that_kernels_cannot_read_are_named() {
     ] {
         assert!(matches!(columns.check(), Err(CudaError::Layout { what, .. }) if what == name), "{columns:?}");
     }
+}
+
+#[test]
+fn results_that_kernels_cannot_write_are_named() {
+    let (tokens, none) = (DeviceAddress::new(4), LogprobColumns::default());
+    assert_eq!(TokenColumns { raw: LogprobColumns { top_n: TOP_N_MAX, ..none }, ..Default::default() }.check(), Ok(()));
+    for (columns, name) in [
+        (TokenColumns { tokens: DeviceAddress::new(4), ..Default::default() }, "tokens"),
+        (
+            TokenColumns { processed: LogprobColumns { log_z: DeviceAddress::new(4), ..none }, ..Default::default() },
+            "log Z",
+        ),
+        (TokenColumns { raw: LogprobColumns { ranks: DeviceAddress::new(2), ..none }, ..Default::default() }, "ranks"),
+        (TokenColumns { kept: KeptColumns { tokens, ..Default::default() }, ..Default::default() }, "kept tokens"),
+    ] {
+        assert!(matches!(columns.check(), Err(CudaError::Layout { what, .. }) if what == name), "{columns:?}");
+    }
+    let too_many = TokenColumns { raw: LogprobColumns { top_n: TOP_N_MAX + 1, ..none }, ..Default::default() };
+    assert!(matches!(too_many.check(), Err(CudaError::TooLarge { .. })));
 }
 
 /// The parameters of an entry.

@@ -335,7 +335,7 @@ impl DeviceTiled {
     ///   largest logit of each granule, for [`RowFeatures::Bare`] only.
     ///
     /// Rows may be [`PENALISED`](crate::abi::PENALISED) with masks and penalties or lists. Returns whether the stored
-    /// logits are the transformed logits of the portable kernel; otherwise they are raw.
+    /// logits are transformed. Otherwise they are raw: those of the Hopper kernel, or if the store requests it.
     pub(crate) fn launch_any(
         &mut self,
         queue: Queue<'_>,
@@ -355,7 +355,7 @@ impl DeviceTiled {
             Some(hopper) => hopper.launch(queue, hidden, call, &output, &self.device).map(|()| false),
             None => {
                 let stored = if let FusedOutput::MasksPenalties(to) = output { to } else { LogitStore::default() };
-                self.launch_portable(queue, hidden, call, stored).map(|()| true)
+                self.launch_portable(queue, hidden, call, stored).map(|()| stored.is_raw == 0)
             }
         }
     }

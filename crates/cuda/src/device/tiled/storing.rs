@@ -27,7 +27,7 @@ impl DeviceTiled {
             return Ok(());
         }
         let call = self.call(hidden, rows, draws);
-        let stored = LogitStore { logits, stride: row_stride as u64, block_maxima: DeviceAddress::NULL };
+        let stored = LogitStore { logits, stride: row_stride as u64, ..LogitStore::default() };
         self.launch_portable(queue, hidden, call, stored)
     }
 

@@ -8,21 +8,27 @@ use crate::device::matrix::DeviceMatrix;
 use crate::device::row_columns::RowColumnKernels;
 use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
+use crate::selection::filtered::FilterKinds;
 
 impl HeadSampler<'_> {
     /// Loads kernels and allocates memory for later calls of [`HeadSampler::enqueue_columns`].
     ///
-    /// Later calls may have the arrays that `columns` has, or some of them, and up to `max_adjusted` adjusted tokens in a
-    /// row.
-    pub(crate) fn prepare_columns(&mut self, columns: &RowColumns, max_adjusted: usize) -> Result<(), CudaError> {
+    /// Later calls may have the arrays that `columns` and `out` have, or some of them, and up to `max_adjusted` adjusted
+    /// tokens in a row.
+    pub(crate) fn prepare_columns(
+        &mut self,
+        (columns, out): (&RowColumns, &TokenColumns),
+        max_adjusted: usize,
+    ) -> Result<(), CudaError> {
         let kernels = self.kernels.as_mut().ok_or(NO_ROWS)?;
         if columns.features() == RowFeatures::Any {
             kernels.fused.prepare(RowFeatures::Any)?;
         }
-        if columns.filter_kinds().is_some() {
+        if columns.filter_kinds().is_some() || out.needs_logits() {
             let ((selection, _), fused) = kernels.filters()?;
             selection.prepare(fused)?;
         }
+        kernels.prepare_logprobs(out)?;
         if kernels.columns.as_ref().is_none_or(|columns| columns.max_adjusted() < max_adjusted) {
             kernels.columns = Some(RowColumnKernels::new(kernels.max_draws(), max_adjusted, &kernels.device)?);
         }
@@ -40,21 +46,32 @@ impl HeadSampler<'_> {
         out.check()?;
         CudaError::check_limits(&[("rows", hidden.rows, self.plan.max_rows)])?;
         if self.kernels.as_ref().ok_or(NO_ROWS)?.columns.is_none() {
-            self.prepare_columns(columns, 0)?;
+            self.prepare_columns((columns, out), 0)?;
         }
-        let (vocab_size, kinds) = (self.shape.vocab_size, columns.filter_kinds());
+        let vocab_size = self.shape.vocab_size;
+        let none = || FilterKinds::new(false, false, RowFeatures::Any);
+        let kinds = columns.filter_kinds().or_else(|| out.needs_logits().then(none));
         let kernels = self.kernels.as_mut().ok_or(NO_ROWS)?;
         let tokens = kernels.tokens();
         if kinds.is_some() {
             kernels.filters()?;
         }
-        let HeadKernels { fused, filters, columns: Some(encoder), .. } = kernels else { return Ok(()) };
+        kernels.prepare_logprobs(out)?;
+        let HeadKernels { fused, filters, columns: Some(encoder), logprobs, .. } = kernels else { return Ok(()) };
         let mut filters = kinds.zip(filters.as_mut().map(|(selection, _)| selection));
         let limit = filters.as_ref().map_or(usize::MAX, |(_, selection)| selection.max_rows());
+        let invalid = encoder.invalid();
         encoder.enqueue(queue, (columns, out), (hidden.rows, limit), (tokens, vocab_size), |rows, encoded| {
-            let states = hidden.rows(rows);
+            let (first, states) = (rows.start, hidden.rows(rows));
             match &mut filters {
-                Some((kinds, selection)) => selection.enqueue_decided(queue, fused, &states, encoded, *kinds),
+                Some((kinds, selection)) => {
+                    let kinds = (*kinds, out.needs_raw());
+                    let call = selection.enqueue_decided(queue, fused, &states, encoded, kinds)?;
+                    match call.zip(logprobs.as_mut()).filter(|_| out.needs_logits()) {
+                        Some((call, logprobs)) => logprobs.enqueue(queue, &call, invalid, (out, first)),
+                        None => Ok(()),
+                    }
+                }
                 None => fused.enqueue(queue, &states, (encoded.rows, encoded.draws), columns.features()),
             }
         })

@@ -5,7 +5,7 @@ use super::hidden_states::HiddenStates;
 use super::launch_plan::PlannedLaunch;
 use super::source::LaunchRows;
 use super::uploaded_weight::{UploadedWeight, row_stride};
-use crate::abi::{DeviceAddress, Draw, Row, RowFilters};
+use crate::abi::{DeviceAddress, Draw, Row, RowFilters, TokenColumns};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::groups::DeviceGroups;
@@ -27,6 +27,7 @@ use crate::sampler::row_scan::FilterSource;
 use crate::sampler::staging::Staging;
 use crate::selection::filtered::{DeviceFilters, FilterKinds, FilteredRows, rows_within};
 use crate::selection::queries::CanonicalInputs;
+use crate::selection::row_logprobs::DeviceLogprobs;
 use crate::selection::stored_rows::{StoredRows, SummaryInput};
 use core::mem::replace;
 use core::ops::Range;
@@ -63,6 +64,8 @@ pub(super) struct HeadKernels {
     pub(super) filters: Option<(DeviceFilters, Scratch)>,
     /// For calls whose parameters are in device memory, once prepared.
     pub(super) columns: Option<RowColumnKernels>,
+    /// For such calls with log-probabilities or kept tokens.
+    pub(super) logprobs: Option<DeviceLogprobs>,
     /// Recorded after the last kernel that reads hidden states of the caller, and before the exchange with other ranks.
     read: CudaEvent,
     /// Whether the kernels for filters over ranks are loaded.
@@ -120,7 +123,8 @@ impl HeadKernels {
         let bytes = results * size_of::<Draw>();
         let (draws, results) = (Scratch::new(bytes, &[], device)?, Pinned::new(bytes, stream)?);
         let read = stream.context().new_event(None).map_err(CudaError::driver("create an event"))?;
-        let (device, filters, columns, is_prepared, uploaded) = (device.clone(), None, None, false, None);
+        let (device, filters, columns, logprobs) = (device.clone(), None, None, None);
+        let (is_prepared, uploaded) = (false, None);
         Ok(HeadKernels {
             fused,
             groups,
@@ -135,6 +139,7 @@ impl HeadKernels {
             results,
             filters,
             columns,
+            logprobs,
             read,
             is_prepared,
             uploaded,
@@ -278,6 +283,14 @@ impl HeadKernels {
             }
         };
         Ok((filters, &mut self.fused))
+    }
+
+    /// Loads the kernels and allocates the memory for log-probabilities and kept tokens, if a call has them.
+    pub(super) fn prepare_logprobs(&mut self, out: &TokenColumns) -> Result<(), CudaError> {
+        if out.needs_logits() && self.logprobs.is_none() {
+            self.logprobs = Some(DeviceLogprobs::new(self.max_filtered, self.tokens().len(), &self.device)?);
+        }
+        Ok(())
     }
 
     /// The filters that this rank supports in an exchange by peers, for aligned hidden states of the weight's type. Top-p

@@ -5,21 +5,28 @@ use crate::abi::{RowColumns, TokenColumns};
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_columns::RowColumnKernels;
+use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
+use crate::selection::filtered::FilterKinds;
 use flash_sampling_core::DType;
 
 impl LogitSampler {
     /// Loads kernels and allocates memory for later calls of [`LogitSampler::enqueue_columns`] with logits of any type.
     ///
-    /// Later calls may have the arrays that `columns` has, or some of them, and up to `max_adjusted` adjusted tokens in
-    /// a row.
-    pub(crate) fn prepare_columns(&mut self, columns: &RowColumns, max_adjusted: usize) -> Result<(), CudaError> {
+    /// Later calls may have the arrays that `columns` and `out` have, or some of them, and up to `max_adjusted` adjusted
+    /// tokens in a row.
+    pub(crate) fn prepare_columns(
+        &mut self,
+        (columns, out): (&RowColumns, &TokenColumns),
+        max_adjusted: usize,
+    ) -> Result<(), CudaError> {
         for dtype in [DType::BF16, DType::F16, DType::F32] {
             self.kernels.sampler(dtype)?;
         }
-        if columns.filter_kinds().is_some() {
+        if columns.filter_kinds().is_some() || out.needs_logits() {
             self.kernels.filters()?.0.prepare()?;
         }
+        self.kernels.prepare_logprobs(out)?;
         self.plan_columns(max_adjusted)
     }
 
@@ -42,13 +49,21 @@ impl LogitSampler {
         logits.check("logits")?;
         CudaError::check_limits(&[("rows", logits.rows, self.plan.max_rows)])?;
         self.plan_columns(0)?;
+        self.kernels.prepare_logprobs(out)?;
         let LogitSampler { vocab_size, kernels, columns: Some(encoder), .. } = self else { return Ok(()) };
-        let (kinds, vocab) = (columns.filter_kinds(), (0..*vocab_size, *vocab_size));
+        let none = || FilterKinds::new(false, false, RowFeatures::Any);
+        let kinds = columns.filter_kinds().or_else(|| out.needs_logits().then(none));
+        let (vocab, invalid) = ((0..*vocab_size, *vocab_size), encoder.invalid());
         encoder.enqueue(queue, (columns, out), (logits.rows, usize::MAX), vocab, |rows, encoded| {
-            let logits = logits.rows(rows);
+            let (first, logits) = (rows.start, logits.rows(rows));
             kernels.enqueue(queue, (&logits, None), (encoded.rows, encoded.draws), logits.rows)?;
             let Some(kinds) = kinds else { return Ok(()) };
-            kernels.filters()?.0.enqueue(queue, (&logits, None), encoded, logits.rows, (kinds, true))
+            let kinds = (kinds, true, out.needs_logits());
+            let call = kernels.filters()?.0.enqueue(queue, (&logits, None), encoded, logits.rows, kinds)?;
+            match call.zip(kernels.logprobs.as_mut()).filter(|_| out.needs_logits()) {
+                Some((call, logprobs)) => logprobs.enqueue(queue, &call, invalid, (out, first)),
+                None => Ok(()),
+            }
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The kernels over existing logits, and the memory of their launches.
 
-use crate::abi::{self, DeviceAddress, Draw, Row, RowFilters};
+use crate::abi::{self, DeviceAddress, Draw, Row, RowFilters, TokenColumns};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::launch::Queue;
@@ -13,6 +13,7 @@ use crate::sampler::row_scan::DrawItem;
 use crate::sampler::staging::Staging;
 use crate::selection::existing_filters::ExistingFilters;
 use crate::selection::filtered::{FilterKinds, FilteredRows, rows_within};
+use crate::selection::row_logprobs::DeviceLogprobs;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::backend::Adjustments;
 use flash_sampling_core::{DType, Plan};
@@ -33,6 +34,8 @@ pub(super) struct LogitKernels {
     max_filtered: usize,
     /// The kernels for filters, and room for the filters of a launch. Made at first use.
     filters: Option<(ExistingFilters, Scratch)>,
+    /// For calls that do not wait with log-probabilities or kept tokens.
+    pub(super) logprobs: Option<DeviceLogprobs>,
     /// Rows and sources of a launch.
     inputs: CudaSlice<u8>,
     sources: CudaSlice<u32>,
@@ -66,6 +69,7 @@ impl LogitKernels {
             samplers: [None, None, Some(f32s)],
             max_filtered: max_filtered(vocab_size, plan),
             filters: None,
+            logprobs: None,
             inputs: stream.alloc_zeros(MAX_DRAWS * size_of::<Row>() + 16).map_err(&allocate)?,
             sources: stream.alloc_zeros(MAX_DRAWS).map_err(&allocate)?,
             draws: stream.alloc_zeros(MAX_DRAWS).map_err(&allocate)?,
@@ -80,7 +84,7 @@ impl LogitKernels {
 
     /// Changes the number of rows. No launch may be in progress.
     pub(super) fn replan(&mut self, plan: &Plan) {
-        self.filters = None;
+        (self.filters, self.logprobs) = (None, None);
         self.max_filtered = max_filtered(self.vocab_size, plan);
     }
 
@@ -118,6 +122,14 @@ impl LogitKernels {
                 Ok(none.insert((ExistingFilters::new(self.vocab_size, most, &self.device)?, room)))
             }
         }
+    }
+
+    /// Loads the kernels and allocates the memory for log-probabilities and kept tokens, if a call has them.
+    pub(super) fn prepare_logprobs(&mut self, out: &TokenColumns) -> Result<(), CudaError> {
+        if out.needs_logits() && self.logprobs.is_none() {
+            self.logprobs = Some(DeviceLogprobs::new(self.max_filtered, self.vocab_size as usize, &self.device)?);
+        }
+        Ok(())
     }
 
     /// Enqueues draws from logits, without filters. Draw `i` reads row `sources[i]`, or row `i` without sources.
@@ -163,7 +175,8 @@ impl LogitKernels {
         queue.copy_up(&filters_here, filters_at)?;
         let rows = FilteredRows { rows, filters: filters_at, draws };
         let kinds = FilterKinds::of(&filters_here).with_rows(features);
-        let enqueued = filters.enqueue(queue, (logits, Some(sources)), rows, items.len(), (kinds, false));
+        let enqueued =
+            filters.enqueue(queue, (logits, Some(sources)), rows, items.len(), (kinds, false, false)).map(drop);
         self.filters_here = filters_here;
         enqueued
     }

@@ -39,6 +39,11 @@ impl FilterKinds {
         FilterKinds { rows, ..self }
     }
 
+    /// Whether any row may have filters.
+    pub(crate) fn is_any(&self) -> bool {
+        self.by_mass || self.gathered
+    }
+
     /// Whether block maxima can select the few logits that decide.
     pub(super) fn is_by_block_maxima(&self) -> bool {
         self.is_top_p_alone && self.rows == RowFeatures::Bare

@@ -276,20 +276,25 @@ impl DeviceFilters {
         rows: FilteredRows,
         kinds: FilterKinds,
     ) -> Result<(), CudaError> {
-        self.enqueue_rows(queue, sampler, hidden, &rows, kinds).map(drop)
+        self.enqueue_rows(queue, sampler, hidden, &rows, (kinds, false)).map(drop)
     }
 
-    /// Draws as [`DeviceFilters::launch`] does, and decides all rows without a temperature after their filters.
+    /// Draws as [`DeviceFilters::launch`] does, and decides all rows without a temperature after their filters. With
+    /// `stores_raw`, the stored logits are raw. Returns the argument of the selection kernels, unless the call has no
+    /// rows.
     pub(crate) fn enqueue_decided(
         &mut self,
         queue: Queue<'_>,
         sampler: &mut DeviceTiled,
         hidden: &DeviceMatrix,
         rows: FilteredRows,
-        kinds: FilterKinds,
-    ) -> Result<(), CudaError> {
-        let Some(call) = self.enqueue_rows(queue, sampler, hidden, &rows, kinds)? else { return Ok(()) };
-        self.by_logits.decide(queue, call)
+        (kinds, stores_raw): (FilterKinds, bool),
+    ) -> Result<Option<FilterCall>, CudaError> {
+        let call = self.enqueue_rows(queue, sampler, hidden, &rows, (kinds, stores_raw))?;
+        if let Some(call) = call.filter(|_| kinds.is_any()) {
+            self.by_logits.decide(queue, call)?;
+        }
+        Ok(call)
     }
 
     /// Returns the argument of the selection kernels, unless the call has no rows.
@@ -299,13 +304,13 @@ impl DeviceFilters {
         sampler: &mut DeviceTiled,
         hidden: &DeviceMatrix,
         rows: &FilteredRows,
-        kinds: FilterKinds,
+        (kinds, stores_raw): (FilterKinds, bool),
     ) -> Result<Option<FilterCall>, CudaError> {
         self.check(hidden, sampler, rows.filters)?;
         let has_maxima = kinds.is_by_block_maxima()
             && self.by_logits.by_mass.supports_block_maxima()
             && sampler.stores_block_maxima(hidden);
-        let (stored, output) = self.logit_store(has_maxima)?;
+        let (stored, output) = self.logit_store(has_maxima, stores_raw)?;
         let is_transformed = sampler.launch_any(queue, hidden, rows.unfiltered(), output)?;
         if hidden.rows == 0 {
             return Ok(None);
@@ -316,11 +321,11 @@ impl DeviceFilters {
     }
 
     /// The memory for the logits of a call, with or without block maxima, and the kernel's output for this memory.
-    fn logit_store(&mut self, has_maxima: bool) -> Result<(LogitStore, FusedOutput), CudaError> {
+    fn logit_store(&mut self, has_maxima: bool, stores_raw: bool) -> Result<(LogitStore, FusedOutput), CudaError> {
         let (bytes, stride) = (self.logits_bytes(), self.stride as u64);
         let base = self.room()?.begin_use::<u8>();
         let block_maxima = if has_maxima { base.add(bytes).cast() } else { DeviceAddress::NULL };
-        let stored = LogitStore { logits: base.cast(), stride, block_maxima };
+        let stored = LogitStore { logits: base.cast(), stride, block_maxima, is_raw: stores_raw.into(), padding: 0 };
         let output = if has_maxima { FusedOutput::StoreLogits(stored) } else { FusedOutput::MasksPenalties(stored) };
         Ok((stored, output))
     }

@@ -162,7 +162,7 @@ impl StoredRows {
     pub(crate) fn place(&self, first: usize) -> LogitStore {
         let logits = DeviceAddress::of(&self.logits, &self.stream).add(first * self.stride);
         let block_maxima = DeviceAddress::of(&self.block_maxima, &self.stream);
-        LogitStore { logits, stride: self.stride as u64, block_maxima }
+        LogitStore { logits, stride: self.stride as u64, block_maxima, ..LogitStore::default() }
     }
 
     /// A queue for the kernels over this value's memory.

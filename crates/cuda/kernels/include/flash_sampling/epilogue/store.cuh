@@ -5,13 +5,15 @@
 
 namespace flash_sampling {
 
-// The output for transformed logits: [rows, tokens].
+// The output for logits: [rows, tokens].
 struct LogitStore {
     float* logits;  // null = none
     u64 stride;     // floats between rows
     u16* block_maxima;      // for the variant that stores BlockMaxima; has room for whole octets of rows
+    u32 is_raw;     // 1 = the portable kernels store raw logits, as the Hopper kernels always do; 0 = transformed logits
+    u32 padding;
 };
-FS_LAYOUT(LogitStore, 24, FS_AT(logits, 0) && FS_AT(stride, 8) && FS_AT(block_maxima, 16));
+FS_LAYOUT(LogitStore, 32, FS_AT(logits, 0) && FS_AT(stride, 8) && FS_AT(block_maxima, 16) && FS_AT(is_raw, 24) && FS_AT(padding, 28));
 
 // Stores row `column + c` of a tile by one warp.
 __device__ __forceinline__ void store_row(const Call& call, const LogitStore& stored, const DotTile& tile, u32 c) {
@@ -24,7 +26,9 @@ __device__ __forceinline__ void store_row(const Call& call, const LogitStore& st
         float dot = dots[t];
         if (call.bias) dot = add_rn(dot, call.bias[tile.first + t]);
         const u32 token = call.first_token + tile.first + t;
-        to[t] = checked_logit(call.head.apply(dot, 0.0f, false), row, token, &call.invalid[column]);
+        const float raw = call.head.apply(dot, 0.0f, false);
+        const float logit = checked_logit(raw, row, token, &call.invalid[column]);
+        to[t] = stored.is_raw ? raw : logit;
     }
 }
 

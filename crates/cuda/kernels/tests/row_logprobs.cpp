@@ -1,0 +1,143 @@
+// Computes log-probabilities and kept tokens of rows on the processor. Reads rows, their draws and raw logits from standard input,
+// and writes the results of both laws to standard output. crates/cuda/tests/row_logprobs.rs compares them with the reference.
+#include "emulator.hpp"
+
+// No case has logits of 16 bits.
+#define asm(...) (static_cast<void>(bits), abort())
+#include "flash_sampling/row_summary/call.cuh"
+#include "flash_sampling/row_summary/load_part.cuh"
+#include "flash_sampling/selection/row_logprobs.cuh"
+
+using namespace flash_sampling;
+
+// The kernels have types with the names of other types.
+namespace row_summary {
+#include "../row_summary.cu"
+}
+
+static u32 count, first_token, tokens, top_n, first_row, launch_rows;
+static u64 capacity, stride;
+static std::vector<double> weights(MASS_BINS);
+static std::vector<Row> rows;
+static std::vector<RowFilters> filters;
+static std::vector<Draw> draws;
+static std::vector<u32> invalid;
+
+// The results of a law, with elements before and after the rows that no kernel may write.
+struct Law {
+    std::vector<double> log_z;
+    std::vector<float> log_probs, top_log_probs;
+    std::vector<i32> ranks, top_tokens;
+
+    Law()
+        : log_z(first_row + count + 1, 7.0), log_probs(first_row + count + 1, 7.0f),
+          top_log_probs((first_row + count + 1) * top_n, 7.0f), ranks(first_row + count + 1, 7),
+          top_tokens((first_row + count + 1) * top_n, 7) {}
+
+    LogprobColumns columns() {
+        return {log_z.data(), log_probs.data(), ranks.data(), top_tokens.data(), top_log_probs.data(), top_n, 0};
+    }
+    bool operator==(const Law& other) const {
+        return log_z == other.log_z && log_probs == other.log_probs && top_log_probs == other.top_log_probs &&
+               ranks == other.ranks && top_tokens == other.top_tokens;
+    }
+    template <class T>
+    static void write(const std::vector<T>& values, u32 each) {
+        for (u32 i = 0; i < values.size(); ++i) {
+            const bool is_of_row = i / each >= first_row && i / each < first_row + count;
+            if (!is_of_row && values[i] != 7) abort();
+            if (is_of_row) put(values[i]);
+        }
+    }
+    void write() const {
+        write(log_z, 1), write(log_probs, 1), write(ranks, 1);
+        if (top_n) write(top_tokens, top_n), write(top_log_probs, top_n);
+    }
+};
+
+struct Kept {
+    std::vector<long long> begin;
+    std::vector<i32> tokens;
+    Kept() : begin(first_row + count + 1, 7), tokens(capacity + 1, 7) { begin[first_row] = 3; }
+    KeptColumns columns() { return {begin.data(), tokens.data(), capacity}; }
+};
+
+// Runs the kernels as selection/row_logprobs.rs does, for the rows of a launch.
+static void run_law(FilterCall filtered, u32 at, const LogprobColumns& columns, u64* least, u32* kept) {
+    const u32 n = filtered.count, blocks = (tokens + TOKENS - 1) / TOKENS;
+    std::vector<SummaryRequest> requests(n, SummaryRequest{top_n, 0, 0, 0});
+    std::vector<SummaryResult> results(n);
+    std::vector<KeptToken> top(n * top_n), listed(n * RowSummaries::LISTED);
+    std::vector<PartMasses> parts(n * blocks);
+    std::vector<u32> listed_counts(n);
+    const StoredLogits stored{filtered.logits, stride, first_token, tokens};
+    const Row* const of_rows = filtered.is_transformed ? nullptr : filtered.rows;
+    const RowSummaries summaries{stored, filtered.logits, nullptr, of_rows, requests.data(), results.data(), top.data(), nullptr,
+                                 parts.data(), listed.data(), listed_counts.data(), weights.data(), stride, Element::F32, top_n};
+    emulator::launch(n, blocks, THREADS, [&] { row_summary::part_summaries(summaries); });
+    emulator::launch(n, 1, THREADS, [&] { row_summary::row_summaries(summaries); });
+    const LogprobCall call{filtered, invalid.data() + at, weights.data(), results.data(), top.data(), least, kept, columns, first_row + at, 0};
+    static RowLogprobs::Shared shared;
+    emulator::launch(n, 1, RowLogprobs::THREADS, [&] { RowLogprobs::run(call, shared); });
+}
+
+// Runs all launches of a call.
+static void run(const std::vector<float>& logits, bool is_transformed, Law& processed, Law* raw, Kept& kept) {
+    for (u32 at = 0; at < count; at += launch_rows) {
+        const u32 n = min(launch_rows, count - at);
+        FilterCall filtered{logits.data() + at * stride, stride, nullptr, rows.data() + at, filters.data() + at, draws.data() + at,
+                            first_token, tokens, is_transformed, n, nullptr};
+        std::vector<u64> least(n);
+        std::vector<u32> counts(n, 99);
+        run_law(filtered, at, processed.columns(), least.data(), counts.data());
+        FilterCall of_raw = filtered;
+        of_raw.filters = nullptr, of_raw.is_transformed = 1;
+        if (raw) run_law(of_raw, at, raw->columns(), nullptr, nullptr);
+        const KeptCall call{filtered, least.data(), counts.data(), kept.columns(), first_row + at, 0};
+        static KeptRow::Shared shared;
+        emulator::launch(n, 1, KeptRow::THREADS, [&] { KeptRow::run(call, shared); });
+    }
+}
+
+int main() {
+    count = get<u32>(), first_row = get<u32>(), launch_rows = get<u32>(), first_token = get<u32>(), tokens = get<u32>();
+    top_n = get<u32>(), capacity = get<u32>();
+    stride = (tokens + 7) / 8 * 8;
+    for (double& weight : weights) weight = get<double>();
+    rows.resize(count), filters.resize(count), draws.resize(count), invalid.resize(count);
+    std::vector<std::vector<u32>> masks(count);
+    std::vector<std::vector<LogitBias>> lists(count);
+    std::vector<float> raw(count * stride), transformed(count * stride);
+    for (u32 r = 0; r < count; ++r) {
+        Row& row = rows[r];
+        row.inv_temperature = get<float>();
+        masks[r].resize(get<u32>());
+        for (u32& word : masks[r]) word = get<u32>();
+        row.mask = masks[r].empty() ? nullptr : masks[r].data();
+        row.mask_words = static_cast<u32>(masks[r].size());
+        const u32 members = get<u32>();
+        // The penalties follow the biases; the first has their smallest values.
+        lists[r].resize(2 * members + 1);
+        Penalty* const penalties = reinterpret_cast<Penalty*>(lists[r].data() + members);
+        for (u32 i = 0; i < members; ++i) lists[r][i] = get<LogitBias>(), penalties[1 + i] = get<Penalty>();
+        row.bias = members ? lists[r].data() : nullptr;
+        row.biases = members ? members | PENALISED : 0;
+        filters[r] = get<RowFilters>();
+        draws[r] = get<Draw>();
+        invalid[r] = get<u32>();
+        for (u32 t = 0; t < tokens; ++t) {
+            const float logit = get<float>();
+            raw[r * stride + t] = logit;
+            transformed[r * stride + t] = row.transform().apply(logit, first_token + t);
+        }
+    }
+    Law processed, of_raw, again;
+    Kept kept, kept_again;
+    run(raw, false, processed, &of_raw, kept);
+    run(transformed, true, again, nullptr, kept_again);
+    if (!(processed == again) || kept.begin != kept_again.begin || kept.tokens != kept_again.tokens) abort();
+    processed.write(), of_raw.write();
+    if (kept.begin[first_row] != (first_row ? 3 : 0) || kept.tokens[capacity] != 7) abort();
+    for (u32 r = first_row; r <= first_row + count; ++r) put(kept.begin[r]);
+    for (u32 i = 0; i < capacity; ++i) put(kept.tokens[i]);
+}

@@ -1,0 +1,82 @@
+//! Log-probabilities and kept tokens of rows in device memory, and the arguments of their kernels.
+
+use crate::abi::layout::layout;
+use crate::abi::{DeviceAddress, FilterCall, KeptToken, SummaryResult};
+
+/// The largest [`LogprobColumns::top_n`].
+pub const TOP_N_MAX: u32 = 128;
+
+/// Log-probabilities of rows in device memory in one law, for
+/// [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue). A null array is not written.
+///
+/// The values are those of [`RowSample`](flash_sampling_core::RowSample). Log Z is computed with the GPU's logarithm, so its
+/// last bit may differ. Log-probabilities are rounded to float32.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogprobColumns {
+    /// `ln sum e^l` over the logits of the law, in nats; -inf for a row without a draw.
+    pub log_z: DeviceAddress<f64>,
+    /// The log-probabilities of the drawn tokens, in nats; -inf for a row without a draw.
+    pub log_probs: DeviceAddress<f32>,
+    /// The ranks of the drawn tokens, 1 for the most probable token; 0 for a row without a draw.
+    pub ranks: DeviceAddress<i32>,
+    /// The most probable tokens `[rows, top_n]`, the most probable first. If a row has fewer tokens, or no draw, the
+    /// other elements are -1.
+    pub top_tokens: DeviceAddress<i32>,
+    /// The log-probabilities of `top_tokens`, `[rows, top_n]`, in nats; -inf for -1.
+    pub top_log_probs: DeviceAddress<f32>,
+    /// The number of most probable tokens, at most [`TOP_N_MAX`].
+    pub top_n: u32,
+    /// Not used.
+    pub padding: u32,
+}
+layout!(LogprobColumns 48: log_z 0, log_probs 8, ranks 16, top_tokens 24, top_log_probs 32, top_n 40, padding 44);
+
+/// The tokens that the filters of rows keep, in CSR form.
+///
+/// A row without filters, without a draw, or with temperature 0 has an empty list. A drawn row with filters keeps at
+/// least one token.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeptColumns {
+    /// `[rows + 1]`: the index of each row's first token, then the number of all tokens. Null: nothing is written.
+    pub begin: DeviceAddress<i64>,
+    /// `[capacity]`: the tokens of each row, ascending.
+    pub tokens: DeviceAddress<i32>,
+    /// Tokens from this index on are not written. So the lists are complete if the last element of `begin` is at most
+    /// `capacity`.
+    pub capacity: u64,
+}
+layout!(KeptColumns 24: begin 0, tokens 8, capacity 16);
+
+/// The argument of `row_logprobs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogprobCall {
+    pub(crate) filtered: FilterCall,
+    pub(crate) invalid: DeviceAddress<u32>,
+    pub(crate) weights: DeviceAddress<f64>,
+    pub(crate) summaries: DeviceAddress<SummaryResult>,
+    pub(crate) top: DeviceAddress<KeptToken>,
+    pub(crate) least: DeviceAddress<u64>,
+    pub(crate) kept: DeviceAddress<u32>,
+    pub(crate) columns: LogprobColumns,
+    pub(crate) first_row: u32,
+    pub(crate) padding: u32,
+}
+layout!(LogprobCall 176:
+    filtered 0, invalid 72, weights 80, summaries 88, top 96, least 104, kept 112, columns 120, first_row 168, padding 172
+);
+
+/// The argument of `write_kept`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeptCall {
+    pub(crate) filtered: FilterCall,
+    pub(crate) least: DeviceAddress<u64>,
+    pub(crate) kept: DeviceAddress<u32>,
+    pub(crate) columns: KeptColumns,
+    pub(crate) first_row: u32,
+    pub(crate) padding: u32,
+}
+layout!(KeptCall 120: filtered 0, least 72, kept 80, columns 88, first_row 112, padding 116);

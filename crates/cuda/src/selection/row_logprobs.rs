@@ -1,0 +1,195 @@
+//! Log-probabilities and kept tokens of calls that do not wait, from the logits that the call stored.
+
+use crate::abi::{
+    self, DeviceAddress, FilterCall, KeptCall, KeptColumns, KeptToken, LogprobCall, LogprobColumns, PART_MASSES_BYTES,
+    RowSummaries, SUMMARY_LISTED, SUMMARY_TOKENS, StoredLogits, SummaryRequest, SummaryResult, TOP_N_MAX, TokenColumns,
+};
+use crate::compile::kernels::{self, KernelSource};
+use crate::device::alignment::check_aligned;
+use crate::device::entries;
+use crate::device::gpu::Device;
+use crate::device::launch::{Grid, Kernel, Queue};
+use crate::device::launch_config::ConfiguredKernel;
+use crate::device::scratch::Scratch;
+use crate::error::CudaError;
+use crate::selection::stored_kernels::SummaryKernels;
+use flash_sampling_core::DType;
+use flash_sampling_core::backend::MassHistogram;
+use std::sync::Arc;
+
+pub(crate) static SOURCE: KernelSource = KernelSource::single_cold("row_logprobs.cu", kernels::any);
+
+impl LogprobColumns {
+    fn is_any(&self) -> bool {
+        self.needs_summary() || !self.ranks.is_null()
+    }
+
+    /// Whether log Z or the largest logits are needed.
+    fn needs_summary(&self) -> bool {
+        !self.log_z.is_null() || !self.log_probs.is_null() || self.top_n > 0
+    }
+
+    fn check(&self) -> Result<(), CudaError> {
+        check_aligned("log Z", self.log_z)?;
+        check_aligned("log-probabilities", self.log_probs)?;
+        check_aligned("ranks", self.ranks)?;
+        check_aligned("most probable tokens", self.top_tokens)?;
+        check_aligned("log-probabilities of most probable tokens", self.top_log_probs)?;
+        CudaError::check_limits(&[("most probable tokens of a row", self.top_n as usize, TOP_N_MAX as usize)])
+    }
+}
+
+impl TokenColumns {
+    /// Whether the call stores its logits for these results.
+    pub(crate) fn needs_logits(&self) -> bool {
+        self.processed.is_any() || self.raw.is_any() || !self.kept.begin.is_null()
+    }
+
+    /// Whether the stored logits are raw.
+    pub(crate) fn needs_raw(&self) -> bool {
+        self.raw.is_any()
+    }
+
+    /// Checks the arrays of log-probabilities and kept tokens.
+    pub(crate) fn check_logprobs(&self) -> Result<(), CudaError> {
+        self.processed.check()?;
+        self.raw.check()?;
+        let KeptColumns { begin, tokens, .. } = self.kept;
+        check_aligned("kept tokens", begin)?;
+        check_aligned("kept tokens", tokens)?;
+        if begin.is_null() && !tokens.is_null() {
+            return Err(CudaError::Layout { what: "kept tokens", reason: "they have tokens without begin" });
+        }
+        Ok(())
+    }
+}
+
+/// The kernels, and memory for the rows of a launch.
+#[derive(Debug)]
+pub(crate) struct DeviceLogprobs {
+    request: Kernel<(DeviceAddress<SummaryRequest>, DeviceAddress<u32>, u32)>,
+    summaries: SummaryKernels,
+    logprobs: ConfiguredKernel<(LogprobCall,)>,
+    write_kept: ConfiguredKernel<(KeptCall,)>,
+    /// The weights of mass bins.
+    weights: Scratch,
+    memory: Scratch,
+    max_rows: usize,
+    tokens: usize,
+}
+
+/// The addresses of the parts of the memory.
+struct Parts {
+    results: DeviceAddress<SummaryResult>,
+    requests: DeviceAddress<SummaryRequest>,
+    top: DeviceAddress<KeptToken>,
+    listed: DeviceAddress<KeptToken>,
+    masses: DeviceAddress<u8>,
+    least: DeviceAddress<u64>,
+    listed_counts: DeviceAddress<u32>,
+    kept: DeviceAddress<u32>,
+}
+
+impl DeviceLogprobs {
+    /// Loads the kernels, and allocates memory for up to `max_rows` rows of `tokens` tokens: about 150 KB a row.
+    pub(crate) fn new(max_rows: usize, tokens: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
+        let lists = (TOP_N_MAX as usize + SUMMARY_LISTED) * size_of::<KeptToken>();
+        let masses = tokens.div_ceil(SUMMARY_TOKENS) * PART_MASSES_BYTES;
+        let row = size_of::<SummaryResult>() + size_of::<SummaryRequest>() + lists + masses + 8 + 4 + 4;
+        Ok(DeviceLogprobs {
+            request: device.function(&SOURCE, &SOURCE.instance(), &entries::REQUEST_SUMMARIES)?,
+            summaries: SummaryKernels::load(device)?,
+            logprobs: ConfiguredKernel::load(device, &SOURCE, &entries::ROW_LOGPROBS)?,
+            write_kept: ConfiguredKernel::load(device, &SOURCE, &entries::WRITE_KEPT)?,
+            weights: Scratch::of(MassHistogram::weights(), device)?,
+            memory: Scratch::new(row * max_rows, &[], device)?,
+            max_rows,
+            tokens,
+        })
+    }
+
+    fn parts(&mut self) -> Parts {
+        let n = self.max_rows;
+        let results = self.memory.begin_use::<SummaryResult>();
+        let requests = results.add(n).cast::<SummaryRequest>();
+        let top = requests.add(n).cast::<KeptToken>();
+        let listed = top.add(n * TOP_N_MAX as usize);
+        let masses = listed.add(n * SUMMARY_LISTED).cast::<u8>();
+        let least = masses.add(n * self.tokens.div_ceil(SUMMARY_TOKENS) * PART_MASSES_BYTES).cast::<u64>();
+        let listed_counts = least.add(n).cast::<u32>();
+        Parts { results, requests, top, listed, masses, least, listed_counts, kept: listed_counts.add(n) }
+    }
+
+    /// Enqueues the results of a launch's rows, from number `first_row` on. `call` is the argument of the selection
+    /// kernels, which have run; the logits are raw if the raw law is requested.
+    pub(crate) fn enqueue(
+        &mut self,
+        queue: Queue<'_>,
+        call: &FilterCall,
+        invalid: DeviceAddress<u32>,
+        (out, first_row): (&TokenColumns, usize),
+    ) -> Result<(), CudaError> {
+        let has_kept = !out.kept.begin.is_null();
+        let Parts { least, kept, .. } = self.parts();
+        if out.processed.is_any() || has_kept {
+            let kept = if has_kept { kept } else { DeviceAddress::NULL };
+            self.enqueue_law(queue, call, (invalid, kept), (&out.processed, first_row))?;
+        }
+        if out.raw.is_any() {
+            let raw = FilterCall { filters: DeviceAddress::NULL, is_transformed: 1, ..*call };
+            self.enqueue_law(queue, &raw, (invalid, DeviceAddress::NULL), (&out.raw, first_row))?;
+        }
+        if !has_kept {
+            return Ok(());
+        }
+        let (filtered, columns, first_row) = (*call, out.kept, first_row as u32);
+        self.write_kept.launch(queue, call.count, (KeptCall { filtered, least, kept, columns, first_row, padding: 0 },))
+    }
+
+    /// Enqueues the log-probabilities of one law.
+    fn enqueue_law(
+        &mut self,
+        queue: Queue<'_>,
+        call: &FilterCall,
+        (invalid, kept): (DeviceAddress<u32>, DeviceAddress<u32>),
+        (columns, first_row): (&LogprobColumns, usize),
+    ) -> Result<(), CudaError> {
+        let weights = self.weights.begin_use();
+        let Parts { results, requests, top, listed, masses, least, listed_counts, .. } = self.parts();
+        if columns.needs_summary() {
+            queue.launch(&self.request, Grid::of(1, call.count), (requests, listed_counts, columns.top_n))?;
+            let FilterCall { logits, row_stride, first_token, tokens, .. } = *call;
+            let summaries = RowSummaries {
+                stored: StoredLogits { logits, row_stride, first_token, tokens },
+                raw: logits.cast(),
+                sources: DeviceAddress::NULL,
+                rows: if call.is_transformed == 1 { DeviceAddress::NULL } else { call.rows },
+                requests,
+                results,
+                top,
+                words: DeviceAddress::NULL,
+                parts: masses,
+                listed: listed.cast(),
+                listed_counts,
+                weights,
+                raw_stride: row_stride,
+                element: abi::element(DType::F32),
+                top_stride: columns.top_n,
+            };
+            self.summaries.launch(queue, summaries, call.count)?;
+        }
+        let call = LogprobCall {
+            filtered: *call,
+            invalid,
+            weights,
+            summaries: results,
+            top,
+            least,
+            kept,
+            columns: *columns,
+            first_row: first_row as u32,
+            padding: 0,
+        };
+        self.logprobs.launch(queue, call.filtered.count, (call,))
+    }
+}
