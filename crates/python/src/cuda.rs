@@ -6,7 +6,7 @@ use crate::error::{failed, invalid};
 use crate::head::{Bias, HeadParts};
 use crate::rows::Argument;
 use crate::tensor::{Kind, Layout, Place, Tensor};
-use flash_sampling::cuda::abi::{RowColumns, TokenColumns};
+use flash_sampling::cuda::abi::{LogprobColumns, RowColumns, TokenColumns};
 use flash_sampling::cuda::cudarc::driver::{CudaStream, result, sys};
 use flash_sampling::cuda::{Device, DeviceAddress, DeviceHead, DeviceMatrix, DeviceSampler};
 use flash_sampling::{Capabilities, Plan, RowParams, SampleError, Samples};
@@ -204,6 +204,58 @@ impl DeviceCall {
         Ok(call)
     }
 
+    /// Borrows the tensors that receive log-probabilities, in the law that `mode` names, and kept tokens.
+    ///
+    /// # Errors
+    /// As [`DeviceCall::borrow`]; an unknown mode.
+    pub(crate) fn borrow_logprobs(
+        &mut self,
+        mode: &str,
+        [logprobs, ranks, log_z]: [Argument<'_, '_>; 3],
+        [top_tokens, top_logprobs]: [Argument<'_, '_>; 2],
+        [kept_begin, kept_tokens]: [Argument<'_, '_>; 2],
+    ) -> PyResult<()> {
+        let mut columns = LogprobColumns {
+            log_probs: self.result(logprobs, "logprobs", &[Kind::Float])?,
+            ranks: self.result(ranks, "ranks", &[Kind::Int])?,
+            log_z: self.result(log_z, "log_z", &[Kind::Float])?,
+            ..LogprobColumns::default()
+        };
+        let top = [(top_tokens, "top_tokens"), (top_logprobs, "top_logprobs")];
+        if let Some((object, name)) = top.iter().find_map(|&(object, name)| Some((object?, name))) {
+            let width = self.width(object, name)?;
+            let shape = [self.rows, width];
+            columns.top_tokens = self.result_of(top_tokens, "top_tokens", &shape, &[Kind::Int])?;
+            columns.top_log_probs = self.result_of(top_logprobs, "top_logprobs", &shape, &[Kind::Float])?;
+            columns.top_n =
+                u32::try_from(width).map_err(|_| invalid(name, format!("{name} has 2^32 columns or more")))?;
+        }
+        match mode {
+            "processed_logprobs" => self.out.processed = columns,
+            "raw_logprobs" => self.out.raw = columns,
+            _ => {
+                let text = format!("logprobs_mode is {mode:?}, but must be processed_logprobs or raw_logprobs");
+                return Err(invalid("logprobs_mode", text));
+            }
+        }
+        let kept = &[Kind::Int];
+        self.out.kept.begin = self.result_of(kept_begin, "kept_begin", &[self.rows + 1], kept)?;
+        if let Some(tokens) = kept_tokens {
+            let capacity = self.tensor(tokens, "kept_tokens")?.shape().first().copied().unwrap_or(0);
+            self.out.kept.tokens = self.result_of(kept_tokens, "kept_tokens", &[capacity], kept)?;
+            self.out.kept.capacity = capacity as u64;
+        }
+        Ok(())
+    }
+
+    /// The number of columns of a tensor with one row per row of the call.
+    fn width(&self, object: &Bound<'_, PyAny>, name: &'static str) -> PyResult<usize> {
+        match *self.tensor(object, name)?.shape() {
+            [_, width] => Ok(width),
+            ref shape => Err(invalid(name, format!("{name} has shape {shape:?}, but must be [{}, n]", self.rows))),
+        }
+    }
+
     fn tensor(&self, object: &Bound<'_, PyAny>, name: &'static str) -> PyResult<Tensor> {
         let tensor = Tensor::borrow(object, name)?;
         if tensor.place() != self.place {
@@ -222,17 +274,31 @@ impl DeviceCall {
         name: &'static str,
         kinds: &[Kind],
     ) -> PyResult<DeviceAddress<T>> {
+        self.array(object, name, &[self.rows], kinds)
+    }
+
+    /// Borrows a tensor of this shape, of contiguous elements with the size of `T`, and returns its address.
+    fn array<T>(
+        &mut self,
+        object: Argument<'_, '_>,
+        name: &'static str,
+        shape: &[usize],
+        kinds: &[Kind],
+    ) -> PyResult<DeviceAddress<T>> {
         let Some(object) = object else { return Ok(DeviceAddress::NULL) };
         let tensor = self.tensor(object, name)?;
-        let is_contiguous = self.rows < 2 || tensor.strides == [1];
-        if tensor.shape() != [self.rows]
-            || !is_contiguous
-            || tensor.size != size_of::<T>()
-            || !kinds.contains(&tensor.kind)
-        {
-            let (rows, bits) = (self.rows, 8 * size_of::<T>());
+        let mut step = 1;
+        // The stride of a dimension with one element does not matter.
+        let is_contiguous = shape.iter().zip(&tensor.strides).rev().all(|(&len, &stride)| {
+            let is_next = len < 2 || stride == step;
+            step *= len as isize;
+            is_next
+        });
+        if tensor.shape() != shape || !is_contiguous || tensor.size != size_of::<T>() || !kinds.contains(&tensor.kind) {
+            let (count, bits) =
+                (shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x "), 8 * size_of::<T>());
             let kind = if kinds.contains(&Kind::Float) { "float" } else { "int" };
-            return Err(invalid(name, format!("{name} must have {rows} contiguous elements of {kind}{bits}")));
+            return Err(invalid(name, format!("{name} must have {count} contiguous elements of {kind}{bits}")));
         }
         let address = DeviceAddress::new(tensor.address());
         self.held.push(tensor);
@@ -246,7 +312,18 @@ impl DeviceCall {
         name: &'static str,
         kinds: &[Kind],
     ) -> PyResult<DeviceAddress<T>> {
-        let address = self.column(object, name, kinds)?;
+        self.result_of(object, name, &[self.rows], kinds)
+    }
+
+    /// Borrows a tensor as [`DeviceCall::array`] does, and refuses a read-only tensor.
+    fn result_of<T>(
+        &mut self,
+        object: Argument<'_, '_>,
+        name: &'static str,
+        shape: &[usize],
+        kinds: &[Kind],
+    ) -> PyResult<DeviceAddress<T>> {
+        let address = self.array(object, name, shape, kinds)?;
         match self.held.last() {
             Some(tensor) if object.is_some() && tensor.is_read_only => {
                 Err(invalid(name, format!("{name} is read-only")))

@@ -181,13 +181,22 @@ impl Sampler {
     /// mask: [rows, ceil(vocab / 32)] int32.
     /// statuses: [rows] int32, which receives a status in the low byte: 0 for a drawn token; 1, 2, 3 for a row without
     ///     finite logits, with NaN, or with +inf; 7 for an invalid parameter.
+    /// logprobs, ranks: [rows] float32 and int32, which receive the log-probability and the rank of each drawn token; -inf
+    ///     and 0 for a row that failed. log_z: [rows] float64, which receives the logarithm of the sum of e^logit.
+    /// top_tokens, top_logprobs: [rows, n] int32 and float32, n at most 128, which receive the most probable tokens and
+    ///     their log-probabilities; -1 and -inf if a row has fewer tokens.
+    /// logprobs_mode: "processed_logprobs", the law of the draws, or "raw_logprobs", the law of the model.
+    /// kept_begin, kept_tokens: [rows + 1] int64 and [capacity] int32, which receive the tokens that the filters keep: row
+    ///     r has kept_tokens[kept_begin[r]:kept_begin[r + 1]], ascending. A row without filters has none. Tokens beyond
+    ///     the capacity are dropped, so the lists are complete if kept_begin[rows] <= capacity.
     ///
     /// A torch.cuda.graph can capture the call, after a first call with the same parameters; the sampler and all
     /// tensors must outlive the graph. The caller orders calls of one sampler on several streams.
     ///
     /// Returns out.
     #[pyo3(signature = (input, out, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,
-        statuses=None))]
+        statuses=None, logprobs=None, ranks=None, log_z=None, top_tokens=None, top_logprobs=None,
+        logprobs_mode="processed_logprobs", kept_begin=None, kept_tokens=None))]
     #[allow(clippy::too_many_arguments)]
     fn enqueue<'py>(
         &self,
@@ -202,12 +211,22 @@ impl Sampler {
         min_p: Option<&Bound<'py, PyAny>>,
         mask: Option<&Bound<'py, PyAny>>,
         statuses: Option<&Bound<'py, PyAny>>,
+        logprobs: Option<&Bound<'py, PyAny>>,
+        ranks: Option<&Bound<'py, PyAny>>,
+        log_z: Option<&Bound<'py, PyAny>>,
+        top_tokens: Option<&Bound<'py, PyAny>>,
+        top_logprobs: Option<&Bound<'py, PyAny>>,
+        logprobs_mode: &str,
+        kept_begin: Option<&Bound<'py, PyAny>>,
+        kept_tokens: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (tensor, rows) = self.borrow(input)?;
         let keys = [Some(seed), Some(position)];
         let floats = [temperature, top_p, min_p];
-        let call =
+        let mut call =
             DeviceCall::borrow((rows, &tensor, self.vocab_size), keys, floats, [top_k, mask], [Some(out), statuses])?;
+        let (drawn, top) = ([logprobs, ranks, log_z], [top_tokens, top_logprobs]);
+        call.borrow_logprobs(logprobs_mode, drawn, top, [kept_begin, kept_tokens])?;
         py.detach(|| {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.0.enqueue(&tensor, self.input, &call)

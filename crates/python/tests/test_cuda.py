@@ -144,6 +144,43 @@ def test_a_call_that_does_not_wait_draws_the_same_tokens(problem):
     assert out.tolist() == [want[0], -1, want[2], want[3]] and statuses.tolist()[1] & 255 == 7
 
 
+@pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logprobs"])
+def test_log_probabilities_of_a_call_that_does_not_wait(problem, mode):
+    sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")), max_logprobs=3)
+    hidden = torch.tensor(problem.hidden, device="cuda")
+    keys = {name: torch.tensor(values, dtype=torch.int64, device="cuda") for name, values in problem.keys.items()}
+    filters = [{}, {"top_k": 10}, {"top_p": 0.7}, {"temperature": 0.0}]
+    params = [SamplingParams(logprobs=3, logprobs_mode=mode, ranks=True, kept=0 < r < 3, **row) for r, row in enumerate(filters)]
+    want = sampler.sample(hidden, params, **problem.keys)
+    empty = lambda *shape, dtype: torch.full(shape, 77, dtype=dtype, device="cuda")
+    results = {
+        "logprobs": empty(4, dtype=torch.float32),
+        "ranks": empty(4, dtype=torch.int32),
+        "log_z": empty(4, dtype=torch.float64),
+        "top_tokens": empty(4, 3, dtype=torch.int32),
+        "top_logprobs": empty(4, 3, dtype=torch.float32),
+        "kept_begin": empty(5, dtype=torch.int64),
+        "kept_tokens": empty(4000, dtype=torch.int32),
+    }
+    columns = {
+        "top_k": torch.tensor([row.get("top_k", 0) for row in filters], dtype=torch.int32, device="cuda"),
+        "top_p": torch.tensor([row.get("top_p", 1.0) for row in filters], device="cuda"),
+        "temperature": torch.tensor([row.get("temperature", 1.0) for row in filters], device="cuda"),
+    }
+    out = empty(4, dtype=torch.int64)
+    sampler.enqueue(hidden, out, **keys, **columns, **results, logprobs_mode=mode)
+    found = {name: tensor.cpu() for name, tensor in results.items()}
+    begin = found["kept_begin"].tolist()
+    for r, row in enumerate(want):
+        assert (out[r], found["ranks"][r]) == (row.token, row.rank)
+        assert found["logprobs"][r] == pytest.approx(row.logprob, rel=1e-6, abs=1e-12)
+        assert found["log_z"][r] == pytest.approx(row.log_z, rel=1e-14, abs=1e-14)
+        assert found["top_tokens"][r].tolist() == [token for token, _ in row.top]
+        assert found["top_logprobs"][r].tolist() == pytest.approx([nats for _, nats in row.top], rel=1e-6, abs=1e-12)
+        kept = found["kept_tokens"][begin[r] : begin[r + 1]].tolist()
+        assert kept == (row.kept.token_ids if row.kept else [])
+
+
 def test_tensors_of_a_call_that_does_not_wait_are_checked(problem):
     sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")))
     hidden = torch.tensor(problem.hidden, device="cuda")

@@ -196,3 +196,34 @@ def test_calls_that_do_not_wait_need_a_gpu(problem):
     out.flags.writeable = True
     with pytest.raises(FlashSamplingError, match=r"must be \[4, 32\] of int32"):
         sampler.enqueue(problem.hidden, out, mask=numpy.zeros((4, 31), dtype=numpy.int32), **keys)
+
+
+def test_tensors_of_log_probabilities_are_checked(problem):
+    sampler, out = Sampler(Head(problem.weight)), numpy.zeros(4, dtype=numpy.int64)
+    keys = {name: numpy.array(values, dtype=numpy.int64) for name, values in problem.keys.items()}
+    for name, value, fault in [
+        ("logprobs", numpy.zeros(4), "4 contiguous elements of float32"),
+        ("ranks", numpy.zeros(3, dtype=numpy.int32), "4 contiguous elements of int32"),
+        ("log_z", numpy.zeros(4, dtype=numpy.float32), "4 contiguous elements of float64"),
+        ("top_tokens", numpy.zeros(4, dtype=numpy.int32), r"top_tokens has shape \[4\], but must be \[4, n\]"),
+        ("top_tokens", numpy.zeros((4, 5)), "4 x 5 contiguous elements of int32"),
+        ("top_logprobs", numpy.zeros((5, 4), dtype=numpy.float32).T, "4 x 5 contiguous elements of float32"),
+        ("logprobs_mode", "raw", "must be processed_logprobs or raw_logprobs"),
+        ("kept_begin", numpy.zeros(4, dtype=numpy.int64), "5 contiguous elements of int64"),
+        ("kept_tokens", numpy.zeros((2, 2), dtype=numpy.int32), "2 contiguous elements of int32"),
+    ]:
+        with pytest.raises(FlashSamplingError, match=fault) as error:
+            sampler.enqueue(problem.hidden, out, **{**keys, name: value})
+        assert error.value.knob == name
+    results = {
+        "logprobs": numpy.zeros(4, dtype=numpy.float32),
+        "top_tokens": numpy.zeros((4, 5), dtype=numpy.int32),
+        "top_logprobs": numpy.zeros((4, 5), dtype=numpy.float32),
+        "kept_begin": numpy.zeros(5, dtype=numpy.int64),
+        "kept_tokens": numpy.zeros(9, dtype=numpy.int32),
+    }
+    with pytest.raises(FlashSamplingError, match="hidden must be on a GPU"):
+        sampler.enqueue(problem.hidden, out, **keys, **results)
+    results["top_logprobs"] = numpy.zeros((4, 6), dtype=numpy.float32)
+    with pytest.raises(FlashSamplingError, match="top_logprobs must have 4 x 5 contiguous elements"):
+        sampler.enqueue(problem.hidden, out, **keys, **results)

@@ -227,6 +227,14 @@ class Sampler:
         min_p: _Tensor | None = None,
         mask: _Tensor | None = None,
         statuses: _Tensor | None = None,
+        logprobs: _Tensor | None = None,
+        ranks: _Tensor | None = None,
+        log_z: _Tensor | None = None,
+        top_tokens: _Tensor | None = None,
+        top_logprobs: _Tensor | None = None,
+        logprobs_mode: str = "processed_logprobs",
+        kept_begin: _Tensor | None = None,
+        kept_tokens: _Tensor | None = None,
     ) -> Any:
         """Draws one token for each row on a GPU, without waiting, and writes the tokens to out: [rows] int64."""
 
