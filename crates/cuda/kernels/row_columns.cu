@@ -99,9 +99,9 @@ struct TokenColumns {
     LogprobColumns processed, raw;  // for row_logprobs.cu, as the kept tokens
     KeptColumns kept;
 };
-FS_LAYOUT(TokenColumns, 152,
+FS_LAYOUT(TokenColumns, 184,
           FS_AT(tokens, 0) && FS_AT(scores, 8) && FS_AT(logits, 16) && FS_AT(statuses, 24) && FS_AT(processed, 32) &&
-          FS_AT(raw, 80) && FS_AT(kept, 128));
+          FS_AT(raw, 96) && FS_AT(kept, 160));
 
 struct WriteTokens {
     TokenColumns columns;
@@ -110,8 +110,8 @@ struct WriteTokens {
     u32 first_row;
     u32 row_count;
 };
-FS_LAYOUT(WriteTokens, 176,
-          FS_AT(columns, 0) && FS_AT(draws, 152) && FS_AT(invalid, 160) && FS_AT(first_row, 168) && FS_AT(row_count, 172));
+FS_LAYOUT(WriteTokens, 208,
+          FS_AT(columns, 0) && FS_AT(draws, 184) && FS_AT(invalid, 192) && FS_AT(first_row, 200) && FS_AT(row_count, 204));
 
 // The tokens of one row.
 struct List {

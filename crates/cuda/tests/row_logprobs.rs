@@ -14,20 +14,23 @@ static PROGRAM: LazyLock<Option<PathBuf>> = LazyLock::new(|| emulated::program("
 /// A value that no kernel writes.
 const UNTOUCHED: i32 = 7;
 
-/// The results of a row in one law: log Z, log-probability, rank, and the most probable tokens.
+/// The results of a row in one law: log Z, log-probability, rank, the most probable tokens, and the log-probabilities of
+/// the tokens of `given`.
 #[derive(Clone, Debug, PartialEq)]
 struct Law {
     log_z: u64,
     log_prob: u32,
     rank: i32,
     top: Vec<(i32, u32)>,
+    given: [u32; 3],
 }
 
 impl Law {
     /// The results of a row without a draw.
     fn none(top_n: usize) -> Law {
         let nothing = f32::NEG_INFINITY.to_bits();
-        Law { log_z: f64::NEG_INFINITY.to_bits(), log_prob: nothing, rank: 0, top: vec![(-1, nothing); top_n] }
+        let (top, given) = (vec![(-1, nothing); top_n], [nothing; 3]);
+        Law { log_z: f64::NEG_INFINITY.to_bits(), log_prob: nothing, rank: 0, top, given }
     }
 }
 
@@ -51,17 +54,27 @@ fn bits(x: f32) -> u32 {
     (x + 0.0).to_bits()
 }
 
+/// Tokens with requested log-probabilities: any token, the first of the largest raw logits, and one outside of the
+/// vocabulary.
+fn given(r: usize, first: usize, logits: &[f32]) -> [i64; 3] {
+    let largest = (0..logits.len()).fold(0, |best, t| if logits[t] > logits[best] { t } else { best });
+    let outside = if r.is_multiple_of(2) { (first + logits.len()) as i64 } else { first as i64 - 1 };
+    [(first + 97 * r % logits.len()) as i64, (first + largest) as i64, outside]
+}
+
 fn has_filters(params: &RowParams<'_>) -> bool {
     params.temperature > 0.0 && (params.top_k > 0 || params.top_p < 1.0 || params.min_p > 0.0)
 }
 
-fn wanted(case: &Case<'_>, (first, vocab_size): (usize, usize), top_n: usize) -> Wanted {
+fn wanted(r: usize, case: &Case<'_>, (first, vocab_size): (usize, usize), top_n: usize) -> Wanted {
+    let tokens = given(r, first, case.logits).map(|token| token as u32);
     let head = Head::shard(Matrix::new(case.logits, case.logits.len(), 1).unwrap(), first, vocab_size).unwrap();
     let plan = Plan { max_logprobs: Some(top_n as u32), ..Plan::default() };
     let mut reference = Reference::new(head, plan, ReferenceVariant::Tiled);
     let mut sample = |logprobs_mode| {
         let (mut out, kept) = (Samples::new(), has_filters(&case.params));
-        let row = RowParams { logprobs: Some(top_n as u32), ranks: true, logprobs_mode, kept, ..case.params };
+        let (logprobs, logprob_token_ids) = (Some(top_n as u32), &tokens[..2]);
+        let row = RowParams { logprobs, logprob_token_ids, ranks: true, logprobs_mode, kept, ..case.params };
         reference.sample(Matrix::new(&[1f32], 1, 1).unwrap(), &[row], &mut out).unwrap();
         out
     };
@@ -83,6 +96,8 @@ fn wanted(case: &Case<'_>, (first, vocab_size): (usize, usize), top_n: usize) ->
         law.rank = row.ranks[0] as i32;
         let top = row.top_log_probs().map(|(token, nats)| (token as i32, bits(nats as f32)));
         top.zip(&mut law.top).for_each(|(found, slot)| *slot = found);
+        let tokens = row.token_log_probs().map(|(_, nats)| bits(nats as f32));
+        tokens.zip(&mut law.given).for_each(|(found, slot)| *slot = found);
         if let Some(kept) = row.kept {
             let is_kept = |token: &i32| kept.tokens[*token as usize / 32] >> (token % 32) & 1 == 1;
             result.kept = (0..vocab_size as i32).filter(is_kept).collect();
@@ -122,6 +137,7 @@ fn input_of(
         let (token, score, logit) = wanted.draw.unwrap_or_default();
         // 1: no finite logit.
         words(&[token, score.to_bits(), logit.to_bits(), u32::from(wanted.draw.is_none()), case.is_invalid.into()]);
+        given(r, first, case.logits).iter().for_each(|&token| words(&[token as u32, (token >> 32) as u32]));
         case.logits.iter().for_each(|logit| words(&[logit.to_bits()]));
     }
     input
@@ -144,6 +160,7 @@ impl Output<'_> {
         laws.iter_mut().for_each(|law| law.rank = i32::from_le_bytes(self.take()));
         laws.iter_mut().flat_map(|law| &mut law.top).for_each(|top| top.0 = i32::from_le_bytes(self.take()));
         laws.iter_mut().flat_map(|law| &mut law.top).for_each(|top| top.1 = bits(f32::from_le_bytes(self.take())));
+        laws.iter_mut().flat_map(|law| &mut law.given).for_each(|nats| *nats = bits(f32::from_le_bytes(self.take())));
         laws
     }
 }
@@ -153,7 +170,8 @@ impl Output<'_> {
 fn check(cases: &[Case<'_>], first: usize, [first_row, launch_rows, top_n, room]: [usize; 4], what: &str) {
     let Some(program) = &*PROGRAM else { return };
     let tokens = cases[0].logits.len();
-    let wanted: Vec<_> = cases.iter().map(|case| wanted(case, (first, first + tokens), top_n)).collect();
+    let of_case = |(r, case)| wanted(r, case, (first, first + tokens), top_n);
+    let wanted: Vec<_> = cases.iter().enumerate().map(of_case).collect();
     let all: Vec<i32> = wanted.iter().flat_map(|wanted| wanted.kept.iter().copied()).collect();
     let begin = if first_row > 0 { 3 } else { 0 };
     let capacity = begin + all.len() * room / 3;

@@ -213,6 +213,7 @@ impl DeviceCall {
         mode: &str,
         [logprobs, ranks, log_z]: [Argument<'_, '_>; 3],
         [top_tokens, top_logprobs]: [Argument<'_, '_>; 2],
+        [token_ids, token_logprobs]: [Argument<'_, '_>; 2],
         [kept_begin, kept_tokens]: [Argument<'_, '_>; 2],
     ) -> PyResult<()> {
         let mut columns = LogprobColumns {
@@ -229,6 +230,17 @@ impl DeviceCall {
             columns.top_log_probs = self.result_of(top_logprobs, "top_logprobs", &shape, &[Kind::Float])?;
             columns.top_n =
                 u32::try_from(width).map_err(|_| invalid(name, format!("{name} has 2^32 columns or more")))?;
+        }
+        if let Some(object) = token_ids {
+            let width = self.width(object, "logprob_token_ids")?;
+            let shape = [self.rows, width];
+            columns.token_ids = self.array(token_ids, "logprob_token_ids", &shape, &[Kind::Int])?;
+            columns.token_log_probs = self.result_of(token_logprobs, "token_logprobs", &shape, &[Kind::Float])?;
+            let too_many = |_| invalid("logprob_token_ids", "logprob_token_ids has 2^32 columns or more");
+            columns.token_count = u32::try_from(width).map_err(too_many)?;
+        }
+        if token_ids.is_some() != token_logprobs.is_some() {
+            return Err(invalid("token_logprobs", "logprob_token_ids and token_logprobs need each other"));
         }
         match mode {
             "processed_logprobs" => self.out.processed = columns,

@@ -185,6 +185,8 @@ impl Sampler {
     ///     and 0 for a row that failed. log_z: [rows] float64, which receives the logarithm of the sum of e^logit.
     /// top_tokens, top_logprobs: [rows, n] int32 and float32, n at most 128, which receive the most probable tokens and
     ///     their log-probabilities; -1 and -inf if a row has fewer tokens.
+    /// logprob_token_ids, token_logprobs: [rows, n] int64 and float32: any tokens, and their log-probabilities; -inf for a
+    ///     token outside of the vocabulary or the law.
     /// logprobs_mode: "processed_logprobs", the law of the draws, or "raw_logprobs", the law of the model.
     /// kept_begin, kept_tokens: [rows + 1] int64 and [capacity] int32, which receive the tokens that the filters keep: row
     ///     r has kept_tokens[kept_begin[r]:kept_begin[r + 1]], ascending. A row without filters has none. Tokens beyond
@@ -196,7 +198,8 @@ impl Sampler {
     /// Returns out.
     #[pyo3(signature = (input, out, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,
         statuses=None, logprobs=None, ranks=None, log_z=None, top_tokens=None, top_logprobs=None,
-        logprobs_mode="processed_logprobs", kept_begin=None, kept_tokens=None))]
+        logprob_token_ids=None, token_logprobs=None, logprobs_mode="processed_logprobs", kept_begin=None,
+        kept_tokens=None))]
     #[allow(clippy::too_many_arguments)]
     fn enqueue<'py>(
         &self,
@@ -216,6 +219,8 @@ impl Sampler {
         log_z: Option<&Bound<'py, PyAny>>,
         top_tokens: Option<&Bound<'py, PyAny>>,
         top_logprobs: Option<&Bound<'py, PyAny>>,
+        logprob_token_ids: Option<&Bound<'py, PyAny>>,
+        token_logprobs: Option<&Bound<'py, PyAny>>,
         logprobs_mode: &str,
         kept_begin: Option<&Bound<'py, PyAny>>,
         kept_tokens: Option<&Bound<'py, PyAny>>,
@@ -226,7 +231,8 @@ impl Sampler {
         let mut call =
             DeviceCall::borrow((rows, &tensor, self.vocab_size), keys, floats, [top_k, mask], [Some(out), statuses])?;
         let (drawn, top) = ([logprobs, ranks, log_z], [top_tokens, top_logprobs]);
-        call.borrow_logprobs(logprobs_mode, drawn, top, [kept_begin, kept_tokens])?;
+        let tokens = [logprob_token_ids, token_logprobs];
+        call.borrow_logprobs(logprobs_mode, drawn, top, tokens, [kept_begin, kept_tokens])?;
         py.detach(|| {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.0.enqueue(&tensor, self.input, &call)

@@ -144,6 +144,18 @@ def test_a_call_that_does_not_wait_draws_the_same_tokens(problem):
     assert out.tolist() == [want[0], -1, want[2], want[3]] and statuses.tolist()[1] & 255 == 7
 
 
+def test_log_probabilities_of_given_tokens(problem):
+    from flash_sampling.torch import token_logprobs
+
+    sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")), max_rows=3)
+    tokens = torch.tensor([[5, 6], [999, 1000], [7, -1], [400, 401]], device="cuda")
+    logprobs = torch.log_softmax(torch.from_numpy(problem.logits), 1)
+    found = token_logprobs(sampler, torch.tensor(problem.hidden, device="cuda"), tokens).cpu()
+    assert found[1, 1] == found[2, 1] == -torch.inf
+    tokens[1, 1], tokens[2, 1], found[1, 1], found[2, 1] = 0, 0, logprobs[1, 0], logprobs[2, 0]
+    assert torch.allclose(found, logprobs.gather(1, tokens.cpu()), atol=1e-5)
+
+
 @pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logprobs"])
 def test_log_probabilities_of_a_call_that_does_not_wait(problem, mode):
     sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")), max_logprobs=3)

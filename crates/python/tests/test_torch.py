@@ -52,3 +52,12 @@ def test_errors_pass_through(problem, inputs):
     with pytest.raises(FlashSamplingError, match="row 1: top_p is 0") as error:
         operator(problem)(**inputs, top_p=torch.tensor([1.0, 0.0, 1.0, 1.0]))
     assert error.value.row == 1
+
+
+def test_log_probabilities_of_given_tokens(problem):
+    from flash_sampling.torch import token_logprobs
+
+    sampler = Sampler(Head(torch.from_numpy(problem.weight)), max_rows=3, max_logprobs=0)
+    tokens = torch.tensor([[5, 6], [999, 0], [7, 7], [400, 401]])
+    want = torch.log_softmax(torch.from_numpy(problem.logits), 1).gather(1, tokens)
+    assert torch.allclose(token_logprobs(sampler, torch.from_numpy(problem.hidden), tokens), want, atol=1e-5)

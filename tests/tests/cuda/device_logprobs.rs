@@ -13,6 +13,8 @@ use flash_sampling_cuda::{Device, DeviceAddress, DeviceMatrix, DeviceSampler};
 use std::sync::Arc;
 
 const TOP_N: usize = 20;
+/// Tokens with requested log-probabilities.
+const GIVEN: [u32; 3] = [0, 77, 200];
 
 /// The results of a call in one law.
 struct Law {
@@ -21,6 +23,8 @@ struct Law {
     ranks: CudaSlice<i32>,
     top_tokens: CudaSlice<i32>,
     top_log_probs: CudaSlice<f32>,
+    token_ids: CudaSlice<i64>,
+    token_log_probs: CudaSlice<f32>,
 }
 
 /// The GPU's logarithm may differ in its last bit, and so may a log-probability.
@@ -37,6 +41,8 @@ impl Law {
             ranks: stream.clone_htod(&vec![-7; rows]).unwrap(),
             top_tokens: stream.clone_htod(&vec![-7; rows * TOP_N]).unwrap(),
             top_log_probs: stream.clone_htod(&vec![f32::NAN; rows * TOP_N]).unwrap(),
+            token_ids: stream.clone_htod(&GIVEN.map(i64::from).repeat(rows)).unwrap(),
+            token_log_probs: stream.clone_htod(&vec![f32::NAN; rows * GIVEN.len()]).unwrap(),
         }
     }
 
@@ -47,8 +53,10 @@ impl Law {
             ranks: DeviceAddress::of(&self.ranks, stream),
             top_tokens: DeviceAddress::of(&self.top_tokens, stream),
             top_log_probs: DeviceAddress::of(&self.top_log_probs, stream),
+            token_ids: DeviceAddress::of(&self.token_ids, stream),
+            token_log_probs: DeviceAddress::of(&self.token_log_probs, stream),
             top_n: TOP_N as u32,
-            padding: 0,
+            token_count: GIVEN.len() as u32,
         }
     }
 
@@ -58,18 +66,25 @@ impl Law {
         let ranks = stream.clone_dtoh(&self.ranks).unwrap();
         let top_tokens = stream.clone_dtoh(&self.top_tokens).unwrap();
         let top_log_probs = stream.clone_dtoh(&self.top_log_probs).unwrap();
+        let token_log_probs = stream.clone_dtoh(&self.token_log_probs).unwrap();
         stream.synchronize().unwrap();
         for (r, want) in want.iter().enumerate() {
             let what = format!("{what}, row {r}");
-            let none = (f64::NEG_INFINITY, f64::NEG_INFINITY, 0, Vec::new());
+            let none = (f64::NEG_INFINITY, f64::NEG_INFINITY, 0, Vec::new(), vec![f64::NEG_INFINITY; GIVEN.len()]);
             let of_row = |row: RowSample<'_>| {
                 let top = row.top_log_probs().map(|(token, nats)| (token as i32, nats)).collect();
-                (row.log_z.unwrap(), row.draw_log_prob(0).unwrap(), row.ranks[0] as i32, top)
+                let tokens = row.token_log_probs().map(|(_, nats)| nats).collect();
+                (row.log_z.unwrap(), row.draw_log_prob(0).unwrap(), row.ranks[0] as i32, top, tokens)
             };
-            let (want_z, want_log_prob, want_rank, mut want_top): (_, _, _, Vec<_>) = want.map_or(none, of_row);
+            let (want_z, want_log_prob, want_rank, mut want_top, tokens): (_, _, _, Vec<_>, Vec<_>) =
+                want.map_or(none, of_row);
             assert_near(log_z[r], want_z, &format!("{what}: log Z"));
             assert_near(f64::from(log_probs[r]), want_log_prob, &format!("{what}: log-probability"));
             assert_eq!(ranks[r], want_rank, "{what}: rank");
+            for (i, &nats) in tokens.iter().enumerate() {
+                let found = f64::from(token_log_probs[r * GIVEN.len() + i]);
+                assert_near(found, nats, &format!("{what}: log-probability of token {}", GIVEN[i]));
+            }
             want_top.resize(TOP_N, (-1, f64::NEG_INFINITY));
             for (i, (token, nats)) in want_top.into_iter().enumerate() {
                 assert_eq!(top_tokens[r * TOP_N + i], token, "{what}: token {i} of the most probable");
@@ -148,6 +163,7 @@ fn waited(
         let (mut rows, mut out) = (rows.to_vec(), Samples::new());
         for row in &mut rows {
             (row.logprobs, row.logprobs_mode, row.ranks) = (Some(TOP_N as u32), logprobs_mode, true);
+            row.logprob_token_ids = &GIVEN;
             row.kept = row.temperature > 0.0 && (row.top_k > 0 || row.top_p < 1.0 || row.min_p > 0.0);
         }
         // SAFETY: the input is on this device, and this call waits.

@@ -2,8 +2,6 @@
 // and writes the results of both laws to standard output. crates/cuda/tests/row_logprobs.rs compares them with the reference.
 #include "emulator.hpp"
 
-// No case has logits of 16 bits.
-#define asm(...) (static_cast<void>(bits), abort())
 #include "flash_sampling/row_summary/call.cuh"
 #include "flash_sampling/row_summary/load_part.cuh"
 #include "flash_sampling/selection/row_logprobs.cuh"
@@ -17,6 +15,9 @@ namespace row_summary {
 
 static u32 count, first_token, tokens, top_n, first_row, launch_rows;
 static u64 capacity, stride;
+// The number of tokens with requested log-probabilities, for each row.
+constexpr u32 GIVEN = 3;
+static std::vector<long long> given;
 static std::vector<double> weights(MASS_BINS);
 static std::vector<Row> rows;
 static std::vector<RowFilters> filters;
@@ -26,20 +27,22 @@ static std::vector<u32> invalid;
 // The results of a law, with elements before and after the rows that no kernel may write.
 struct Law {
     std::vector<double> log_z;
-    std::vector<float> log_probs, top_log_probs;
+    std::vector<float> log_probs, top_log_probs, given_log_probs;
     std::vector<i32> ranks, top_tokens;
 
     Law()
         : log_z(first_row + count + 1, 7.0), log_probs(first_row + count + 1, 7.0f),
-          top_log_probs((first_row + count + 1) * top_n, 7.0f), ranks(first_row + count + 1, 7),
+          top_log_probs((first_row + count + 1) * top_n, 7.0f), given_log_probs((first_row + count + 1) * GIVEN, 7.0f),
+          ranks(first_row + count + 1, 7),
           top_tokens((first_row + count + 1) * top_n, 7) {}
 
     LogprobColumns columns() {
-        return {log_z.data(), log_probs.data(), ranks.data(), top_tokens.data(), top_log_probs.data(), top_n, 0};
+        return {log_z.data(), log_probs.data(), ranks.data(), top_tokens.data(), top_log_probs.data(),
+                given.data(), given_log_probs.data(), top_n, GIVEN};
     }
     bool operator==(const Law& other) const {
         return log_z == other.log_z && log_probs == other.log_probs && top_log_probs == other.top_log_probs &&
-               ranks == other.ranks && top_tokens == other.top_tokens;
+               given_log_probs == other.given_log_probs && ranks == other.ranks && top_tokens == other.top_tokens;
     }
     template <class T>
     static void write(const std::vector<T>& values, u32 each) {
@@ -52,6 +55,7 @@ struct Law {
     void write() const {
         write(log_z, 1), write(log_probs, 1), write(ranks, 1);
         if (top_n) write(top_tokens, top_n), write(top_log_probs, top_n);
+        write(given_log_probs, GIVEN);
     }
 };
 
@@ -105,6 +109,7 @@ int main() {
     stride = (tokens + 7) / 8 * 8;
     for (double& weight : weights) weight = get<double>();
     rows.resize(count), filters.resize(count), draws.resize(count), invalid.resize(count);
+    given.resize((first_row + count + 1) * GIVEN, -1);
     std::vector<std::vector<u32>> masks(count);
     std::vector<std::vector<LogitBias>> lists(count);
     std::vector<float> raw(count * stride), transformed(count * stride);
@@ -125,6 +130,7 @@ int main() {
         filters[r] = get<RowFilters>();
         draws[r] = get<Draw>();
         invalid[r] = get<u32>();
+        for (u32 t = 0; t < GIVEN; ++t) given[(first_row + r) * GIVEN + t] = static_cast<long long>(get<u64>());
         for (u32 t = 0; t < tokens; ++t) {
             const float logit = get<float>();
             raw[r * stride + t] = logit;

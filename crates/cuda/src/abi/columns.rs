@@ -100,7 +100,7 @@ pub struct TokenColumns {
     /// The tokens that the filters keep.
     pub kept: KeptColumns,
 }
-layout!(TokenColumns 152: tokens 0, scores 8, logits 16, statuses 24, processed 32, raw 80, kept 128);
+layout!(TokenColumns 184: tokens 0, scores 8, logits 16, statuses 24, processed 32, raw 96, kept 160);
 
 /// The argument of `encode_rows`.
 #[repr(C)]
@@ -134,7 +134,7 @@ pub(crate) struct WriteTokens {
     pub(crate) first_row: u32,
     pub(crate) row_count: u32,
 }
-layout!(WriteTokens 176: columns 0, draws 152, invalid 160, first_row 168, row_count 172);
+layout!(WriteTokens 208: columns 0, draws 184, invalid 192, first_row 200, row_count 204);
 
 /// The parameters in the order of `Parameter` of row_columns.cu, which counts from 1.
 const PARAMETERS: [Knob; 9] = [

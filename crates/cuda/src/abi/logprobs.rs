@@ -25,12 +25,19 @@ pub struct LogprobColumns {
     pub top_tokens: DeviceAddress<i32>,
     /// The log-probabilities of `top_tokens`, `[rows, top_n]`, in nats; -inf for -1.
     pub top_log_probs: DeviceAddress<f32>,
+    /// Tokens with requested log-probabilities `[rows, token_count]`.
+    pub token_ids: DeviceAddress<i64>,
+    /// The log-probabilities of `token_ids`, `[rows, token_count]`, in nats; -inf for a token outside of the vocabulary or
+    /// the law, and for a row without a draw.
+    pub token_log_probs: DeviceAddress<f32>,
     /// The number of most probable tokens, at most [`TOP_N_MAX`].
     pub top_n: u32,
-    /// Not used.
-    pub padding: u32,
+    /// The number of tokens with requested log-probabilities.
+    pub token_count: u32,
 }
-layout!(LogprobColumns 48: log_z 0, log_probs 8, ranks 16, top_tokens 24, top_log_probs 32, top_n 40, padding 44);
+layout!(LogprobColumns 64:
+    log_z 0, log_probs 8, ranks 16, top_tokens 24, top_log_probs 32, token_ids 40, token_log_probs 48, top_n 56, token_count 60
+);
 
 /// The tokens that the filters of rows keep, in CSR form.
 ///
@@ -64,8 +71,8 @@ pub(crate) struct LogprobCall {
     pub(crate) first_row: u32,
     pub(crate) padding: u32,
 }
-layout!(LogprobCall 176:
-    filtered 0, invalid 72, weights 80, summaries 88, top 96, least 104, kept 112, columns 120, first_row 168, padding 172
+layout!(LogprobCall 192:
+    filtered 0, invalid 72, weights 80, summaries 88, top 96, least 104, kept 112, columns 120, first_row 184, padding 188
 );
 
 /// The argument of `write_kept`.

@@ -26,7 +26,8 @@ impl LogprobColumns {
 
     /// Whether log Z or the largest logits are needed.
     fn needs_summary(&self) -> bool {
-        !self.log_z.is_null() || !self.log_probs.is_null() || self.top_n > 0
+        let needs_log_z = !self.log_z.is_null() || !self.log_probs.is_null() || self.token_count > 0;
+        needs_log_z || self.top_n > 0
     }
 
     fn check(&self) -> Result<(), CudaError> {
@@ -35,6 +36,12 @@ impl LogprobColumns {
         check_aligned("ranks", self.ranks)?;
         check_aligned("most probable tokens", self.top_tokens)?;
         check_aligned("log-probabilities of most probable tokens", self.top_log_probs)?;
+        check_aligned("tokens with log-probabilities", self.token_ids)?;
+        check_aligned("log-probabilities of tokens", self.token_log_probs)?;
+        if self.token_count > 0 && (self.token_ids.is_null() || self.token_log_probs.is_null()) {
+            let reason = "they need both tokens and log-probabilities";
+            return Err(CudaError::Layout { what: "tokens with log-probabilities", reason });
+        }
         CudaError::check_limits(&[("most probable tokens of a row", self.top_n as usize, TOP_N_MAX as usize)])
     }
 }

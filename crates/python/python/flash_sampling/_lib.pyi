@@ -232,6 +232,8 @@ class Sampler:
         log_z: _Tensor | None = None,
         top_tokens: _Tensor | None = None,
         top_logprobs: _Tensor | None = None,
+        logprob_token_ids: _Tensor | None = None,
+        token_logprobs: _Tensor | None = None,
         logprobs_mode: str = "processed_logprobs",
         kept_begin: _Tensor | None = None,
         kept_tokens: _Tensor | None = None,

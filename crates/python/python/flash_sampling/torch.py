@@ -1,6 +1,7 @@
-"""The torch operator ``flash_sampling::sample``, which ``torch.compile`` keeps as one node.
+"""Functions of torch: an operator, and log-probabilities of given tokens.
 
-``operator(sampler)`` returns a function of tensors that calls it.
+``operator(sampler)`` returns a function that calls the operator ``flash_sampling::sample``, which ``torch.compile`` keeps
+as one node.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ._lib import Sampler
+from ._lib import Sampler, SamplingParams
 
-__all__ = ["operator"]
+__all__ = ["operator", "token_logprobs"]
 
 # The arguments of an operator cannot be Python objects, so a number stands for a sampler.
 _NUMBERS = itertools.count()
@@ -73,3 +74,29 @@ def operator(sampler: Sampler) -> Callable[..., Tensor]:
 
     sample.sampler = sampler
     return sample
+
+
+def token_logprobs(sampler: Sampler, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """Returns the log-probabilities of given tokens in the law of the model, in nats: [rows, n] float32.
+
+    hidden: [rows, hidden], with any number of rows. tokens: [rows, n] int64 on the device of ``hidden``. For a prompt, the
+    token of row i is the token after it. Only ``sampler.max_rows`` rows of logits exist at a time. On the CPU, the sampler
+    needs ``max_logprobs``. On a GPU, the function does not wait; a token outside of the vocabulary, or of a row whose
+    logits are invalid, has -inf.
+    """
+    found = torch.empty(tokens.shape, dtype=torch.float32, device=hidden.device)
+    for first in range(0, len(hidden), sampler.max_rows):
+        rows = slice(first, first + sampler.max_rows)
+        of_rows, given = hidden[rows], tokens[rows]
+        if hidden.is_cuda:
+            # Temperature 0 needs no noise.
+            zero = torch.zeros(len(of_rows), dtype=torch.int64, device=hidden.device)
+            options = {"temperature": zero.float(), "logprobs_mode": "raw_logprobs"}
+            columns = {"logprob_token_ids": given.contiguous(), "token_logprobs": found[rows]}
+            sampler.enqueue(of_rows, zero.clone(), seed=zero, position=zero, **options, **columns)
+            continue
+        options = {"temperature": 0, "logprobs": 0, "logprobs_mode": "raw_logprobs"}
+        params = [SamplingParams(**options, logprob_token_ids=row) for row in given.tolist()]
+        results = sampler.sample(of_rows, params, seed=range(len(params)), position=0)
+        found[rows] = torch.tensor([[nats for _, nats in row.token_logprobs] for row in results])
+    return found

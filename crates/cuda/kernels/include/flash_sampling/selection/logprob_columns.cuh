@@ -8,21 +8,23 @@ namespace flash_sampling {
 // The results of rows in one law. A row without a draw has rank 0, token -1, and -inf elsewhere.
 struct LogprobColumns {
     double* log_z;
-    float* log_probs;      // of the drawn token
-    i32* ranks;            // of the drawn token; the most probable token has rank 1
-    i32* top_tokens;       // [rows, top_n] the most probable tokens, the first first; -1 = none
-    float* top_log_probs;  // [rows, top_n]
-    u32 top_n;             // at most MOST
-    u32 padding;
+    float* log_probs;            // of the drawn token
+    i32* ranks;                  // of the drawn token; the most probable token has rank 1
+    i32* top_tokens;             // [rows, top_n] the most probable tokens, the first first; -1 = none
+    float* top_log_probs;        // [rows, top_n]
+    const long long* token_ids;  // [rows, token_count] tokens with requested log-probabilities
+    float* token_log_probs;      // [rows, token_count]
+    u32 top_n;                   // at most MOST
+    u32 token_count;
 
     static constexpr u32 MOST = 128;
 
     // Whether log Z or the largest logits are needed.
-    FS_FUNCTION bool needs_summary() const { return log_z || log_probs || top_n; }
+    FS_FUNCTION bool needs_summary() const { return log_z || log_probs || top_n || token_count; }
 };
-FS_LAYOUT(LogprobColumns, 48,
+FS_LAYOUT(LogprobColumns, 64,
           FS_AT(log_z, 0) && FS_AT(log_probs, 8) && FS_AT(ranks, 16) && FS_AT(top_tokens, 24) && FS_AT(top_log_probs, 32) &&
-          FS_AT(top_n, 40) && FS_AT(padding, 44));
+          FS_AT(token_ids, 40) && FS_AT(token_log_probs, 48) && FS_AT(top_n, 56) && FS_AT(token_count, 60));
 
 // The tokens that filters keep, ascending: row r has tokens[begin[r]] to tokens[begin[r + 1] - 1].
 struct KeptColumns {

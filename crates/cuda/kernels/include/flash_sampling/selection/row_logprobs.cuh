@@ -23,9 +23,9 @@ struct LogprobCall {
     u32 first_row;
     u32 padding;
 };
-FS_LAYOUT(LogprobCall, 176,
+FS_LAYOUT(LogprobCall, 192,
           FS_AT(filtered, 0) && FS_AT(invalid, 72) && FS_AT(weights, 80) && FS_AT(summaries, 88) && FS_AT(top, 96) &&
-          FS_AT(least, 104) && FS_AT(kept, 112) && FS_AT(columns, 120) && FS_AT(first_row, 168) && FS_AT(padding, 172));
+          FS_AT(least, 104) && FS_AT(kept, 112) && FS_AT(columns, 120) && FS_AT(first_row, 184) && FS_AT(padding, 188));
 
 struct KeptCall {
     FilterCall filtered;
@@ -190,6 +190,16 @@ struct RowLogprobs {
         }
         __syncthreads();
         if (to.top_n) write_top(row, least, summary);
+        for (u32 t = threadIdx.x; t < to.token_count; t += THREADS) {
+            const u64 at = row * to.token_count + t, place = static_cast<u64>(to.token_ids[at]) - call.filtered.first_token;
+            float found = -f32_infinity();
+            if (place < call.filtered.tokens) {
+                const u32 token = call.filtered.first_token + static_cast<u32>(place);
+                const float own = exact.row.logit_of(token);
+                if (exact.place(own, token) >= least) found = log_prob(own, shared.log_z);
+            }
+            to.token_log_probs[at] = found;
+        }
     }
 
     // Writes the results of a row without a draw.
@@ -200,6 +210,7 @@ struct RowLogprobs {
             if (to.top_tokens) to.top_tokens[row * to.top_n + t] = -1;
             if (to.top_log_probs) to.top_log_probs[row * to.top_n + t] = -f32_infinity();
         }
+        for (u32 t = threadIdx.x; t < to.token_count; t += THREADS) to.token_log_probs[row * to.token_count + t] = -f32_infinity();
         if (threadIdx.x) return;
         if (to.log_z) to.log_z[row] = -static_cast<double>(f32_infinity());
         if (to.log_probs) to.log_probs[row] = -f32_infinity();
