@@ -3,6 +3,7 @@
 use crate::build::{BuildError, build};
 use crate::config::BackendConfig;
 use core::fmt;
+use flash_sampling_core::backend::Scan;
 use flash_sampling_core::{
     Capabilities, DType, Head, HeadError, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
 };
@@ -74,6 +75,10 @@ impl PerturbedArgmax for Owned {
 
     fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
         self.with_dependent_mut(|_, sampler| sampler.replan(max_rows))
+    }
+
+    fn scan(&mut self) -> Option<&mut dyn Scan> {
+        self.with_dependent_mut(|_, sampler| sampler.scan())
     }
 }
 

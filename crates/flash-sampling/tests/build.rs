@@ -1,6 +1,7 @@
 //! Every configuration builds a sampler that draws, or returns an error that names the missing part.
 #![cfg(all(feature = "cpu", feature = "distributed"))]
 
+use flash_sampling::distributed::Sharded;
 use flash_sampling::{
     Backend, BackendConfig, BuildError, CpuOptions, DType, Exactness, GroupDraw, Head, HeadError, HeadOwner, Isa,
     Matrix, OwnedWeight, PerturbedArgmax, Plan, RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
@@ -181,6 +182,25 @@ fn a_sampler_that_owns_its_weight_draws_the_same_and_outlives_the_caller() {
     }
     let error = build_owned(owned(VOCAB + 1), &config(Backend::default(), VariantConfig::Tiled)).err().unwrap();
     assert!(matches!(error, BuildError::Head(_)), "{error}");
+}
+
+/// Filters of a shard need its scan.
+#[test]
+fn an_owned_sampler_is_a_shard_with_filters() {
+    let bytes: Vec<u8> = weight().iter().flat_map(|value| value.to_ne_bytes()).collect();
+    let config = config(Backend::default(), VariantConfig::Tiled);
+    let owned = build_owned(OwnedWeight::new(bytes, DType::F32, VOCAB, HIDDEN), &config).unwrap();
+    let weight = weight();
+    let whole = build(Head::new(Matrix::new(&weight, VOCAB, HIDDEN).unwrap()).unwrap(), &config).unwrap();
+    let hidden: Vec<f32> = (0..4 * HIDDEN).map(|i| (i % 3) as f32 * 0.25).collect();
+    let rows = [0.9, 0.5, 0.2, 1.0].map(|top_p| RowParams { seed: 4, top_p, top_k: 40, ..RowParams::default() });
+    let draw = |sampler: &mut dyn PerturbedArgmax| {
+        let mut samples = Samples::new();
+        sampler.sample(Matrix::new(&hidden, 4, HIDDEN).unwrap(), &rows, &mut samples).unwrap();
+        samples.iter().map(|row| row.unwrap().token()).collect::<Vec<_>>()
+    };
+    let mut sharded = Sharded::new(vec![owned], ShardMerge::Winners).unwrap();
+    assert_eq!(draw(&mut sharded), draw(&mut { whole }));
 }
 
 #[test]

@@ -3,25 +3,33 @@
 #![allow(unsafe_code)]
 
 use crate::error::{failed, invalid};
+use crate::group::Group;
 use crate::head::{Bias, HeadParts};
 use crate::rows::Argument;
 use crate::tensor::{Kind, Layout, Place, Tensor};
 use flash_sampling::cuda::abi::{LogprobColumns, RowColumns, TokenColumns};
 use flash_sampling::cuda::cudarc::driver::{CudaStream, result, sys};
-use flash_sampling::cuda::{Device, DeviceAddress, DeviceHead, DeviceMatrix, DeviceSampler};
-use flash_sampling::{Capabilities, Plan, RowParams, SampleError, Samples};
+use flash_sampling::cuda::{Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler};
+use flash_sampling::{Capabilities, CudaRank, CudaRankOptions, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
 /// A sampler over inputs in memory of a GPU.
 pub(crate) struct OnDevice {
     /// Dropped before the head's memory, which it reads.
-    sampler: DeviceSampler,
+    sampler: OneOrRank,
+    device: Arc<Device>,
     /// Set by the drop, and dropped after the sampler.
     context: Option<ThreadContext>,
     place: Place,
     #[expect(dead_code, reason = "kept for its drop")]
     head: Option<Arc<HeadParts>>,
+}
+
+/// A sampler alone, or a rank of several GPUs.
+enum OneOrRank {
+    One(DeviceSampler),
+    Rank(Box<CudaRank<'static, Group>>),
 }
 
 impl Drop for OnDevice {
@@ -56,16 +64,18 @@ impl OnDevice {
     pub(crate) fn for_logits(vocab_size: usize, plan: Plan, gpu: usize) -> PyResult<OnDevice> {
         Device::count().map_err(|error| failed(&error))?; // loads the driver
         let _context = ThreadContext::present();
-        let sampler = Device::new(gpu).and_then(|device| DeviceSampler::for_logits(vocab_size, plan, &device));
-        let (sampler, place) = (sampler.map_err(|error| failed(&error))?, Place::Cuda(gpu as i32));
-        Ok(OnDevice { sampler, context: None, place, head: None })
+        let device = Device::new(gpu).map_err(|error| failed(&error))?;
+        let sampler = DeviceSampler::for_logits(vocab_size, plan, &device).map_err(|error| failed(&error))?;
+        let place = Place::Cuda(gpu as i32);
+        Ok(OnDevice { sampler: OneOrRank::One(sampler), device, context: None, place, head: None })
     }
 
-    /// Waits for the work that produces weight and bias, and plans the sampler.
+    /// Waits for the work that produces weight and bias, and plans the sampler. With a group, the head is the shard of
+    /// a rank, and this is a collective call.
     ///
     /// # Errors
-    /// Those of the GPU, the head and the plan.
-    pub(crate) fn of_head(parts: Arc<HeadParts>, plan: Plan) -> PyResult<OnDevice> {
+    /// Those of the GPU, the head, the plan and the group.
+    pub(crate) fn of_head(parts: Arc<HeadParts>, plan: Plan, group: Option<Group>) -> PyResult<OnDevice> {
         let place = parts.weight.place();
         let Place::Cuda(id) = place else { return Err(invalid("head", "the head is not on a GPU")) };
         Device::count().map_err(|error| failed(&error))?; // loads the driver
@@ -97,19 +107,37 @@ impl OnDevice {
         // SAFETY: weight and bias are tensors of this device, which the result holds and drops after the sampler.
         // `Tensor` checked their shapes. By the package's documentation, nothing writes to them during a call.
         let sampler = unsafe { DeviceSampler::new(head, vocab_size, plan, &device) };
-        Ok(OnDevice { sampler: sampler.map_err(|error| failed(&error))?, context: None, place, head: Some(parts) })
+        let sampler = sampler.map_err(|error| failed(&error))?;
+        let sampler = match group {
+            None => OneOrRank::One(sampler),
+            Some(group) => {
+                let options = CudaRankOptions { device: device.context().ordinal(), ..CudaRankOptions::default() };
+                let rank = CudaRank::in_place(sampler, group, &options).map_err(|error| failed(&error))?;
+                OneOrRank::Rank(Box::new(rank))
+            }
+        };
+        Ok(OnDevice { sampler, device, context: None, place, head: Some(parts) })
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
-        self.sampler.capabilities()
+        match &self.sampler {
+            OneOrRank::One(sampler) => sampler.capabilities(),
+            OneOrRank::Rank(sampler) => sampler.capabilities(),
+        }
     }
 
     pub(crate) fn plan(&self) -> Plan {
-        self.sampler.plan()
+        match &self.sampler {
+            OneOrRank::One(sampler) => sampler.plan(),
+            OneOrRank::Rank(sampler) => sampler.plan(),
+        }
     }
 
     pub(crate) fn vocab_size(&self) -> u32 {
-        self.sampler.shape().vocab_size
+        match &self.sampler {
+            OneOrRank::One(sampler) => sampler.shape().vocab_size,
+            OneOrRank::Rank(sampler) => sampler.shape().vocab_size,
+        }
     }
 
     pub(crate) fn place(&self) -> Place {
@@ -130,11 +158,21 @@ impl OnDevice {
         let layout = input.layout(what)?;
         self.check_place(input, what)?;
         let _context = ThreadContext::present();
-        let stream = stream(self.sampler.device(), input.stream());
+        let (stream, matrix) = (stream(&self.device, input.stream()), matrix(input, &layout));
         // SAFETY: the tensor is memory of this device, which `input` holds during the call. Its producer ordered the
         // work that writes it before later work on this stream. The stream is its caller's current stream, of this
-        // device, and lives during the call; the driver refuses to wait for a stream that captures.
-        Ok(unsafe { self.sampler.sample(&stream, &matrix(input, &layout), rows, out) })
+        // device, and lives during the call; the driver refuses to wait for a stream that captures. A rank's call keeps
+        // no hidden states and waits for its work.
+        let sampled = unsafe {
+            match &mut self.sampler {
+                OneOrRank::One(sampler) => sampler.sample(&stream, &matrix, rows, out),
+                OneOrRank::Rank(sampler) => {
+                    let hidden = DeviceHidden::new(&stream, matrix).map_err(|error| failed(&error))?;
+                    sampler.sample_device(&hidden, rows, out)
+                }
+            }
+        };
+        Ok(sampled)
     }
 
     /// Enqueues draws on the tensor's stream, and returns without waiting.
@@ -145,12 +183,12 @@ impl OnDevice {
         let layout = input.layout(what)?;
         self.check_place(input, what)?;
         let _context = ThreadContext::present();
-        let stream = stream(self.sampler.device(), input.stream());
-        let matrix = matrix(input, &layout);
+        let OneOrRank::One(sampler) = &mut self.sampler else { return Err(no_enqueue()) };
+        let (stream, matrix) = (stream(&self.device, input.stream()), matrix(input, &layout));
         // SAFETY: the input and `call` are tensors of this device, which `borrow` checked. Their libraries keep the
         // memory for work that is enqueued on this stream before the tensors are freed. Calls of this value on several
         // streams: by the package's documentation, the caller orders them. The stream lives as in `sample`.
-        unsafe { self.sampler.enqueue(&stream, &matrix, &call.columns, &call.out) }.map_err(|error| failed(&error))
+        unsafe { sampler.enqueue(&stream, &matrix, &call.columns, &call.out) }.map_err(|error| failed(&error))
     }
 
     fn check_place(&self, input: &Tensor, what: &'static str) -> PyResult<()> {
@@ -159,6 +197,11 @@ impl OnDevice {
             false => Err(invalid(what, format!("{what} is on {}, but must be on {}", input.place(), self.place))),
         }
     }
+}
+
+/// The error of `enqueue` with a group, whose ranks wait for each other on the host.
+pub(crate) fn no_enqueue() -> PyErr {
+    invalid("group", "a sampler with a group has no enqueue: call the sampler, which waits")
 }
 
 /// The tensors of a call that does not wait.

@@ -1,20 +1,25 @@
 //! The Rust sampler behind a Python `Sampler`, and its construction.
 
-use crate::cuda::{DeviceCall, OnDevice};
-use crate::error::{failed, invalid};
-use crate::head::{Head, Owner};
+use crate::cuda::{DeviceCall, OnDevice, no_enqueue};
+use crate::error::{failed, invalid, of_ranks};
+use crate::group::Group;
+use crate::head::{Head, HeadParts, Owner};
 use crate::tensor::{Place, Tensor};
 use core::fmt::Display;
 use core::str::FromStr;
+use flash_sampling::distributed::{ShardOptions, ShardSampler};
 use flash_sampling::{
-    Backend, BackendConfig, Capabilities, PerturbedArgmax, Plan, RowParams, SampleError, Samples, VariantConfig,
-    build_from_logits, build_owned,
+    Backend, BackendConfig, BuildError, Capabilities, HeadOwner, PerturbedArgmax, Plan, RowParams, SampleError,
+    Samples, ShardMerge, VariantConfig, build_from_logits, build_owned,
 };
 use pyo3::prelude::*;
+use std::sync::Arc;
 
 /// A sampler over tensors in host memory, or over tensors on a GPU.
 pub(crate) enum Engine {
     Host(Box<dyn PerturbedArgmax>),
+    /// A rank of a group, with a shard in host memory.
+    Rank(Box<dyn PerturbedArgmax>),
     Device(Box<OnDevice>),
 }
 
@@ -52,14 +57,32 @@ fn preload(py: Python<'_>) -> PyResult<()> {
     py.import("flash_sampling._nvidia")?.call_method0("preload").map(drop)
 }
 
+/// Builds a rank of a group from its shard of the vocabulary. A collective call.
+fn build_rank(
+    parts: Arc<HeadParts>,
+    config: &BackendConfig,
+    group: Group,
+) -> Result<Box<dyn PerturbedArgmax>, BuildError> {
+    let owner = Owner(parts);
+    let options = ShardOptions::new(ShardMerge::Winners).of_head(&owner.head()?);
+    Ok(Box::new(ShardSampler::new(build_owned(owner, config)?, group, options)?))
+}
+
 impl Engine {
-    /// Builds the sampler of a head.
-    pub(crate) fn of_head(py: Python<'_>, head: &Head, options: &Options<'_>) -> PyResult<Engine> {
+    /// Builds the sampler of a head. With a group, the head is the shard of a rank, and this is a collective call.
+    pub(crate) fn of_head(
+        py: Python<'_>,
+        head: &Head,
+        options: &Options<'_>,
+        group: Option<Group>,
+    ) -> PyResult<Engine> {
         let config = options.config()?;
-        let place = head.parts.weight.place();
+        let (place, parts) = (head.parts.weight.place(), head.parts.clone());
         if place == Place::Host {
-            let owner = Owner(head.parts.clone());
-            return Engine::host(py, &config, || build_owned(owner, &config));
+            return match group {
+                None => Engine::host(py, &config, || build_owned(Owner(parts), &config)).map(Engine::Host),
+                Some(group) => Engine::host(py, &config, || build_rank(parts, &config, group)).map(Engine::Rank),
+            };
         }
         for (knob, is_set) in [("backend", options.backend.is_some()), ("threads", options.threads.is_some())] {
             if is_set {
@@ -73,8 +96,7 @@ impl Engine {
             ));
         }
         preload(py)?;
-        let parts = head.parts.clone();
-        py.detach(|| OnDevice::of_head(parts, config.plan)).map(|sampler| Engine::Device(Box::new(sampler)))
+        py.detach(|| OnDevice::of_head(parts, config.plan, group)).map(|sampler| Engine::Device(Box::new(sampler)))
     }
 
     /// Builds a sampler of existing logits, on the CPU or on the GPU of the backend.
@@ -85,37 +107,37 @@ impl Engine {
             let sampler = py.detach(|| OnDevice::for_logits(vocab_size, config.plan, device))?;
             return Ok(Engine::Device(Box::new(sampler)));
         }
-        Engine::host(py, &config, || build_from_logits(vocab_size, &config))
+        Engine::host(py, &config, || build_from_logits(vocab_size, &config)).map(Engine::Host)
     }
 
     fn host<E: core::error::Error + Send>(
         py: Python<'_>,
         config: &BackendConfig,
         build: impl FnOnce() -> Result<Box<dyn PerturbedArgmax>, E> + Send,
-    ) -> PyResult<Engine> {
+    ) -> PyResult<Box<dyn PerturbedArgmax>> {
         if matches!(config.backend, Backend::Cuda { .. }) {
             preload(py)?;
         }
-        py.detach(build).map(Engine::Host).map_err(|error| failed(&error))
+        py.detach(build).map_err(|error| failed(&error))
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
         match self {
-            Engine::Host(sampler) => sampler.capabilities(),
+            Engine::Host(sampler) | Engine::Rank(sampler) => sampler.capabilities(),
             Engine::Device(sampler) => sampler.capabilities(),
         }
     }
 
     pub(crate) fn plan(&self) -> Plan {
         match self {
-            Engine::Host(sampler) => sampler.plan(),
+            Engine::Host(sampler) | Engine::Rank(sampler) => sampler.plan(),
             Engine::Device(sampler) => sampler.plan(),
         }
     }
 
     pub(crate) fn vocab_size(&self) -> u32 {
         match self {
-            Engine::Host(sampler) => sampler.shape().vocab_size,
+            Engine::Host(sampler) | Engine::Rank(sampler) => sampler.shape().vocab_size,
             Engine::Device(sampler) => sampler.vocab_size(),
         }
     }
@@ -123,7 +145,7 @@ impl Engine {
     /// The memory of the inputs.
     pub(crate) fn place(&self) -> Place {
         match self {
-            Engine::Host(_) => Place::Host,
+            Engine::Host(_) | Engine::Rank(_) => Place::Host,
             Engine::Device(sampler) => sampler.place(),
         }
     }
@@ -132,6 +154,7 @@ impl Engine {
     pub(crate) fn enqueue(&mut self, input: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
         match self {
             Engine::Device(sampler) => sampler.enqueue(input, what, call),
+            Engine::Rank(_) => Err(no_enqueue()),
             Engine::Host(_) => Err(invalid(what, format!("{what} must be on a GPU, and the sampler on the same GPU"))),
         }
     }
@@ -145,7 +168,7 @@ impl Engine {
         out: &mut Samples,
     ) -> PyResult<()> {
         let sampled = match self {
-            Engine::Host(sampler) => sampler.sample(input.matrix(what)?, rows, out),
+            Engine::Host(sampler) | Engine::Rank(sampler) => sampler.sample(input.matrix(what)?, rows, out),
             Engine::Device(sampler) => sampler.sample(input, what, rows, out)?,
         };
         sampled.map_err(|error| match error {
@@ -153,7 +176,7 @@ impl Engine {
             SampleError::TooManyRows { rows, max_rows } => {
                 invalid("max_rows", format!("{what} has {rows} rows, but the sampler has max_rows={max_rows}"))
             }
-            error => failed(&error),
+            error => of_ranks(&error).unwrap_or_else(|| failed(&error)),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The exceptions of the package.
 
-use flash_sampling::{Knob, ParamsError, RowError};
+use flash_sampling::{Knob, ParamsError, RowError, SampleError, ShardError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -45,6 +45,14 @@ pub(crate) fn failed(error: &dyn core::error::Error) -> PyErr {
         source = error.source();
     }
     at_fault(None, None, text)
+}
+
+/// The error of a call in which another rank has other parameters for a row; `None` for another error.
+pub(crate) fn of_ranks(error: &SampleError) -> Option<PyErr> {
+    let SampleError::Backend { source, .. } = error else { return None };
+    let ShardError::Params { shard, row, what } = source.downcast_ref()? else { return None };
+    let text = format!("row {row}: rank {shard} was called with other parameters: {what}");
+    Some(at_fault(Some(*row), Some(what), text))
 }
 
 /// A `FlashSamplingError` about a `SamplingParams`.

@@ -8,6 +8,7 @@
 //! | `head`, `sampler`, `params`, `history`, `result`, `noise` | the classes and functions of the package |
 //! | `rows` | converts the arguments of a call into the parameters of its rows |
 //! | `engine`, `cuda` | the Rust sampler behind a Python `Sampler`, on the CPU or on a GPU |
+//! | `group` | the ranks of a sampler whose vocabulary is sharded |
 //! | `error` | converts errors into Python exceptions |
 //!
 //! The folder `python` has the package's Python files and the stub file of this module.
@@ -21,6 +22,7 @@ mod cuda;
 mod dlpack;
 mod engine;
 mod error;
+mod group;
 mod head;
 mod history;
 mod noise;

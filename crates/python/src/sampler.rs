@@ -3,6 +3,7 @@
 use crate::cuda::DeviceCall;
 use crate::engine::{Engine, Options};
 use crate::error::{invalid, of_rows};
+use crate::group::Group;
 use crate::head::Head;
 use crate::history::History;
 use crate::result::{RowSample, deliver};
@@ -31,6 +32,10 @@ type RowErrors = Vec<(usize, RowError)>;
 /// backend: for a head on the CPU: "cpu", "cpu:ISA" (an instruction set), "reference" (float64, slow), or "cuda:GPU",
 ///     which copies the weight to that GPU; None: the backend of the head's device.
 /// canonical: draws the same tokens on every instruction set and backend; filters are errors. (CPU)
+/// group: the ranks of a sharded vocabulary, as `flash_sampling.torch.group` makes them: an object with `rank`, `world`,
+///     `time_limit` in seconds, and `all_gather(message, time_limit)`, which returns the messages of all ranks. The head
+///     is this rank's shard. All ranks make the sampler, and every call with the same rows; every rank gets the tokens
+///     of a head without shards.
 #[pyclass(frozen, weakref, module = "flash_sampling")]
 pub(crate) struct Sampler {
     state: Mutex<(Engine, Samples)>,
@@ -92,7 +97,7 @@ impl Sampler {
 impl Sampler {
     #[new]
     #[pyo3(signature = (head, max_rows=256, *, variant="tiled", max_draws=1, max_logprobs=None, threads=None,
-        backend=None, canonical=false))]
+        backend=None, canonical=false, group=None))]
     #[allow(clippy::too_many_arguments)]
     fn of_head(
         py: Python<'_>,
@@ -104,9 +109,11 @@ impl Sampler {
         threads: Option<usize>,
         backend: Option<&str>,
         canonical: bool,
+        group: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Sampler> {
+        let group = group.map(Group::of).transpose()?;
         let options = Options { max_rows, variant, max_draws, max_logprobs, threads, backend, canonical };
-        let engine = Engine::of_head(py, head.get(), &options)?;
+        let engine = Engine::of_head(py, head.get(), &options, group)?;
         Ok(Sampler::new(engine, "hidden"))
     }
 

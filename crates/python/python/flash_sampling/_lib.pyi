@@ -9,6 +9,15 @@ class _Array(Protocol):
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
+class _Group(Protocol):
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+    @property
+    def time_limit(self) -> float: ...
+    def all_gather(self, message: bytes, time_limit: float, /) -> list[bytes]: ...
+
 # A torch, JAX or CuPy tensor, or a numpy array.
 _Tensor: TypeAlias = _DLPack | _Array
 # One number for all rows, or one number for each row.
@@ -186,6 +195,7 @@ class Sampler:
         threads: int | None = None,
         backend: str | None = None,
         canonical: bool = False,
+        group: _Group | None = None,
     ) -> Sampler: ...
     @staticmethod
     def for_logits(

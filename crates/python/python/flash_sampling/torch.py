@@ -1,21 +1,23 @@
-"""Functions of torch: an operator, and log-probabilities of given tokens.
+"""Functions of torch: an operator, log-probabilities of given tokens, and ranks by ``torch.distributed``.
 
-``operator(sampler)`` returns a function that calls the operator ``flash_sampling::sample``, which ``torch.compile`` keeps
-as one node.
+``operator(sampler)`` returns a function of tensors that calls the operator ``flash_sampling::sample``, which
+``torch.compile`` keeps as one node. ``group(process_group)`` returns the ranks of a sampler whose vocabulary is sharded.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 from torch import Tensor
 
 from ._lib import Sampler, SamplingParams
 
-__all__ = ["operator", "token_logprobs"]
+__all__ = ["group", "operator", "token_logprobs"]
 
 # The arguments of an operator cannot be Python objects, so a number stands for a sampler.
 _NUMBERS = itertools.count()
@@ -100,3 +102,52 @@ def token_logprobs(sampler: Sampler, hidden: Tensor, tokens: Tensor) -> Tensor:
         results = sampler.sample(of_rows, params, seed=range(len(params)), position=0)
         found[rows] = torch.tensor([[nats for _, nats in row.token_logprobs] for row in results])
     return found
+
+
+def group(process_group=None, time_limit: float = 30.0) -> "_Group":
+    """Returns the ranks of a process group of ``torch.distributed``, for ``Sampler(head, group=...)``.
+
+    Every process of the group calls it. The bytes between ranks go over a gloo group of the same processes, which this
+    function makes; ``process_group`` may have any backend (None: all processes). The rank of a process is its number in
+    that group.
+
+    time_limit: the seconds that a rank waits for the others. Then its call is an error, and the group is unusable.
+    """
+    return _Group(process_group, time_limit)
+
+
+class _Group:
+    # Bytes of a message in the first exchange. Longer messages take a second exchange.
+    ROOM = 4096
+
+    def __init__(self, process_group, time_limit: float):
+        from torch import distributed
+
+        ranks = distributed.get_process_group_ranks(process_group or distributed.group.WORLD)
+        options = {"backend": "gloo", "timeout": timedelta(seconds=time_limit), "use_local_synchronization": True}
+        self._group = distributed.new_group(ranks, **options)
+        self._distributed = distributed
+        self.rank, self.world = distributed.get_rank(self._group), len(ranks)
+        self.time_limit = time_limit
+
+    def all_gather(self, message: bytes, time_limit: float) -> list[bytes]:
+        end = time.monotonic() + time_limit
+        size = len(message).to_bytes(8, "little")
+        messages = self._gather(size + message[: self.ROOM], 8 + self.ROOM, end)
+        sizes = [int.from_bytes(each[:8], "little") for each in messages]
+        rest = max(sizes) - self.ROOM
+        rests = self._gather(message[self.ROOM :], rest, end) if rest > 0 else [b""] * self.world
+        return [bytes(each[8:] + rest)[:size] for each, rest, size in zip(messages, rests, sizes)]
+
+    def _gather(self, mine: bytes, size: int, end: float) -> "list[bytearray]":
+        """Gathers messages of one size, each padded with zeros."""
+        memory = [bytearray(mine.ljust(size, b"\0"))] + [bytearray(size) for _ in range(self.world)]
+        mine, *every = (torch.frombuffer(bytes, dtype=torch.uint8) for bytes in memory)
+        left = max(end - time.monotonic(), 0.001)
+        try:
+            self._distributed.all_gather(every, mine, self._group, async_op=True).wait(timedelta(seconds=left))
+        except RuntimeError as error:
+            if time.monotonic() < end - 0.1:  # torch counts by another clock
+                raise
+            raise TimeoutError("not all ranks came to the exchange within the time limit") from error
+        return memory[1:]

@@ -1,0 +1,78 @@
+//! The ranks that share a vocabulary: a Python object that exchanges bytes between them.
+
+use crate::error::invalid;
+use core::mem::replace;
+use core::time::Duration;
+use flash_sampling::distributed::{Transport, TransportError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+/// A group of ranks. The object has the attributes `rank`, `world` and `time_limit` (in seconds), and the method
+/// `all_gather(message, time_limit)`, which returns the messages of all ranks.
+pub(crate) struct Group {
+    object: Py<PyAny>,
+    rank: usize,
+    world: usize,
+    limit: Duration,
+    /// Whether an exchange failed.
+    is_broken: bool,
+}
+
+impl Group {
+    /// Reads the attributes of the object.
+    ///
+    /// # Errors
+    /// An attribute is missing, or has an invalid value.
+    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Group> {
+        let (rank, world): (usize, usize) = (object.getattr("rank")?.extract()?, object.getattr("world")?.extract()?);
+        if rank >= world {
+            return Err(invalid("group", format!("group has rank {rank} of {world}")));
+        }
+        let seconds: f64 = object.getattr("time_limit")?.extract()?;
+        let limit = Duration::try_from_secs_f64(seconds).map_err(|_| {
+            invalid("group", format!("group has time_limit {seconds:?}, but must have a time in seconds"))
+        })?;
+        Ok(Group { object: object.clone().unbind(), rank, world, limit, is_broken: false })
+    }
+
+    fn gather(&self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> PyResult<()> {
+        Python::attach(|py| {
+            let arguments = (PyBytes::new(py, mine), self.limit.as_secs_f64());
+            let messages = self.object.bind(py).call_method1("all_gather", arguments)?;
+            let messages = messages.cast::<PyList>()?;
+            all.resize_with(messages.len(), Vec::new);
+            for (message, all) in messages.iter().zip(all) {
+                all.clear();
+                all.extend_from_slice(message.cast::<PyBytes>()?.as_bytes());
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Transport for Group {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        self.world
+    }
+
+    fn time_limit(&self) -> Duration {
+        self.limit
+    }
+
+    fn set_time_limit(&mut self, limit: Duration) {
+        self.limit = limit;
+    }
+
+    fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
+        if replace(&mut self.is_broken, true) {
+            return Err(TransportError::Broken);
+        }
+        self.gather(mine, all).map_err(|error| TransportError::Failed { source: Box::new(error) })?;
+        self.is_broken = false;
+        Ok(())
+    }
+}
