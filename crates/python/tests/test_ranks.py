@@ -173,6 +173,8 @@ def process(target, rank, port, queue, *args):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     queue.put((rank, target(rank, *args)))
+    # Without this, the end of a process may abort in gloo's threads.
+    torch.distributed.destroy_process_group()
 
 
 def draw_then_die(rank):
