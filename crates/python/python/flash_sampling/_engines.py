@@ -1,0 +1,56 @@
+"""What the plugins of inference engines share."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections import deque
+from logging import Logger
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+# By the low byte of a status of `Sampler.enqueue`.
+_REASONS = {1: "none of its logits is finite", 2: "a logit is NaN", 3: "a logit is +inf", 7: "a parameter is invalid"}
+
+
+class Unsupported(Exception):
+    """The reason why an engine draws its own tokens."""
+
+
+def check_signatures(known: dict[str, str]) -> None:
+    """Imports functions and classes, and raises `Unsupported` if one has other parameters than those known.
+
+    known: for "module:name", the names of the parameters, in their order.
+    """
+    for place, names in known.items():
+        module, name = place.split(":")
+        found = list(inspect.signature(attrgetter(name)(importlib.import_module(module))).parameters)
+        if found != names.split():
+            raise Unsupported(f"{name} of {module} has the parameters {' '.join(found)}, instead of {names}")
+
+
+class FailedRows:
+    """Warns about rows without a token, in a later step, so that no step waits for the GPU."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._pending: deque[tuple[Any, torch.Tensor, Any]] = deque()
+
+    def check(self, statuses: torch.Tensor, names: Any) -> None:
+        """statuses: [rows] int32 of `Sampler.enqueue`. names: a sequence of the names of the rows."""
+        while self._pending and self._pending[0][0].query():
+            self._report(*self._pending.popleft()[1:])
+        on_cpu = statuses.to("cpu", non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        self._pending.append((copied, on_cpu, names))
+
+    def _report(self, statuses: torch.Tensor, names: Any) -> None:
+        statuses = statuses.numpy()
+        failed = statuses.nonzero()[0]
+        if len(failed) > 0:
+            reason = _REASONS.get(int(statuses[failed[0]]) & 255, "the status is unknown")
+            text = "%d of %d rows have token 0 instead of a draw. The first is %s: %s"
+            self._log.warning(text, len(failed), len(statuses), names[failed[0]], reason)

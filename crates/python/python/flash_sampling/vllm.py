@@ -1,0 +1,284 @@
+"""A general plugin of vLLM: its model runner V2 draws tokens from hidden states instead of logits.
+
+vLLM calls ``register`` in each of its processes. The environment variable ``FLASH_SAMPLING_VLLM=0`` turns it off.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import weakref
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from ._engines import FailedRows, Unsupported, check_signatures
+from ._lib import Head, Sampler
+
+__all__ = ["register"]
+
+# vLLM shows the messages of loggers under its own.
+_LOG = logging.getLogger("vllm.flash_sampling")
+_GPU = "vllm.v1.worker.gpu"
+_SIGNATURES = {
+    f"{_GPU}.model_runner:GPUModelRunner.sample": "self hidden_states input_batch grammar_output",
+    f"{_GPU}.sample.sampler:Sampler.__call__": "self logits input_batch",
+    f"{_GPU}.sample.output:SamplerOutput": (
+        "sampled_token_ids logprobs_tensors num_nans num_sampled num_rejected sampling_mask_tensors"
+    ),
+    f"{_GPU}.input_batch:get_num_sampled_and_rejected": "num_sampled seq_lens cu_num_logits idx_mapping prefill_len",
+    "vllm.model_executor.layers.logits_processor:LogitsProcessor.forward": (
+        "self lm_head hidden_states embedding_bias skip_gather"
+    ),
+    "vllm.utils.torch_utils:async_tensor_h2d": "data device dtype out",
+}
+_BATCH = (
+    "req_ids num_reqs idx_mapping idx_mapping_np expanded_idx_mapping num_draft_tokens seq_lens positions "
+    "logits_indices cu_num_logits"
+).split()
+# All attributes, because another one may hold a parameter of requests.
+_SAMPLER = (
+    "logprobs_mode compute_nans use_fp64_gumbel req_states sampling_states penalties_state logits_processors "
+    "logprob_token_ids_state thinking_budget_state trace_replay_state needs_logits_processing num_speculative_tokens "
+    "return_sampling_mask use_flashinfer use_xpu_sampler"
+).split()
+_STATES = "max_num_reqs vocab_size temperature top_k top_p min_p seeds seeds_set num_logprobs".split()
+_PROCESSORS = ["LogitBiasState", "PenaltiesState", "BadWordsState"]
+_PLAIN = ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
+_TOP_K_MAX = 1024
+
+# For each model runner: its draws, or None if vLLM draws its tokens.
+_DRAWS: "weakref.WeakKeyDictionary[Any, _Draws | None]" = weakref.WeakKeyDictionary()
+
+
+def register() -> None:
+    """Makes vLLM's model runner V2 draw with this package. A second call changes nothing.
+
+    If the interfaces of vLLM are not those known, a warning names the difference, and vLLM does not change.
+    """
+    if os.environ.get("FLASH_SAMPLING_VLLM") == "0":
+        return
+    try:
+        _check_interfaces()
+    except Exception as error:  # The imports may fail in any way on platforms without this model runner.
+        _LOG.warning("vLLM draws its own tokens: %s", error)
+        return
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    if not hasattr(GPUModelRunner.sample, "is_flash_sampling"):
+        GPUModelRunner.sample = _patched(GPUModelRunner.sample)
+
+
+def _check_interfaces():
+    check_signatures(_SIGNATURES)
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+
+    _check_names("InputBatch", set(_BATCH) - set(InputBatch.__dataclass_fields__))
+
+
+def _check_names(kind, names):
+    if names:
+        raise Unsupported(f"{kind} differs in {', '.join(sorted(names))}")
+
+
+def _patched(original):
+    @functools.wraps(original)
+    def sample(self, hidden_states, input_batch, grammar_output):
+        draws = _draws(self, hidden_states, input_batch)
+        rows = [] if draws is None else _supported_rows(self.sampler, draws.vocab_size, input_batch, grammar_output)
+        if len(rows) == 0:
+            return original(self, hidden_states, input_batch, grammar_output)
+        if len(rows) == input_batch.num_reqs:
+            output = _output(self.sampler, input_batch, draws.draw(self.sampler, hidden_states, input_batch, rows, None))
+            return output, output.num_sampled, output.num_rejected
+        from vllm.utils.torch_utils import async_tensor_h2d
+
+        output, num_sampled, num_rejected = original(self, hidden_states, input_batch, grammar_output)
+        index = async_tensor_h2d(rows, device=hidden_states.device)
+        output.sampled_token_ids[index, 0] = draws.draw(self.sampler, hidden_states, input_batch, rows, index)
+        return output, num_sampled, num_rejected
+
+    sample.is_flash_sampling = True
+    return sample
+
+
+def _draws(runner, hidden, batch):
+    """The draws of a runner, made in its first step, and again if its head changes; None if vLLM draws its tokens."""
+    draws = _DRAWS.get(runner)
+    if runner in _DRAWS and (draws is None or draws.is_current(runner)):
+        return draws
+    try:
+        _check_runner(runner)
+        draws = _Draws(runner, hidden)
+        _supported_rows(runner.sampler, draws.vocab_size, batch, None)  # fails if an attribute is missing
+        _LOG.info("flash_sampling draws the tokens of %s", type(runner.model).__name__)
+    except Exception as error:  # An engine without this package goes on, whatever the reason.
+        draws = None
+        _LOG.warning("vLLM draws its own tokens: %s", error)
+    _DRAWS[runner] = draws
+    return draws
+
+
+def _check_runner(runner):
+    from vllm.v1.worker.gpu.sample.sampler import Sampler as EngineSampler
+
+    sampler = runner.sampler
+    if type(sampler) is not EngineSampler:
+        raise Unsupported(f"the sampler is a {type(sampler).__name__}")
+    _check_names("Sampler", vars(sampler).keys() ^ set(_SAMPLER))
+    _check_names("SamplingStates", vars(sampler.sampling_states).keys() ^ set(_STATES))
+    processors = [type(processor).__name__ for processor in sampler.logits_processors]
+    reasons = {
+        f"the device is {runner.device.type}, not a GPU of NVIDIA": runner.device.type != "cuda" or torch.version.hip,
+        "the batch is sharded for sampling": runner.batch_sharder is not None,
+        "drafts are verified": runner.rejection_sampler is not None,
+        "LoRA is enabled": bool(runner.lora_config),
+        f"the logits processors are {', '.join(processors)}": processors != _PROCESSORS,
+        "the sampling mask is returned": sampler.return_sampling_mask,
+        "NaNs are counted": sampler.compute_nans,
+        "the noise is in float64": sampler.use_fp64_gumbel,
+        "tokens are replayed": sampler.trace_replay_state is not None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise Unsupported(reason)
+
+
+def _supported_rows(sampler, vocab_size, batch, grammar_output):
+    """The indices of the rows that this package draws, by the parameters on the CPU."""
+    slots = batch.idx_mapping_np
+    if batch.num_draft_tokens or batch.logits_indices.shape[0] != len(slots):
+        return []
+    bias, penalties, bad_words = sampler.logits_processors
+    states, top_k = sampler.sampling_states, sampler.sampling_states.top_k.np[slots]
+    theirs = (
+        (states.num_logprobs[slots] != -1)
+        | (sampler.logprob_token_ids_state.num_token_ids.np[slots] > 0)
+        | bias.use_logit_bias[slots]
+        | penalties.use_penalty[slots]
+        | (bad_words.num_bad_words.np[slots] > 0)
+        | ((top_k > _TOP_K_MAX) & (top_k < vocab_size))
+    )
+    if sampler.thinking_budget_state.enabled:
+        theirs |= sampler.thinking_budget_state.use_thinking_budget[slots]
+    if grammar_output is not None:
+        grammars = set(grammar_output.structured_output_request_ids)
+        theirs |= numpy.array([name in grammars for name in batch.req_ids], dtype=bool)
+    return numpy.flatnonzero(~theirs)
+
+
+def _output(sampler, batch, tokens):
+    """The output of a batch whose rows are all drawn by this package, as vLLM's sampler makes it."""
+    from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
+    from vllm.v1.worker.gpu.sample.output import SamplerOutput
+
+    num_sampled, num_rejected = get_num_sampled_and_rejected(
+        batch.seq_lens.new_ones(batch.num_reqs),
+        batch.seq_lens,
+        batch.cu_num_logits,
+        batch.idx_mapping,
+        sampler.req_states.prefill_len.gpu,
+    )
+    return SamplerOutput(
+        sampled_token_ids=tokens.view(-1, 1),
+        logprobs_tensors=None,
+        num_nans=None,
+        num_sampled=num_sampled,
+        num_rejected=num_rejected,
+    )
+
+
+class _Draws:
+    """The sampler over the head of a model."""
+
+    def __init__(self, runner: Any, hidden: Tensor) -> None:
+        example = torch.linspace(-1, 1, hidden.shape[-1], device=hidden.device, dtype=hidden.dtype)[None]
+        self.model = runner.model
+        self.processor, self.head = _head(self.model, example)
+        self.described = self._describe()
+        processor, self.vocab_size = self.processor, self.processor.org_vocab_size
+        head = Head(
+            self.head.weight.detach(), soft_cap=processor.soft_cap, scale=processor.scale, vocab_size=self.vocab_size
+        )
+        self.sampler = Sampler(head, runner.max_num_reqs)
+        self.failed_rows = FailedRows(_LOG)
+        # The first draw loads the kernels of all parameters.
+        ones = {name: torch.ones(1, device=hidden.device) for name in ("temperature", "top_p", "min_p")}
+        zero = torch.zeros(1, dtype=torch.int64, device=hidden.device)
+        self.sampler.enqueue(example, zero.clone(), seed=zero, position=zero, top_k=zero.int(), **ones)
+
+    def _describe(self):
+        weight, processor = self.head.weight, self.processor
+        return weight.data_ptr(), weight.shape, weight.dtype, processor.soft_cap, processor.scale
+
+    def is_current(self, runner: Any) -> bool:
+        """Whether the head is where it was: a reload of the weights may move it."""
+        return runner.model is self.model and self.described == self._describe()
+
+    def draw(self, engine: Any, hidden: Tensor, batch: Any, rows: numpy.ndarray, index: Tensor | None) -> Tensor:
+        """Draws the tokens of rows without waiting: [rows] int64.
+
+        index: the rows on the GPU; None for all rows of the batch.
+        """
+        at, slots = batch.logits_indices, batch.expanded_idx_mapping
+        if index is not None:
+            at, slots = at[index], slots[index]
+        states, slots_np = engine.sampling_states, batch.idx_mapping_np[rows]
+        columns = {"temperature": states.temperature, "seed": states.seeds}
+        for name, off in (("top_k", states.vocab_size), ("top_p", 1), ("min_p", 0)):
+            if (getattr(states, name).np[slots_np] != off).any():
+                columns[name] = getattr(states, name)
+        # vLLM moves these tensors in each step.
+        columns = {name: column.gpu[slots] for name, column in columns.items()}
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=hidden.device)
+        statuses = torch.empty(len(rows), dtype=torch.int32, device=hidden.device)
+        self.sampler.enqueue(hidden[at], tokens, position=batch.positions[at] + 1, statuses=statuses, **columns)
+        self.failed_rows.check(statuses, [batch.req_ids[row] for row in rows])
+        return tokens.clamp_(min=0)
+
+
+def _head(model, example):
+    """The logits processor and the head of a model, by its logits of one row of hidden states."""
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    calls = []
+
+    def record(module, args, kwargs, logits):
+        calls.append((module, args, kwargs))
+
+    modules = [module for module in model.modules() if isinstance(module, LogitsProcessor)]
+    hooks = [module.register_forward_hook(record, with_kwargs=True) for module in modules]
+    try:
+        logits = model.compute_logits(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(calls) != 1:
+        raise Unsupported(f"the logits of {type(model).__name__} come from {len(calls)} logits processors")
+    [(processor, args, kwargs)] = calls
+    call = inspect.signature(LogitsProcessor.forward).bind(processor, *args, **kwargs).arguments
+    head = call["lm_head"]
+    reasons = {
+        f"the logits processor is a {type(processor).__name__}": type(processor) is not LogitsProcessor,
+        "the model's output is logits": processor.logits_as_input,
+        f"the head computes in {processor.head_dtype}": processor.head_dtype not in (None, example.dtype),
+        f"the head is sharded over {head.tp_size} ranks": head.tp_size != 1,
+        f"the head's method is {type(head.quant_method).__name__}": type(head.quant_method).__name__ not in _PLAIN,
+        "the head has a bias": call.get("embedding_bias") is not None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise Unsupported(reason)
+    # The model's code may change hidden states or logits.
+    ours = torch.nn.functional.linear(example, head.weight[: processor.org_vocab_size]).float()
+    if processor.soft_cap is not None:
+        ours = processor.soft_cap * torch.tanh(ours / processor.soft_cap)
+    ours *= processor.scale
+    tolerance = 1e-4 + 4 * torch.finfo(example.dtype).eps  # vLLM rounds to the model's type after each operation.
+    if ours.shape != logits.shape or not (ours - logits.float()).abs().max() <= tolerance * ours.abs().max():
+        raise Unsupported(f"the logits of {type(model).__name__} are not those of its head")
+    return processor, head

@@ -1,0 +1,193 @@
+"""The parts of vLLM 0.33.0 that the plugin uses. Its sampler draws the same token for every row."""
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+
+import numpy
+import torch
+
+ENGINE_TOKEN = 3
+
+
+class UvaBackedTensor:
+    def __init__(self, size, dtype, device):
+        self.device = device
+        self.np = torch.zeros(size, dtype=dtype).numpy()
+        self.copy_to_uva()
+
+    def copy_to_uva(self, n=None):
+        self.gpu = torch.from_numpy(self.np[:n].copy()).to(self.device)
+        return self.gpu
+
+
+class SamplingStates:
+    def __init__(self, max_num_reqs, vocab_size, device):
+        self.max_num_reqs = max_num_reqs
+        self.vocab_size = vocab_size
+        self.temperature = UvaBackedTensor(max_num_reqs, torch.float32, device)
+        self.top_k = UvaBackedTensor(max_num_reqs, torch.int32, device)
+        self.top_p = UvaBackedTensor(max_num_reqs, torch.float32, device)
+        self.min_p = UvaBackedTensor(max_num_reqs, torch.float32, device)
+        self.seeds = UvaBackedTensor(max_num_reqs, torch.int64, device)
+        self.seeds_set = numpy.zeros(max_num_reqs, dtype=bool)
+        self.num_logprobs = numpy.full(max_num_reqs, -1, dtype=numpy.int32)
+        self.temperature.np.fill(1)
+        self.top_k.np.fill(vocab_size)
+        self.top_p.np.fill(1)
+        self.apply_staged_writes()
+
+    def apply_staged_writes(self):
+        for column in (self.temperature, self.top_p, self.top_k, self.min_p, self.seeds):
+            column.copy_to_uva()
+
+
+class LogitBiasState:
+    def __init__(self, max_num_reqs):
+        self.use_logit_bias = numpy.zeros(max_num_reqs, dtype=bool)
+
+
+class PenaltiesState:
+    def __init__(self, max_num_reqs):
+        self.use_penalty = numpy.zeros(max_num_reqs, dtype=bool)
+
+
+class BadWordsState:
+    def __init__(self, max_num_reqs, device):
+        self.num_bad_words = UvaBackedTensor(max_num_reqs, torch.int32, device)
+
+
+class LogprobTokenIdsState:
+    def __init__(self, max_num_reqs, device):
+        self.num_token_ids = UvaBackedTensor(max_num_reqs, torch.int32, device)
+
+
+@dataclass
+class SamplerOutput:
+    sampled_token_ids: torch.Tensor
+    logprobs_tensors: object
+    num_nans: torch.Tensor | None
+    num_sampled: torch.Tensor
+    num_rejected: torch.Tensor
+    sampling_mask_tensors: object = None
+
+
+@dataclass
+class InputBatch:
+    req_ids: list
+    num_reqs: int
+    idx_mapping: torch.Tensor
+    idx_mapping_np: numpy.ndarray
+    expanded_idx_mapping: torch.Tensor
+    num_draft_tokens: int
+    seq_lens: torch.Tensor
+    positions: torch.Tensor
+    logits_indices: torch.Tensor
+    cu_num_logits: torch.Tensor
+
+
+def get_num_sampled_and_rejected(num_sampled, seq_lens, cu_num_logits, idx_mapping, prefill_len):
+    num_sampled = torch.where(seq_lens < prefill_len[idx_mapping], 0, num_sampled)
+    return num_sampled, torch.zeros_like(num_sampled)
+
+
+def async_tensor_h2d(data, device=None, dtype=None, out=None):
+    tensor = torch.as_tensor(data, dtype=dtype)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Sampler:
+    def __init__(self, max_num_reqs, vocab_size, device):
+        self.logprobs_mode = "raw_logprobs"
+        self.compute_nans = False
+        self.use_fp64_gumbel = False
+        self.req_states = SimpleNamespace(prefill_len=UvaBackedTensor(max_num_reqs, torch.int32, device))
+        self.sampling_states = SamplingStates(max_num_reqs, vocab_size, device)
+        self.penalties_state = PenaltiesState(max_num_reqs)
+        self.logits_processors = [LogitBiasState(max_num_reqs), self.penalties_state, BadWordsState(max_num_reqs, device)]
+        self.logprob_token_ids_state = LogprobTokenIdsState(max_num_reqs, device)
+        self.thinking_budget_state = SimpleNamespace(enabled=False)
+        self.trace_replay_state = None
+        self.needs_logits_processing = numpy.zeros(max_num_reqs, dtype=bool)
+        self.num_speculative_tokens = 1
+        self.return_sampling_mask = False
+        self.use_flashinfer = False
+        self.use_xpu_sampler = False
+
+    def __call__(self, logits, input_batch):
+        num_sampled, num_rejected = get_num_sampled_and_rejected(
+            input_batch.seq_lens.new_ones(input_batch.num_reqs),
+            input_batch.seq_lens,
+            input_batch.cu_num_logits,
+            input_batch.idx_mapping,
+            self.req_states.prefill_len.gpu,
+        )
+        tokens = torch.full((logits.shape[0], 1), ENGINE_TOKEN, device=logits.device)
+        return SamplerOutput(tokens, "log-probabilities", None, num_sampled, num_rejected)
+
+
+class UnquantizedEmbeddingMethod:
+    pass
+
+
+class ParallelLMHead(torch.nn.Module):
+    def __init__(self, weight, tp_size=1):
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.tp_size = tp_size
+        self.quant_method = UnquantizedEmbeddingMethod()
+
+
+class LogitsProcessor(torch.nn.Module):
+    def __init__(self, vocab_size, org_vocab_size=None, scale=1.0, logits_as_input=False, soft_cap=None):
+        super().__init__()
+        self.scale = scale
+        self.logits_as_input = logits_as_input
+        self.org_vocab_size = org_vocab_size or vocab_size
+        self.soft_cap = soft_cap
+        self.head_dtype = None
+
+    def forward(self, lm_head, hidden_states, embedding_bias=None, skip_gather=False):
+        logits = torch.nn.functional.linear(hidden_states, lm_head.weight, embedding_bias)[:, : self.org_vocab_size]
+        if self.soft_cap is not None:
+            logits = torch.tanh(logits / self.soft_cap) * self.soft_cap
+        return logits * self.scale
+
+
+class GPUModelRunner:
+    def __init__(self, model, max_num_reqs, vocab_size, device):
+        self.model = model
+        self.max_num_reqs = max_num_reqs
+        self.device = torch.device("cuda")  # also where the tensors are on the CPU
+        self.lora_config = None
+        self.batch_sharder = None
+        self.rejection_sampler = None
+        self.sampler = Sampler(max_num_reqs, vocab_size, device)
+
+    def sample(self, hidden_states, input_batch, grammar_output):
+        logits = self.model.compute_logits(hidden_states[input_batch.logits_indices])
+        output = self.sampler(logits, input_batch)
+        return output, output.num_sampled, output.num_rejected
+
+
+_PLACES = {
+    "vllm.utils.torch_utils": [async_tensor_h2d],
+    "vllm.model_executor.layers.logits_processor": [LogitsProcessor],
+    "vllm.v1.worker.gpu.input_batch": [InputBatch, get_num_sampled_and_rejected],
+    "vllm.v1.worker.gpu.model_runner": [GPUModelRunner],
+    "vllm.v1.worker.gpu.sample.output": [SamplerOutput],
+    "vllm.v1.worker.gpu.sample.sampler": [Sampler],
+}
+
+
+def install(monkeypatch):
+    """Makes the stubs importable as vLLM."""
+    modules = {}
+    for place, members in _PLACES.items():
+        parts = place.split(".")
+        for name in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
+            module = modules.setdefault(name, ModuleType(name))
+        vars(module).update({member.__name__: member for member in members})
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(GPUModelRunner, "sample", GPUModelRunner.sample)  # restored after the test
