@@ -1,7 +1,6 @@
 """The plugin of vLLM, over stubs of vLLM: its tokens are those of a sampler over the rows; the rest is vLLM's."""
 
 import importlib.metadata
-import logging
 import sys
 from types import SimpleNamespace
 
@@ -9,52 +8,15 @@ import numpy
 import pytest
 from conftest import Problem, library, skip
 
-from flash_sampling import FlashSamplingError, Head, Sampler
+from flash_sampling import Head, Sampler
 
 torch = library("torch")
 import stub_vllm as stub  # noqa: E402
+from engines import Enqueued, Event, Reads, warnings  # noqa: E402
 
 from flash_sampling import vllm as plugin  # noqa: E402
 
 VOCAB, HIDDEN, ROWS = 1000, 32, 4
-
-
-class Enqueued:
-    """A sampler on the CPU with the checks of `Sampler.enqueue`."""
-
-    def __init__(self, head, max_rows):
-        self.sampler = Sampler(head, max_rows)
-        self.calls = []
-
-    def enqueue(self, hidden, out, *, seed, position, statuses=None, **columns):
-        self.calls.append(sorted(columns))
-        kinds = dict.fromkeys(("temperature", "top_p", "min_p"), torch.float32)
-        kinds |= {"seed": torch.int64, "position": torch.int64, "top_k": torch.int32}
-        columns |= {"seed": seed, "position": position}
-        for name, column in columns.items():
-            assert column.dtype == kinds[name] and column.shape == (len(hidden),) and column.is_contiguous(), name
-        columns["seed"] = seed.numpy().view(numpy.uint64)
-        errors = {}
-        try:
-            tokens = self.sampler(hidden, **columns)
-        except FlashSamplingError as error:
-            tokens, errors = error.results, error.errors
-        out.copy_(tokens)
-        if statuses is not None:
-            assert statuses.dtype == torch.int32
-            statuses.copy_(torch.tensor([2 if row in errors else 0 for row in range(len(hidden))]))
-
-
-class Event:
-    """An event of a stream that has not run the last step."""
-
-    last = None
-
-    def record(self):
-        Event.last = self
-
-    def query(self):
-        return self is not Event.last
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +47,7 @@ class Server:
         problem = Problem(rows=ROWS, vocab=VOCAB + 24, hidden=HIDDEN)
         self.device, self.options = torch.device(device), options
         self.hidden, self.weight = torch.tensor(problem.hidden), torch.tensor(problem.weight)
+        self.weight[VOCAB:] = 9 * self.hidden[0]  # padding with large logits
         self.slots = numpy.arange(7, 7 - ROWS, -1)
         self.positions = numpy.array([5, 0, 90, 7])
         self.runner = stub.GPUModelRunner(model(self.weight.to(device), **options), 8, VOCAB, self.device)
@@ -103,7 +66,7 @@ class Server:
         slots, positions = self.slots[rows], self.positions[rows]
         hidden = torch.stack([torch.full((len(rows), HIDDEN), 9.0), self.hidden[rows]], 1).reshape(-1, HIDDEN)
         batch = stub.InputBatch(
-            req_ids=[f"request {row}" for row in rows],
+            req_ids=[f"r{row}" for row in rows],
             num_reqs=len(rows),
             idx_mapping=on(slots),
             idx_mapping_np=slots,
@@ -150,10 +113,6 @@ def server():
     return Server()
 
 
-def warnings(caplog):
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
 def test_tokens_are_those_of_a_direct_call(server, caplog):
     server.set("temperature", [0.7, 1.0, 0.0, 2.0])
     assert server.step() == server.direct()
@@ -185,7 +144,7 @@ def test_a_prompt_that_is_not_complete_has_no_token(server):
 
 
 def of_grammar(server):
-    return SimpleNamespace(structured_output_request_ids=["request 9", "request 1"])
+    return SimpleNamespace(structured_output_request_ids=["r9", "r1"])
 
 
 def of_thinking(server):
@@ -345,18 +304,10 @@ def test_a_failed_row_has_token_0_and_a_warning_in_a_later_step(server, caplog):
     assert server.step() == [want[0], want[1], 0, want[3]] and not warnings(caplog)
     server.step([0])
     assert not warnings(caplog)  # the GPU has not run the first step
-    expected = "1 of 4 rows have token 0 instead of a draw. The first is request 2: a logit is NaN"
+    expected = "1 of 4 rows have token 0 instead of a draw. The first is request r2: a logit is NaN"
     for _ in range(3):
         server.step([0])
         assert warnings(caplog) == [expected]
-
-
-class Reads(torch.utils._python_dispatch.TorchDispatchMode):
-    """Refuses operations that read values of tensors, which wait on a GPU."""
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        assert operation not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
-        return operation(*args, **(kwargs or {}))
 
 
 def test_no_step_reads_values_of_tensors(server):

@@ -5,18 +5,26 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import deque
+from collections.abc import Collection
 from logging import Logger
 from operator import attrgetter
 from typing import Any
 
 import torch
 
+# The largest top_k of `Sampler.enqueue`.
+TOP_K_MAX = 1024
 # By the low byte of a status of `Sampler.enqueue`.
 _REASONS = {1: "none of its logits is finite", 2: "a logit is NaN", 3: "a logit is +inf", 7: "a parameter is invalid"}
 
 
 class Unsupported(Exception):
     """The reason why an engine draws its own tokens."""
+
+
+def is_nvidia(device: torch.device) -> bool:
+    """Whether a device of torch is a GPU of NVIDIA."""
+    return device.type == "cuda" and torch.version.hip is None
 
 
 def check_signatures(known: dict[str, str]) -> None:
@@ -31,6 +39,12 @@ def check_signatures(known: dict[str, str]) -> None:
             raise Unsupported(f"{name} of {module} has the parameters {' '.join(found)}, instead of {names}")
 
 
+def check_names(kind: str, names: Collection[str]) -> None:
+    """Raises `Unsupported` if there are names of attributes in which a class of an engine differs."""
+    if names:
+        raise Unsupported(f"{kind} differs in {', '.join(sorted(names))}")
+
+
 class FailedRows:
     """Warns about rows without a token, in a later step, so that no step waits for the GPU."""
 
@@ -38,19 +52,21 @@ class FailedRows:
         self._log = log
         self._pending: deque[tuple[Any, torch.Tensor, Any]] = deque()
 
-    def check(self, statuses: torch.Tensor, names: Any) -> None:
-        """statuses: [rows] int32 of `Sampler.enqueue`. names: a sequence of the names of the rows."""
+    def check(self, statuses: torch.Tensor, requests: list[str] | None = None) -> None:
+        """statuses: [rows] int32 of `Sampler.enqueue`. requests: the names of the rows."""
         while self._pending and self._pending[0][0].query():
             self._report(*self._pending.popleft()[1:])
         on_cpu = statuses.to("cpu", non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        self._pending.append((copied, on_cpu, names))
+        self._pending.append((copied, on_cpu, requests))
 
-    def _report(self, statuses: torch.Tensor, names: Any) -> None:
+    def _report(self, statuses: torch.Tensor, requests: list[str] | None) -> None:
         statuses = statuses.numpy()
         failed = statuses.nonzero()[0]
         if len(failed) > 0:
-            reason = _REASONS.get(int(statuses[failed[0]]) & 255, "the status is unknown")
+            first = int(failed[0])
+            name = f"row {first}" if requests is None else f"request {requests[first]}"
+            reason = _REASONS.get(int(statuses[first]) & 255, "the status is unknown")
             text = "%d of %d rows have token 0 instead of a draw. The first is %s: %s"
-            self._log.warning(text, len(failed), len(statuses), names[failed[0]], reason)
+            self._log.warning(text, len(failed), len(statuses), name, reason)

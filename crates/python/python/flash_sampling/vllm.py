@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from ._engines import FailedRows, Unsupported, check_signatures
+from ._engines import TOP_K_MAX, FailedRows, Unsupported, check_names, check_signatures, is_nvidia
 from ._lib import Head, Sampler
 
 __all__ = ["register"]
@@ -49,7 +49,6 @@ _SAMPLER = (
 _STATES = "max_num_reqs vocab_size temperature top_k top_p min_p seeds seeds_set num_logprobs".split()
 _PROCESSORS = ["LogitBiasState", "PenaltiesState", "BadWordsState"]
 _PLAIN = ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
-_TOP_K_MAX = 1024
 
 # For each model runner: its draws, or None if vLLM draws its tokens.
 _DRAWS: "weakref.WeakKeyDictionary[Any, _Draws | None]" = weakref.WeakKeyDictionary()
@@ -77,12 +76,7 @@ def _check_interfaces():
     check_signatures(_SIGNATURES)
     from vllm.v1.worker.gpu.input_batch import InputBatch
 
-    _check_names("InputBatch", set(_BATCH) - set(InputBatch.__dataclass_fields__))
-
-
-def _check_names(kind, names):
-    if names:
-        raise Unsupported(f"{kind} differs in {', '.join(sorted(names))}")
+    check_names("InputBatch", set(_BATCH) - set(InputBatch.__dataclass_fields__))
 
 
 def _patched(original):
@@ -129,11 +123,11 @@ def _check_runner(runner):
     sampler = runner.sampler
     if type(sampler) is not EngineSampler:
         raise Unsupported(f"the sampler is a {type(sampler).__name__}")
-    _check_names("Sampler", vars(sampler).keys() ^ set(_SAMPLER))
-    _check_names("SamplingStates", vars(sampler.sampling_states).keys() ^ set(_STATES))
+    check_names("Sampler", vars(sampler).keys() ^ set(_SAMPLER))
+    check_names("SamplingStates", vars(sampler.sampling_states).keys() ^ set(_STATES))
     processors = [type(processor).__name__ for processor in sampler.logits_processors]
     reasons = {
-        f"the device is {runner.device.type}, not a GPU of NVIDIA": runner.device.type != "cuda" or torch.version.hip,
+        f"the device is {runner.device.type}, not a GPU of NVIDIA": not is_nvidia(runner.device),
         "the batch is sharded for sampling": runner.batch_sharder is not None,
         "drafts are verified": runner.rejection_sampler is not None,
         "LoRA is enabled": bool(runner.lora_config),
@@ -161,7 +155,7 @@ def _supported_rows(sampler, vocab_size, batch, grammar_output):
         | bias.use_logit_bias[slots]
         | penalties.use_penalty[slots]
         | (bad_words.num_bad_words.np[slots] > 0)
-        | ((top_k > _TOP_K_MAX) & (top_k < vocab_size))
+        | ((top_k > TOP_K_MAX) & (top_k < vocab_size))
     )
     if sampler.thinking_budget_state.enabled:
         theirs |= sampler.thinking_budget_state.use_thinking_budget[slots]
