@@ -17,6 +17,7 @@ class Enqueued:
 
     def enqueue(self, hidden, out, *, seed, position, statuses=None, **columns):
         self.calls.append(sorted(columns))
+        self.seeds = seed
         kinds = dict.fromkeys(("temperature", "top_p", "min_p"), torch.float32)
         kinds |= {"seed": torch.int64, "position": torch.int64, "top_k": torch.int32}
         columns |= {"seed": seed, "position": position}

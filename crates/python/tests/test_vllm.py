@@ -240,6 +240,13 @@ def test_vllm_draws_what_is_not_supported(server, caplog, reason, change):
     assert warning.startswith("vLLM draws its own tokens: ") and reason in warning
 
 
+def test_vllm_draws_if_there_is_no_sampler(server, monkeypatch, caplog):
+    """For example, because NVRTC is not installed."""
+    monkeypatch.setattr(Enqueued, "enqueue", None)
+    assert server.step() == server.step() == [stub.ENGINE_TOKEN] * ROWS
+    assert warnings(caplog) == ["vLLM draws its own tokens: 'NoneType' object is not callable"]
+
+
 def test_vllm_draws_batches_with_drafts(server):
     assert server.step() == server.direct()
     hidden, batch = server.batch()

@@ -95,11 +95,11 @@ def _make():
             logprob_logits: Tensor | None = None,
         ) -> Tensor:
             logits = logits_output.next_token_logits
-            logprobs = (return_logprob, top_logprobs_nums, token_ids_logprobs)
-            if not _is_supported(self, logits, sampling_info, logprob_logits):
-                return super().forward(
-                    logits_output, sampling_info, *logprobs, positions, logprob_logits=logprob_logits
-                )
+            if not (
+                _is_supported(self, logits, sampling_info, logprob_logits) and self.draws.has_sampler(logits)
+            ):
+                requests = (logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs)
+                return super().forward(*requests, positions, logprob_logits=logprob_logits)
             logits = self._preprocess_logits(logits, sampling_info)
             tokens = self.draws.draw(logits, sampling_info, positions)
             if _may_have_large_top_k(sampling_info):
@@ -148,38 +148,64 @@ def _large_top_k(top_ks, vocab_size):
 
 
 class _Draws:
-    """The sampler over the logits of a model."""
+    """The samplers over the logits of a model."""
 
     def __init__(self) -> None:
-        # By vocabulary and number of rows. None is dropped, because its kernels may not have run.
-        self.samplers: dict[tuple[int, int], Sampler] = {}
+        # By vocabulary and number of rows; None if SGLang draws such batches. No sampler is dropped, because its kernels
+        # may not have run.
+        self.samplers: dict[tuple[int, int], Sampler | None] = {}
         self.failed_rows = FailedRows(_LOG)
+
+    def has_sampler(self, logits: Tensor) -> bool:
+        """Makes the sampler of a batch, if there is none, and returns whether this succeeded."""
+        size = vocab_size, max_rows = _size(logits)
+        if size not in self.samplers:
+            try:
+                sampler = Sampler.for_logits(vocab_size, max_rows, backend=str(logits.device))
+                # The first draw loads the kernels of all parameters.
+                ones = {name: torch.ones(1, device=logits.device) for name in ("temperature", "top_p", "min_p")}
+                zero = torch.zeros(1, dtype=torch.int64, device=logits.device)
+                sampler.enqueue(logits[:1], zero.clone(), seed=zero, position=zero, top_k=zero.int(), **ones)
+            except Exception as error:  # SGLang goes on without this package, whatever the reason.
+                sampler = None
+                _LOG.warning("SGLang draws its own tokens: %s", error)
+            self.samplers[size] = sampler
+        return self.samplers[size] is not None
 
     def draw(self, logits: Tensor, info: Any, positions: Tensor) -> Tensor:
         """Draws the tokens of all rows without waiting: [rows] int64."""
         rows, vocab_size = logits.shape
-        max_rows = max(256, 1 << (rows - 1).bit_length())
-        sampler = self.samplers.get((vocab_size, max_rows))
-        if sampler is None:
-            sampler = Sampler.for_logits(vocab_size, max_rows, backend=str(logits.device))
-            self.samplers[vocab_size, max_rows] = sampler
-        seeds, columns = info.sampling_seed, {"temperature": info.temperatures.view(-1)}
+        seeds = info.sampling_seed
         if seeds is None:
             # Without deterministic inference, requests of SGLang have no seeds.
             seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), device=logits.device)
-        if info.need_top_k_sampling:
-            # The top_k of greedy rows is 1.
-            columns["temperature"] = torch.where(info.top_ks == 1, 0, columns["temperature"])
-            columns["top_k"] = info.top_ks
-            if _may_have_large_top_k(info):
-                columns["top_k"] = torch.where(_large_top_k(info.top_ks, vocab_size), 0, info.top_ks)
-        if info.need_top_p_sampling:
-            columns["top_p"] = info.top_ps
-        if info.need_min_p_sampling:
-            columns["min_p"] = info.min_ps
         tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
         statuses = torch.empty(rows, dtype=torch.int32, device=logits.device)
-        position = positions.to(torch.int64) + 1
-        sampler.enqueue(logits, tokens, seed=seeds, position=position, statuses=statuses, **columns)
+        keys = {"seed": seeds, "position": positions.to(torch.int64) + 1}
+        sampler = self.samplers[_size(logits)]
+        sampler.enqueue(logits, tokens, statuses=statuses, **keys, **_columns(info, vocab_size))
         self.failed_rows.check(statuses)
         return tokens.clamp_(min=0)
+
+
+def _size(logits):
+    """The vocabulary and the maximum number of rows of a sampler."""
+    rows, vocab_size = logits.shape
+    return vocab_size, max(256, 1 << (rows - 1).bit_length())
+
+
+def _columns(info, vocab_size):
+    """The parameters of all rows that a row has. A greedy row has top_k 1."""
+    temperature = info.temperatures.view(-1)
+    if info.is_all_greedy:
+        return {"temperature": torch.zeros_like(temperature)}
+    columns = {"temperature": temperature}
+    if info.need_top_k_sampling:
+        columns["top_k"] = info.top_ks
+        if _may_have_large_top_k(info):
+            columns["top_k"] = torch.where(_large_top_k(info.top_ks, vocab_size), 0, info.top_ks)
+    if info.need_top_p_sampling:
+        columns["top_p"] = info.top_ps
+    if info.need_min_p_sampling:
+        columns["min_p"] = info.min_ps
+    return columns
