@@ -73,6 +73,13 @@ class SamplerOutput:
 
 
 @dataclass
+class GrammarOutput:
+    structured_output_request_ids: list
+    grammar_bitmask: object
+    num_acceptable_drafts: object = None
+
+
+@dataclass
 class InputBatch:
     req_ids: list
     num_reqs: int
@@ -103,8 +110,8 @@ class Sampler:
         self.use_fp64_gumbel = False
         self.req_states = SimpleNamespace(prefill_len=UvaBackedTensor(max_num_reqs, torch.int32, device))
         self.sampling_states = SamplingStates(max_num_reqs, vocab_size, device)
-        self.penalties_state = PenaltiesState(max_num_reqs)
-        self.logits_processors = [LogitBiasState(max_num_reqs), self.penalties_state, BadWordsState(max_num_reqs, device)]
+        self.penalties_state = penalties = PenaltiesState(max_num_reqs)
+        self.logits_processors = [LogitBiasState(max_num_reqs), penalties, BadWordsState(max_num_reqs, device)]
         self.logprob_token_ids_state = LogprobTokenIdsState(max_num_reqs, device)
         self.thinking_budget_state = SimpleNamespace(enabled=False)
         self.trace_replay_state = None
@@ -173,6 +180,7 @@ class GPUModelRunner:
 _PLACES = {
     "vllm.utils.torch_utils": [async_tensor_h2d],
     "vllm.model_executor.layers.logits_processor": [LogitsProcessor],
+    "vllm.v1.core.sched.output": [GrammarOutput],
     "vllm.v1.worker.gpu.input_batch": [InputBatch, get_num_sampled_and_rejected],
     "vllm.v1.worker.gpu.model_runner": [GPUModelRunner],
     "vllm.v1.worker.gpu.sample.output": [SamplerOutput],

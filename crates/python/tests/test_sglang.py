@@ -210,6 +210,7 @@ def test_log_probabilities_are_those_of_the_drawn_tokens(server, monkeypatch, is
 
 BATCHES_OF_THE_ENGINE = {
     "sampling masks": lambda server, patch: server.changes.update(sampling_mask_batch_indices=torch.tensor([1])),
+    "watermarks": lambda server, patch: server.changes.update(has_watermark_candidates=True),
     "on-policy reinforcement learning": lambda server, patch: setattr(server.sampler, "rl_on_policy_target", "fsdp"),
     "another device": lambda server, patch: patch.setattr(plugin, "is_nvidia", lambda device: False),
 }
@@ -229,7 +230,7 @@ def test_sglang_draws_if_there_is_no_sampler(server, monkeypatch, caplog):
     assert warnings(caplog) == ["SGLang draws its own tokens: 'NoneType' object is not callable"]
 
 
-def test_sglang_draws_watermarks_and_empty_batches(server):
+def test_sglang_draws_if_log_probabilities_have_other_logits_and_empty_batches(server):
     assert server.step(logprob_logits=torch.zeros(ROWS, VOCAB)) == [stub.ENGINE_TOKEN] * ROWS
     empty = SimpleNamespace(next_token_logits=torch.zeros(0, VOCAB))
     assert server.sampler(empty, server.info([0]), False, [], [], torch.zeros(0, dtype=torch.int64)).tolist() == []

@@ -74,7 +74,7 @@ class Server:
             num_draft_tokens=0,
             seq_lens=on(positions + 1),
             positions=on(numpy.stack([positions - 1, positions], 1).flatten()),
-            logits_indices=on(numpy.arange(1, 2 * len(rows), 2)),
+            logits_indices=on(numpy.arange(1, 2 * len(rows), 2, dtype=numpy.int32)),
             cu_num_logits=on(numpy.arange(len(rows) + 1, dtype=numpy.int32)),
         )
         return hidden.to(self.device), batch
@@ -144,7 +144,7 @@ def test_a_prompt_that_is_not_complete_has_no_token(server):
 
 
 def of_grammar(server):
-    return SimpleNamespace(structured_output_request_ids=["r9", "r1"])
+    return stub.GrammarOutput(structured_output_request_ids=["r9", "r1"], grammar_bitmask=None)
 
 
 def of_thinking(server):

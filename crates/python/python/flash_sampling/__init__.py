@@ -3,7 +3,8 @@
 Noise is a pure function of (seed, position, draw, token), so a row draws the same token in any batch. A tensor is a
 numpy array, or any object with ``__dlpack__`` (torch, JAX, CuPy). Weight and hidden states are borrowed, not copied.
 Nothing may write to a tensor during a call. ``flash_sampling.torch`` has an operator for ``torch.compile``, and
-``flash_sampling.hf`` a function for ``model.generate`` of transformers.
+``flash_sampling.hf`` a function for ``model.generate`` of transformers. ``flash_sampling.vllm`` and
+``flash_sampling.sglang`` are plugins of these engines.
 """
 
 from __future__ import annotations

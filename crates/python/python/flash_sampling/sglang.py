@@ -47,7 +47,7 @@ _BACKENDS = ["flashinfer", "pytorch"]
 
 
 def register() -> None:
-    """Makes SGLang's sampler backends ``flashinfer`` and ``pytorch`` draw with this package. A second call changes nothing.
+    """Makes the sampler backends ``flashinfer`` and ``pytorch`` draw with this package. A second call changes nothing.
 
     If the interfaces of SGLang are not those known, a warning names the difference, and SGLang does not change.
     """
@@ -133,6 +133,7 @@ def _is_supported(sampler, logits, info, logprob_logits):
         and logprob_logits is None
         and sampler.rl_on_policy_target is None
         and info.sampling_mask_batch_indices is None
+        and not info.has_watermark_candidates
     )
 
 
@@ -151,8 +152,8 @@ class _Draws:
     """The samplers over the logits of a model."""
 
     def __init__(self) -> None:
-        # By vocabulary and number of rows; None if SGLang draws such batches. No sampler is dropped, because its kernels
-        # may not have run.
+        # By vocabulary and number of rows; None if SGLang draws such batches. No sampler is dropped, because its
+        # kernels may not have run.
         self.samplers: dict[tuple[int, int], Sampler | None] = {}
         self.failed_rows = FailedRows(_LOG)
 

@@ -34,6 +34,7 @@ _SIGNATURES = {
     "vllm.model_executor.layers.logits_processor:LogitsProcessor.forward": (
         "self lm_head hidden_states embedding_bias skip_gather"
     ),
+    "vllm.v1.core.sched.output:GrammarOutput": "structured_output_request_ids grammar_bitmask num_acceptable_drafts",
     "vllm.utils.torch_utils:async_tensor_h2d": "data device dtype out",
 }
 _BATCH = (
@@ -87,7 +88,8 @@ def _patched(original):
         if len(rows) == 0:
             return original(self, hidden_states, input_batch, grammar_output)
         if len(rows) == input_batch.num_reqs:
-            output = _output(self.sampler, input_batch, draws.draw(self.sampler, hidden_states, input_batch, rows, None))
+            tokens = draws.draw(self.sampler, hidden_states, input_batch, rows, None)
+            output = _output(self.sampler, input_batch, tokens)
             return output, output.num_sampled, output.num_rejected
         from vllm.utils.torch_utils import async_tensor_h2d
 
