@@ -230,8 +230,11 @@ def test_sglang_draws_if_there_is_no_sampler(server, monkeypatch, caplog):
     assert warnings(caplog) == ["SGLang draws its own tokens: 'NoneType' object is not callable"]
 
 
-def test_sglang_draws_if_log_probabilities_have_other_logits_and_empty_batches(server):
+def test_sglang_draws_if_log_probabilities_have_other_logits(server):
     assert server.step(logprob_logits=torch.zeros(ROWS, VOCAB)) == [stub.ENGINE_TOKEN] * ROWS
+
+
+def test_an_empty_batch_has_no_tokens(server):
     empty = SimpleNamespace(next_token_logits=torch.zeros(0, VOCAB))
     assert server.sampler(empty, server.info([0]), False, [], [], torch.zeros(0, dtype=torch.int64)).tolist() == []
 
