@@ -203,7 +203,10 @@ struct FilterRow {
             }
         }
         __syncthreads();
-        if (c.count > CAPACITY) return false;
+        const u32 count = c.count;
+        // All threads have read the count before gather() clears it.
+        __syncthreads();
+        if (count > CAPACITY) return false;
         drop_others();
         return true;
     }
