@@ -5,7 +5,9 @@ mod emulated;
 
 use flash_sampling_core::backend::{Adjustments, MassHistogram};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{Head, History, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples};
+use flash_sampling_core::{
+    Head, History, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples, f16,
+};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
@@ -139,6 +141,8 @@ fn input_of(
         words(&[token, score.to_bits(), logit.to_bits(), u32::from(wanted.draw.is_none()), case.is_invalid.into()]);
         given(r, first, case.logits).iter().for_each(|&token| words(&[token as u32, (token >> 32) as u32]));
         case.logits.iter().for_each(|logit| words(&[logit.to_bits()]));
+        let largest = |granule: &[f32]| f16::from_f32(granule.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        case.logits.chunks(16).for_each(|granule| input.extend(largest(granule).to_le_bytes()));
     }
     input
 }

@@ -85,12 +85,16 @@ static void run_law(FilterCall filtered, u32 at, const LogprobColumns& columns, 
     emulator::launch(n, 1, RowLogprobs::THREADS, [&] { RowLogprobs::run(call, shared); });
 }
 
-// Runs all launches of a call.
-static void run(const std::vector<float>& logits, bool is_transformed, Law& processed, Law* raw, Kept& kept) {
-    for (u32 at = 0; at < count; at += launch_rows) {
-        const u32 n = min(launch_rows, count - at);
+// Runs all launches of a call. With the largest logits of granules, a launch has one row, and uses them if the row is bare.
+static void run(const std::vector<float>& logits, bool is_transformed, Law& processed, Law* raw, Kept& kept,
+                const std::vector<u16>* maxima = nullptr) {
+    const u32 most = maxima ? 1 : launch_rows;
+    for (u32 at = 0; at < count; at += most) {
+        const u32 n = min(most, count - at);
+        const u64 of_row = BlockMaxima::octet(at, BlockMaxima::granules_of(tokens));
+        const u16* const of_launch = maxima && !rows[at].mask && !rows[at].biases ? maxima->data() + of_row : nullptr;
         FilterCall filtered{logits.data() + at * stride, stride, nullptr, rows.data() + at, filters.data() + at, draws.data() + at,
-                            first_token, tokens, is_transformed, n, nullptr};
+                            first_token, tokens, is_transformed, n, of_launch};
         std::vector<u64> least(n);
         std::vector<u32> counts(n, 99);
         run_law(filtered, at, processed.columns(), least.data(), counts.data());
@@ -113,6 +117,9 @@ int main() {
     std::vector<std::vector<u32>> masks(count);
     std::vector<std::vector<LogitBias>> lists(count);
     std::vector<float> raw(count * stride), transformed(count * stride);
+    // An octet per row, whose other rows have NaN.
+    const u32 granules = BlockMaxima::granules_of(tokens);
+    std::vector<u16> maxima(BlockMaxima::octet(count, granules), 0x7e00);
     for (u32 r = 0; r < count; ++r) {
         Row& row = rows[r];
         row.inv_temperature = get<float>();
@@ -136,12 +143,17 @@ int main() {
             raw[r * stride + t] = logit;
             transformed[r * stride + t] = row.transform().apply(logit, first_token + t);
         }
+        for (u32 g = 0; g < granules; ++g) maxima[BlockMaxima::octet(r, granules) + BlockMaxima::ROWS * g] = get<u16>();
     }
     Law processed, of_raw, again;
     Kept kept, kept_again;
     run(raw, false, processed, &of_raw, kept);
     run(transformed, true, again, nullptr, kept_again);
     if (!(processed == again) || kept.begin != kept_again.begin || kept.tokens != kept_again.tokens) abort();
+    Law by_maxima;
+    Kept kept_by_maxima;
+    run(raw, false, by_maxima, nullptr, kept_by_maxima, &maxima);
+    if (!(processed == by_maxima) || kept.begin != kept_by_maxima.begin || kept.tokens != kept_by_maxima.tokens) abort();
     processed.write(), of_raw.write();
     if (kept.begin[first_row] != (first_row ? 3 : 0) || kept.tokens[capacity] != 7) abort();
     for (u32 r = first_row; r <= first_row + count; ++r) put(kept.begin[r]);

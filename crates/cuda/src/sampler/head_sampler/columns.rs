@@ -49,7 +49,7 @@ impl HeadSampler<'_> {
             self.prepare_columns((columns, out), 0)?;
         }
         let vocab_size = self.shape.vocab_size;
-        let none = || FilterKinds::new(false, false, RowFeatures::Any);
+        let none = || FilterKinds::new(false, false, columns.features());
         let kinds = columns.filter_kinds().or_else(|| out.needs_logits().then(none));
         let kernels = self.kernels.as_mut().ok_or(NO_ROWS)?;
         let tokens = kernels.tokens();

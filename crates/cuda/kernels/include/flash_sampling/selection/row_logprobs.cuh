@@ -92,7 +92,8 @@ struct RowLogprobs {
     __device__ __noinline__ u64 find_least() {
         FilterRow& row = exact.row;
         if (!exact.filters.is_by_mass()) {
-            row.gather();
+            const u16* const maxima = call.filtered.maxima(blockIdx.x);
+            if (!maxima || !row.gather_by_maxima(maxima)) row.gather();
             const u32 count = shared.row.candidates.count;
             if (count <= FilterRow::KEPT) {
                 const u32 length = row.walk();
