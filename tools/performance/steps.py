@@ -1,15 +1,17 @@
-"""Tables of benches/decode.py: decode steps from Python, and what a neighbour with filters changes."""
+"""Tables of benches/decode.py and benches/decode_ranks.py: decode steps from Python, what a neighbour with filters changes,
+and head and draw over two GPUs."""
 
 from markdown import table
 from records import RECORDS
 
 STEPS = "2026-11-25-h200-decode.txt"
+TWO_GPUS = "2026-11-25-h100-x2-decode.txt"
 SAMPLERS = ["torch", "flashinfer", "vllm"]
 
 
-def cells(columns):
+def cells(columns, record=STEPS):
     """The rows of the record's tables with this number of columns."""
-    for line in (RECORDS / STEPS).read_text().splitlines():
+    for line in (RECORDS / record).read_text().splitlines():
         row = [cell.strip() for cell in line.split("|")[1:-1]]
         if len(row) == columns and any(cell[:1].isdigit() for cell in row[1:]):
             yield row
@@ -33,3 +35,13 @@ def neighbours():
     body = [[model.upper(), names[sampler], *rest] for model, sampler, *rest in cells(7)]
     return table(["Qwen3", "sampler", "tokens of others that change", "tokens that differ alone", "us without it", "us with it",
                   "ratio"], body, ["---", "---", *["---:"] * 5])
+
+
+def two_gpus():
+    times = {}
+    for model, rows, filters, sampler, draw, _ in cells(6, TWO_GPUS):
+        times.setdefault((model, rows, filters), {})[sampler] = float(draw)
+    body = [[model.upper(), rows, filters, f"{by['ours']:.0f}", f"{by['torch'] / by['ours']:.2f}", f"{by['vllm'] / by['ours']:.2f}"]
+            for (model, rows, filters), by in times.items()]
+    return table(["Qwen3", "sequences", "filters", "head and draw, us", "torch", "vLLM"], body,
+                 ["---", "---:", "---", *["---:"] * 3])

@@ -17,7 +17,7 @@ from markdown import HEADS, head_name
 from picture import picture
 from processors import candle, logits, models, processors
 from records import RECORDS, ROOT, Bench
-from steps import neighbours, python_steps
+from steps import neighbours, python_steps, two_gpus
 
 PAGES = ["README.md", "docs/performance.md", "docs/decode.md"]
 PICTURE = ROOT / "docs/speed.svg"
@@ -35,6 +35,7 @@ TABLES = {
     "models": models,
     "python-steps": python_steps,
     "neighbours": neighbours,
+    "two-gpus": two_gpus,
 }
 
 
