@@ -172,6 +172,9 @@ impl Engine {
             Engine::Device(sampler) => sampler.sample(input, what, rows, out)?,
         };
         sampled.map_err(|error| match error {
+            SampleError::Hidden { found, expected } if what == "logits" => {
+                invalid(what, format!("logits has {found} columns, but the sampler has vocab_size={expected}"))
+            }
             SampleError::Hidden { .. } => invalid(what, error.to_string()),
             SampleError::TooManyRows { rows, max_rows } => {
                 invalid("max_rows", format!("{what} has {rows} rows, but the sampler has max_rows={max_rows}"))

@@ -280,7 +280,7 @@ def test_logits_on_other_devices_and_of_other_shapes_are_errors(problem):
         sampler(problem.logits, **problem.keys)
     with pytest.raises(FlashSamplingError, match="logits is on cuda:0, but the sampler is on the CPU"):
         Sampler.for_logits(1000)(logits, **problem.keys)
-    with pytest.raises(FlashSamplingError, match="999") as error:
+    with pytest.raises(FlashSamplingError, match="logits has 999 columns, but the sampler has vocab_size=1000") as error:
         sampler(logits[:, 1:], **problem.keys)
     assert error.value.knob == "logits"
     with pytest.raises(FlashSamplingError, match="max_rows=4"):

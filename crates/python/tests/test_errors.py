@@ -101,6 +101,7 @@ def test_one_seed_and_one_position_for_many_rows_are_refused(problem, sampler):
         (lambda s, p: s.sample(p.hidden, SamplingParams(), [History()], **p.keys), "histories has 1 ", "histories"),
         (lambda s, p: s.sample(p.hidden, SamplingParams(), seed=p.seeds), "position must be given", "position"),
         (lambda s, p: from_logits(p.hidden[0], **p.keys), "two dimensions", None),
+        (lambda s, p: Sampler.for_logits(999)(p.logits, **p.keys), "1000 columns, but .* vocab_size=999", "logits"),
         (lambda s, p: from_logits(p.hidden.tolist(), **p.keys), "logits must be a tensor", None),
         (lambda s, p: reference(s, p.hidden, **p.keys), None, None),
         (lambda s, p: noise(0, 2**56, 0, [1]), "position is", "position"),

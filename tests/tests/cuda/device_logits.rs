@@ -95,6 +95,10 @@ fn rows_with_filters_have_the_bits_and_the_kept_tokens_of_the_cpu() {
                 for _ in 0..2 {
                     // SAFETY: the logits are on this device, and this call waits.
                     unsafe { sampler.sample(&stream, &there, &rows, &mut found) }.unwrap();
+                    let kept = |samples: &Samples| -> Vec<Option<Vec<u32>>> {
+                        samples.iter().map(|row| row.unwrap().kept.map(|kept| kept.tokens.to_vec())).collect()
+                    };
+                    assert_eq!(kept(&found), kept(&want), "{count} x {vocab}, {dtype:?}");
                     assert_same(&found, &want, &format!("{count} x {vocab}, {dtype:?}, kept {is_kept}"));
                 }
             }
