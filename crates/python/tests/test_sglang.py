@@ -316,7 +316,7 @@ def forward(self, logits_output, sampling_info, return_logprob, top_logprobs_num
         ),
         (
             lambda patch: patch.setitem(stub.SamplingBatchInfo.__dataclass_fields__, "typical_ps", None),
-            "SamplingBatchInfo differs in typical_ps",
+            "SamplingBatchInfo has unknown or missing attributes: typical_ps",
         ),
         (
             lambda patch: patch.delattr(sys.modules[plugin._MODULE], "SGLANG_RETURN_ORIGINAL_LOGPROB"),

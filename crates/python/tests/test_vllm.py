@@ -208,11 +208,13 @@ def change_sampler(server):
 
 RUNNERS_OF_THE_ENGINE = {
     "the sampler is a GPUWatermarkSampler": change_sampler,
-    "Sampler differs in nonce": lambda server: setattr(server.sampler, "nonce", 1),
-    "SamplingStates differs in typical_p": lambda server: setattr(server.sampler.sampling_states, "typical_p", 1),
+    "Sampler has unknown or missing attributes: nonce": lambda server: setattr(server.sampler, "nonce", 1),
+    "SamplingStates has unknown or missing attributes: typical_p": lambda server: setattr(
+        server.sampler.sampling_states, "typical_p", 1
+    ),
     "the device is xpu": lambda server: setattr(server.runner, "device", torch.device("xpu")),
     "the batch is sharded": lambda server: setattr(server.runner, "batch_sharder", 1),
-    "drafts are verified": lambda server: setattr(server.runner, "rejection_sampler", 1),
+    "speculative decoding is on": lambda server: setattr(server.runner, "rejection_sampler", 1),
     "LoRA is enabled": lambda server: setattr(server.runner, "lora_config", 1),
     "the logits processors are": lambda server: server.sampler.logits_processors.append(1),
     "the sampling mask is returned": lambda server: setattr(server.sampler, "return_sampling_mask", True),
@@ -222,7 +224,7 @@ RUNNERS_OF_THE_ENGINE = {
     "has no attribute 'lora_config'": lambda server: delattr(server.runner, "lora_config"),
     "has no attribute 'use_penalty'": lambda server: delattr(server.sampler.penalties_state, "use_penalty"),
     "the head is sharded over 2 ranks": lambda server: setattr(server.runner.model.lm_head, "tp_size", 2),
-    "the head's method is int": lambda server: setattr(server.runner.model.lm_head, "quant_method", 1),
+    "the head's quantization method is int": lambda server: setattr(server.runner.model.lm_head, "quant_method", 1),
     "the head computes in torch.bfloat16": lambda server: setattr(
         server.runner.model.logits_processor, "head_dtype", torch.bfloat16
     ),
@@ -379,7 +381,7 @@ def sample_with_a_new_parameter(self, hidden_states, input_batch, grammar_output
         ),
         (
             lambda patch: patch.delitem(stub.InputBatch.__dataclass_fields__, "positions"),
-            "InputBatch differs in positions",
+            "InputBatch has unknown or missing attributes: positions",
         ),
         (
             lambda patch: patch.delattr(sys.modules["vllm.v1.worker.gpu.sample.sampler"], "Sampler"),

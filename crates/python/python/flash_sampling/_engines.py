@@ -1,4 +1,4 @@
-"""What the plugins of inference engines share."""
+"""Functions for the plugins of inference engines: checks of interfaces, and warnings about failed rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 
 # The largest top_k of `Sampler.enqueue`.
 TOP_K_MAX = 1024
-# By the low byte of a status of `Sampler.enqueue`.
+# The reasons of failed rows, by the low byte of a status of `Sampler.enqueue`.
 _REASONS = {1: "none of its logits is finite", 2: "a logit is NaN", 3: "a logit is +inf", 7: "a parameter is invalid"}
 
 
 class Unsupported(Exception):
-    """The reason why an engine draws its own tokens."""
+    """An engine, a model or an option that this package does not support. The engine then draws its own tokens."""
 
 
 def is_nvidia(device: torch.device) -> bool:
@@ -28,9 +28,9 @@ def is_nvidia(device: torch.device) -> bool:
 
 
 def check_signatures(known: dict[str, str]) -> None:
-    """Imports functions and classes, and raises `Unsupported` if one has other parameters than those known.
+    """Imports functions and classes, and raises `Unsupported` if one has other parameters than the known ones.
 
-    known: for "module:name", the names of the parameters, in their order.
+    known: the names of the parameters of each "module:name", in order.
     """
     for place, names in known.items():
         module, name = place.split(":")
@@ -40,20 +40,23 @@ def check_signatures(known: dict[str, str]) -> None:
 
 
 def check_names(kind: str, names: Collection[str]) -> None:
-    """Raises `Unsupported` if there are names of attributes in which a class of an engine differs."""
+    """Raises `Unsupported` if a class of an engine has unknown or missing attributes, which are `names`."""
     if names:
-        raise Unsupported(f"{kind} differs in {', '.join(sorted(names))}")
+        raise Unsupported(f"{kind} has unknown or missing attributes: {', '.join(sorted(names))}")
 
 
 class FailedRows:
-    """Warns about rows without a token, in a later step, so that no step waits for the GPU."""
+    """Warnings about rows without a token. A later step logs the warning, so that no step waits for the GPU."""
 
     def __init__(self, log: Logger) -> None:
         self._log = log
         self._pending: deque[tuple[Any, torch.Tensor, Any]] = deque()
 
     def check(self, statuses: torch.Tensor, requests: list[str] | None = None) -> None:
-        """statuses: [rows] int32 of `Sampler.enqueue`. requests: the names of the rows."""
+        """Logs the failed rows of earlier calls that are complete, and keeps the statuses of a new call for later.
+
+        statuses: [rows] int32 of `Sampler.enqueue`. requests: the name of each row's request, or None.
+        """
         while self._pending and self._pending[0][0].query():
             self._report(*self._pending.popleft()[1:])
         on_cpu = statuses.to("cpu", non_blocking=True)

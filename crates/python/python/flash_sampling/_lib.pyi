@@ -9,6 +9,7 @@ class _Array(Protocol):
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
+# The ranks that share a vocabulary. time_limit is in seconds; all_gather returns the messages of all ranks.
 class _Group(Protocol):
     @property
     def rank(self) -> int: ...
@@ -207,7 +208,7 @@ class Sampler:
         threads: int | None = None,
         backend: str | None = None,
     ) -> Sampler:
-        """A sampler of existing logits [rows, vocab_size]; backend "cuda:GPU" reads logits on that GPU in place."""
+        """Makes a sampler of existing logits [rows, vocab_size]. The backend "cuda:GPU" reads logits on that GPU."""
 
     def __call__(
         self,

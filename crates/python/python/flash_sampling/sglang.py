@@ -1,6 +1,7 @@
-"""A plugin of SGLang: its sampler backends draw from the logits with this package.
+"""A plugin for SGLang. With the plugin, SGLang's sampler backends draw from the logits with this package.
 
-SGLang calls ``register`` in each of its processes. The environment variable ``FLASH_SAMPLING_SGLANG=0`` turns it off.
+SGLang calls ``register`` in each of its processes. The environment variable ``FLASH_SAMPLING_SGLANG=0`` turns the
+plugin off.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ __all__ = ["register"]
 
 _LOG = logging.getLogger(__name__)
 _MODULE = "sglang.srt.layers.sampler"
+# The parameters of the functions that the plugin overrides or calls.
 _SIGNATURES = {
     f"{_MODULE}:register_sampler_backend": "backend factory",
     f"{_MODULE}:Sampler.__init__": "self",
@@ -32,7 +34,7 @@ _SIGNATURES = {
         "self logprobs top_logprobs_nums token_ids_logprobs batch_next_token_ids"
     ),
 }
-# All fields, because another one may hold a parameter of requests.
+# All fields of SamplingBatchInfo, because an unknown field may hold a parameter of requests.
 _INFO = (
     "temperatures top_ps top_ks min_ps is_all_greedy is_any_greedy need_top_p_sampling need_top_k_sampling "
     "need_min_p_sampling vocab_size grammars rids_int bootstrap_room_ids_int grammar_mask penalizer_orchestrator "
@@ -42,6 +44,7 @@ _INFO = (
     "watermark_enabled watermark_candidates_host has_watermark_candidates device logit_bias npu_top_k_top_p_eligible "
     "max_top_k"
 ).split()
+# The attributes of SGLang's Sampler that the plugin reads.
 _ATTRIBUTES = ["rl_on_policy_target", "output_logprob_processor"]
 _BACKENDS = ["flashinfer", "pytorch"]
 
@@ -49,7 +52,7 @@ _BACKENDS = ["flashinfer", "pytorch"]
 def register() -> None:
     """Makes the sampler backends ``flashinfer`` and ``pytorch`` draw with this package. A second call changes nothing.
 
-    If the interfaces of SGLang are not those known, a warning names the difference, and SGLang does not change.
+    If SGLang has unknown interfaces, a warning names the difference, and this function leaves SGLang unchanged.
     """
     if os.environ.get("FLASH_SAMPLING_SGLANG") == "0":
         return
@@ -61,7 +64,7 @@ def register() -> None:
     from sglang.srt.layers import sampler
 
     for backend in _BACKENDS:
-        # A factory of another plugin stays.
+        # The factory of another plugin is not replaced.
         if backend not in sampler._CUSTOM_SAMPLER_FACTORIES:
             sampler.register_sampler_backend(backend, _make)
 
@@ -75,7 +78,7 @@ def _check_interfaces():
 
 
 def _make():
-    """The factory of a sampler of SGLang. The class is made here, because its base needs the import of SGLang."""
+    """Makes a sampler for SGLang. The class is defined here, because its base class needs the import of SGLang."""
     from sglang.srt.layers import sampler
 
     class FlashSampler(sampler.Sampler):
@@ -103,10 +106,10 @@ def _make():
             logits = self._preprocess_logits(logits, sampling_info)
             tokens = self.draws.draw(logits, sampling_info, positions)
             if _may_have_large_top_k(sampling_info):
-                # SGLang draws the rows with a large top_k.
+                # SGLang's own sampler draws the rows with a large top_k.
                 probs = torch.softmax(logits / sampling_info.temperatures, dim=-1)
-                theirs, _ = self._sample_from_probs(probs, sampling_info, positions, False)
-                tokens = torch.where(_large_top_k(sampling_info.top_ks, logits.shape[1]), theirs.long(), tokens)
+                own, _ = self._sample_from_probs(probs, sampling_info, positions, False)
+                tokens = torch.where(_large_top_k(sampling_info.top_ks, logits.shape[1]), own.long(), tokens)
             if return_logprob:
                 scaled = logits if sampler.SGLANG_RETURN_ORIGINAL_LOGPROB else logits / sampling_info.temperatures
                 logprobs = torch.log_softmax(scaled, dim=-1)
@@ -138,27 +141,28 @@ def _is_supported(sampler, logits, info, logprob_logits):
 
 
 def _may_have_large_top_k(info):
-    """Whether a row may have a top_k above the limit. SGLang has the top_k of each row only on the GPU."""
+    """Whether a row may have a top_k above TOP_K_MAX. SGLang has the top_k of each row only on the GPU."""
     if not info.need_top_k_sampling or (info.need_min_p_sampling and info.sampling_seed is not None):
-        return False  # SGLang does not draw rows with seeds and min-p
+        return False  # SGLang cannot draw batches with seeds and min-p.
     return info.max_top_k is None or info.max_top_k > TOP_K_MAX
 
 
 def _large_top_k(top_ks, vocab_size):
+    """Returns which rows have a top_k that this package does not support. A top_k of all tokens is no filter."""
     return (top_ks > TOP_K_MAX) & (top_ks < vocab_size)
 
 
 class _Draws:
-    """The samplers over the logits of a model."""
+    """The draws of this package from the logits of a model."""
 
     def __init__(self) -> None:
-        # By vocabulary and number of rows; None if SGLang draws such batches. No sampler is dropped, because its
-        # kernels may not have run.
+        # The sampler for each vocabulary and maximum number of rows; None if SGLang's own sampler draws such batches.
+        # No sampler is dropped, because enqueued kernels may still need its memory.
         self.samplers: dict[tuple[int, int], Sampler | None] = {}
         self.failed_rows = FailedRows(_LOG)
 
     def has_sampler(self, logits: Tensor) -> bool:
-        """Makes the sampler of a batch, if there is none, and returns whether this succeeded."""
+        """Whether there is a sampler for a batch. The first batch of its size makes the sampler."""
         size = vocab_size, max_rows = _size(logits)
         if size not in self.samplers:
             try:
@@ -167,7 +171,7 @@ class _Draws:
                 ones = {name: torch.ones(1, device=logits.device) for name in ("temperature", "top_p", "min_p")}
                 zero = torch.zeros(1, dtype=torch.int64, device=logits.device)
                 sampler.enqueue(logits[:1], zero.clone(), seed=zero, position=zero, top_k=zero.int(), **ones)
-            except Exception as error:  # SGLang goes on without this package, whatever the reason.
+            except Exception as error:  # Any error leaves the draws to SGLang, which goes on without this package.
                 sampler = None
                 _LOG.warning("SGLang draws its own tokens: %s", error)
             self.samplers[size] = sampler
@@ -190,13 +194,13 @@ class _Draws:
 
 
 def _size(logits):
-    """The vocabulary and the maximum number of rows of a sampler."""
+    """Returns the vocabulary and the maximum number of rows of the sampler for these logits."""
     rows, vocab_size = logits.shape
     return vocab_size, max(256, 1 << (rows - 1).bit_length())
 
 
 def _columns(info, vocab_size):
-    """The parameters of all rows that a row has. A greedy row has top_k 1."""
+    """Returns the parameters for `Sampler.enqueue`, without filters that no row has. A greedy row has top_k 1."""
     temperature = info.temperatures.view(-1)
     if info.is_all_greedy:
         return {"temperature": torch.zeros_like(temperature)}

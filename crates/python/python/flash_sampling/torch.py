@@ -1,7 +1,8 @@
-"""Functions of torch: an operator, log-probabilities of given tokens, and ranks by ``torch.distributed``.
+"""Functions for torch: an operator, log-probabilities of given tokens, and ranks over ``torch.distributed``.
 
 ``operator(sampler)`` returns a function of tensors that calls the operator ``flash_sampling::sample``, which
-``torch.compile`` keeps as one node. ``group(process_group)`` returns the ranks of a sampler whose vocabulary is sharded.
+``torch.compile`` keeps as one node. ``token_logprobs(sampler, hidden, tokens)`` returns log-probabilities of given
+tokens. ``group(process_group)`` returns the group of ranks for a sampler of a sharded vocabulary.
 """
 
 from __future__ import annotations
@@ -79,14 +80,14 @@ def operator(sampler: Sampler) -> Callable[..., Tensor]:
 
 
 def token_logprobs(sampler: Sampler, hidden: Tensor, tokens: Tensor) -> Tensor:
-    """Returns the log-probabilities of given tokens in the law of the model, in nats: [rows, n] float32.
+    """Returns the log-probabilities of given tokens in nats, from the model's own logits: [rows, n] float32.
 
-    hidden: [rows, hidden], with any number of rows. tokens: [rows, n] int64 on the device of ``hidden``. For a prompt, the
-    token of row i is the token after it. Only ``sampler.max_rows`` rows of logits exist at a time. On the CPU, the sampler
-    needs ``max_logprobs``. On a GPU, the function does not wait; a token outside of the vocabulary, or of a row whose
-    logits are invalid, has -inf.
+    hidden: [rows, hidden], with any number of rows. tokens: [rows, n] int64 on the device of ``hidden``. For a prompt,
+    row i of ``tokens`` has the token that follows token i of the prompt. Logits exist for at most ``sampler.max_rows``
+    rows at a time. On the CPU, the sampler needs ``max_logprobs``. On a GPU, the function does not wait, and the result
+    is -inf for a token outside of the vocabulary and for a row with invalid logits.
     """
-    found = torch.empty(tokens.shape, dtype=torch.float32, device=hidden.device)
+    logprobs = torch.empty(tokens.shape, dtype=torch.float32, device=hidden.device)
     for first in range(0, len(hidden), sampler.max_rows):
         rows = slice(first, first + sampler.max_rows)
         of_rows, given = hidden[rows], tokens[rows]
@@ -94,30 +95,33 @@ def token_logprobs(sampler: Sampler, hidden: Tensor, tokens: Tensor) -> Tensor:
             # Temperature 0 needs no noise.
             zero = torch.zeros(len(of_rows), dtype=torch.int64, device=hidden.device)
             options = {"temperature": zero.float(), "logprobs_mode": "raw_logprobs"}
-            columns = {"logprob_token_ids": given.contiguous(), "token_logprobs": found[rows]}
+            columns = {"logprob_token_ids": given.contiguous(), "token_logprobs": logprobs[rows]}
             sampler.enqueue(of_rows, zero.clone(), seed=zero, position=zero, **options, **columns)
             continue
         options = {"temperature": 0, "logprobs": 0, "logprobs_mode": "raw_logprobs"}
         params = [SamplingParams(**options, logprob_token_ids=row) for row in given.tolist()]
         results = sampler.sample(of_rows, params, seed=range(len(params)), position=0)
-        found[rows] = torch.tensor([[nats for _, nats in row.token_logprobs] for row in results])
-    return found
+        logprobs[rows] = torch.tensor([[nats for _, nats in row.token_logprobs] for row in results])
+    return logprobs
 
 
 def group(process_group=None, time_limit: float = 30.0) -> "_Group":
-    """Returns the ranks of a process group of ``torch.distributed``, for ``Sampler(head, group=...)``.
+    """Returns the group of ranks of a process group of ``torch.distributed``, for ``Sampler(head, group=...)``.
 
-    Every process of the group calls it. The bytes between ranks go over a gloo group of the same processes, which this
-    function makes; ``process_group`` may have any backend (None: all processes). The rank of a process is its number in
-    that group.
+    Every process of ``process_group`` calls this function. ``process_group`` may have any backend; None means all
+    processes. The ranks exchange bytes over a gloo group of the same processes, which this function makes. The rank of
+    a process is its rank in the gloo group.
 
-    time_limit: the seconds that a rank waits for the others. Then its call is an error, and the group is unusable.
+    time_limit: the seconds that a rank waits for the others. After this time, its call is an error, and the group is
+    unusable.
     """
     return _Group(process_group, time_limit)
 
 
 class _Group:
-    # Bytes of a message in the first exchange. Longer messages take a second exchange.
+    """The ranks of a process group, with an exchange of bytes over gloo."""
+
+    # The number of message bytes in the first exchange. Longer messages take a second exchange.
     ROOM = 4096
 
     def __init__(self, process_group, time_limit: float):
@@ -140,14 +144,14 @@ class _Group:
         return [bytes(each[8:] + rest)[:size] for each, rest, size in zip(messages, rests, sizes)]
 
     def _gather(self, mine: bytes, size: int, end: float) -> "list[bytearray]":
-        """Gathers messages of one size, each padded with zeros."""
+        """Gathers the messages of all ranks, each padded with zeros to `size` bytes, until the time `end`."""
         memory = [bytearray(mine.ljust(size, b"\0"))] + [bytearray(size) for _ in range(self.world)]
         mine, *every = (torch.frombuffer(bytes, dtype=torch.uint8) for bytes in memory)
         left = max(end - time.monotonic(), 0.001)
         try:
             self._distributed.all_gather(every, mine, self._group, async_op=True).wait(timedelta(seconds=left))
         except RuntimeError as error:
-            if time.monotonic() < end - 0.1:  # torch counts by another clock
+            if time.monotonic() < end - 0.1:  # An error before the end. torch measures the time by another clock.
                 raise
             raise TimeoutError("not all ranks came to the exchange within the time limit") from error
         return memory[1:]

@@ -1,6 +1,7 @@
-"""A general plugin of vLLM: its model runner V2 draws tokens from hidden states instead of logits.
+"""A general plugin for vLLM. With the plugin, vLLM's model runner V2 draws tokens from hidden states instead of logits.
 
-vLLM calls ``register`` in each of its processes. The environment variable ``FLASH_SAMPLING_VLLM=0`` turns it off.
+vLLM calls ``register`` in each of its processes. The environment variable ``FLASH_SAMPLING_VLLM=0`` turns the plugin
+off.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from ._lib import Head, Sampler
 
 __all__ = ["register"]
 
-# vLLM shows the messages of loggers under its own.
+# vLLM shows the messages of loggers whose names begin with "vllm.".
 _LOG = logging.getLogger("vllm.flash_sampling")
 _GPU = "vllm.v1.worker.gpu"
+# The parameters of the functions that the plugin replaces or calls.
 _SIGNATURES = {
     f"{_GPU}.model_runner:GPUModelRunner.sample": "self hidden_states input_batch grammar_output",
     f"{_GPU}.sample.sampler:Sampler.__call__": "self logits input_batch",
@@ -37,11 +39,12 @@ _SIGNATURES = {
     "vllm.v1.core.sched.output:GrammarOutput": "structured_output_request_ids grammar_bitmask num_acceptable_drafts",
     "vllm.utils.torch_utils:async_tensor_h2d": "data device dtype out",
 }
+# The fields of InputBatch that the plugin reads.
 _BATCH = (
     "req_ids num_reqs idx_mapping idx_mapping_np expanded_idx_mapping num_draft_tokens seq_lens positions "
     "logits_indices cu_num_logits"
 ).split()
-# All attributes, because another one may hold a parameter of requests.
+# All attributes of Sampler and SamplingStates, because an unknown attribute may hold a parameter of requests.
 _SAMPLER = (
     "logprobs_mode compute_nans use_fp64_gumbel req_states sampling_states penalties_state logits_processors "
     "logprob_token_ids_state thinking_budget_state trace_replay_state needs_logits_processing num_speculative_tokens "
@@ -49,16 +52,17 @@ _SAMPLER = (
 ).split()
 _STATES = "max_num_reqs vocab_size temperature top_k top_p min_p seeds seeds_set num_logprobs".split()
 _PROCESSORS = ["LogitBiasState", "PenaltiesState", "BadWordsState"]
+# The methods of heads without quantization.
 _PLAIN = ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
 
-# For each model runner: its draws, or None if vLLM draws its tokens.
+# For each model runner: the draws of this package, or None if vLLM's own sampler draws.
 _DRAWS: "weakref.WeakKeyDictionary[Any, _Draws | None]" = weakref.WeakKeyDictionary()
 
 
 def register() -> None:
     """Makes vLLM's model runner V2 draw with this package. A second call changes nothing.
 
-    If the interfaces of vLLM are not those known, a warning names the difference, and vLLM does not change.
+    If vLLM has unknown interfaces, a warning names the difference, and this function leaves vLLM unchanged.
     """
     if os.environ.get("FLASH_SAMPLING_VLLM") == "0":
         return
@@ -103,7 +107,10 @@ def _patched(original):
 
 
 def _draws(runner, hidden, batch):
-    """The draws of a runner, made in its first step, and again if its head changes; None if vLLM draws its tokens."""
+    """Returns the draws of a runner, or None if vLLM's own sampler draws.
+
+    The first step of the runner makes the draws, and a step after a change of the head makes them anew.
+    """
     draws = _DRAWS.get(runner)
     if runner in _DRAWS and (draws is None or draws.is_current(runner)):
         return draws
@@ -112,7 +119,7 @@ def _draws(runner, hidden, batch):
         draws = _Draws(runner, hidden)
         _supported_rows(runner.sampler, draws.vocab_size, batch, None)  # fails if an attribute is missing
         _LOG.info("flash_sampling draws the tokens of %s", type(runner.model).__name__)
-    except Exception as error:  # An engine without this package goes on, whatever the reason.
+    except Exception as error:  # Any error leaves the draws to vLLM, which goes on without this package.
         draws = None
         _LOG.warning("vLLM draws its own tokens: %s", error)
     _DRAWS[runner] = draws
@@ -131,7 +138,7 @@ def _check_runner(runner):
     reasons = {
         f"the device is {runner.device.type}, not a GPU of NVIDIA": not is_nvidia(runner.device),
         "the batch is sharded for sampling": runner.batch_sharder is not None,
-        "drafts are verified": runner.rejection_sampler is not None,
+        "speculative decoding is on": runner.rejection_sampler is not None,
         "LoRA is enabled": bool(runner.lora_config),
         f"the logits processors are {', '.join(processors)}": processors != _PROCESSORS,
         "the sampling mask is returned": sampler.return_sampling_mask,
@@ -145,13 +152,13 @@ def _check_runner(runner):
 
 
 def _supported_rows(sampler, vocab_size, batch, grammar_output):
-    """The indices of the rows that this package draws, by the parameters on the CPU."""
+    """Returns the indices of the rows that this package draws. Their parameters on the CPU decide."""
     slots = batch.idx_mapping_np
     if batch.num_draft_tokens or batch.logits_indices.shape[0] != len(slots):
         return []
     bias, penalties, bad_words = sampler.logits_processors
     states, top_k = sampler.sampling_states, sampler.sampling_states.top_k.np[slots]
-    theirs = (
+    unsupported = (
         (states.num_logprobs[slots] != -1)
         | (sampler.logprob_token_ids_state.num_token_ids.np[slots] > 0)
         | bias.use_logit_bias[slots]
@@ -160,15 +167,15 @@ def _supported_rows(sampler, vocab_size, batch, grammar_output):
         | ((top_k > TOP_K_MAX) & (top_k < vocab_size))
     )
     if sampler.thinking_budget_state.enabled:
-        theirs |= sampler.thinking_budget_state.use_thinking_budget[slots]
+        unsupported |= sampler.thinking_budget_state.use_thinking_budget[slots]
     if grammar_output is not None:
         grammars = set(grammar_output.structured_output_request_ids)
-        theirs |= numpy.array([name in grammars for name in batch.req_ids], dtype=bool)
-    return numpy.flatnonzero(~theirs)
+        unsupported |= numpy.array([name in grammars for name in batch.req_ids], dtype=bool)
+    return numpy.flatnonzero(~unsupported)
 
 
 def _output(sampler, batch, tokens):
-    """The output of a batch whose rows are all drawn by this package, as vLLM's sampler makes it."""
+    """Returns the output that vLLM's sampler would return, for a batch in which this package drew all rows."""
     from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
     from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
@@ -189,13 +196,13 @@ def _output(sampler, batch, tokens):
 
 
 class _Draws:
-    """The sampler over the head of a model."""
+    """The draws of this package from the head of a model."""
 
     def __init__(self, runner: Any, hidden: Tensor) -> None:
         example = torch.linspace(-1, 1, hidden.shape[-1], device=hidden.device, dtype=hidden.dtype)[None]
         self.model = runner.model
         self.processor, self.head = _head(self.model, example)
-        self.described = self._describe()
+        self.description = self._describe()
         processor, self.vocab_size = self.processor, self.processor.org_vocab_size
         head = Head(
             self.head.weight.detach(), soft_cap=processor.soft_cap, scale=processor.scale, vocab_size=self.vocab_size
@@ -208,17 +215,18 @@ class _Draws:
         self.sampler.enqueue(example, zero.clone(), seed=zero, position=zero, top_k=zero.int(), **ones)
 
     def _describe(self):
+        """Returns the properties of the head on which the sampler depends."""
         weight, processor = self.head.weight, self.processor
         return weight.data_ptr(), weight.shape, weight.dtype, processor.soft_cap, processor.scale
 
     def is_current(self, runner: Any) -> bool:
-        """Whether the head is where it was: a reload of the weights may move it."""
-        return runner.model is self.model and self.described == self._describe()
+        """Whether the head has not changed. A reload of the weights may move the head in memory."""
+        return runner.model is self.model and self.description == self._describe()
 
     def draw(self, engine: Any, hidden: Tensor, batch: Any, rows: numpy.ndarray, index: Tensor | None) -> Tensor:
         """Draws the tokens of rows without waiting: [rows] int64.
 
-        index: the rows on the GPU; None for all rows of the batch.
+        rows: the indices of the rows in the batch. index: the same indices on the GPU, or None for all rows.
         """
         at, slots = batch.logits_indices, batch.expanded_idx_mapping
         if index is not None:
@@ -228,7 +236,7 @@ class _Draws:
         for name, off in (("top_k", states.vocab_size), ("top_p", 1), ("min_p", 0)):
             if (getattr(states, name).np[slots_np] != off).any():
                 columns[name] = getattr(states, name)
-        # vLLM moves these tensors in each step.
+        # The sampler gets copies, because vLLM moves these tensors in each step.
         columns = {name: column.gpu[slots] for name, column in columns.items()}
         tokens = torch.empty(len(rows), dtype=torch.int64, device=hidden.device)
         statuses = torch.empty(len(rows), dtype=torch.int32, device=hidden.device)
@@ -238,7 +246,10 @@ class _Draws:
 
 
 def _head(model, example):
-    """The logits processor and the head of a model, by its logits of one row of hidden states."""
+    """Returns the logits processor and the head of a model, found by computing logits.
+
+    example: one row of hidden states.
+    """
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
     calls = []
@@ -258,18 +269,19 @@ def _head(model, example):
     [(processor, args, kwargs)] = calls
     call = inspect.signature(LogitsProcessor.forward).bind(processor, *args, **kwargs).arguments
     head = call["lm_head"]
+    method = type(head.quant_method).__name__
     reasons = {
         f"the logits processor is a {type(processor).__name__}": type(processor) is not LogitsProcessor,
         "the model's output is logits": processor.logits_as_input,
         f"the head computes in {processor.head_dtype}": processor.head_dtype not in (None, example.dtype),
         f"the head is sharded over {head.tp_size} ranks": head.tp_size != 1,
-        f"the head's method is {type(head.quant_method).__name__}": type(head.quant_method).__name__ not in _PLAIN,
+        f"the head's quantization method is {method}": method not in _PLAIN,
         "the head has a bias": call.get("embedding_bias") is not None,
     }
     for reason, holds in reasons.items():
         if holds:
             raise Unsupported(reason)
-    # The model's code may change hidden states or logits.
+    # The model's code may change hidden states or logits, so its logits are compared with those of the head.
     ours = torch.nn.functional.linear(example, head.weight[: processor.org_vocab_size]).float()
     if processor.soft_cap is not None:
         ours = processor.soft_cap * torch.tanh(ours / processor.soft_cap)
