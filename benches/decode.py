@@ -1,19 +1,19 @@
-"""Times decode steps of Qwen3's shapes with random weights on one GPU, by sampler, and writes a record.
+"""Times decode steps with several samplers on one GPU, in Qwen3's shapes with random weights, and writes a record.
 
     python benches/decode.py [--models 1.7b,8b] [--sequences 1,8,64,256] [--record FILE]
 
-A step is the layers, the LM head and the draw, in one CUDA graph. It attends to 512 tokens of each sequence. Every
-sequence has a seed of its own. The final norm scales the logits to a standard deviation of 4, so that about 50 tokens
+A step is the layers, the LM head and the draw, in one CUDA graph. The attention reads 512 tokens of each sequence.
+Every sequence has its own seed. The final norm scales the logits to a standard deviation of 4, so that about 50 tokens
 are likely, as in text. The samplers:
 
     ours        the draw within the LM head's matmul, `Sampler.enqueue`
-    torch       lm_head, softmax, multinomial; filters by a sort. It has one random stream, so no seed of a sequence
-    flashinfer  lm_head, then FlashInfer's sampling with a seed and an offset for each row
-    vllm        lm_head, then the Triton kernels of vLLM (top-k and top-p, Gumbel noise), from the folder of its package
-                in the environment variable VLLM_SOURCE
+    torch       the matmul, softmax and multinomial; filters by a sort; one random stream for all sequences
+    flashinfer  the matmul, then FlashInfer's sampling functions with a seed and an offset for each row
+    vllm        the matmul, then vLLM's Triton kernels for top-k, top-p and Gumbel noise. The environment variable
+                VLLM_SOURCE names the folder of vLLM's package
 
-A sampler whose package is absent is left out, and the record says so. A second table shows what one row with filters
-does to the tokens and the time of the other rows, and whether a row has the same token alone.
+The record names samplers that are left out because their package is absent. A second table shows how one row with
+filters changes the tokens of the other rows and the time of a call, and whether a row has the same token alone.
 """
 
 import argparse
@@ -62,9 +62,11 @@ class Layers:
         self.rotary = torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)
 
     def cache(self, rows: int) -> Tensor:
+        """Returns keys and values of a context, in random numbers: [layers, 2, rows, heads, tokens, head width]."""
         return torch.randn(self.count, 2, rows, KV_HEADS, CONTEXT, HEAD, device=DEVICE, dtype=torch.bfloat16)
 
     def step(self, tokens: Tensor, positions: Tensor, cache: Tensor) -> Tensor:
+        """Returns the normed hidden states of one step, and writes its keys and values to the cache."""
         rows, states = len(tokens), embedding(tokens, self.embedding)
         at = positions[:1] % CONTEXT  # The cache keeps the last tokens.
         cos, sin = (table[at] for table in self.rotary)
@@ -93,6 +95,8 @@ class Ours:
 
 
 class Matmul:
+    """The base of the samplers that draw from the logits of a plain matmul."""
+
     def __init__(self, lm_head: Tensor, rows: int):
         self.lm_head = lm_head
 
@@ -150,9 +154,10 @@ class Vllm(Matmul):
 
 
 def vllm_kernels():
-    """vLLM's `gumbel_sample` and `apply_top_k_top_p_triton`, without the rest of its package."""
+    """Loads vLLM's `gumbel_sample` and `apply_top_k_top_p_triton`. Stand-ins replace the other modules of vLLM."""
     import triton
 
+    # Stands for vLLM's decorator, which launches `kernel` with the grid and constants that the function `spec` returns.
     def launcher(kernel, **_):
         def wrap(spec):
             def launch(*values):
@@ -214,7 +219,7 @@ def captured(work) -> torch.cuda.CUDAGraph:
 
 
 def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) -> list[float]:
-    """The median time of a replay of each graph. The graphs take turns, so that a drift meets all."""
+    """Returns the median time of a replay of each graph. The graphs take turns, so that a drift affects all of them."""
     times = [[] for _ in graphs]
     for _ in range(rounds):
         for graph, series in zip(graphs, times):
@@ -230,7 +235,7 @@ def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) 
 
 
 def neighbours(layers: Layers, model: str, rows: int, say):
-    """What a neighbour with filters changes for the other rows, and whether a row has the same token alone."""
+    """Writes how a row with filters changes the other rows, and whether a row has the same token alone."""
     tokens = torch.randint(VOCAB, (rows,), device=DEVICE)
     start = torch.full((rows,), CONTEXT, device=DEVICE)
     hidden = layers.step(tokens, start, layers.cache(rows)).clone()
@@ -265,6 +270,7 @@ def neighbours(layers: Layers, model: str, rows: int, say):
 
 
 def made(lm_head: Tensor, rows: int, say) -> dict[str, object]:
+    """Makes the samplers whose packages are present."""
     samplers = {}
     for name, sampler in SAMPLERS.items():
         try:
@@ -309,6 +315,7 @@ def main():
 
 
 def times(layers: Layers, model: str, rows: int, args, say):
+    """Writes the times of whole steps, and of head and draw alone, for each sampler and each kind of filters."""
     cache = layers.cache(rows)
     tokens = torch.randint(VOCAB, (rows,), device=DEVICE)
     positions = torch.full((rows,), CONTEXT, device=DEVICE)

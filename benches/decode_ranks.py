@@ -1,13 +1,13 @@
-"""Times head and draw over two or more GPUs, by sampler, and writes a record. Each process has a shard of the head.
+"""Times head and draw over several GPUs, by sampler, and writes a record. Each process has a shard of the head.
 
     torchrun --nproc-per-node 2 benches/decode_ranks.py [--models 1.7b,8b] [--sequences 1,8,64,256] [--record FILE]
 
-Every call ends with the tokens on the GPUs of all ranks, and waits for them: the time is that of the slowest rank, by its
-clock. The samplers:
+A call ends when the tokens are on the GPU of its rank. Each rank measures its calls by its own clock, and the time of a
+call is the time of the slowest rank. The samplers:
 
     ours   the draw within the matmul of each shard; the ranks exchange draws
     torch  the matmul of each shard, an all-gather of the logits by NCCL, softmax and multinomial; filters by a sort
-    vllm   as torch, with the Triton kernels of vLLM (decode.py)
+    vllm   the logits as for torch, then vLLM's Triton kernels, as in decode.py
 """
 
 import argparse
@@ -32,7 +32,7 @@ class Ours:
 
 
 def gathered(sampler):
-    """A sampler of decode.py over logits that all ranks gather."""
+    """Returns the class of a sampler of decode.py that draws from the logits of all shards, gathered on every rank."""
 
     class Gathered(sampler):
         def __init__(self, shard, rows, ranks):
@@ -83,6 +83,7 @@ def main():
 
 
 def times(shard, model, rows, ranks, calls, say):
+    """Writes the times of head and draw for each sampler and each kind of filters."""
     hidden = torch.randn(rows, shard.shape[1], device="cuda") * (LOGITS_STD / (0.02 * shard.shape[1] ** 0.5))
     hidden = hidden.bfloat16()
     dist.broadcast(hidden, 0)
