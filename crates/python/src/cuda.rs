@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// A sampler over inputs in memory of a GPU.
 pub(crate) struct OnDevice {
-    /// Dropped before the head's memory, which it reads.
+    /// The sampler reads the head's memory, so it is dropped before the head.
     sampler: OneOrRank,
     device: Arc<Device>,
     /// Set by the drop, and dropped after the sampler.
@@ -26,7 +26,7 @@ pub(crate) struct OnDevice {
     head: Option<Arc<HeadParts>>,
 }
 
-/// A sampler alone, or a rank of several GPUs.
+/// A sampler of one GPU with all tokens, or a rank of several GPUs that share the vocabulary.
 enum OneOrRank {
     One(DeviceSampler),
     Rank(Box<CudaRank<'static, Group>>),
@@ -70,8 +70,8 @@ impl OnDevice {
         Ok(OnDevice { sampler: OneOrRank::One(sampler), device, context: None, place, head: None })
     }
 
-    /// Waits for the work that produces weight and bias, and plans the sampler. With a group, the head is the shard of
-    /// a rank, and this is a collective call.
+    /// Waits for the work that produces weight and bias, and plans the sampler. With a group, the head is this rank's
+    /// shard, and all ranks must call this function.
     ///
     /// # Errors
     /// Those of the GPU, the head, the plan and the group.
@@ -199,7 +199,7 @@ impl OnDevice {
     }
 }
 
-/// The error of `enqueue` with a group, whose ranks wait for each other on the host.
+/// The error of `enqueue` with a group: ranks wait for each other on the host.
 pub(crate) fn no_enqueue() -> PyErr {
     invalid("group", "a sampler with a group has no enqueue: call the sampler, which waits")
 }
@@ -247,7 +247,7 @@ impl DeviceCall {
         Ok(call)
     }
 
-    /// Borrows the tensors that receive log-probabilities, in the law that `mode` names, and kept tokens.
+    /// Borrows the tensors of log-probabilities and kept tokens. `mode` is the argument `logprobs_mode`.
     ///
     /// # Errors
     /// As [`DeviceCall::borrow`]; an unknown mode.
@@ -283,7 +283,7 @@ impl DeviceCall {
             columns.token_count = u32::try_from(width).map_err(too_many)?;
         }
         if token_ids.is_some() != token_logprobs.is_some() {
-            return Err(invalid("token_logprobs", "logprob_token_ids and token_logprobs need each other"));
+            return Err(invalid("token_logprobs", "logprob_token_ids and token_logprobs must be given together"));
         }
         match mode {
             "processed_logprobs" => self.out.processed = columns,
@@ -303,7 +303,7 @@ impl DeviceCall {
         Ok(())
     }
 
-    /// The number of columns of a tensor with one row per row of the call.
+    /// Returns the number of columns of a tensor `[rows, n]`.
     fn width(&self, object: &Bound<'_, PyAny>, name: &'static str) -> PyResult<usize> {
         match *self.tensor(object, name)?.shape() {
             [_, width] => Ok(width),
@@ -318,7 +318,7 @@ impl DeviceCall {
         }
         match tensor.stream() == self.stream {
             true => Ok(tensor),
-            false => Err(invalid(name, format!("{name} is ready on another stream than the input"))),
+            false => Err(invalid(name, format!("{name} is on another stream than the input"))),
         }
     }
 
@@ -332,7 +332,7 @@ impl DeviceCall {
         self.array(object, name, &[self.rows], kinds)
     }
 
-    /// Borrows a tensor of this shape, of contiguous elements with the size of `T`, and returns its address.
+    /// Borrows a contiguous tensor of a given shape, whose elements have the size of `T`, and returns its address.
     fn array<T>(
         &mut self,
         object: Argument<'_, '_>,

@@ -1,4 +1,4 @@
-//! The ranks that share a vocabulary: a Python object that exchanges bytes between them.
+//! The ranks that share a vocabulary, as a Python object that exchanges bytes between the ranks.
 
 use crate::error::invalid;
 use core::mem::replace;
@@ -7,34 +7,35 @@ use flash_sampling::distributed::{Transport, TransportError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-/// A group of ranks. The object has the attributes `rank`, `world` and `time_limit` (in seconds), and the method
-/// `all_gather(message, time_limit)`, which returns the messages of all ranks.
+/// A group of ranks over a Python object. The object has the attributes `rank`, `world` and `time_limit` (in seconds),
+/// and the method `all_gather(message, time_limit)`, which returns the messages of all ranks.
 pub(crate) struct Group {
     object: Py<PyAny>,
     rank: usize,
     world: usize,
     limit: Duration,
-    /// Whether an exchange failed.
+    /// Whether an exchange failed. The group then refuses further exchanges.
     is_broken: bool,
 }
 
 impl Group {
-    /// Reads the attributes of the object.
+    /// Makes a group from the attributes of a Python object.
     ///
     /// # Errors
     /// An attribute is missing, or has an invalid value.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Group> {
         let (rank, world): (usize, usize) = (object.getattr("rank")?.extract()?, object.getattr("world")?.extract()?);
         if rank >= world {
-            return Err(invalid("group", format!("group has rank {rank} of {world}")));
+            return Err(invalid("group", format!("group has rank {rank} of {world} ranks, but ranks begin at 0")));
         }
         let seconds: f64 = object.getattr("time_limit")?.extract()?;
         let limit = Duration::try_from_secs_f64(seconds).map_err(|_| {
-            invalid("group", format!("group has time_limit {seconds:?}, but must have a time in seconds"))
+            invalid("group", format!("group has time_limit {seconds:?}, but must have a duration in seconds"))
         })?;
         Ok(Group { object: object.clone().unbind(), rank, world, limit, is_broken: false })
     }
 
+    /// Calls the object's `all_gather`, and copies the messages that it returns.
     fn gather(&self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> PyResult<()> {
         Python::attach(|py| {
             let arguments = (PyBytes::new(py, mine), self.limit.as_secs_f64());

@@ -32,10 +32,10 @@ type RowErrors = Vec<(usize, RowError)>;
 /// backend: for a head on the CPU: "cpu", "cpu:ISA" (an instruction set), "reference" (float64, slow), or "cuda:GPU",
 ///     which copies the weight to that GPU; None: the backend of the head's device.
 /// canonical: draws the same tokens on every instruction set and backend; filters are errors. (CPU)
-/// group: the ranks of a sharded vocabulary, as `flash_sampling.torch.group` makes them: an object with `rank`, `world`,
-///     `time_limit` in seconds, and `all_gather(message, time_limit)`, which returns the messages of all ranks. The head
-///     is this rank's shard. All ranks make the sampler, and every call with the same rows; every rank gets the tokens
-///     of a head without shards.
+/// group: the ranks that share the vocabulary, for example from `flash_sampling.torch.group`: an object with `rank`,
+///     `world`, `time_limit` in seconds, and `all_gather(message, time_limit)`, which returns the messages of all
+///     ranks. The head is this rank's shard. All ranks construct the sampler, and call it with the same rows. Every
+///     rank gets the tokens that one head with the whole vocabulary would draw.
 #[pyclass(frozen, weakref, module = "flash_sampling")]
 pub(crate) struct Sampler {
     state: Mutex<(Engine, Samples)>,
@@ -119,7 +119,8 @@ impl Sampler {
 
     /// Makes a sampler of existing logits [rows, vocab_size] in bfloat16, float16 or float32.
     ///
-    /// The arguments have the meaning of those of the class. backend: "cuda:GPU" reads logits on that GPU in place.
+    /// The arguments have the same meaning as those of the class. The backend "cuda:GPU" reads logits on that GPU in
+    /// place.
     #[staticmethod]
     #[pyo3(signature = (vocab_size, max_rows=256, *, max_draws=1, max_logprobs=None, threads=None, backend=None))]
     fn for_logits(
@@ -186,18 +187,20 @@ impl Sampler {
     /// seed, position: [rows] int64; a seed from 2^63 on as the int64 with the same bits.
     /// temperature, top_p, min_p: [rows] float32. top_k: [rows] int32, off or at most 1024.
     /// mask: [rows, ceil(vocab / 32)] int32.
-    /// statuses: [rows] int32, which receives a status in the low byte: 0 for a drawn token; 1, 2, 3 for a row without
-    ///     finite logits, with NaN, or with +inf; 7 for an invalid parameter.
-    /// logprobs, ranks: [rows] float32 and int32, which receive the log-probability and the rank of each drawn token; -inf
-    ///     and 0 for a row that failed. log_z: [rows] float64, which receives the logarithm of the sum of e^logit.
+    /// statuses: [rows] int32, which receives a status in the low byte: 0 for a drawn token; 1 if no logit is finite; 2
+    ///     if a logit is NaN; 3 if a logit is +inf; 7 if a parameter is invalid.
+    /// logprobs, ranks: [rows] float32 and int32, which receive the log-probability and the rank of each drawn token;
+    ///     -inf and 0 for a row that failed.
+    /// log_z: [rows] float64, which receives the logarithm of the sum of e^logit.
     /// top_tokens, top_logprobs: [rows, n] int32 and float32, n at most 128, which receive the most probable tokens and
     ///     their log-probabilities; -1 and -inf if a row has fewer tokens.
-    /// logprob_token_ids, token_logprobs: [rows, n] int64 and float32: any tokens, and their log-probabilities; -inf for a
-    ///     token outside of the vocabulary or the law.
-    /// logprobs_mode: "processed_logprobs", the law of the draws, or "raw_logprobs", the law of the model.
-    /// kept_begin, kept_tokens: [rows + 1] int64 and [capacity] int32, which receive the tokens that the filters keep: row
-    ///     r has kept_tokens[kept_begin[r]:kept_begin[r + 1]], ascending. A row without filters has none. Tokens beyond
-    ///     the capacity are dropped, so the lists are complete if kept_begin[rows] <= capacity.
+    /// logprob_token_ids, token_logprobs: [rows, n] int64 and float32. The call reads tokens from the first, and writes
+    ///     their log-probabilities to the second; -inf for a token outside of the vocabulary or with probability 0.
+    /// logprobs_mode: "processed_logprobs": log-probabilities in the distribution of the draws; "raw_logprobs":
+    ///     log-probabilities from the model's own logits.
+    /// kept_begin, kept_tokens: [rows + 1] int64 and [capacity] int32, which receive the tokens that the filters keep:
+    ///     row r has kept_tokens[kept_begin[r]:kept_begin[r + 1]], ascending. A row without filters has none. Tokens
+    ///     beyond the capacity are dropped, so the lists are complete if kept_begin[rows] <= capacity.
     ///
     /// A torch.cuda.graph can capture the call, after a first call with the same parameters; the sampler and all
     /// tensors must outlive the graph. The caller orders calls of one sampler on several streams.
