@@ -93,9 +93,10 @@ pub struct TokenColumns {
     /// A constant of [`status`](crate::abi::status) in the low byte. With
     /// [`PARAMETERS`](crate::abi::status::PARAMETERS), [`invalid_parameter`] reads the other bits.
     pub statuses: DeviceAddress<u32>,
-    /// The law of the draws: [`LogprobsMode::Processed`](flash_sampling_core::LogprobsMode::Processed).
+    /// Log-probabilities in the law of the draws:
+    /// [`LogprobsMode::Processed`](flash_sampling_core::LogprobsMode::Processed).
     pub processed: LogprobColumns,
-    /// The law of the model: [`LogprobsMode::Raw`](flash_sampling_core::LogprobsMode::Raw).
+    /// Log-probabilities in the law of the model: [`LogprobsMode::Raw`](flash_sampling_core::LogprobsMode::Raw).
     pub raw: LogprobColumns,
     /// The tokens that the filters keep.
     pub kept: KeptColumns,

@@ -6,11 +6,11 @@ use crate::abi::{DeviceAddress, FilterCall, KeptToken, SummaryResult};
 /// The largest [`LogprobColumns::top_n`].
 pub const TOP_N_MAX: u32 = 128;
 
-/// Log-probabilities of rows in device memory in one law, for
-/// [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue). A null array is not written.
+/// Arrays of log-probabilities in one law, for [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue). A null array
+/// is not written.
 ///
-/// The values are those of [`RowSample`](flash_sampling_core::RowSample). Log Z is computed with the GPU's logarithm, so its
-/// last bit may differ. Log-probabilities are rounded to float32.
+/// The values are equal to those of [`RowSample`](flash_sampling_core::RowSample), with two exceptions: the last bit of
+/// log Z may differ, because it is computed with the GPU's logarithm, and log-probabilities are rounded to float32.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogprobColumns {
@@ -20,19 +20,19 @@ pub struct LogprobColumns {
     pub log_probs: DeviceAddress<f32>,
     /// The ranks of the drawn tokens, 1 for the most probable token; 0 for a row without a draw.
     pub ranks: DeviceAddress<i32>,
-    /// The most probable tokens `[rows, top_n]`, the most probable first. If a row has fewer tokens, or no draw, the
-    /// other elements are -1.
+    /// The most probable tokens `[rows, top_n]`, in descending order. If a row has fewer tokens, or no draw, the
+    /// remaining elements are -1.
     pub top_tokens: DeviceAddress<i32>,
-    /// The log-probabilities of `top_tokens`, `[rows, top_n]`, in nats; -inf for -1.
+    /// The log-probabilities of `top_tokens`, `[rows, top_n]`, in nats; -inf where the token is -1.
     pub top_log_probs: DeviceAddress<f32>,
-    /// Tokens with requested log-probabilities `[rows, token_count]`.
+    /// The tokens whose log-probabilities are requested, `[rows, token_count]`. The call reads this array.
     pub token_ids: DeviceAddress<i64>,
     /// The log-probabilities of `token_ids`, `[rows, token_count]`, in nats; -inf for a token outside of the vocabulary or
     /// the law, and for a row without a draw.
     pub token_log_probs: DeviceAddress<f32>,
     /// The number of most probable tokens, at most [`TOP_N_MAX`].
     pub top_n: u32,
-    /// The number of tokens with requested log-probabilities.
+    /// The number of tokens per row whose log-probabilities are requested.
     pub token_count: u32,
 }
 layout!(LogprobColumns 64:
@@ -56,7 +56,7 @@ pub struct KeptColumns {
 }
 layout!(KeptColumns 24: begin 0, tokens 8, capacity 16);
 
-/// The argument of `row_logprobs`.
+/// The argument of the kernel `row_logprobs`; `row_logprobs.cuh` describes the fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogprobCall {
@@ -75,7 +75,7 @@ layout!(LogprobCall 192:
     filtered 0, invalid 72, weights 80, summaries 88, top 96, least 104, kept 112, columns 120, first_row 184, padding 188
 );
 
-/// The argument of `write_kept`.
+/// The argument of the kernel `write_kept`; `row_logprobs.cuh` describes the fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeptCall {

@@ -1,5 +1,5 @@
-//! Draws from device memory with the parameters and results of the core crate, for engines with weight and hidden
-//! states, or with logits, on the GPU; also the hidden states of the ranks of such an engine.
+//! The sampler for engines whose weight and hidden states, or logits, are in device memory, with the parameters and
+//! results of the core crate; also the hidden states of the ranks of such an engine.
 #![allow(unsafe_code)]
 
 use crate::abi::{RowColumns, TokenColumns};
@@ -17,12 +17,12 @@ use cudarc::driver::{CudaEvent, CudaStream};
 use flash_sampling_core::{Capabilities, Plan, RowParams, SampleError, Samples, Shape};
 use std::sync::Arc;
 
-/// A sampler whose inputs are in device memory, with the parameters and results of
-/// [`PerturbedArgmax`](flash_sampling_core::PerturbedArgmax): hidden states and a weight, or existing logits.
+/// A sampler whose inputs are in device memory: hidden states and a weight, or existing logits. Its parameters and
+/// results are those of [`PerturbedArgmax`](flash_sampling_core::PerturbedArgmax).
 ///
-/// It copies neither hidden states nor weight nor logits. It is exact pathwise, with the same draws as [`CudaTiled`],
-/// and over logits as [`CudaStandalone`](crate::CudaStandalone). A call waits for its results, except
-/// [`DeviceSampler::enqueue`], whose parameters and results are in device memory.
+/// The sampler reads hidden states, weight and logits in place. It is exact pathwise. From hidden states, it has the
+/// draws of [`CudaTiled`]; from logits, the draws of [`CudaStandalone`](crate::CudaStandalone). A call waits for its
+/// results, except [`DeviceSampler::enqueue`], whose parameters and results are in device memory.
 ///
 /// # Hidden states and a weight
 /// A call launches on the caller's stream: one launch per 256 rows, and again for each further draw of a row. The call
@@ -37,11 +37,11 @@ use std::sync::Arc;
 /// For the shard of a rank, convert it into a [`CudaTiled`], which exchanges draws with other GPUs.
 ///
 /// # Logits
-/// The logits `[rows, vocab]` have any element type, row stride and address. Every call reads them once for the draws.
-/// Kernels then filter float32 logits in place, and 16-bit logits from a float32 copy of the rows with filters. Calls
-/// of `enqueue` with log-probabilities or kept tokens copy all rows of 16-bit logits. The first such call allocates the
-/// copy, up to 256 MiB. A call that waits launches on a stream of the sampler, after the
-/// caller's stream.
+/// The logits `[rows, vocab]` may have any element type, row stride and address. Every call reads the logits once for
+/// the draws. Kernels then filter float32 logits in place. Filters of 16-bit logits need a float32 copy of the rows
+/// with filters; calls of `enqueue` with log-probabilities or kept tokens copy all rows. The first call that copies
+/// rows allocates up to 256 MiB. A call that waits launches on a stream of the sampler, after the work on the caller's
+/// stream.
 #[derive(Debug)]
 pub struct DeviceSampler {
     source: Source,
@@ -109,7 +109,7 @@ impl DeviceSampler {
         }
     }
 
-    /// The head; `None` for a sampler of logits.
+    /// The head, or `None` for a sampler of logits.
     pub fn head(&self) -> Option<&DeviceHead> {
         match &self.source {
             Source::Head(_, head) => Some(head),
@@ -125,8 +125,10 @@ impl DeviceSampler {
         }
     }
 
-    /// Draws for `input`, hidden states `[rows, hidden]` or logits `[rows, vocab]`, with one [`RowParams`] per row, after
-    /// all prior work on `stream`, and waits.
+    /// Draws for the rows of `input` after all prior work on `stream`, and waits.
+    ///
+    /// `input` is hidden states `[rows, hidden]` or logits `[rows, vocab]`, and `rows` has one [`RowParams`] for each
+    /// row.
     ///
     /// # Errors
     /// * Those of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample). An error of a single row
@@ -172,10 +174,10 @@ impl DeviceSampler {
 
     /// Loads kernels and allocates memory for [`DeviceSampler::enqueue`], so that a graph can capture such calls.
     ///
-    /// `columns` and `out` have the arrays of later calls; only which arrays are null matters. `max_adjusted` is the
-    /// maximum number of distinct adjusted tokens of a row: biased, banned, banned as stop tokens, and penalised. Each of
-    /// them takes 20 bytes for every row. Calls with filters, log-probabilities or kept tokens store or copy the logits of
-    /// up to 256 rows. Over existing logits, later calls may have logits of any element type.
+    /// `columns` and `out` state which arrays later calls have: only whether an array is null matters.
+    /// `max_adjusted` is the maximum number of distinct adjusted tokens of a row: biased, banned, banned as stop tokens,
+    /// and penalised. Each adjusted token takes 20 bytes for every row. Calls with filters, log-probabilities or kept tokens store or
+    /// copy the logits of up to 256 rows. Over existing logits, later calls may have logits of any element type.
     ///
     /// A larger `max_adjusted` than before replaces memory, so graphs that captured earlier calls must not run again.
     ///
@@ -194,17 +196,18 @@ impl DeviceSampler {
         }
     }
 
-    /// Enqueues a draw for each row of `input`, hidden states `[rows, hidden]` or logits `[rows, vocab]`, on `stream`, and
-    /// returns without waiting.
+    /// Enqueues a draw for each row of `input` on `stream`, and returns without waiting.
     ///
-    /// The kernels read the parameters from `columns` when they run, and write the results to `out`. So a graph can
-    /// capture the call, and replay it with other values. The draws are those of [`DeviceSampler::sample`]. Each kernel
-    /// is launched once per 256 rows. The first call with an array that [`DeviceSampler::prepare_enqueue`] did not have
-    /// loads kernels and allocates memory.
+    /// `input` is hidden states `[rows, hidden]` or logits `[rows, vocab]`. The kernels read the parameters from
+    /// `columns` when they run, and write the results to `out`. So a graph can capture the call, and replay it with
+    /// other values. The draws are those of [`DeviceSampler::sample`]. Each kernel is launched once per 256 rows. The
+    /// first call with an array that [`DeviceSampler::prepare_enqueue`] did not have loads kernels and allocates
+    /// memory.
     ///
-    /// `out` may also have log-probabilities, ranks and the most probable tokens, in the law of the draws and in that of
-    /// the model, and the tokens that filters keep ([`LogprobColumns`](crate::abi::LogprobColumns),
-    /// [`KeptColumns`](crate::abi::KeptColumns)). Such a call stores the logits of a head, and reads them again.
+    /// `out` may also have arrays for log-probabilities, ranks and the most probable tokens, in the law of the draws
+    /// and in the law of the model ([`LogprobColumns`](crate::abi::LogprobColumns)), and for the tokens that filters
+    /// keep ([`KeptColumns`](crate::abi::KeptColumns)). A call with such arrays stores the logits of a head, and reads
+    /// the stored logits for these results.
     ///
     /// A row without a draw has token -1, and its status is the reason; other rows do not change:
     /// * [`PARAMETERS`](crate::abi::status::PARAMETERS): a parameter is invalid, or the row has more adjusted tokens
@@ -212,8 +215,8 @@ impl DeviceSampler {
     /// * Other constants of [`status`](crate::abi::status): a logit of the row is NaN or +inf, or none is finite.
     ///
     /// # Errors
-    /// * [`CudaError::Layout`]: a misaligned address; biases without values; lists without their bounds; kept tokens
-    ///   without begin; a head without rows; an input of an unsupported layout.
+    /// * [`CudaError::Layout`]: a misaligned address; biases without values; lists without their bounds; token ids
+    ///   without log-probabilities; kept tokens without begin; a head without rows; an input of an unsupported layout.
     /// * [`CudaError::TooLarge`]: more rows than planned, or more most probable tokens than
     ///   [`TOP_N_MAX`](crate::abi::TOP_N_MAX).
     /// * [`CudaError::Driver`], [`CudaError::Compile`].

@@ -1,10 +1,10 @@
 //! The samplers: the core crate's trait on top of the entry points over device memory.
 //!
 //! A sampler runs the core crate's driver over the passes of a `row_scan`. The passes launch kernels through a source
-//! of logits: a head on the GPU (`head_sampler`), or existing logits (`logit_sampler`). The head is uploaded (`tiled`,
-//! `grouped`, `online`) or in the caller's device memory (`device_sampler`), as hidden states may be. The logits are
-//! copied (`standalone`) or in the caller's device memory (`device_sampler`). `staging` packs rows, and `pinned_items`
-//! has lists and masks. `streamed` reads a weight in blocks.
+//! of logits: a head on the GPU (`head_sampler`), or existing logits (`logit_sampler`). `tiled`, `grouped` and `online`
+//! upload the head. `standalone` copies logits from the host. `device_sampler` reads a head, hidden states and logits in
+//! the caller's device memory. `staging` packs rows, and `pinned_items` has lists and masks. `streamed` reads a weight in
+//! blocks.
 
 pub(crate) mod device_sampler;
 pub(crate) mod grouped;

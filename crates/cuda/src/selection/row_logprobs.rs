@@ -1,4 +1,4 @@
-//! Log-probabilities and kept tokens of calls that do not wait, from the logits that the call stored.
+//! Log-probabilities and kept tokens of calls that do not wait, from the logits of the call in device memory.
 
 use crate::abi::{
     self, DeviceAddress, FilterCall, KeptCall, KeptColumns, KeptToken, LogprobCall, LogprobColumns, PART_MASSES_BYTES,
@@ -20,6 +20,7 @@ use std::sync::Arc;
 pub(crate) static SOURCE: KernelSource = KernelSource::single_cold("row_logprobs.cu", kernels::any);
 
 impl LogprobColumns {
+    /// Whether any result is requested.
     fn is_any(&self) -> bool {
         self.needs_summary() || !self.ranks.is_null()
     }
@@ -39,7 +40,7 @@ impl LogprobColumns {
         check_aligned("tokens with log-probabilities", self.token_ids)?;
         check_aligned("log-probabilities of tokens", self.token_log_probs)?;
         if self.token_count > 0 && (self.token_ids.is_null() || self.token_log_probs.is_null()) {
-            let reason = "they need both tokens and log-probabilities";
+            let reason = "token_count is not 0, but token_ids or token_log_probs is null";
             return Err(CudaError::Layout { what: "tokens with log-probabilities", reason });
         }
         CudaError::check_limits(&[("most probable tokens of a row", self.top_n as usize, TOP_N_MAX as usize)])
@@ -47,12 +48,12 @@ impl LogprobColumns {
 }
 
 impl TokenColumns {
-    /// Whether the call stores its logits for these results.
+    /// Whether the results need the logits of the call in device memory.
     pub(crate) fn needs_logits(&self) -> bool {
         self.processed.is_any() || self.raw.is_any() || !self.kept.begin.is_null()
     }
 
-    /// Whether the stored logits are raw.
+    /// Whether the results need raw logits, before temperature and adjustments.
     pub(crate) fn needs_raw(&self) -> bool {
         self.raw.is_any()
     }
@@ -65,27 +66,28 @@ impl TokenColumns {
         check_aligned("kept tokens", begin)?;
         check_aligned("kept tokens", tokens)?;
         if begin.is_null() && !tokens.is_null() {
-            return Err(CudaError::Layout { what: "kept tokens", reason: "they have tokens without begin" });
+            return Err(CudaError::Layout { what: "kept tokens", reason: "begin is null, but tokens is not" });
         }
         Ok(())
     }
 }
 
-/// The kernels, and memory for the rows of a launch.
+/// The kernels for log-probabilities and kept tokens, and memory for the rows of a launch.
 #[derive(Debug)]
 pub(crate) struct DeviceLogprobs {
     request: Kernel<(DeviceAddress<SummaryRequest>, DeviceAddress<u32>, u32)>,
     summaries: SummaryKernels,
     logprobs: ConfiguredKernel<(LogprobCall,)>,
     write_kept: ConfiguredKernel<(KeptCall,)>,
-    /// The weights of mass bins.
+    /// The weights of the mass bins, for log Z of rows with filters.
     weights: Scratch,
     memory: Scratch,
     max_rows: usize,
     tokens: usize,
 }
 
-/// The addresses of the parts of the memory.
+/// The addresses of the arrays in the memory of a launch: inputs and results of the row summaries, then the lowest kept
+/// place (`least`) and the number of kept tokens (`kept`) of each row.
 struct Parts {
     results: DeviceAddress<SummaryResult>,
     requests: DeviceAddress<SummaryRequest>,
@@ -127,8 +129,10 @@ impl DeviceLogprobs {
         Parts { results, requests, top, listed, masses, least, listed_counts, kept: listed_counts.add(n) }
     }
 
-    /// Enqueues the results of a launch's rows, from number `first_row` on. `call` is the argument of the selection
-    /// kernels, which have run; the logits are raw if the raw law is requested.
+    /// Enqueues the results for the rows of a launch, which begin at row `first_row` of the call.
+    ///
+    /// `call` is the argument of the kernels for filters, which were enqueued before. If the raw law is requested, the
+    /// logits of `call` are raw.
     pub(crate) fn enqueue(
         &mut self,
         queue: Queue<'_>,
@@ -153,7 +157,7 @@ impl DeviceLogprobs {
         self.write_kept.launch(queue, call.count, (KeptCall { filtered, least, kept, columns, first_row, padding: 0 },))
     }
 
-    /// Enqueues the log-probabilities of one law.
+    /// Enqueues the log-probabilities of one law and, if `kept` is not null, the counts of kept tokens.
     fn enqueue_law(
         &mut self,
         queue: Queue<'_>,

@@ -37,7 +37,7 @@ impl LogitSampler {
         Ok(())
     }
 
-    /// Enqueues one draw for each row of `logits`, in launches of at most 256 rows.
+    /// Enqueues one draw for each row of `logits`, in launches of at most 256 rows, and the other results of `out`.
     pub(crate) fn enqueue_columns(
         &mut self,
         queue: Queue<'_>,

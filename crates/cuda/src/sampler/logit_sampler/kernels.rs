@@ -28,20 +28,22 @@ pub(super) struct LogitKernels {
     vocab_size: u32,
     math: NoiseMath,
     device: Arc<Device>,
-    /// For bf16, f16 and f32, each made for the first logits of its type.
+    /// The draws without filters from bf16, f16 and f32 logits. The first logits of a type load its kernel.
     samplers: [Option<DeviceStandalone>; 3],
     /// The maximum number of draws of a launch with filters.
     max_filtered: usize,
-    /// The kernels for filters, and room for the filters of a launch. Made at first use.
+    /// The kernels for filters, and memory for the filters of a launch; made at first use.
     filters: Option<(ExistingFilters, Scratch)>,
-    /// For calls that do not wait with log-probabilities or kept tokens.
+    /// The kernels for log-probabilities and kept tokens of calls that do not wait; made at first use.
     pub(super) logprobs: Option<DeviceLogprobs>,
-    /// Rows and sources of a launch.
+    /// The encoded rows of a launch.
     inputs: CudaSlice<u8>,
+    /// The row of the logits that each draw of a launch reads.
     sources: CudaSlice<u32>,
     pub(super) draws: CudaSlice<Draw>,
     pub(super) staging: Staging,
     pub(super) adjustments: Adjustments,
+    /// `sources` and the filters of a launch in host memory, before they are copied to the GPU.
     sources_here: Vec<u32>,
     filters_here: Vec<RowFilters>,
 }
@@ -82,7 +84,7 @@ impl LogitKernels {
         Ok(kernels)
     }
 
-    /// Changes the number of rows. No launch may be in progress.
+    /// Changes the plan's number of rows, and drops kernels and memory that depend on it. No launch may be in progress.
     pub(super) fn replan(&mut self, plan: &Plan) {
         (self.filters, self.logprobs) = (None, None);
         self.max_filtered = max_filtered(self.vocab_size, plan);
@@ -132,7 +134,7 @@ impl LogitKernels {
         Ok(())
     }
 
-    /// Enqueues draws from logits, without filters. Draw `i` reads row `sources[i]`, or row `i` without sources.
+    /// Enqueues draws without filters. Draw `i` reads row `sources[i]` of the logits; without `sources`, row `i`.
     pub(super) fn enqueue(
         &mut self,
         queue: Queue<'_>,
@@ -143,7 +145,7 @@ impl LogitKernels {
         self.sampler(logits.dtype)?.enqueue(queue, logits, &DeviceDraws { count, rows, sources, draws, log_z: None })
     }
 
-    /// Copies the staged rows and the logits row of each to the GPU; returns their addresses.
+    /// Copies the staged rows and their `sources` to the GPU, and returns the addresses of both.
     pub(super) fn copy_rows(
         &mut self,
         sources: impl Iterator<Item = usize>,
@@ -158,7 +160,8 @@ impl LogitKernels {
         Ok((rows, DeviceAddress::of(&self.sources, stream)))
     }
 
-    /// Copies the filters of some draws to the GPU, and enqueues the kernels that replace draws without filters.
+    /// Copies the filters of draws to the GPU, and enqueues the kernels that replace the draws without filters by draws
+    /// with filters.
     pub(super) fn enqueue_filters(
         &mut self,
         queue: Queue<'_>,

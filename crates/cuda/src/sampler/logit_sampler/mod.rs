@@ -1,7 +1,7 @@
-//! The sampler over existing logits on a GPU, for logits that were copied from the host and for logits of the caller.
+//! The sampler over existing logits on a GPU: logits in the caller's device memory, or logits copied from the host.
 //!
-//! `kernels` has the kernels with the memory of their launches, and `source` makes the launches of a pass. `columns`
-//! enqueues calls that do not wait, with parameters in device memory.
+//! `kernels` has the kernels with the memory of their launches. `source` launches the passes of calls that wait.
+//! `columns` enqueues calls that do not wait, whose parameters are in device memory.
 
 mod columns;
 mod kernels;
@@ -41,8 +41,8 @@ pub(crate) struct LogitSampler {
 }
 
 impl LogitSampler {
-    /// Checks the plan, compiles and loads the kernels for float32 logits of `vocab_size` columns. The first logits of
-    /// another type load the kernel of their type.
+    /// Checks the plan, and compiles and loads the kernels for float32 logits of `vocab_size` columns. The first call
+    /// with logits of another type loads the kernel for this type.
     pub(crate) fn new(vocab_size: usize, plan: Plan, device: &Arc<Device>, math: NoiseMath) -> Result<Self, CudaError> {
         check_plan(&plan, false)?;
         CudaError::check_limits(&[("tokens", vocab_size, 1 << 31)])?;
@@ -93,13 +93,13 @@ impl LogitSampler {
         Ok(())
     }
 
-    /// Waits for launches that may be in progress after an error.
+    /// Waits for all launches on the sampler's own stream, which may be in progress after an error.
     pub(crate) fn wait(&self) {
         wait(self.stream.context(), || self.stream.synchronize());
     }
 
-    /// Draws from checked logits that earlier work on the sampler's own stream wrote, and waits. `input` has the number
-    /// of columns; its rows are not read.
+    /// Draws from checked logits, which earlier work on the sampler's own stream wrote, and waits. `input` states the
+    /// number of columns; its rows are not read.
     pub(crate) fn sample(
         &mut self,
         logits: DeviceMatrix,
@@ -115,7 +115,8 @@ impl LogitSampler {
         driver.sample(&mut pass, (can, plan, vocab_size), input, rows, out)
     }
 
-    /// Draws from logits of the caller after all prior work on `stream`. Launches may be in progress after an error.
+    /// Draws from logits of the caller after all prior work on `stream`, and waits. After an error, launches may be in
+    /// progress.
     pub(crate) fn sample_on(
         &mut self,
         stream: &CudaStream,
@@ -130,7 +131,7 @@ impl LogitSampler {
         // The sampler's own stream would take part in the capture.
         let status = stream.capture_status().map_err(&failed)?;
         if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-            return Err(CudaError::Layout { what: "logits", reason: "their stream captures" }.into());
+            return Err(CudaError::Layout { what: "logits", reason: "their stream is capturing a graph" }.into());
         }
         self.stream.join(stream).map_err(failed)?;
         self.sample(*logits, input, rows, out)

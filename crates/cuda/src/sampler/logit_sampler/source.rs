@@ -1,4 +1,4 @@
-//! The launches of a call over existing logits.
+//! The launches of a call over existing logits that waits.
 #![allow(unsafe_code)]
 
 use super::kernels::{LogitKernels, MAX_DRAWS};
@@ -14,7 +14,7 @@ use crate::selection::stored_rows::{MAX_ROWS, StoredRows, SummaryInput};
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
-/// The logits of a call, complete for the sampler's stream.
+/// The logits of a call. Work on the sampler's own stream, `stream`, may read them.
 #[derive(Debug)]
 pub(super) struct ExistingLogits<'s> {
     pub(super) kernels: &'s mut LogitKernels,
@@ -94,7 +94,8 @@ impl LogitSource for ExistingLogits<'_> {
     }
 }
 
-/// A row's result from the key of its first bad logit: stage, token, and whether it is infinite; all ones without one.
+/// Returns a row's result from the key of its first invalid logit: stage, token, and whether the logit is infinite. If
+/// no logit is invalid, all bits of the key are ones.
 fn invalid(key: u64) -> Draw {
     let status = match key {
         u64::MAX => status::DRAWN,
