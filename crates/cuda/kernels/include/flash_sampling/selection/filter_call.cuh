@@ -18,7 +18,7 @@ struct FilterCall {
     u32 tokens;
     u32 is_transformed;         // 1 = the logits are transformed, not raw
     u32 count;                  // number of draws
-    const u16* block_maxima;    // BlockMaxima of the rows, where draw i takes row i; null = none
+    const u16* block_maxima;    // the BlockMaxima of the rows, if draw i takes row i; null = not stored
 
 #ifdef __CUDACC__
     __device__ __forceinline__ ExistingRow row(u32 i) const {
@@ -26,13 +26,13 @@ struct FilterCall {
         return {logits + source * row_stride, first_token, tokens};
     }
 
-    // Returns the maxima of draw i, with a step of `BlockMaxima::ROWS`, or null.
+    // Returns the largest logits of the granules of draw i, or null. Every `BlockMaxima::ROWS`-th element belongs to draw i.
     __device__ __forceinline__ const u16* maxima(u32 i) const {
         if (!block_maxima) return nullptr;
         return block_maxima + BlockMaxima::octet(i / BlockMaxima::ROWS, BlockMaxima::granules_of(tokens)) + i % BlockMaxima::ROWS;
     }
 
-    // Copies the row of draw i. All threads call this.
+    // Copies the row of draw i to `row` in shared memory, without transforms if the logits are transformed. All threads call this.
     __device__ __forceinline__ void begin(u32 i, Row& row) const {
         copy_row(&row, rows + i);
         __syncthreads();
@@ -52,7 +52,8 @@ FS_LAYOUT(FilterCall, 72,
 
 #ifdef __CUDACC__
 
-// Keeps the best of the tokens before a place, for scan(). Scores of other tokens do not raise its cutoff.
+// Keeps the best of the tokens before a place, for scan(): tokens with a logit above `limit`, or equal to `limit` and a number below
+// `token_limit`. Scores of other tokens do not raise the cutoff.
 struct KeepBefore {
     static constexpr bool RAISES = false;
     u32* shared_cut;

@@ -1,7 +1,7 @@
 // The draw of a row with min-p first or a top-k, from its logits in memory or from lists of them. One block per row.
 //
-// The filters keep few tokens, the first in the order of descending logits. One pass over the row gathers them as candidates. With
-// the largest logit of each granule, the pass reads only granules that may have a candidate.
+// The filters keep few tokens, the first in the order of descending logits. One pass over the row gathers these tokens as
+// candidates. If the largest logit of each granule (16 tokens) is stored, the pass reads only granules that may have a candidate.
 // The block sorts the candidates, applies the filters as core's Selector does, and draws. The host decides rows with too many
 // candidates. top_p.cuh handles rows with top-p first.
 #pragma once
@@ -25,8 +25,8 @@ struct FilterRow {
 
     struct Shared {
         Candidates<THREADS, CAPACITY> candidates;
-        u32 units[KEPT];
-        float edges[KEPT];
+        u32 units[KEPT];    // integer masses; in gather_by_maxima, the numbers of granules
+        float edges[KEPT];  // the edges of the candidates' mass bins
         Row row;
         WarpScan<32, 4> scans[WARPS];
         u64 best;
@@ -118,11 +118,12 @@ struct FilterRow {
         drop_others();
     }
 
-    // Drops the candidates that min-p or top-k surely drop, unless there are too many. Leaves few candidates for top-k to walk().
+    // Drops the candidates that min-p or top-k surely drop, unless there are too many candidates. For few candidates, only
+    // min-p is applied here; walk() applies top-k.
     __device__ __forceinline__ void drop_others() {
         auto& c = shared.candidates;
         if (c.count > CAPACITY) return;
-        // Up to this number, a sort is faster than a search for the k-th largest.
+        // Up to this number of candidates, the sort in walk() is faster than a search for the k-th largest.
         constexpr u32 FEW = 128;
         u64 least = least_by_min_p(from_monotone_bits(c.largest));
         if (filters.top_k && c.count > max(filters.top_k, FEW)) {
@@ -132,12 +133,13 @@ struct FilterRow {
         c.compact(least);
     }
 
-    // Gathers as gather() does, from the largest logits of the row's granules: every `BlockMaxima::ROWS`-th element of `maxima`. The
-    // row has neither a mask nor biases. Returns false, without candidates, if too many granules may have a candidate.
+    // Gathers the same tokens as gather(), but reads only granules whose largest logit may be a candidate. Every
+    // `BlockMaxima::ROWS`-th element of `maxima` is the largest logit of a granule. The row has neither a mask nor biases.
+    // Returns false if the row needs gather(): too many granules or candidates, too few granules for top-k, or values out of range.
     __device__ __noinline__ bool gather_by_maxima(const u16* maxima) {
         auto& c = shared.candidates;
         const u32 granules = BlockMaxima::granules_of(logits.tokens), k = filters.top_k;
-        // The maxima, as monotone bits, are in the memory of the candidates' keys.
+        // The granules' largest logits, as monotone bits, in the memory of the candidates' keys.
         u16* const tops = reinterpret_cast<u16*>(c.keys);
         if (granules > CAPACITY * (sizeof(u64) / sizeof(u16)) || k > granules) return false;
         c.begin();
@@ -160,7 +162,7 @@ struct FilterRow {
         top = __reduce_max_sync(0xffffffffu, top);
         if (threadIdx.x % 32 == 0) atomicMax(&shared.cut, top);
         __syncthreads();
-        // Every kept token has at least the raw logit `raw`, and at least the transformed logit `least`.
+        // Lower bounds of the kept tokens' logits: `raw` of raw logits, `least` of transformed logits.
         const float scale = shared.row.inv_temperature;
         float raw = -f32_infinity(), least = -f32_infinity();
         if (filters.is_min_p_first()) {
@@ -169,7 +171,7 @@ struct FilterRow {
             raw = least / scale;
         }
         if (k) {
-            // k granules have a token of at least `kth`.
+            // k granules have a token whose raw logit is at least `kth`.
             const float kth = BlockMaxima::lower_bound(largest_of(find_top(tops, granules, k)));
             least = fmaxf(least, mul_rn(kth, scale));
             raw = fmaxf(raw, kth);
@@ -191,7 +193,7 @@ struct FilterRow {
         for (u32 i = threadIdx.x; i < LANES * listed; i += THREADS) {
             const u32 first = shared.units[i / LANES] * BlockMaxima::TOKENS + i % LANES * EACH;
             if (first >= logits.tokens) continue;
-            // A row has room for whole 16 bytes.
+            // A row has room for a multiple of 16 bytes, so the load stays within the row's memory.
             u32 words[EACH];
             load_16_bytes(row + first, words);
 #pragma unroll
@@ -211,12 +213,12 @@ struct FilterRow {
         return true;
     }
 
-    // Returns the logit of monotone bits of float16.
+    // Returns the float16 with these monotone bits, as float32.
     static __device__ __forceinline__ float largest_of(u32 key) {
         return widen_f16(key ^ (key & 0x8000u ? 0x8000u : 0xffffu));
     }
 
-    // Returns the `need`-th largest of `count` keys; there are at least `need`. All threads call this.
+    // Returns the `need`-th largest of `count` keys; `need` is at most `count`. All threads call this.
     __device__ __forceinline__ u32 find_top(const u16* keys, u32 count, u32 need) {
         constexpr u32 LOW = 16 - DIGIT_BITS;
         auto& c = shared.candidates;

@@ -10,14 +10,14 @@ struct LogprobColumns {
     double* log_z;
     float* log_probs;            // of the drawn token
     i32* ranks;                  // of the drawn token; the most probable token has rank 1
-    i32* top_tokens;             // [rows, top_n] the most probable tokens, the first first; -1 = none
+    i32* top_tokens;             // [rows, top_n] the most probable tokens, in descending order; -1 = none
     float* top_log_probs;        // [rows, top_n]
     const long long* token_ids;  // [rows, token_count] tokens with requested log-probabilities
     float* token_log_probs;      // [rows, token_count]
-    u32 top_n;                   // at most MOST
+    u32 top_n;                   // at most TOP_N_MAX
     u32 token_count;
 
-    static constexpr u32 MOST = 128;
+    static constexpr u32 TOP_N_MAX = 128;
 
     // Whether log Z or the largest logits are needed.
     FS_FUNCTION bool needs_summary() const { return log_z || log_probs || top_n || token_count; }

@@ -1,7 +1,8 @@
 // Log-probabilities of a draw, and the tokens that its filters keep, from the row's logits in memory. One block per row.
 //
-// A token's place is its rank as an integer, as in exact_filters.cuh. Filters keep the tokens from some place up. So filters change
-// neither the rank of the drawn token nor the order of the most probable tokens, and only log Z needs the kept tokens.
+// A token's place is an integer, as in exact_filters.cuh: a larger logit, then a lower token, has a larger place. Filters keep the
+// tokens at and above some place. So filters change neither the rank of the drawn token nor the order of the most probable tokens.
+// Only log Z, the list of kept tokens and the end of the most probable tokens depend on this place.
 #pragma once
 
 #include "../scan/stored.cuh"
@@ -11,13 +12,13 @@
 namespace flash_sampling {
 
 struct LogprobCall {
-    // Null filters: no row has filters. For raw logits, `is_transformed` is 1, so that rows have no transforms.
+    // Null filters: no row has filters. For the raw law, `is_transformed` is 1, so that no transform changes the raw logits.
     FilterCall filtered;
-    const u32* invalid;              // [draws] 0 = the parameters are valid
+    const u32* invalid;              // [draws] 0 = the row's parameters are valid
     const double* weights;           // [MASS_BINS] core's weights of the bins below the highest
-    const SummaryResult* summaries;  // [draws] of all tokens of the law, if log Z or the largest logits are needed
+    const SummaryResult* summaries;  // [draws] of all tokens before filters; written if log Z or the largest logits are needed
     const KeptToken* top;            // [draws, top_n] the largest logits of the summaries
-    u64* least;                      // [draws] the place from which up filters keep the tokens
+    u64* least;                      // [draws] the lowest place of a kept token
     u32* kept;                       // [draws] the number of tokens that filters keep, 0 without filters; null = not needed
     LogprobColumns columns;
     u32 first_row;
@@ -29,8 +30,8 @@ FS_LAYOUT(LogprobCall, 192,
 
 struct KeptCall {
     FilterCall filtered;
-    const u64* least;  // [draws]
-    const u32* kept;   // [draws]
+    const u64* least;  // [draws] as in LogprobCall
+    const u32* kept;   // [draws] as in LogprobCall
     KeptColumns columns;
     u32 first_row;
     u32 padding;
@@ -41,19 +42,19 @@ FS_LAYOUT(KeptCall, 120,
 
 #ifdef __CUDACC__
 
+// Writes the log-probabilities of a row, and counts its kept tokens.
 struct RowLogprobs {
     static constexpr u32 THREADS = FilterRow::THREADS, WARPS = FilterRow::WARPS;
-    static constexpr u32 MOST = LogprobColumns::MOST;
 
     struct Shared {
         FilterRow::Shared row;
-        u64 top[MOST];  // ordered bits of the largest logits
+        u64 top[LogprobColumns::TOP_N_MAX];  // ordered bits of the largest logits
         u32 counts[WARPS];
-        u32 listed;
+        u32 listed;                          // number of elements of `top`
         double log_z;
     };
     static_assert(sizeof(Shared) <= 99 * 1024, "the least of compute capability 8.0 and up");
-    static_assert(THREADS == MASS_BINS, "a thread has a bin");
+    static_assert(THREADS == MASS_BINS, "each thread has one bin");
 
     const LogprobCall& call;
     ExactFilters& exact;
@@ -69,7 +70,7 @@ struct RowLogprobs {
         return nats > 0.0 ? 0.0f : static_cast<float>(nats);
     }
 
-    // Returns the sum of a number of every thread. Contains barriers.
+    // Returns the sum of `own` over all threads of the block. All threads call this.
     static __device__ __forceinline__ u32 sum_of_block(u32 own, u32 (&of_warps)[WARPS]) {
         own = __reduce_add_sync(0xffffffffu, own);
         if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = own;
@@ -81,14 +82,14 @@ struct RowLogprobs {
         return sum;
     }
 
-    // Returns the number of tokens from a place up. All threads call this.
+    // Returns the number of tokens at and above the place `least`. All threads call this.
     __device__ __noinline__ u32 count_from(u64 least) {
         u32 own = 0;
         exact.each(least, [&](u64, float) { ++own; });
         return sum_of_block(own, shared.counts);
     }
 
-    // Returns the place from which up the filters keep the tokens. All threads call this.
+    // Returns the lowest place of a kept token. All threads call this.
     __device__ __noinline__ u64 find_least() {
         FilterRow& row = exact.row;
         if (!exact.filters.is_by_mass()) {
@@ -107,8 +108,8 @@ struct RowLogprobs {
         return exact.find_least();
     }
 
-    // Returns the logarithm of the mass of the tokens from `least` up, summed in the order of core's sum. `top` is the edge of the
-    // bin of the largest logit. Only the first thread's result is complete. All threads call this.
+    // Returns log Z over the tokens at and above the place `least`, summed in the order of core's sum. `top` is the edge of the bin
+    // of the largest logit. Only the first thread's result is complete. All threads call this.
     __device__ __noinline__ double log_z_from(u64 least, float top) {
         auto& sums = exact.sums;
         exact.add_masses(least, top);
@@ -123,15 +124,15 @@ struct RowLogprobs {
         return add_rn(static_cast<double>(top), ::log(sum));
     }
 
-    // Writes the largest logits of the row to shared memory, if the summary has no list of them. Returns their number, at most
-    // `limit`. All threads call this.
+    // Writes the largest logits of the row, at most `limit`, to shared memory in descending order, and returns their number. Rows
+    // whose summary lost its list of largest logits need this. All threads call this.
     __device__ __noinline__ u32 list_largest(u32 limit, float top) {
         const u64 nth = exact.find_nth(limit, exact.lowest(), add_rn(top, 0.125f));
         if (threadIdx.x == 0) shared.listed = 0;
         __syncthreads();
         exact.each(nth, [&](u64 at, float logit) {
             const u32 token = exact.last - static_cast<u32>(at & ((u64{1} << exact.token_width) - 1));
-            // No two tokens have one place, so there are at most `limit`.
+            // No two tokens have the same place, so at most `limit` tokens come here.
             shared.top[atomicAdd(&shared.listed, 1u)] = to_ordered_bits(Winner::of(logit, token));
         });
         __syncthreads();
@@ -145,7 +146,7 @@ struct RowLogprobs {
         return listed;
     }
 
-    // Writes the most probable of the tokens from `least` up. All threads call this.
+    // Writes the most probable tokens at and above the place `least`. All threads call this.
     __device__ __forceinline__ void write_top(u64 row, u64 least, const SummaryResult& summary) {
         const LogprobColumns& to = call.columns;
         const KeptToken* const top = call.top + static_cast<u64>(blockIdx.x) * to.top_n;
@@ -161,7 +162,7 @@ struct RowLogprobs {
         }
     }
 
-    // All threads call this.
+    // Writes the results of a row with a draw. All threads call this.
     __device__ __forceinline__ void write(const Draw& draw) {
         const LogprobColumns& to = call.columns;
         const u64 row = call.first_row + blockIdx.x;
@@ -232,14 +233,14 @@ struct RowLogprobs {
     }
 };
 
-// Writes the tokens that filters keep.
+// Writes the tokens of a row that filters keep, in CSR form.
 struct KeptRow {
     using Shared = RowLogprobs::Shared;
     static constexpr u32 THREADS = RowLogprobs::THREADS, WARPS = RowLogprobs::WARPS;
 
-    // Returns the index of the row's first token: after the tokens of all rows before it. All threads call this.
+    // Returns the index of the row's first kept token: the number of kept tokens of all earlier rows. All threads call this.
     static __device__ __forceinline__ u64 begin(const KeptCall& call, u32 (&counts)[WARPS]) {
-        // An earlier launch has written the begin of this launch's first row.
+        // For a later launch than the first, the launch before has written the index of this launch's first row.
         const u64 first = call.first_row ? static_cast<u64>(call.columns.begin[call.first_row]) : 0;
         // A launch of several rows has at most 2^26 logits, so no sum overflows.
         const u32 before = RowLogprobs::sum_of_block(threadIdx.x < blockIdx.x ? call.kept[threadIdx.x] : 0, counts);
@@ -261,13 +262,14 @@ struct KeptRow {
         ExactFilters exact{row, nullptr};
         const u64 least = call.least[i];
         u64 at = begin_at;
-        // The lane's kept tokens of a step, and the kept tokens before them: of the part's first and second half.
+        // Of a step: the first token of the warp's part, the bits of the lane's kept tokens, and the numbers of kept tokens in lower
+        // lanes (`before`) and in the part (`halves`). Low 16 bits: the part's first half; high 16 bits: its second half.
         u32 first = 0, bits = 0, before = 0, halves = 0;
         if (lane == 0) shared.counts[warp] = 0;
         row.stream(
             [&](u32 part, const float (&l)[8]) {
                 first = part, bits = 0;
-                // The place of -inf is lower.
+                // The place of a logit of -inf is below `least`.
 #pragma unroll
                 for (u32 t = 0; t < 8; ++t)
                     if (exact.place(l[t], row.token_of(part, t)) >= least) bits |= 1u << t;
