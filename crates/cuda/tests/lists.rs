@@ -174,10 +174,17 @@ fn draws_by_the_maxima_of_granules_are_those_of_the_reference() {
         wrong[TOKENS as usize / 16] = f16::NEG_INFINITY;
         assert_eq!(told(program, &params, (0, 0.0), logits, &wrong)[0][0], 0x200, "{shape}");
     }
-    // Too many granules, or logits that a temperature makes equal: the kernel reads all logits.
-    let flat: Vec<f32> = (0..TOKENS).map(|t| (t % 7) as f32 * 1e-3).collect();
-    for params in [RowParams { top_k: 1000, ..base }, RowParams { top_k: 5, temperature: 1e31, ..base }] {
-        let maxima = vec![f16::from_f32(0.006); flat.len().div_ceil(16)];
-        assert!(told(program, &params, (0, 0.0), &flat, &maxima) == wanted(params, &flat));
+    // The kernel reads all logits: k exceeds the number of granules, a temperature makes logits equal, more candidates
+    // than there is room for, and more granules than there is room for.
+    let flat = |tokens: u32, kinds: u32| (0..tokens).map(|t| (t % kinds) as f32 * 1e-3).collect::<Vec<_>>();
+    let of_k = |top_k| RowParams { top_k, ..base };
+    for (params, logits, largest) in [
+        (of_k(1000), flat(TOKENS, 7), 0.006),
+        (RowParams { temperature: 1e31, ..of_k(5) }, flat(TOKENS, 7), 0.006),
+        (of_k(5), flat(TOKENS, 1), 0.0),
+        (of_k(5), flat(33_003, 1), 0.0),
+    ] {
+        let maxima = vec![f16::from_f32(largest); logits.len().div_ceil(16)];
+        assert!(told(program, &params, (0, 0.0), &logits, &maxima) == wanted(params, &logits), "{params:?}");
     }
 }

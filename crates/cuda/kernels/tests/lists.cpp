@@ -1,6 +1,6 @@
 // Runs draws with filters on the processor: from the list of one GPU, from the lists of several ranks, and from all logits, with or
-// without the largest logits of granules. Reads a row and its filters from standard input, and writes its draws to standard output. crates/cuda/tests/lists.rs compares them
-// with the reference.
+// without the largest logits of granules. Reads a row and its filters from standard input, and writes its draws to standard output.
+// crates/cuda/tests/lists.rs compares them with the reference.
 #include "emulator.hpp"
 
 #include <algorithm>
@@ -72,7 +72,11 @@ static std::vector<u64> kept(const RowFilters& filters, const std::vector<float>
 // Draws from the granules that their largest logits select. The status is 0x100 if these have exactly the kept tokens, 0x200 if
 // not.
 static Draw by_maxima(FilterRow& select, const u16* maxima, const std::vector<u64>& wanted) {
-    if (!select.gather_by_maxima(maxima)) return select.draw(maxima);
+    if (!select.gather_by_maxima(maxima)) {
+        // All threads have returned before the draw gathers a second time.
+        __syncthreads();
+        return select.draw(maxima);
+    }
     std::vector<u64> found;
     if (threadIdx.x == 0) found.assign(shared.candidates.keys, shared.candidates.keys + shared.candidates.count);
     std::sort(found.rbegin(), found.rend());
