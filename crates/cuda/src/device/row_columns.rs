@@ -155,7 +155,11 @@ impl RowColumnKernels {
         (tokens, vocab_size): (Range<u32>, u32),
         mut draw: impl FnMut(Range<usize>, FilteredRows) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
-        let most = self.max_rows.min(most);
+        let (most, begin) = (self.max_rows.min(most), out.kept.begin);
+        // Without rows, no launch writes the end of the lists.
+        if count == 0 && !begin.is_null() {
+            queue.fill(begin, 0, 1)?;
+        }
         for first in (0..count).step_by(most) {
             let rows = first..count.min(first + most);
             let encoded = self.encode(queue, columns, rows.clone(), (tokens.clone(), vocab_size))?;
