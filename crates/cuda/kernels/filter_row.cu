@@ -3,6 +3,7 @@
 //   filter_row     draws with min-p or top-k first
 //   decide_row     draws that the other kernels leave undecided, unless a temperature follows the filters
 #include "flash_sampling/selection/exact_filters.cuh"
+#include "flash_sampling/selection/granule_candidates.cuh"
 
 using namespace flash_sampling;
 
@@ -22,7 +23,8 @@ extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2) filter_row(c
     if (plain.status != Status::Drawn || !filters.is_any() || filters.is_by_mass()) return;
     call.begin(i, shared.row);
     FilterRow select{filters, call.row(i), shared};
-    const Draw draw = select.draw(call.maxima(i));
+    gather_candidates(select, call.maxima(i));
+    const Draw draw = select.draw();
     if (threadIdx.x == 0) call.draws[i] = draw;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "flash_sampling/selection/exact_filters.cuh"
+#include "flash_sampling/selection/granule_candidates.cuh"
 
 using namespace flash_sampling;
 
@@ -72,10 +73,9 @@ static std::vector<u64> kept(const RowFilters& filters, const std::vector<float>
 // Draws from the granules that their largest logits select. The status is 0x100 if these have exactly the kept tokens, 0x200 if
 // not.
 static Draw by_maxima(FilterRow& select, const u16* maxima, const std::vector<u64>& wanted) {
-    if (!select.gather_by_maxima(maxima)) {
-        // All threads have returned before the draw gathers a second time.
-        __syncthreads();
-        return select.draw(maxima);
+    if (!GranuleCandidates::gather(select, maxima)) {
+        select.gather();
+        return select.draw();
     }
     std::vector<u64> found;
     if (threadIdx.x == 0) found.assign(shared.candidates.keys, shared.candidates.keys + shared.candidates.count);
@@ -83,7 +83,7 @@ static Draw by_maxima(FilterRow& select, const u16* maxima, const std::vector<u6
     // The sort of few candidates drops those after the k-th.
     if (select.filters.top_k && found.size() > wanted.size() && found.size() <= 128) found.resize(wanted.size());
     __syncthreads();
-    Draw draw = select.draw(maxima);
+    Draw draw = select.draw();
     draw.status = static_cast<Status>(static_cast<u32>(draw.status) | (found == wanted ? 0x100 : 0x200));
     return draw;
 }

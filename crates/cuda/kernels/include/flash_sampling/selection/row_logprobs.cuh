@@ -7,6 +7,7 @@
 
 #include "../scan/stored.cuh"
 #include "exact_filters.cuh"
+#include "granule_candidates.cuh"
 #include "logprob_columns.cuh"
 
 namespace flash_sampling {
@@ -93,8 +94,7 @@ struct RowLogprobs {
     __device__ __noinline__ u64 find_least() {
         FilterRow& row = exact.row;
         if (!exact.filters.is_by_mass()) {
-            const u16* const maxima = call.filtered.maxima(blockIdx.x);
-            if (!maxima || !row.gather_by_maxima(maxima)) row.gather();
+            gather_candidates(row, call.filtered.maxima(blockIdx.x));
             const u32 count = shared.row.candidates.count;
             if (count <= FilterRow::KEPT) {
                 const u32 length = row.walk();
