@@ -1,6 +1,7 @@
 //! The Rust sampler behind a Python `Sampler`, and its construction.
 
-use crate::cuda::{DeviceCall, OnDevice, no_enqueue};
+use crate::cuda::{OnDevice, no_enqueue};
+use crate::device_call::DeviceCall;
 use crate::error::{failed, invalid, of_ranks};
 use crate::group::Group;
 use crate::head::{Head, HeadParts, Owner};

@@ -19,6 +19,7 @@
 mod borrow;
 mod column;
 mod cuda;
+mod device_call;
 mod dlpack;
 mod engine;
 mod error;

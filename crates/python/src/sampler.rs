@@ -1,6 +1,6 @@
 //! The class `Sampler`.
 
-use crate::cuda::DeviceCall;
+use crate::device_call::DeviceCall;
 use crate::engine::{Engine, Options};
 use crate::error::{invalid, of_rows};
 use crate::group::Group;
