@@ -44,6 +44,13 @@ impl Options<'_> {
             _ => return Err(invalid("threads", "threads must be None with a backend other than the CPU")),
         }
         let &Options { max_rows, max_draws, max_logprobs, canonical, .. } = self;
+        for (knob, is_zero) in
+            [("max_rows", max_rows == 0), ("max_draws", max_draws == 0), ("threads", self.threads == Some(0))]
+        {
+            if is_zero {
+                return Err(invalid(knob, format!("{knob} is 0, but must be at least 1")));
+            }
+        }
         let plan = Plan { max_rows, max_draws, max_logprobs, canonical };
         Ok(BackendConfig { backend, variant: parse("variant", self.variant)?, plan })
     }

@@ -1,6 +1,6 @@
 //! The exceptions of the package.
 
-use flash_sampling::{Knob, ParamsError, RowError, SampleError, ShardError};
+use flash_sampling::{HeadError, Knob, ParamsError, RowError, SampleError, ShardError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -45,6 +45,17 @@ pub(crate) fn failed(error: &dyn core::error::Error) -> PyErr {
         source = error.source();
     }
     at_fault(None, None, text)
+}
+
+/// Converts the error of a head, with the name of the argument at fault.
+pub(crate) fn of_head(error: &HeadError) -> PyErr {
+    let (knob, text) = match error {
+        HeadError::Factor { what, value } => (*what, format!("{what} is {value}, but must be finite and above 0")),
+        HeadError::BiasLength { .. } | HeadError::BiasValue { .. } => ("bias", error.to_string()),
+        HeadError::VocabSize { .. } | HeadError::Vocab { .. } => ("vocab_size", error.to_string()),
+        _ => ("weight", error.to_string()),
+    };
+    invalid(knob, text)
 }
 
 /// The error of a call in which another rank has other parameters for a row; `None` for another error.

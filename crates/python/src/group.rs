@@ -24,6 +24,11 @@ impl Group {
     /// # Errors
     /// An attribute is missing, or has an invalid value.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Group> {
+        for name in ["rank", "world", "time_limit", "all_gather"] {
+            if !object.hasattr(name)? {
+                return Err(invalid("group", format!("group has no attribute {name}")));
+            }
+        }
         let (rank, world): (usize, usize) = (object.getattr("rank")?.extract()?, object.getattr("world")?.extract()?);
         if rank >= world {
             return Err(invalid("group", format!("group has rank {rank} of {world} ranks, but ranks begin at 0")));

@@ -1,7 +1,7 @@
 //! The LM head: borrowed tensors, and the transforms of the model.
 
 use crate::column::rounded;
-use crate::error::{failed, invalid};
+use crate::error::{invalid, of_head};
 use crate::tensor::{Layout, Place, Tensor};
 use flash_sampling::{Head as FacadeHead, HeadError, HeadOwner, Matrix};
 use pyo3::prelude::*;
@@ -100,7 +100,7 @@ impl Head {
         let parts = HeadParts { weight, layout, bias, soft_cap, scale, vocab_size, first_token };
         if weight_place == Place::Host {
             // On a GPU, the sampler makes these checks.
-            parts.head().map_err(|error| failed(&error))?;
+            parts.head().map_err(|error| of_head(&error))?;
         }
         Ok(Head { parts: Arc::new(parts) })
     }

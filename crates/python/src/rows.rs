@@ -2,7 +2,7 @@
 
 use crate::borrow::in_host_memory;
 use crate::column::{Column, floats, integers};
-use crate::error::{invalid, invalid_in_row};
+use crate::error::{invalid, invalid_in_row, invalid_type};
 use crate::history::History;
 use crate::params::SamplingParams;
 use crate::tensor::Tensor;
@@ -146,7 +146,8 @@ impl Requests {
         let params: Vec<Arc<Checked>> = if let Ok(params) = one {
             vec![params.get().for_vocab(vocab_size, 0)?; rows]
         } else {
-            let list: Vec<Bound<'_, SamplingParams>> = params.extract()?;
+            let fault = || invalid_type("params must be a SamplingParams, or a list with one for each row");
+            let list: Vec<Bound<'_, SamplingParams>> = params.extract().map_err(|_| fault())?;
             count("params", list.len())?;
             let checked = list.iter().enumerate().map(|(row, params)| params.get().for_vocab(vocab_size, row));
             checked.collect::<PyResult<_>>()?

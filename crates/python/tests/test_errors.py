@@ -98,9 +98,10 @@ def test_one_seed_and_one_position_for_many_rows_are_refused(problem, sampler):
         (lambda s, p: s(p.hidden, mask=numpy.ones((4, 1000), bool), **p.keys), "words of int32", "mask"),
         (lambda s, p: s(numpy.ones((300, 32), "float32"), seed=range(300), position=0), "max_rows=256", "max_rows"),
         (lambda s, p: s.sample(p.hidden, [SamplingParams()], **p.keys), "params has 1 values for 4", "params"),
+        (lambda s, p: s.sample(p.hidden, {"seed": 1}, **p.keys), "params must be a SamplingParams, or a list", None),
         (lambda s, p: s.sample(p.hidden, SamplingParams(), [History()], **p.keys), "histories has 1 ", "histories"),
         (lambda s, p: s.sample(p.hidden, SamplingParams(), seed=p.seeds), "position must be given", "position"),
-        (lambda s, p: from_logits(p.hidden[0], **p.keys), "two dimensions", None),
+        (lambda s, p: from_logits(p.hidden[0], **p.keys), "two dimensions", "logits"),
         (lambda s, p: Sampler.for_logits(999)(p.logits, **p.keys), "1000 columns, but .* vocab_size=999", "logits"),
         (lambda s, p: from_logits(p.hidden.tolist(), **p.keys), "logits must be a tensor", None),
         (lambda s, p: reference(s, p.hidden, **p.keys), None, None),
@@ -120,20 +121,19 @@ def test_a_row_without_a_seed_is_named(problem, sampler):
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("options", "match", "knob"),
     [
-        ({"vocab_size": 0}, "vocabulary of 0 tokens"),
-        ({"scale": -1}, "scale = -1.0 cannot be used"),
-        ({"soft_cap": float("inf")}, "soft_cap = inf cannot be used"),
-        ({"bias": numpy.zeros(999)}, "bias has 999 values for 1000 rows"),
-        ({"bias": numpy.full(1000, numpy.nan)}, "the bias of weight row 0 is NaN"),
-        ({"first_token": 2**32}, "2"),
+        ({"vocab_size": 0}, "vocabulary of 0 tokens", "vocab_size"),
+        ({"scale": -1}, "scale is -1.0, but must be finite and above 0", "scale"),
+        ({"soft_cap": float("inf")}, "soft_cap is inf, but must be finite and above 0", "soft_cap"),
+        ({"bias": numpy.zeros(999)}, "bias has 999 values for 1000 rows", "bias"),
+        ({"bias": numpy.full(1000, numpy.nan)}, "the bias of weight row 0 is NaN", "bias"),
+        ({"first_token": 2**32}, "2", "vocab_size"),
     ],
     ids=str,
 )
-def test_wrong_heads_are_refused(problem, options, match):
-    with pytest.raises(FlashSamplingError, match=match):
-        Head(problem.weight, **options)
+def test_wrong_heads_are_refused(problem, options, match, knob):
+    fails(lambda: Head(problem.weight, **options), match, knob=knob)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,9 @@ def test_wrong_heads_are_refused(problem, options, match):
     [
         ({"variant": "tild"}, "'tild' is no variant", "variant"),
         ({"backend": "tpu"}, "'tpu' is no backend", "backend"),
-        ({"threads": 0}, "0 threads", None),
-        ({"max_rows": 0}, "rows", None),
+        ({"threads": 0}, "threads is 0, but must be at least 1", "threads"),
+        ({"max_rows": 0}, "max_rows is 0, but must be at least 1", "max_rows"),
+        ({"max_draws": 0}, "max_draws is 0, but must be at least 1", "max_draws"),
         ({"backend": "reference", "threads": 2}, "threads must be None", "threads"),
         ({"variant": "online:512", "canonical": True}, "canonical", None),
     ],

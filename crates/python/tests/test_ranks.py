@@ -133,8 +133,12 @@ def test_a_group_that_fails_is_an_error(problem):
         with pytest.raises(FlashSamplingError, match=fault) as error:
             Sampler(head, group=wrong)
         assert error.value.knob == "group"
-    with pytest.raises(AttributeError, match="time_limit"):
-        Sampler(head, group=type("Group", (), {"rank": 0, "world": 1})())
+    parts = {"rank": 0, "world": 1, "time_limit": 1.0, "all_gather": lambda self, message, time_limit: [message]}
+    for name in parts:
+        lacking = type("Group", (), {part: value for part, value in parts.items() if part != name})()
+        with pytest.raises(FlashSamplingError, match=f"group has no attribute {name}") as error:
+            Sampler(head, group=lacking)
+        assert error.value.knob == "group"
 
 
 def test_a_rank_does_not_enqueue(problem):

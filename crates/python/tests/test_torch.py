@@ -61,3 +61,7 @@ def test_log_probabilities_of_given_tokens(problem):
     tokens = torch.tensor([[5, 6], [999, 0], [7, 7], [400, 401]])
     want = torch.log_softmax(torch.from_numpy(problem.logits), 1).gather(1, tokens)
     assert torch.allclose(token_logprobs(sampler, torch.from_numpy(problem.hidden), tokens), want, atol=1e-5)
+    for wrong in [tokens[0], tokens[:2], tokens.float()]:
+        with pytest.raises(FlashSamplingError, match=r"tokens has shape .* must be \[4, n\] int64") as error:
+            token_logprobs(sampler, torch.from_numpy(problem.hidden), wrong)
+        assert error.value.knob == "tokens"

@@ -79,5 +79,7 @@ def _shape(tensor: Any, name: str) -> tuple[int, int]:
     if shape is None:
         raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
     if len(shape) != 2:
-        raise FlashSamplingError(f"{name} has shape {list(shape)}, but must have two dimensions")
+        error = FlashSamplingError(f"{name} has shape {list(shape)}, but must have two dimensions")
+        error.knob = name
+        raise error
     return shape

@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 
-from ._lib import Sampler, SamplingParams
+from ._lib import FlashSamplingError, Sampler, SamplingParams
 
 __all__ = ["group", "operator", "token_logprobs"]
 
@@ -87,6 +87,11 @@ def token_logprobs(sampler: Sampler, hidden: Tensor, tokens: Tensor) -> Tensor:
     rows at a time. On the CPU, the sampler needs ``max_logprobs``. On a GPU, the function does not wait, and the result
     is -inf for a token outside of the vocabulary and for a row with invalid logits.
     """
+    if tokens.ndim != 2 or len(tokens) != len(hidden) or tokens.dtype != torch.int64:
+        shape = f"{list(tokens.shape)} and type {tokens.dtype}"
+        error = FlashSamplingError(f"tokens has shape {shape}, but must be [{len(hidden)}, n] int64")
+        error.knob = "tokens"
+        raise error
     logprobs = torch.empty(tokens.shape, dtype=torch.float32, device=hidden.device)
     for first in range(0, len(hidden), sampler.max_rows):
         rows = slice(first, first + sampler.max_rows)
