@@ -26,8 +26,8 @@ def python_steps():
         step, draw = by["ours"]
         body.append([model.upper(), rows, filters, f"{step / 1e3:.2f}", f"{draw:.0f}", f"{draw / step:.1%}",
                      *(f"{by[name][0] / step:.3f}" for name in SAMPLERS), *(f"{by[name][1] / draw:.2f}" for name in SAMPLERS)])
-    return table(["Qwen3", "sequences", "filters", "step, ms", "head and draw, us", "share", "step: torch", "FlashInfer", "vLLM",
-                  "head and draw: torch", "FlashInfer", "vLLM"], body, ["---", "---:", "---", *["---:"] * 9])
+    return table(["Qwen3", "sequences", "filters", "step, ms", "head and draw, us", "share", "step: torch", "step: FlashInfer",
+                  "step: vLLM", "draw: torch", "draw: FlashInfer", "draw: vLLM"], body, ["---", "---:", "---", *["---:"] * 9])
 
 
 def neighbours():

@@ -55,6 +55,11 @@ def test_the_script_of_the_readme_runs():
     assert run(script).startswith("tensor(")
 
 
+def test_the_script_of_all_results_runs():
+    token, logprob = run(scripts()[1]).split()[:2]
+    assert 0 <= int(token) < 1000 and float(logprob) < 0
+
+
 def test_it_needs_no_other_package():
     code = """if True:
         import sys
