@@ -187,10 +187,21 @@ def test_log_probabilities_of_a_call_that_does_not_wait(problem, mode):
         assert (out[r], found["ranks"][r]) == (row.token, row.rank)
         assert found["logprobs"][r] == pytest.approx(row.logprob, rel=1e-6, abs=1e-12)
         assert found["log_z"][r] == pytest.approx(row.log_z, rel=1e-14, abs=1e-14)
-        assert found["top_tokens"][r].tolist() == [token for token, _ in row.top]
-        assert found["top_logprobs"][r].tolist() == pytest.approx([nats for _, nats in row.top], rel=1e-6, abs=1e-12)
+        # A row may keep fewer tokens.
+        top = row.top + [(-1, -numpy.inf)] * (3 - len(row.top))
+        assert found["top_tokens"][r].tolist() == [token for token, _ in top]
+        assert found["top_logprobs"][r].tolist() == pytest.approx([nats for _, nats in top], rel=1e-6, abs=1e-12)
         kept = found["kept_tokens"][begin[r] : begin[r + 1]].tolist()
         assert kept == (row.kept.token_ids if row.kept else [])
+
+
+def test_a_call_without_rows_keeps_no_tokens(problem):
+    sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")))
+    hidden = torch.tensor(problem.hidden, device="cuda")[:0]
+    none = torch.empty(0, dtype=torch.int64, device="cuda")
+    begin = torch.full((1,), 77, dtype=torch.int64, device="cuda")
+    sampler.enqueue(hidden, none, seed=none, position=none, kept_begin=begin)
+    assert begin.tolist() == [0]
 
 
 def test_tensors_of_a_call_that_does_not_wait_are_checked(problem):
