@@ -1,7 +1,7 @@
 //! The exceptions of the package.
 
 use flash_sampling::{HeadError, Knob, ParamsError, RowError, SampleError, ShardError};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyException, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 pyo3::create_exception!(
@@ -36,15 +36,24 @@ pub(crate) fn invalid_in_row(row: usize, knob: &str, text: impl Into<String>) ->
     at_fault(Some(row), Some(knob), format!("row {row}: {}", text.into()))
 }
 
-/// A `FlashSamplingError` with the texts of an error and its sources.
+/// A `FlashSamplingError` with the texts of an error and its sources. A source such as `KeyboardInterrupt` is returned
+/// itself.
 pub(crate) fn failed(error: &dyn core::error::Error) -> PyErr {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
+        if let Some(interrupt) = error.downcast_ref().and_then(interrupt) {
+            return interrupt;
+        }
         text = format!("{text}: {error}");
         source = error.source();
     }
     at_fault(None, None, text)
+}
+
+/// A copy of an exception that is no `Exception`; `None` for another one.
+fn interrupt(error: &PyErr) -> Option<PyErr> {
+    Python::attach(|py| (!error.is_instance_of::<PyException>(py)).then(|| error.clone_ref(py)))
 }
 
 /// Converts the error of a head, with the name of the argument at fault.

@@ -1,6 +1,7 @@
 """Ranks that each have a shard of the vocabulary draw the tokens of one head."""
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -133,6 +134,11 @@ def test_a_group_that_fails_is_an_error(problem):
         with pytest.raises(FlashSamplingError, match=fault) as error:
             Sampler(head, group=wrong)
         assert error.value.knob == "group"
+    interrupted = Fails()
+    sampler = Sampler(head, group=interrupted)
+    interrupted.all_gather = lambda message, time_limit: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        sampler(problem.hidden, **problem.keys)
     parts = {"rank": 0, "world": 1, "time_limit": 1.0, "all_gather": lambda self, message, time_limit: [message]}
     for name in parts:
         lacking = type("Group", (), {part: value for part, value in parts.items() if part != name})()
