@@ -5,7 +5,7 @@ use super::hidden_states::HiddenStates;
 use super::launch_plan::PlannedLaunch;
 use super::source::LaunchRows;
 use super::uploaded_weight::{UploadedWeight, row_stride};
-use crate::abi::{DeviceAddress, Draw, Row, RowFilters, TokenColumns};
+use crate::abi::{DeviceAddress, Draw, Row, RowFilters};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::groups::DeviceGroups;
@@ -283,14 +283,6 @@ impl HeadKernels {
             }
         };
         Ok((filters, &mut self.fused))
-    }
-
-    /// Loads the kernels and allocates the memory for log-probabilities and kept tokens, if a call has them.
-    pub(super) fn prepare_logprobs(&mut self, out: &TokenColumns) -> Result<(), CudaError> {
-        if out.needs_logits() && self.logprobs.is_none() {
-            self.logprobs = Some(DeviceLogprobs::new(self.max_filtered, self.tokens().len(), &self.device)?);
-        }
-        Ok(())
     }
 
     /// The filters that this rank supports in an exchange by peers, for aligned hidden states of the weight's type. Top-p

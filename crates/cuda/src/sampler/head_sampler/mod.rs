@@ -4,7 +4,7 @@
 //! the draws of each launch, `source` makes the launches of a pass, and `sharded` makes those of ranks. `columns`
 //! enqueues calls that do not wait, with parameters in device memory. `uploaded_weight` copies a weight from the host.
 
-mod columns;
+mod enqueue;
 mod hidden_states;
 mod kernels;
 mod launch_plan;

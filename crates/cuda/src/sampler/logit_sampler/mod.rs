@@ -3,7 +3,7 @@
 //! `kernels` has the kernels with the memory of their launches. `source` launches the passes of calls that wait.
 //! `columns` enqueues calls that do not wait, whose parameters are in device memory.
 
-mod columns;
+mod enqueue;
 mod kernels;
 mod source;
 

@@ -9,6 +9,7 @@ use crate::device::row_columns::RowColumnKernels;
 use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
 use crate::selection::filtered::FilterKinds;
+use crate::selection::row_logprobs::DeviceLogprobs;
 
 impl HeadSampler<'_> {
     /// Loads kernels and allocates memory for later calls of [`HeadSampler::enqueue_columns`].
@@ -75,6 +76,16 @@ impl HeadSampler<'_> {
                 None => fused.enqueue(queue, &states, (encoded.rows, encoded.draws), columns.features()),
             }
         })
+    }
+}
+
+impl HeadKernels {
+    /// Loads the kernels and allocates the memory for log-probabilities and kept tokens, if a call has them.
+    fn prepare_logprobs(&mut self, out: &TokenColumns) -> Result<(), CudaError> {
+        if out.needs_logits() && self.logprobs.is_none() {
+            self.logprobs = Some(DeviceLogprobs::new(self.max_filtered(), self.tokens().len(), &self.device)?);
+        }
+        Ok(())
     }
 }
 
