@@ -1,7 +1,6 @@
 """Ranks that each have a shard of the vocabulary draw the tokens of one head."""
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -136,7 +135,11 @@ def test_a_group_that_fails_is_an_error(problem):
         assert error.value.knob == "group"
     interrupted = Fails()
     sampler = Sampler(head, group=interrupted)
-    interrupted.all_gather = lambda message, time_limit: signal.raise_signal(signal.SIGINT)
+
+    def interrupt(message, time_limit):
+        raise KeyboardInterrupt
+
+    interrupted.all_gather = interrupt
     with pytest.raises(KeyboardInterrupt):
         sampler(problem.hidden, **problem.keys)
     parts = {"rank": 0, "world": 1, "time_limit": 1.0, "all_gather": lambda self, message, time_limit: [message]}
