@@ -43,6 +43,7 @@ fn tensor(matrix: Matrix<'_>, dtype: DType) -> Result<Tensor, CommandError> {
         DType::BF16 => CandleType::BF16,
         DType::F16 => CandleType::F16,
         DType::F32 => CandleType::F32,
+        other => return Err(CommandError::usage(format!("candle: a weight of type {}", other.name()))),
     };
     Tensor::from_raw_buffer(matrix.bytes(), dtype, &[matrix.rows(), matrix.cols()], &Device::Cpu).map_err(failed)
 }

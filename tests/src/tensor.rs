@@ -13,13 +13,13 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Makes a matrix of `f(row, col)`, rounded to the element type; `cols` is at least 1.
+    /// Makes a matrix of `f(row, col)`, rounded to the float type; `cols` is at least 1.
     pub fn from_fn(dtype: DType, rows: usize, cols: usize, f: impl Fn(usize, usize) -> f32) -> Self {
         let values = (0..rows * cols).map(|i| f(i / cols, i % cols));
         let bytes = match dtype {
             DType::BF16 => values.flat_map(|value| bf16::from_f32(value).to_ne_bytes()).collect(),
             DType::F16 => values.flat_map(|value| f16::from_f32(value).to_ne_bytes()).collect(),
-            DType::F32 => values.flat_map(f32::to_ne_bytes).collect(),
+            _ => values.flat_map(f32::to_ne_bytes).collect(),
         };
         Tensor { dtype, rows, cols, bytes }
     }
@@ -56,7 +56,7 @@ impl Tensor {
     /// Copies the matrix to bytes, with `before` bytes in front and `gap` elements of NaN after each row. Returns the
     /// bytes and the row stride for [`Matrix::from_bytes`].
     pub fn strided(&self, before: usize, gap: usize) -> (Vec<u8>, usize) {
-        let size = self.dtype.size();
+        let size = self.dtype.block_bytes();
         let mut bytes = vec![0xffu8; before];
         for row in 0..self.rows {
             bytes.extend_from_slice(self.matrix().row_bytes(row));

@@ -31,7 +31,7 @@ fn streamed_weights_have_the_reference_bits_in_blocks_of_any_size() {
             let rows: Vec<RowParams<'_>> = rows(count).into_iter().map(row).collect();
             let plan = Plan { max_rows: count, max_draws: 3, ..Plan::default() };
             let bytes = problem.weight.matrix().bytes();
-            for block_bytes in [1, 2000 * hidden * dtype.size(), usize::MAX] {
+            for block_bytes in [1, 2000 * hidden * dtype.block_bytes(), usize::MAX] {
                 let online = CudaStreamed::online(described(&problem.head()), plan, 64, block_bytes, &device).unwrap();
                 let tiled = CudaStreamed::tiled(described(&problem.head()), plan, block_bytes, &device).unwrap();
                 for (mut sampler, variant) in [(online, ReferenceVariant::Online(64)), (tiled, ReferenceVariant::Tiled)]

@@ -110,7 +110,7 @@ impl<'h> Contenders<'h> {
             inverse: InverseCdf::new(weight.dtype, most, device)?,
             standalone: DeviceStandalone::new(tokens, weight.dtype, most, device).map_err(failed)?,
             ours,
-            logits: stream.alloc_zeros(most * weight.rows * weight.dtype.size()).map_err(&allocate)?,
+            logits: stream.alloc_zeros(most * weight.rows * weight.dtype.block_bytes()).map_err(&allocate)?,
             tokens: stream.alloc_zeros(most).map_err(&allocate)?,
             draws: stream.alloc_zeros(most).map_err(&allocate)?,
             existing,
@@ -146,7 +146,7 @@ impl<'h> Contenders<'h> {
     /// Errors of the driver, Ctrl-C.
     pub fn reads(&self, rounds: usize, clock: &mut Clock, interrupt: &Interrupt) -> Result<Vec<Entry>, CommandError> {
         let (weight, stream) = (self.head.weight(), &self.stream);
-        let bytes = (weight.rows * weight.cols * weight.dtype.size()) as u64;
+        let bytes = (weight.rows * weight.cols * weight.dtype.block_bytes()) as u64;
         let mut list = Vec::new();
         for (name, read) in &self.reads {
             list.push(Contender::new(*name, move || {
@@ -239,7 +239,7 @@ impl<'h> Contenders<'h> {
     /// Errors of the driver.
     pub fn matrix_flops(&self, clock: &mut Clock) -> Result<Option<f64>, CommandError> {
         let weight = self.head.weight();
-        let side = SQUARE * SQUARE * weight.dtype.size();
+        let side = SQUARE * SQUARE * weight.dtype.block_bytes();
         let Some(matmul) = self.matmul.as_ref().filter(|_| weight.rows * weight.cols >= 2 * SQUARE * SQUARE) else {
             return Ok(None);
         };

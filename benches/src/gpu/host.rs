@@ -35,7 +35,7 @@ pub fn times(
     let hidden = head.states(Logits::Peaked, rows);
     let held = stream.alloc_zeros::<Draw>(rows).map_err(&allocate)?;
     let held_log_z = stream.alloc_zeros::<f64>(rows).map_err(&allocate)?;
-    let held_logits = stream.alloc_zeros::<u8>(rows * vocab * dtype.size()).map_err(&allocate)?;
+    let held_logits = stream.alloc_zeros::<u8>(rows * vocab * dtype.block_bytes()).map_err(&allocate)?;
     let (draws, log_z) = (DeviceAddress::of(&held, stream), DeviceAddress::of(&held_log_z, stream));
     let address = DeviceAddress::of(&held_logits, stream);
     let logits = DeviceMatrix { address, dtype, rows, cols: vocab, row_stride: vocab };

@@ -68,7 +68,8 @@ impl Steps {
             shard.prepare_fan_out().map_err(failed)?;
         }
         let draws = stream.alloc_zeros(world * most).map_err(&allocate)?;
-        let room = |ranks: usize| stream.alloc_zeros::<u8>(ranks * most * tokens * dtype.size()).map_err(&allocate);
+        let room =
+            |ranks: usize| stream.alloc_zeros::<u8>(ranks * most * tokens * dtype.block_bytes()).map_err(&allocate);
         let held = [room(1)?, room(world)?];
         let (draws_at, logits) =
             (DeviceAddress::of(&draws, &stream), held.each_ref().map(|held| DeviceAddress::of(held, &stream)));
@@ -210,7 +211,7 @@ impl Steps {
                 matmul.launch(&weight, &hidden, mine.get())?;
                 #[cfg(feature = "nccl")]
                 if let Some(gather) = gather.as_mut().filter(|_| stage > 0) {
-                    let bytes = rows * weight.rows * weight.dtype.size();
+                    let bytes = rows * weight.rows * weight.dtype.block_bytes();
                     gather.launch(stream, mine.get(), all.get(), bytes)?;
                 }
                 if stage > 1 {

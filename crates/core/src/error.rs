@@ -1,5 +1,6 @@
 //! The errors of a head, a call, or a row.
 
+use crate::matrix::DType;
 use crate::params::knob::Knob;
 use core::fmt;
 
@@ -145,6 +146,12 @@ pub enum SampleError {
         /// The head's hidden size.
         expected: usize,
     },
+    /// The input's elements are not floats.
+    #[error("the input is {}, but must be bf16, f16 or f32", found.name())]
+    InputType {
+        /// Element type of the input.
+        found: DType,
+    },
     /// The numbers of rows and of row parameters differ.
     #[error("{params} row parameters for {rows} rows")]
     RowCount {
@@ -207,6 +214,14 @@ pub enum HeadError {
         row_stride: usize,
         /// The fault.
         reason: &'static str,
+    },
+    /// The sampler does not support the weight's element type.
+    #[error("the weight is {}, but this sampler supports {supported}", found.name())]
+    WeightType {
+        /// Element type of the weight.
+        found: DType,
+        /// The supported types.
+        supported: &'static str,
     },
     /// The length of the bias is not the number of weight rows.
     #[error("the bias has {found} entries, but the weight has {expected} rows")]

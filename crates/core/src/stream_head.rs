@@ -51,6 +51,11 @@ impl<'a> StreamHead<'a> {
         }
     }
 
+    /// Bytes of a weight row.
+    pub fn row_bytes(&self) -> usize {
+        self.hidden / self.dtype.block_elements() * self.dtype.block_bytes()
+    }
+
     /// The head of a block of weight rows that begins at row `start`.
     ///
     /// # Errors

@@ -46,7 +46,7 @@ pub fn matmul(hidden: &Matrix<'_>, weight: &Matrix<'_>, isa: Option<Isa>, out: &
         let part = |at: usize| -> Vec<f32> {
             let part = weight.row_range(at..outputs.min(at + PART));
             let mut tile = vec![0.0; hidden.rows() * TILE];
-            dot.tile(&part, &packed, &mut tile, &mut Dot::scratch(isa, hidden.rows()));
+            dot.tile(&part, &packed, &mut tile, &mut Dot::scratch(isa, weight.dtype(), hidden.rows()));
             tile
         };
         let write = |(at, tile): (usize, Vec<f32>), out: &mut [f32]| {

@@ -125,7 +125,7 @@ impl CopiedHidden {
         let bytes: Vec<u8> = (0..rows).flat_map(row).chain([0; 16]).collect();
         let held = stream.clone_htod(&bytes).unwrap();
         stream.synchronize().unwrap();
-        let (address, row_stride) = (DeviceAddress::of(&held, stream), cols + gap / dtype.size());
+        let (address, row_stride) = (DeviceAddress::of(&held, stream), cols + gap / dtype.block_bytes());
         let matrix = DeviceMatrix { address, dtype, rows, cols, row_stride };
         // SAFETY: the memory has this size and is not written again, and the calls of this value are over when it is dropped.
         let hidden = unsafe { DeviceHidden::new(stream, matrix) }.unwrap();

@@ -198,7 +198,7 @@ fn calls_that_do_not_wait_have_the_bits_of_calls_that_do() {
     for which in [0..count, 0..17, 0..1, 1..2, 2..3, 3..4, 4..5, 5..6, 6..7, 7..8, 8..9, 9..10, 10..11] {
         let rows = &all[which.clone()];
         let hidden = DeviceMatrix {
-            address: hidden.address.add(which.start * hidden.row_stride * hidden.dtype.size()),
+            address: hidden.address.add(which.start * hidden.row_stride * hidden.dtype.block_bytes()),
             rows: rows.len(),
             ..hidden
         };

@@ -34,7 +34,7 @@ pub(super) fn placed(
     (lead, gap): (usize, usize),
     stream: &Arc<CudaStream>,
 ) -> (CudaSlice<u8>, DeviceMatrix) {
-    let (matrix, size) = (logits.matrix(), logits.matrix().dtype().size());
+    let (matrix, size) = (logits.matrix(), logits.matrix().dtype().block_bytes());
     let row = |r| matrix.row_bytes(r).iter().copied().chain(std::iter::repeat_n(0xff, gap * size));
     let bytes: Vec<u8> = std::iter::repeat_n(0xff, lead * size).chain((0..matrix.rows()).flat_map(row)).collect();
     let memory = stream.clone_htod(&bytes).unwrap();

@@ -216,7 +216,7 @@ fn log_probabilities_and_kept_tokens_are_those_of_calls_that_wait() {
         for which in [0..count, 0..17].into_iter().chain((0..11).map(|r| r..r + 1)) {
             let rows = &all[which.clone()];
             let hidden = DeviceMatrix {
-                address: hidden.address.add(which.start * hidden.row_stride * hidden.dtype.size()),
+                address: hidden.address.add(which.start * hidden.row_stride * hidden.dtype.block_bytes()),
                 rows: rows.len(),
                 ..hidden
             };
@@ -245,7 +245,7 @@ fn log_probabilities_of_logits_in_device_memory_are_those_of_calls_that_wait() {
         let mut sampler = DeviceSampler::for_logits(vocab, plan, &device).unwrap();
         // All kinds of `rows`, then rows without filters alone.
         for which in [0..count, 0..2, 5..6] {
-            let address = there.address.add(which.start * there.row_stride * dtype.size());
+            let address = there.address.add(which.start * there.row_stride * dtype.block_bytes());
             let part = DeviceMatrix { address, rows: which.len(), ..there };
             let what = format!("{which:?}, {}", dtype.name());
             check(&mut sampler, &part, (&all[which], vocab), &stream, &what);

@@ -111,7 +111,7 @@ impl Section {
         dtype: DType,
         rounds: usize,
     ) -> Self {
-        let bytes = vocab * hidden * dtype.size();
+        let bytes = vocab * hidden * dtype.block_bytes();
         let logits = Section::of_logits(what, vocab, rounds);
         Section { rows, hidden: Some(hidden), dtypes: dtype.name().into(), threads: None, bytes, ..logits }
     }
@@ -124,7 +124,7 @@ impl Section {
             vocab,
             dtypes: DType::F32.name().into(),
             threads: Some(1),
-            bytes: vocab * DType::F32.size(),
+            bytes: vocab * DType::F32.block_bytes(),
             rounds,
             ..Section::default()
         }

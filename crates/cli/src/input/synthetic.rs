@@ -45,12 +45,12 @@ fn levels() -> [f32; 256] {
     levels.map(|l| ((l - mean) / variance.sqrt()) as f32)
 }
 
-/// The little-endian bytes of a float in a type.
+/// The little-endian bytes of a float in a float type.
 fn encode(value: f32, dtype: DType) -> [u8; 4] {
     let [a, b] = match dtype {
         DType::BF16 => bf16::from_f32(value).to_le_bytes(),
         DType::F16 => f16::from_f32(value).to_le_bytes(),
-        DType::F32 => return value.to_le_bytes(),
+        _ => return value.to_le_bytes(),
     };
     [a, b, 0, 0]
 }
@@ -83,7 +83,7 @@ fn memory(length: usize) -> io::Result<MmapMut> {
 pub fn weight(vocab: usize, hidden: usize, dtype: DType) -> io::Result<Tensor> {
     let scale = 1.0 / (hidden as f32).sqrt();
     let levels = levels().map(|level| encode(level * scale, dtype));
-    let row_bytes = hidden * dtype.size();
+    let row_bytes = hidden * dtype.block_bytes();
     let length = vocab.checked_mul(row_bytes).ok_or(io::ErrorKind::OutOfMemory)?;
     let mut map = memory(length)?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -91,7 +91,7 @@ pub fn weight(vocab: usize, hidden: usize, dtype: DType) -> io::Result<Tensor> {
     std::thread::scope(|scope| {
         for (part, bytes) in map.chunks_mut(rows_each * row_bytes).enumerate() {
             let levels = &levels;
-            scope.spawn(move || match dtype.size() {
+            scope.spawn(move || match dtype.block_bytes() {
                 2 => fill::<2>(bytes, part * rows_each, hidden, 1, levels),
                 _ => fill::<4>(bytes, part * rows_each, hidden, 1, levels),
             });
@@ -115,12 +115,12 @@ pub fn bulk(r: usize, out: &mut [f32]) {
 
 /// Hidden states `[rows, cols]`; `make` gets the number of a row and fills it.
 pub fn states(cols: usize, rows: usize, dtype: DType, mut make: impl FnMut(usize, &mut [f32])) -> io::Result<Tensor> {
-    let mut map = memory(rows * cols * dtype.size())?;
+    let mut map = memory(rows * cols * dtype.block_bytes())?;
     let mut row = vec![0.0; cols];
-    for (r, out) in map.chunks_exact_mut(cols * dtype.size()).enumerate() {
+    for (r, out) in map.chunks_exact_mut(cols * dtype.block_bytes()).enumerate() {
         make(r, &mut row);
-        for (out, &value) in out.chunks_exact_mut(dtype.size()).zip(&row) {
-            out.copy_from_slice(&encode(value, dtype)[..dtype.size()]);
+        for (out, &value) in out.chunks_exact_mut(dtype.block_bytes()).zip(&row) {
+            out.copy_from_slice(&encode(value, dtype)[..dtype.block_bytes()]);
         }
     }
     Tensor::from_map(map.make_read_only()?, dtype, rows, cols).map_err(io::Error::other)

@@ -1,10 +1,11 @@
 //! A dot product with the same bits on every backend.
 //!
 //! Float32 sums differ between instruction sets by rounding. The canonical dot product is a float64 sum in one fixed
-//! order, so it has the same bits on every machine. Products of bf16, f16 and f32 values are exact in float64.
+//! order, so it has the same bits on every machine. Products of bf16, f16 and f32 values are exact in float64, and so
+//! are the weights of every quantised type.
 
 use crate::head::Head;
-use crate::matrix::{Matrix, widen};
+use crate::matrix::Matrix;
 
 /// Number of partial sums of the canonical order.
 pub const LANES: usize = 32;
@@ -12,17 +13,17 @@ pub const LANES: usize = 32;
 /// `sum_k a[k] * b[k]` in the canonical order: 32 partial sums by `k mod 32`, in ascending order of `k`, then pairwise
 /// halving (lane `j` adds lane `j + 16`, then `j + 8`, ...).
 #[inline]
-pub fn canonical_dot(a: &[f32], b: &[f32]) -> f64 {
+pub fn canonical_dot<T: Copy + Into<f64>>(a: &[T], b: &[f32]) -> f64 {
     let mut sums = [0f64; LANES];
     let (a_chunks, a_tail) = a.as_chunks::<LANES>();
     let (b_chunks, b_tail) = b.as_chunks::<LANES>();
     for (a, b) in a_chunks.iter().zip(b_chunks) {
         for j in 0..LANES {
-            sums[j] += f64::from(a[j]) * f64::from(b[j]);
+            sums[j] += a[j].into() * f64::from(b[j]);
         }
     }
     for (s, (a, b)) in sums.iter_mut().zip(a_tail.iter().zip(b_tail)) {
-        *s += f64::from(*a) * f64::from(*b);
+        *s += (*a).into() * f64::from(*b);
     }
     let mut width = LANES / 2;
     while width > 0 {
@@ -37,8 +38,8 @@ pub fn canonical_dot(a: &[f32], b: &[f32]) -> f64 {
 /// The raw logit of one token: the canonical dot product rounded to float32, then the head's transform.
 ///
 /// `hidden` is the row in float32; `scratch` has as many elements as `hidden`.
-pub fn canonical_logit(head: &Head<'_>, token: u32, hidden: &[f32], scratch: &mut [f32]) -> f32 {
-    widen(head.weight().row_bytes(head.weight_row(token)), head.weight().dtype(), scratch);
+pub fn canonical_logit(head: &Head<'_>, token: u32, hidden: &[f32], scratch: &mut [f64]) -> f32 {
+    head.weight().row_to_f64(head.weight_row(token), scratch);
     let mut logit = [canonical_dot(scratch, hidden) as f32];
     head.transform(token, &mut logit);
     logit[0]

@@ -79,7 +79,9 @@ impl ScoreBound {
         let cap_error = if head.soft_cap().is_some() { 2.0 * TANH * raw } else { 0.0 };
         let transformed = ((raw + list.shift) * list.factor + list.shift) * inv_t;
         let rounding = UNIT * (4.0 * transformed + raw * inv_t + NOISE);
-        let sum = dot_error_bound(head.hidden(), hidden, self.largest_weight) + UNIT * before;
+        // A pass rounds the weights of some types to float32, at most 2^-24 of each: less than a term of the bound.
+        let terms = head.hidden() + usize::from(!head.weight().dtype().is_exact_in_f32());
+        let sum = dot_error_bound(terms, hidden, self.largest_weight) + UNIT * before;
         let error = (sum * scale + cap_error) * list.factor * inv_t + rounding;
         RowScoreBound {
             error,

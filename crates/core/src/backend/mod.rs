@@ -35,6 +35,7 @@ mod scan;
 pub mod selection;
 
 pub use crate::error::{Stage, StagedError};
+pub use crate::matrix::blocks::{SPAN, Span};
 pub use crate::matrix::widen;
 pub use crate::params::Row;
 pub use crate::params::adjustments::{Adjustment, Adjustments, IndexedAdjustments};

@@ -237,6 +237,9 @@ forward!(Box<S>, &mut S);
 /// # Errors
 /// See [`PerturbedArgmax::sample`].
 pub fn check_call(input: &Matrix<'_>, rows: &[RowParams<'_>], shape: &Shape, plan: &Plan) -> Result<(), SampleError> {
+    if !input.dtype().is_float() {
+        return Err(SampleError::InputType { found: input.dtype() });
+    }
     if input.cols() != shape.input {
         return Err(SampleError::Hidden { found: input.cols(), expected: shape.input });
     }

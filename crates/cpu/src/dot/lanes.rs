@@ -206,7 +206,7 @@ impl All<'_, '_> {
     /// `i` is a weight row and `r` a hidden row.
     #[inline(always)]
     unsafe fn block(&self, i: usize, r: usize, ahead: usize) -> Block {
-        let weight_stride = self.weight.row_stride() * self.weight.dtype().size();
+        let weight_stride = self.weight.row_stride() * self.weight.dtype().block_bytes();
         let weight = self.weight.bytes().as_ptr();
         // SAFETY: by this function's contract, and `out` has room for both.
         unsafe {

@@ -8,6 +8,7 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
+pub(crate) mod blocks;
 mod lanes;
 pub(crate) mod pack;
 mod portable;
@@ -26,6 +27,8 @@ pub(crate) struct DotScratch {
     pub(crate) sums: Vec<pack::Line>,
     /// Weight rows copied into AMX tiles.
     pub(crate) tiles: Vec<pack::Line>,
+    /// Decoded rows of a quantised weight.
+    pub(crate) decoded: Vec<pack::Line>,
 }
 
 /// The dot products with one weight, on one instruction set.
@@ -53,9 +56,9 @@ impl Dot {
         }
     }
 
-    /// Creates a worker's scratch for up to `rows` rows on an instruction set.
-    pub(crate) fn scratch(isa: Isa, rows: usize) -> DotScratch {
-        let mut scratch = DotScratch::default();
+    /// Creates a worker's scratch for a weight's type and up to `rows` rows on an instruction set.
+    pub(crate) fn scratch(isa: Isa, weight: DType, rows: usize) -> DotScratch {
+        let mut scratch = DotScratch { decoded: blocks::scratch(weight, rows), ..DotScratch::default() };
         #[cfg(target_arch = "x86_64")]
         if isa == Isa::Amx {
             amx::reserve(&mut scratch, rows);
@@ -95,8 +98,10 @@ impl Dot {
     pub(crate) fn tile(&self, weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
         assert!(weight.rows() <= TILE && weight.dtype() == self.weight);
         assert!(weight.cols() == hidden.cols() && hidden.layout() == self.layout());
-        assert!(out.len() >= hidden.rows() * TILE);
-        let _ = &scratch;
+        assert!(out.len() >= hidden.rows().saturating_sub(1) * TILE + weight.rows());
+        if !weight.dtype().is_float() && hidden.rows() > 1 {
+            return self.decoded_tile(weight, hidden, out, scratch);
+        }
         match self.isa {
             Isa::Portable => portable::tile(weight, hidden, out),
             // SAFETY: `new` has checked that the instruction set is available; the asserts above check the other
@@ -118,6 +123,41 @@ impl Dot {
     }
 }
 
+impl Dot {
+    /// [`Dot::tile`] for a quantised weight and several hidden rows: decodes some weight rows at a time.
+    fn decoded_tile(&self, weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
+        let (count, stride) = blocks::decoded_size(weight.cols());
+        let mut decoded = core::mem::take(&mut scratch.decoded);
+        // Allocates only if four rows have more than 64 Ki weights, and once.
+        if decoded.len() < (count * stride).div_ceil(16) {
+            decoded.resize((count * stride).div_ceil(16), pack::Line::ZERO);
+        }
+        let floats = Dot { weight: DType::F32, ..*self };
+        for at in (0..weight.rows()).step_by(count) {
+            let rows = weight.row_range(at..weight.rows().min(at + count));
+            self.decode(&rows, stride, pack::floats_mut(&mut decoded));
+            let wide = Matrix::from_bytes(pack::bytes(&decoded), DType::F32, rows.rows(), rows.cols(), stride);
+            floats.tile(&wide.expect("the memory has these rows"), hidden, &mut out[at..], scratch);
+        }
+        scratch.decoded = decoded;
+    }
+
+    /// Writes the rows of a quantised weight as floats, `stride` floats apart.
+    fn decode(&self, weight: &Matrix<'_>, stride: usize, out: &mut [f32]) {
+        match self.isa {
+            Isa::Portable => portable::decode(weight, stride, out),
+            // SAFETY: `new` has checked that the instruction set is available.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { avx2::decode(weight, stride, out) },
+            // SAFETY: as above. The other instruction sets are for floats only.
+            #[cfg(target_arch = "x86_64")]
+            _ => unsafe { avx512::decode(weight, stride, out) },
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!("only the portable instruction set is available here"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,8 +168,33 @@ mod tests {
         (((i * 7919 + j * 104_729 + 13) % 1009) as f32 / 504.5 - 1.0) * 3.0
     }
 
+    /// Returns blocks of any codes and scales. The block's f16 factors are 1 for integers.
+    fn blocks(count: usize, salt: usize, dtype: DType, integers: bool) -> Vec<u8> {
+        let factors: &[usize] = match dtype {
+            DType::Q4_K | DType::Q5_K => &[0, 2],
+            DType::Q6_K => &[208],
+            _ => &[0],
+        };
+        let hash = |i: usize| (i as u64 + 1 + salt as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let mut bytes: Vec<u8> = (0..count * dtype.block_bytes()).map(|i| hash(i) as u8).collect();
+        for (b, block) in bytes.chunks_exact_mut(dtype.block_bytes()).enumerate() {
+            if dtype == DType::MXFP4 {
+                block[0] = if integers { 128 } else { 110 + (hash(b) % 20) as u8 };
+                continue;
+            }
+            for &at in factors {
+                let factor = if integers { 1.0 } else { value(b, at) / 50.0 };
+                block[at..at + 2].copy_from_slice(&f16::from_f32(factor).to_le_bytes());
+            }
+        }
+        bytes
+    }
+
     /// Returns the bytes of a matrix of test values in any type.
     fn bytes(rows: usize, cols: usize, salt: usize, dtype: DType, integers: bool) -> Vec<u8> {
+        if !dtype.is_float() {
+            return blocks(rows * cols / dtype.block_elements(), salt, dtype, integers);
+        }
         let values = (0..rows * cols).map(|at| {
             let v = value(at / cols + salt, at % cols);
             if integers { v.round() } else { v }
@@ -137,7 +202,7 @@ mod tests {
         match dtype {
             DType::BF16 => values.flat_map(|v| bf16::from_f32(v).to_ne_bytes()).collect(),
             DType::F16 => values.flat_map(|v| f16::from_f32(v).to_ne_bytes()).collect(),
-            DType::F32 => values.flat_map(|v| v.to_ne_bytes()).collect(),
+            _ => values.flat_map(|v| v.to_ne_bytes()).collect(),
         }
     }
 
@@ -145,20 +210,23 @@ mod tests {
         let dot = Dot::new(isa, weight.dtype(), hidden.dtype());
         let mut packed = Packed::new(hidden.rows(), hidden.cols());
         packed.pack(dot.layout(), hidden);
-        let mut scratch = Dot::scratch(isa, hidden.rows());
+        let mut scratch = Dot::scratch(isa, weight.dtype(), hidden.rows());
         let mut out = vec![f32::NAN; hidden.rows() * TILE];
         dot.tile(weight, &packed, &mut out, &mut scratch);
         out
     }
 
-    const TYPES: [DType; 3] = [DType::BF16, DType::F16, DType::F32];
+    const FLOATS: [DType; 3] = [DType::BF16, DType::F16, DType::F32];
 
     #[test]
     fn every_instruction_set_agrees_with_the_canonical_dot() {
         for isa in Isa::available() {
-            for weight_type in TYPES {
-                for hidden_type in TYPES {
-                    for (vocab, rows, cols) in [(1, 1, 1), (5, 3, 31), (256, 7, 64), (100, 17, 97), (67, 40, 130)] {
+            for weight_type in DType::ALL {
+                for hidden_type in FLOATS {
+                    for (vocab, rows, cols) in
+                        [(1usize, 1usize, 1usize), (5, 3, 31), (256, 7, 64), (100, 17, 97), (67, 40, 130)]
+                    {
+                        let cols = cols.next_multiple_of(weight_type.block_elements());
                         for integers in [true, false] {
                             let w = bytes(vocab, cols, 1, weight_type, integers);
                             let h = bytes(rows, cols, 1000, hidden_type, integers);
@@ -185,13 +253,15 @@ mod tests {
 
     #[test]
     fn a_row_has_the_same_bits_in_every_batch_and_tile() {
-        let (vocab, cols) = (200, 333);
+        let vocab = 200;
         for isa in Isa::available() {
-            for dtype in TYPES {
+            for dtype in DType::ALL {
+                let cols = 333usize.next_multiple_of(dtype.block_elements());
+                let hidden_type = if dtype.is_float() { dtype } else { DType::F32 };
                 let w = bytes(vocab, cols, 1, dtype, false);
-                let h = bytes(70, cols, 1000, dtype, false);
+                let h = bytes(70, cols, 1000, hidden_type, false);
                 let w = Matrix::from_bytes(&w, dtype, vocab, cols, cols).unwrap();
-                let h = Matrix::from_bytes(&h, dtype, 70, cols, cols).unwrap();
+                let h = Matrix::from_bytes(&h, hidden_type, 70, cols, cols).unwrap();
                 let whole = run(isa, &w, &h);
                 for rows in [0..1, 3..5, 10..17, 20..70] {
                     for tokens in [0..1, 5..70, 100..200] {
@@ -204,6 +274,48 @@ mod tests {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn decoded_weights_have_the_bits_of_their_definition() {
+        for isa in Isa::available() {
+            for dtype in DType::ALL.into_iter().filter(|dtype| !dtype.is_float()) {
+                // Each row of hidden states selects one weight.
+                let cols = dtype.block_elements();
+                let w = bytes(64, cols, 5, dtype, false);
+                let w = Matrix::from_bytes(&w, dtype, 64, cols, cols).unwrap();
+                let one: Vec<f32> = (0..cols * cols).map(|at| if at % (cols + 1) == 0 { 1.0 } else { 0.0 }).collect();
+                let one = Matrix::new(&one, cols, cols).unwrap();
+                let all = run(isa, &w, &one);
+                let mut row = vec![0.0; cols];
+                for i in 0..64 {
+                    w.row_to_f32(i, &mut row);
+                    for (k, &weight) in row.iter().enumerate() {
+                        // A sum that begins with 0 loses the sign of -0.
+                        let expected = (weight + 0.0).to_bits();
+                        assert_eq!((all[k * TILE + i] + 0.0).to_bits(), expected, "{isa} {dtype:?} weight {i}, {k}");
+                    }
+                }
+                let alone = run(isa, &w, &one.row_range(7..8));
+                assert_eq!(alone[..64], all[7 * TILE..][..64], "{isa} {dtype:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_bad_scale_is_a_nan_or_an_infinity() {
+        for isa in Isa::available() {
+            let mut w = bytes(3, 256, 1, DType::Q8_0, true);
+            w.chunks_exact_mut(34).for_each(|block| block[2..].fill(1));
+            w[34 * 8..][..2].copy_from_slice(&f16::NAN.to_le_bytes());
+            w[34 * 23..][..2].copy_from_slice(&f16::INFINITY.to_le_bytes());
+            let h = vec![1.0f32; 512];
+            for rows in [1, 2] {
+                let h = Matrix::new(&h[..rows * 256], rows, 256).unwrap();
+                let out = run(isa, &Matrix::from_bytes(&w, DType::Q8_0, 3, 256, 256).unwrap(), &h);
+                assert!(out[0] == 256.0 && out[1].is_nan() && out[2] == f32::INFINITY, "{isa}: {:?}", &out[..3]);
             }
         }
     }

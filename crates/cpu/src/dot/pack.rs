@@ -12,6 +12,18 @@ impl Line {
     pub(crate) const ZERO: Line = Line([0; 64]);
 }
 
+/// Returns lines as floats.
+pub(crate) fn floats_mut(lines: &mut [Line]) -> &mut [f32] {
+    // SAFETY: `lines` is initialised memory of 64 bytes each, aligned to 64, and any bits are a float.
+    unsafe { core::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * 16) }
+}
+
+/// Returns the bytes of lines.
+pub(crate) fn bytes(lines: &[Line]) -> &[u8] {
+    // SAFETY: `lines` is initialised memory of 64 bytes each.
+    unsafe { core::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * 64) }
+}
+
 /// Every layout rounds the hidden size up to a multiple of this, with zeros.
 const ROUND: usize = 32;
 
@@ -80,14 +92,12 @@ impl Packed {
 
     /// Returns the packed elements as float32.
     fn f32s(&mut self) -> &mut [f32] {
-        let len = self.lines.len() * 16;
-        // SAFETY: `lines` is initialised memory of `len` times 4 bytes, aligned to 64, and any bits are a float.
-        unsafe { core::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), len) }
+        floats_mut(&mut self.lines)
     }
 
     fn bf16s(&mut self) -> &mut [bf16] {
         let len = self.lines.len() * 32;
-        // SAFETY: as above, with 2 bytes.
+        // SAFETY: `lines` is initialised memory of `len` times 2 bytes, aligned to 64, and any bits are a bf16.
         unsafe { core::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), len) }
     }
 

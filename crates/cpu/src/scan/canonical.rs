@@ -13,7 +13,7 @@ use flash_sampling_core::{Domain, Head, Matrix};
 pub(crate) struct Canonical {
     error_bounds: ScoreBound,
     hidden: Vec<f32>,
-    weight_row: Vec<f32>,
+    weight_row: Vec<f64>,
     list: TopList,
 }
 

@@ -86,11 +86,11 @@ fn check_size(plan: &Plan) -> Result<(), CpuError> {
 }
 
 /// Creates the scratch of a plan: bounds that workers share, and one worker per thread.
-fn workers(plan: &Plan, isa: Isa, weigh: bool, count: usize) -> (Arc<SharedBounds>, Vec<Worker>) {
+fn workers(plan: &Plan, (isa, weight): (Isa, DType), weigh: bool, count: usize) -> (Arc<SharedBounds>, Vec<Worker>) {
     let known = Arc::new(SharedBounds::new(plan.max_rows));
     let worker = |_| {
         let rows = (0..plan.max_rows).map(|_| RowState::new(plan, weigh)).collect();
-        Worker::new(rows, Dot::scratch(isa, plan.max_rows), Arc::clone(&known))
+        Worker::new(rows, Dot::scratch(isa, weight, plan.max_rows), Arc::clone(&known))
     };
     let workers = (0..count).map(worker).collect();
     (known, workers)
@@ -105,7 +105,7 @@ impl Engine {
             return Err(CpuError::IsaUnavailable { isa, available: Isa::available() });
         }
         let threads = Threads::new(options.threads)?;
-        let (known, workers) = workers(&plan, isa, weigh, threads.count());
+        let (known, workers) = workers(&plan, (isa, weight), weigh, threads.count());
         let rows = Vec::with_capacity(plan.max_rows);
         let resolvers = (0..threads.count()).map(|_| FilterResolver::default()).collect();
         Ok(Engine {
@@ -129,7 +129,7 @@ impl Engine {
     pub(crate) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
         let plan = Plan { max_rows, ..self.plan };
         check_size(&plan).map_err(|error| SampleError::Backend { backend: "cpu", source: error.into() })?;
-        (self.known, self.workers) = workers(&plan, self.isa, self.weigh, self.threads.count());
+        (self.known, self.workers) = workers(&plan, (self.isa, self.weight), self.weigh, self.threads.count());
         self.plan = plan;
         Ok(())
     }

@@ -31,7 +31,7 @@ impl<'a> OnlineStream<'a> {
         let nothing = Matrix::from_bytes(&[], head.dtype, 0, head.hidden, head.hidden)?;
         let unbiased = StreamHead { bias: None, ..head };
         let groups = GroupSequence::new(&unbiased.part(nothing, head.vocab)?, plan, group, options)?;
-        let bytes = (group as usize).min(head.vocab) * head.hidden * head.dtype.size();
+        let bytes = (group as usize).min(head.vocab) * nothing.row_stride_bytes();
         Ok(OnlineStream { head, groups, blocks: [vec![0; bytes], vec![0; bytes]] })
     }
 
@@ -60,7 +60,7 @@ impl<'a> OnlineStream<'a> {
         out.clear();
         check_call(&input, rows, &self.shape(), &self.groups.plan())?;
         let OnlineStream { head, groups, blocks } = self;
-        let (row_bytes, size) = (head.hidden * head.dtype.size(), groups.group as usize);
+        let (row_bytes, size) = (head.row_bytes(), groups.group as usize);
         let [current, next] = blocks;
         let read = |weight: &mut (dyn Read + Send), start: usize, block: &mut Vec<u8>| {
             let rows = size.min(head.vocab_size.saturating_sub(start));

@@ -98,20 +98,22 @@ pub(crate) struct Maps {
 }
 layout!(Maps 384: weight 0, granule 128, hidden 256);
 
-/// Returns the kernels' code of a type.
+/// Returns the kernels' code of a float type.
 pub(crate) fn element(dtype: DType) -> u32 {
     match dtype {
         DType::BF16 => 0,
         DType::F16 => 1,
         DType::F32 => 2,
+        _ => unreachable!("samplers refuse weights and input of other types"),
     }
 }
 
-/// Returns the kernels' name of a type.
+/// Returns the kernels' name of a float type.
 pub(crate) fn element_name(dtype: DType) -> &'static str {
     match dtype {
         DType::BF16 => "BF16",
         DType::F16 => "F16",
         DType::F32 => "F32",
+        _ => unreachable!("samplers refuse weights and input of other types"),
     }
 }

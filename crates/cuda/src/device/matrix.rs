@@ -27,9 +27,12 @@ impl DeviceMatrix {
     /// Checks that kernels can read the matrix.
     pub(crate) fn check(&self, what: &'static str) -> Result<(), CudaError> {
         let reason = match () {
+            () if !self.dtype.is_float() => "its elements are not bf16, f16 or f32",
             () if self.cols == 0 => "it has no columns",
             () if self.row_stride < self.cols => "the stride is smaller than a row",
-            () if !self.address.get().is_multiple_of(self.dtype.size() as u64) => "its address lies within an element",
+            () if !self.address.get().is_multiple_of(self.dtype.block_bytes() as u64) => {
+                "its address lies within an element"
+            }
             () => return Ok(()),
         };
         Err(CudaError::Layout { what, reason })
@@ -37,13 +40,13 @@ impl DeviceMatrix {
 
     /// Some neighbouring rows.
     pub(crate) fn rows(&self, which: Range<usize>) -> DeviceMatrix {
-        let address = self.address.add(which.start * self.row_stride * self.dtype.size());
+        let address = self.address.add(which.start * self.row_stride * self.dtype.block_bytes());
         DeviceMatrix { address, rows: which.len(), ..*self }
     }
 
     /// Bytes from one row to the next.
     pub(crate) fn stride_bytes(&self) -> u64 {
-        (self.row_stride * self.dtype.size()) as u64
+        (self.row_stride * self.dtype.block_bytes()) as u64
     }
 
     /// The largest power of two, up to 16, that divides the address of every row.

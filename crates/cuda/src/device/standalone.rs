@@ -200,7 +200,7 @@ impl DeviceStandalone {
             () if logits.dtype != self.dtype => "their type is not the planned one",
             () if logits.cols != self.tokens.len() => "their width is not the planned number of tokens",
             () if logits.row_stride < logits.cols => "the stride is smaller than a row",
-            () if !logits.address.get().is_multiple_of(self.dtype.size() as u64) => {
+            () if !logits.address.get().is_multiple_of(self.dtype.block_bytes() as u64) => {
                 "their address is not a multiple of an element"
             }
             () if draws.sources.is_none() && logits.rows < draws.count => "there are fewer rows than draws",

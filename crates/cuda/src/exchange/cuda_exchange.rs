@@ -59,7 +59,7 @@ pub(crate) struct CallFingerprint {
 impl CallFingerprint {
     /// The fingerprint of the next call.
     fn next(&self, dtype: DType, is_on_device: bool, is_aligned: bool) -> CallFingerprint {
-        let hidden = u64::from(number_of(dtype)) | u64::from(is_on_device) << 8 | u64::from(!is_aligned) << 9;
+        let hidden = u64::from(dtype.code()) | u64::from(is_on_device) << 8 | u64::from(!is_aligned) << 9;
         CallFingerprint { calls: self.calls + 1, hidden, known: None }
     }
 
@@ -69,15 +69,6 @@ impl CallFingerprint {
     pub(crate) fn of(&mut self, rows: &[RowParams<'_>]) -> u64 {
         let (calls, hidden) = (self.calls, self.hidden);
         *self.known.get_or_insert_with(|| of_words([calls, hidden].into_iter().chain(rows.iter().map(host_digest))))
-    }
-}
-
-/// The code of a type in messages between ranks.
-pub(crate) fn number_of(dtype: DType) -> u8 {
-    match dtype {
-        DType::BF16 => 0,
-        DType::F16 => 1,
-        DType::F32 => 2,
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::abi::{RECORD_WORDS, RowFilters};
 use crate::device::fused_hopper::MAX_ROWS;
-use crate::exchange::cuda_exchange::number_of;
 use crate::sampler::row_scan::FilterSource;
 use flash_sampling_core::DType;
 
@@ -25,7 +24,7 @@ pub(crate) struct FilterSupport {
 impl FilterSupport {
     /// Encodes the support of a rank with a weight of this type, for the other ranks.
     pub(crate) fn encode(&self, weight: DType) -> Vec<u8> {
-        let flags = [number_of(weight), self.lists.into(), self.masses.into()];
+        let flags = [weight.code(), self.lists.into(), self.masses.into()];
         flags.into_iter().chain((self.most.min(MAX_ROWS) as u32).to_le_bytes()).collect()
     }
 

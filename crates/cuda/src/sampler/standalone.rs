@@ -87,7 +87,7 @@ impl CopiedLogits {
     fn copy(&mut self, input: &Matrix<'_>, stream: &Arc<CudaStream>) -> Result<DeviceMatrix, CudaError> {
         let failed = CudaError::driver("copy logits to the GPU");
         let (dtype, rows, cols) = (input.dtype(), input.rows(), input.cols());
-        let bytes = rows * cols * dtype.size();
+        let bytes = rows * cols * dtype.block_bytes();
         if bytes > self.memory.len() {
             self.memory = stream.alloc_zeros(bytes).map_err(&failed)?;
         }

@@ -56,7 +56,7 @@ impl ExistingFilters {
 
     /// The room for copies, allocated at first use.
     fn copies(&mut self) -> Result<DeviceAddress<f32>, CudaError> {
-        let bytes = DType::F32.size() * self.copy_stride() * self.max_rows;
+        let bytes = DType::F32.block_bytes() * self.copy_stride() * self.max_rows;
         let copies = match &mut self.copies {
             Some(copies) => copies,
             none => none.insert(Scratch::new(bytes, &[], &self.device)?),

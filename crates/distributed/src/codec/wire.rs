@@ -92,10 +92,20 @@ macro_rules! wire_struct {
 pub(crate) use {wire_enum, wire_struct};
 
 wire_numbers!(u8 u32 u64 f32 f64);
-wire_enum!(DType, "an unknown type" { 0 = BF16, 1 = F16, 2 = F32 });
 wire_enum!(Stage, "an unknown stage" { 0 = Raw, 1 = Transformed });
 wire_struct!(Plan { max_rows, max_draws, max_logprobs, canonical });
 wire_struct!(Range<u32> { start, end });
+
+impl Wire for DType {
+    fn put(&self, bytes: &mut Vec<u8>) {
+        bytes.push(self.code());
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+        let code = u8::take(reader)?;
+        DType::ALL.get(usize::from(code)).copied().ok_or(reader.invalid("an unknown type"))
+    }
+}
 
 impl Wire for bool {
     fn put(&self, bytes: &mut Vec<u8>) {

@@ -222,7 +222,7 @@ impl<T: Transport> CudaRank<'_, T> {
         out.clear();
         let DeviceMatrix { rows: count, cols, dtype, .. } = hidden.matrix();
         let mut zeros = take(&mut self.zeros);
-        zeros.resize(zeros.len().max(count * cols * dtype.size()), 0);
+        zeros.resize(zeros.len().max(count * cols * dtype.block_bytes()), 0);
         let input = Matrix::from_bytes(&zeros, dtype, count, cols, cols).map_err(failed)?;
         let in_use = self.local.read_hidden(hidden).map_err(failed)?;
         let sampled = self.sample(input, rows, out);

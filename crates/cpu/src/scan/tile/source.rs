@@ -60,7 +60,7 @@ impl Source<'_> {
     /// Writes the existing logits of `tokens` of row `at`. Does nothing for a head.
     pub(super) fn read(&self, at: usize, tokens: Range<u32>, out: &mut [f32]) {
         let Source::Logits { logits, rows } = self else { return };
-        let size = logits.dtype().size();
+        let size = logits.dtype().block_bytes();
         let bytes = tokens.start as usize * size..tokens.end as usize * size;
         let row = logits.row_bytes(rows.map_or(at, |rows| rows[at]));
         widen(&row[bytes], logits.dtype(), &mut out[..tokens.len()]);

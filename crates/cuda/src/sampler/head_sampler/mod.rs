@@ -36,7 +36,7 @@ pub(super) use kernels::max_launch_draws;
 use source::{CanonicalBounds, HeadSource, LaunchRows};
 use std::sync::Arc;
 use uploaded_weight::UploadedWeight;
-pub(crate) use uploaded_weight::row_stride;
+pub(crate) use uploaded_weight::{check_float, row_stride};
 
 /// The capabilities of a sampler under its plan.
 pub(crate) fn planned(can: Capabilities, plan: &Plan) -> Capabilities {

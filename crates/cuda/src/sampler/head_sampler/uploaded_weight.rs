@@ -5,7 +5,7 @@ use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use crate::error::CudaError;
 use cudarc::driver::{CudaSlice, CudaStream};
-use flash_sampling_core::{Head, Matrix};
+use flash_sampling_core::{DType, Head, HeadError, Matrix};
 use std::sync::Arc;
 
 /// The maximum bytes of the weight in one copy.
@@ -14,6 +14,11 @@ const PART: usize = 64 << 20;
 /// The stride from one hidden state, or one row of an uploaded weight, to the next in memory of a sampler, in elements.
 pub(crate) fn row_stride(hidden: usize) -> usize {
     hidden.next_multiple_of(8)
+}
+
+/// Refuses weights that the kernels cannot read.
+pub(crate) fn check_float(found: DType) -> Result<(), HeadError> {
+    if found.is_float() { Ok(()) } else { Err(HeadError::WeightType { found, supported: "bf16, f16 and f32" }) }
 }
 
 /// A weight, and a bias if the head has one, in device memory.
@@ -26,6 +31,7 @@ pub(super) struct UploadedWeight {
 impl UploadedWeight {
     /// Copies the head's tokens, and waits. The head in device memory is valid as long as the weight.
     pub(super) fn new(head: &Head<'_>, stream: &Arc<CudaStream>) -> Result<(Self, DeviceHead), CudaError> {
+        check_float(head.weight().dtype())?;
         let failed = CudaError::driver("copy the head to the GPU");
         let tokens = head.tokens();
         let rows = head.weight_row(tokens.start)..head.weight_row(tokens.start) + tokens.len();
@@ -48,7 +54,7 @@ impl UploadedWeight {
 /// Copies a weight to the GPU, in rows of `row_stride` elements.
 fn upload(weight: &Matrix<'_>, row_stride: usize, stream: &Arc<CudaStream>) -> Result<CudaSlice<u8>, CudaError> {
     let failed = CudaError::driver("copy the weight to the GPU");
-    let bytes = row_stride * weight.dtype().size();
+    let bytes = row_stride * weight.dtype().block_bytes();
     let mut memory = stream.alloc_zeros::<u8>(weight.rows() * bytes).map_err(&failed)?;
     if weight.row_stride() == row_stride && weight.cols() == row_stride {
         stream.memcpy_htod(weight.bytes(), &mut memory).map_err(&failed)?;

@@ -193,7 +193,7 @@ impl Staging {
 
     /// Reserves the hidden states of an input, each padded with zeros. Without an input, the block has none.
     pub(crate) fn take_hidden(&mut self, input: Option<&Matrix<'_>>) {
-        self.stride = input.map_or(0, |input| row_stride(input.cols()) * input.dtype().size());
+        self.stride = input.map_or(0, |input| row_stride(input.cols()) * input.dtype().block_bytes());
     }
 
     /// Reorders the rows by their indices in `order`.

@@ -361,5 +361,5 @@ const FILTER_BYTES: usize = 256 << 20;
 
 /// The number of rows whose logits fit into [`FILTER_BYTES`], at least 1.
 pub(crate) fn rows_within(tokens: usize) -> usize {
-    (FILTER_BYTES / (tokens.next_multiple_of(8) * DType::F32.size())).max(1)
+    (FILTER_BYTES / (tokens.next_multiple_of(8) * DType::F32.block_bytes())).max(1)
 }

@@ -1,72 +1,12 @@
-//! Borrowed matrices of the three float types.
+//! Borrowed matrices of floats and of quantised blocks.
+
+pub(crate) mod blocks;
+mod dtype;
 
 use crate::error::HeadError;
+use blocks::{SPAN, Span, spans};
+pub use dtype::{DType, Element};
 use half::{bf16, f16};
-
-/// Element type of a [`Matrix`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DType {
-    /// bfloat16.
-    BF16,
-    /// IEEE half precision.
-    F16,
-    /// IEEE single precision.
-    F32,
-}
-
-impl DType {
-    /// Bytes of an element.
-    pub const fn size(self) -> usize {
-        match self {
-            DType::BF16 | DType::F16 => 2,
-            DType::F32 => 4,
-        }
-    }
-
-    /// The lower-case name of safetensors, which this project's command also uses.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::BF16 => "bf16",
-            DType::F16 => "f16",
-            DType::F32 => "f32",
-        }
-    }
-}
-
-/// A Rust type that a [`Matrix`] can hold.
-pub trait Element: bytemuck::Pod {
-    /// The element type at run time.
-    const DTYPE: DType;
-
-    /// Widens to float32, exactly.
-    fn widen(self) -> f32;
-}
-
-impl Element for bf16 {
-    const DTYPE: DType = DType::BF16;
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        // `to_f32` has a branch for NaN.
-        f32::from_bits(u32::from(self.to_bits()) << 16)
-    }
-}
-impl Element for f16 {
-    const DTYPE: DType = DType::F16;
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-}
-impl Element for f32 {
-    const DTYPE: DType = DType::F32;
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-}
 
 /// A borrowed row-major matrix `[rows, cols]`. It has native byte order and any alignment, so a mapped file works.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +35,8 @@ impl<'a> Matrix<'a> {
     ///
     /// # Errors
     /// * [`HeadError::Length`]: fewer bytes than the matrix needs.
-    /// * [`HeadError::Shape`]: `cols` is zero, `row_stride < cols`, or the size overflows.
+    /// * [`HeadError::Shape`]: `cols` is zero, `row_stride < cols`, the size overflows, or `cols` or `row_stride` is not
+    ///   whole blocks.
     pub fn from_bytes(
         bytes: &'a [u8],
         dtype: DType,
@@ -113,11 +54,18 @@ impl<'a> Matrix<'a> {
         if row_stride < cols {
             return Err(shape("the stride is smaller than a row"));
         }
+        let block = dtype.block_elements();
+        if !cols.is_multiple_of(block) || !row_stride.is_multiple_of(block) {
+            return Err(shape(match block {
+                32 => "a row is not whole blocks of 32 elements",
+                _ => "a row is not whole blocks of 256 elements",
+            }));
+        }
         let elements = match rows {
             0 => Some(0),
             n => (n - 1).checked_mul(row_stride).and_then(|e| e.checked_add(cols)),
         };
-        let needed = elements.and_then(|e| e.checked_mul(dtype.size())).ok_or(shape("its size overflows"))?;
+        let needed = elements.and_then(|e| dtype.bytes(e)).ok_or(shape("its size overflows"))?;
         let bytes =
             bytes.get(..needed).ok_or(HeadError::Length { rows, cols, row_stride, needed, found: bytes.len() })?;
         Ok(Matrix { bytes, dtype, rows, cols, row_stride })
@@ -148,13 +96,21 @@ impl<'a> Matrix<'a> {
         self.bytes
     }
 
+    /// Bytes from one row to the next.
+    pub fn row_stride_bytes(&self) -> usize {
+        self.row_stride / self.dtype.block_elements() * self.dtype.block_bytes()
+    }
+
     /// The bytes of a row.
     ///
     /// # Panics
     /// If `row` is out of range.
     pub fn row_bytes(&self, row: usize) -> &'a [u8] {
-        let at = row * self.row_stride * self.dtype.size();
-        &self.bytes[at..at + self.cols * self.dtype.size()]
+        &self.bytes[row * self.row_stride_bytes()..][..self.bytes_of_a_row()]
+    }
+
+    fn bytes_of_a_row(&self) -> usize {
+        self.cols / self.dtype.block_elements() * self.dtype.block_bytes()
     }
 
     /// The elements of a row in place; `None` unless they are float32 at an address that is a multiple of four.
@@ -175,37 +131,56 @@ impl<'a> Matrix<'a> {
     /// If `range` is out of range.
     pub fn row_range(&self, range: core::ops::Range<usize>) -> Matrix<'a> {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
-        let size = self.dtype.size();
-        let start = range.start * self.row_stride * size;
-        let end = ((range.end.max(1) - 1) * self.row_stride + self.cols) * size;
+        let start = range.start * self.row_stride_bytes();
+        let end = (range.end.max(1) - 1) * self.row_stride_bytes() + self.bytes_of_a_row();
         let bytes = if range.is_empty() { &[] } else { &self.bytes[start..end] };
         Matrix { bytes, rows: range.len(), ..*self }
     }
 
-    /// Widens a row to float32, exactly.
+    /// Converts a row to float32: exact, or for `Q4_K` and `Q5_K` rounded to nearest.
     ///
     /// # Panics
     /// If `row` is out of range, or `out` does not have `cols` elements.
     pub fn row_to_f32(&self, row: usize, out: &mut [f32]) {
         widen(self.row_bytes(row), self.dtype, out);
     }
+
+    /// Converts a row to float64, exactly.
+    ///
+    /// # Panics
+    /// If `row` is out of range, or `out` does not have `cols` elements.
+    pub fn row_to_f64(&self, row: usize, out: &mut [f64]) {
+        widen_each(self.row_bytes(row), self.dtype, out, f64::from, Span::to_f64);
+    }
 }
 
-/// Widens elements to float32, exactly.
+/// Converts elements to float32: exact, or for `Q4_K` and `Q5_K` rounded to nearest.
 ///
 /// # Panics
 /// If the numbers of elements of `out` and `bytes` differ.
 pub fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
-    fn each<T: Element>(bytes: &[u8], out: &mut [f32]) {
-        for (wide, bytes) in out.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
-            *wide = bytemuck::pod_read_unaligned::<T>(bytes).widen();
+    widen_each(bytes, dtype, out, |value| value, Span::to_f32);
+}
+
+/// Converts elements: floats by `float`, spans of blocks by `span`.
+fn widen_each<T: Copy>(
+    bytes: &[u8],
+    dtype: DType,
+    out: &mut [T],
+    float: impl Fn(f32) -> T,
+    span: impl Fn(Span) -> [T; SPAN],
+) {
+    fn each<E: Element, T>(bytes: &[u8], out: &mut [T], float: impl Fn(f32) -> T) {
+        for (wide, bytes) in out.iter_mut().zip(bytes.chunks_exact(size_of::<E>())) {
+            *wide = float(bytemuck::pod_read_unaligned::<E>(bytes).widen());
         }
     }
-    assert_eq!(bytes.len(), out.len() * dtype.size());
+    assert_eq!(Some(bytes.len()), dtype.bytes(out.len()));
     match dtype {
-        DType::BF16 => each::<bf16>(bytes, out),
-        DType::F16 => each::<f16>(bytes, out),
-        DType::F32 => each::<f32>(bytes, out),
+        DType::BF16 => each::<bf16, T>(bytes, out, float),
+        DType::F16 => each::<f16, T>(bytes, out, float),
+        DType::F32 => each::<f32, T>(bytes, out, float),
+        _ => spans(dtype, bytes, |at, weights| out[at..at + SPAN].copy_from_slice(&span(weights))),
     }
 }
 
@@ -238,5 +213,20 @@ mod tests {
         m.row_range(1..3).row_to_f32(0, &mut row);
         assert_eq!(row, [4.0, 5.0]);
         assert_eq!(m.row_range(3..3).rows(), 0);
+    }
+    #[test]
+    fn rows_of_blocks_are_whole_blocks() {
+        let bytes = [0u8; 4 * 210];
+        let m = Matrix::from_bytes(&bytes, DType::Q6_K, 2, 256, 512).unwrap();
+        assert_eq!((m.bytes().len(), m.row_bytes(1).len(), m.row_stride_bytes()), (3 * 210, 210, 420));
+        assert_eq!(m.row_range(1..2).bytes().len(), 210);
+        for (cols, stride) in [(128, 256), (256, 300)] {
+            let error = Matrix::from_bytes(&bytes, DType::Q6_K, 2, cols, stride).unwrap_err();
+            assert!(error.to_string().contains("whole blocks of 256"), "{error}");
+        }
+        assert!(matches!(
+            Matrix::from_bytes(&bytes, DType::Q8_0, 25, 32, 32),
+            Err(HeadError::Length { needed: 850, .. })
+        ));
     }
 }

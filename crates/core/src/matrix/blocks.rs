@@ -1,0 +1,171 @@
+//! Decodes blocks of quantised weights: the definition of every block type.
+//!
+//! All types have the same form: 32 consecutive weights are `scale * code - minimum`, with 8-bit codes, and a scale and a
+//! minimum for each half of 16 weights. Scales and minima are exact in float32, so are the products of types without
+//! minima, and every weight is exact in float64.
+
+use super::dtype::DType;
+use half::f16;
+
+/// Weights of a [`Span`].
+pub const SPAN: usize = 32;
+/// Weights that share a scale and a minimum.
+const HALF: usize = SPAN / 2;
+
+/// The table of `IQ4_NL`.
+const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// The values of e2m1 times two.
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// 32 consecutive weights: `scales[i / 16] * codes[i] - minima[i / 16]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// The integer of each weight.
+    pub codes: [i8; SPAN],
+    /// The scale of each half.
+    pub scales: [f32; 2],
+    /// The minimum of each half; 0 for types without minima.
+    pub minima: [f32; 2],
+}
+
+/// The little-endian f16 at `at`.
+#[inline(always)]
+fn half_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// The codes of 16 bytes: the low halves of the bytes, then the high halves.
+#[inline(always)]
+fn nibbles(bytes: &[u8], code: impl Fn(u8) -> i8) -> [i8; SPAN] {
+    core::array::from_fn(|i| code(if i < HALF { bytes[i] & 15 } else { bytes[i - HALF] >> 4 }))
+}
+
+/// The 6-bit scale and minimum of 32 weights of `Q4_K` and `Q5_K`, from 12 bytes.
+#[inline(always)]
+fn scale_and_minimum(bytes: &[u8], span: usize) -> (u8, u8) {
+    if span < 4 {
+        return (bytes[span] & 63, bytes[span + 4] & 63);
+    }
+    let low = bytes[span + 4];
+    (low & 15 | bytes[span - 4] >> 6 << 4, low >> 4 | bytes[span] >> 6 << 4)
+}
+
+/// The power of two `2^(e - 128)` of an `MXFP4` block.
+#[inline(always)]
+fn power(e: u8) -> f32 {
+    f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
+}
+
+impl Span {
+    #[inline(always)]
+    fn uniform(scale: f32, codes: [i8; SPAN]) -> Span {
+        Span { codes, scales: [scale; 2], minima: [0.0; 2] }
+    }
+
+    /// The weights `32 span ..` of a block.
+    ///
+    /// # Panics
+    /// If the type is a float, `block` is shorter than a block, or it has fewer spans.
+    #[inline(always)]
+    pub fn decode(dtype: DType, block: &[u8], span: usize) -> Span {
+        assert!(SPAN * span < dtype.block_elements(), "{dtype:?} has no span {span}");
+        match dtype {
+            DType::Q8_0 => Span::uniform(half_at(block, 0), core::array::from_fn(|i| block[2 + i] as i8)),
+            DType::Q4_0 => Span::uniform(half_at(block, 0), nibbles(&block[2..18], |q| q as i8 - 8)),
+            DType::IQ4_NL => Span::uniform(half_at(block, 0), nibbles(&block[2..18], |q| IQ4_NL[q as usize])),
+            DType::MXFP4 => Span::uniform(power(block[0]), nibbles(&block[1..17], |q| E2M1[q as usize])),
+            DType::Q4_K | DType::Q5_K => {
+                let (scale, minimum) = scale_and_minimum(&block[4..16], span);
+                let is_five = dtype == DType::Q5_K;
+                let (low, high) =
+                    if is_five { (&block[48..176], &block[16..48]) } else { (&block[16..144], &block[..]) };
+                let low = &low[span / 2 * SPAN..][..SPAN];
+                let codes = core::array::from_fn(|i| {
+                    let bit = if is_five { high[i] >> span & 1 } else { 0 };
+                    (low[i] >> (span % 2 * 4) & 15 | bit << 4) as i8
+                });
+                let scale = half_at(block, 0) * f32::from(scale);
+                let minimum = half_at(block, 2) * f32::from(minimum);
+                Span { codes, scales: [scale; 2], minima: [minimum; 2] }
+            }
+            DType::Q6_K => {
+                // Each half of the block has four spans: the low nibbles of 64 bytes, then the high nibbles.
+                let (half, part) = (span / 4, span % 4);
+                let low = &block[half * 64 + part % 2 * 32..][..SPAN];
+                let high = &block[128 + half * 32..][..SPAN];
+                let codes = core::array::from_fn(|i| {
+                    (low[i] >> (part / 2 * 4) & 15 | (high[i] >> (part * 2) & 3) << 4) as i8 - 32
+                });
+                let d = half_at(block, 208);
+                let scale = |i: usize| d * f32::from(block[192 + span * 2 + i] as i8);
+                Span { codes, scales: [scale(0), scale(1)], minima: [0.0; 2] }
+            }
+            DType::BF16 | DType::F16 | DType::F32 => unreachable!("a float has no span"),
+        }
+    }
+
+    /// The weights, exact.
+    pub fn to_f64(self) -> [f64; SPAN] {
+        let Span { codes, scales, minima } = self;
+        core::array::from_fn(|i| f64::from(scales[i / HALF]) * f64::from(codes[i]) - f64::from(minima[i / HALF]))
+    }
+
+    /// The weights, rounded to float32.
+    #[inline(always)]
+    pub fn to_f32(self) -> [f32; SPAN] {
+        if self.minima == [0.0; 2] {
+            return core::array::from_fn(|i| self.scales[i / HALF] * f32::from(self.codes[i]));
+        }
+        self.to_f64().map(|weight| weight as f32)
+    }
+}
+
+/// Decodes consecutive blocks: calls `write` with the index of the first weight and each span.
+pub(crate) fn spans(dtype: DType, bytes: &[u8], mut write: impl FnMut(usize, Span)) {
+    let elements = dtype.block_elements();
+    for (at, block) in bytes.chunks_exact(dtype.block_bytes()).enumerate() {
+        (0..elements / SPAN).for_each(|span| write(at * elements + span * SPAN, Span::decode(dtype, block, span)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_without_minima_are_exact_in_float32() {
+        // Every pair of a scale and a code: all halves, all bytes.
+        for bits in 0..=u16::MAX {
+            let d = f16::from_bits(bits).to_f32();
+            for code in i8::MIN..=i8::MAX {
+                let (wide, exact) = (d * f32::from(code), f64::from(d) * f64::from(code));
+                assert!(f64::from(wide) == exact || exact.is_nan() && wide.is_nan(), "{d} * {code}");
+            }
+        }
+        for e in 0..=u8::MAX {
+            assert_eq!(f64::from(power(e)), 2f64.powi(i32::from(e) - 128));
+        }
+    }
+
+    #[test]
+    fn products_of_three_factors_are_exact_in_float32() {
+        for bits in (0..0x7c00).step_by(31) {
+            let d = f16::from_bits(bits);
+            for scale in i8::MIN..=i8::MAX {
+                for code in -32..32i8 {
+                    let exact = d.to_f64() * f64::from(scale) * f64::from(code);
+                    assert_eq!(f64::from(d.to_f32() * f32::from(scale) * f32::from(code)), exact);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn weights_with_minima_are_rounded_once() {
+        let span = Span { codes: [7; SPAN], scales: [1.0 + f32::EPSILON; 2], minima: [0.1; 2] };
+        let exact = 7.0 * (1.0 + f64::from(f32::EPSILON)) - f64::from(0.1f32);
+        assert_eq!(span.to_f64()[3], exact);
+        assert_eq!(span.to_f32()[3], exact as f32);
+        assert_ne!(f64::from(span.to_f32()[3]), exact);
+    }
+}
