@@ -17,6 +17,9 @@ pub const NOISE: &str = include_str!("../vectors/noise.txt");
 /// `vectors/value_stability.txt`: `scheme seed position draw token`.
 pub const VALUE_STABILITY: &str = include_str!("../vectors/value_stability.txt");
 
+/// `vectors/blocks.txt`: `type blocks digest`, digests of the weights of quantised blocks.
+pub const BLOCKS: &str = include_str!("../vectors/blocks.txt");
+
 /// Returns the fields of every line that has fields.
 pub fn lines(file: &str) -> impl Iterator<Item = Vec<&str>> {
     file.lines()

@@ -114,7 +114,8 @@ impl Span {
     #[inline(always)]
     pub fn to_f32(self) -> [f32; SPAN] {
         if self.minima == [0.0; 2] {
-            return core::array::from_fn(|i| self.scales[i / HALF] * f32::from(self.codes[i]));
+            // Subtracting 0 is exact, and gives a zero the sign that a multiply-add gives it.
+            return core::array::from_fn(|i| self.scales[i / HALF] * f32::from(self.codes[i]) - self.minima[i / HALF]);
         }
         self.to_f64().map(|weight| weight as f32)
     }
