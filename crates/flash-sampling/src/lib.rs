@@ -7,7 +7,7 @@
 //! ```
 //! use flash_sampling::{Backend, BackendConfig, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, build};
 //!
-//! // The LM head: weight [vocab, hidden] in bf16, f16 or f32, borrowed. Here 1000 tokens, hidden size 64.
+//! // The LM head: weight [vocab, hidden] in bf16, f16, f32 or blocks of GGUF, borrowed. Here 1000 tokens, hidden size 64.
 //! let weight: Vec<f32> = (0..1000 * 64).map(|i| (i as f32 * 0.7).sin()).collect();
 //! let head = Head::new(Matrix::new(&weight, 1000, 64)?)?;
 //! let config = BackendConfig { plan: Plan { max_rows: 2, ..Plan::default() }, ..BackendConfig::default() };
@@ -104,7 +104,7 @@ pub use flash_sampling_core::{
 };
 // Heads and inputs.
 #[doc(inline)]
-pub use flash_sampling_core::{DType, Element, Head, HeadError, Matrix, StreamError, StreamHead};
+pub use flash_sampling_core::{DType, Element, Head, HeadError, Matrix, StreamError, StreamHead, round_as_ggml};
 #[doc(no_inline)]
 pub use flash_sampling_core::{bf16, f16};
 // The parameters of a row, and of a request.

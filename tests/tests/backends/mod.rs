@@ -5,6 +5,7 @@ pub(crate) mod gpu;
 pub(crate) mod gpu_memory;
 pub(crate) mod gpu_ranks;
 pub(crate) mod gpu_rows;
+pub(crate) mod quantised;
 pub(crate) mod ranks;
 
 use flash_sampling_conformance::factory::FromLogits;

@@ -41,7 +41,7 @@ pub struct SizeArgs {
         allow_hyphen_values = true
     )]
     pub rows: Vec<u32>,
-    /// Element type of the weight and the hidden states.
+    /// Element type of the weight and the hidden states. With a quantised weight, the hidden states are bf16.
     #[arg(long, value_parser = choice(DTYPES), default_value = "bf16")]
     pub dtype: DType,
     /// Rounds; the best of them counts.
@@ -59,6 +59,13 @@ const DTYPES: &[(&str, &str, DType)] = &[
     ("bf16", "bfloat16", DType::BF16),
     ("f16", "IEEE half precision", DType::F16),
     ("f32", "IEEE single precision", DType::F32),
+    ("q8_0", "8-bit blocks of GGUF, on CPUs", DType::Q8_0),
+    ("q6_k", "6-bit blocks", DType::Q6_K),
+    ("q5_k", "5-bit blocks", DType::Q5_K),
+    ("q4_k", "4-bit blocks", DType::Q4_K),
+    ("q4_0", "4-bit blocks without minima", DType::Q4_0),
+    ("iq4_nl", "4-bit blocks with a table", DType::IQ4_NL),
+    ("mxfp4", "4-bit floats with a power of two", DType::MXFP4),
 ];
 
 /// The size of a head, `VxD`.

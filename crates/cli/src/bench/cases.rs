@@ -76,10 +76,15 @@ pub fn draw<'a>(
     }
 }
 
-/// Makes `count` multiply-adds in total on this number of threads, on cached data of one type.
-fn multiply(isa: Option<Isa>, dtype: DType, count: u64, threads: usize) -> Result<(), CommandError> {
+/// The type of hidden states for a weight's type.
+fn state_type(weight: DType) -> DType {
+    if weight.is_float() { weight } else { DType::BF16 }
+}
+
+/// Makes `count` multiply-adds in total on this number of threads, on cached data.
+fn multiply(isa: Option<Isa>, weight: DType, count: u64, threads: usize) -> Result<(), CommandError> {
     let part = count.div_ceil(threads.max(1) as u64);
-    let one = || products(isa, dtype, dtype, part);
+    let one = || products(isa, weight, state_type(weight), part);
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(one)).collect();
         let first = one();
@@ -94,7 +99,7 @@ impl Inputs {
     pub fn new(vocab: usize, hidden: usize, rows: usize, dtype: DType) -> Result<Self, CommandError> {
         let failed = |error| CommandError::usage(format!("cannot make a head of {vocab} x {hidden}: {error}"));
         let weight = synthetic::weight(vocab, hidden, dtype).map_err(failed)?;
-        let states = |logits| synthetic::hidden(weight.matrix()?, rows, dtype, logits).map_err(failed);
+        let states = |logits| synthetic::hidden(weight.matrix()?, rows, state_type(dtype), logits).map_err(failed);
         Ok(Inputs { gaussian: states(Logits::Gaussian)?, peaked: states(Logits::Peaked)?, weight })
     }
 

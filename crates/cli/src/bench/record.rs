@@ -111,7 +111,7 @@ impl Section {
         dtype: DType,
         rounds: usize,
     ) -> Self {
-        let bytes = vocab * hidden * dtype.block_bytes();
+        let bytes = vocab * dtype.bytes(hidden).unwrap_or_default();
         let logits = Section::of_logits(what, vocab, rounds);
         Section { rows, hidden: Some(hidden), dtypes: dtype.name().into(), threads: None, bytes, ..logits }
     }

@@ -2,10 +2,12 @@
 
 pub(crate) mod blocks;
 mod dtype;
+mod ggml_rounding;
 
 use crate::error::HeadError;
 use blocks::{SPAN, Span, spans};
 pub use dtype::{DType, Element};
+pub use ggml_rounding::round_as_ggml;
 use half::{bf16, f16};
 
 /// A borrowed row-major matrix `[rows, cols]`. It has native byte order and any alignment, so a mapped file works.

@@ -162,6 +162,7 @@ impl Dot {
 mod tests {
     use super::*;
     use flash_sampling_core::backend::canonical::{canonical_dot, dot_error_bound, norm};
+    use flash_sampling_core::round_as_ggml;
     use half::{bf16, f16};
 
     fn value(i: usize, j: usize) -> f32 {
@@ -234,13 +235,15 @@ mod tests {
                             let h = Matrix::from_bytes(&h, hidden_type, rows, cols, cols).unwrap();
                             let out = run(isa, &w, &h);
                             let (mut a, mut b) = (vec![0.0; cols], vec![0.0; cols]);
+                            let mut exact = vec![0.0; cols];
+                            let terms = cols + usize::from(!weight_type.is_exact_in_f32());
                             for r in 0..rows {
                                 h.row_to_f32(r, &mut b);
                                 for i in 0..vocab {
                                     w.row_to_f32(i, &mut a);
-                                    let exact = canonical_dot(&a, &b);
-                                    let error = (f64::from(out[r * TILE + i]) - exact).abs();
-                                    let bound = if integers { 0.0 } else { dot_error_bound(cols, norm(&a), norm(&b)) };
+                                    w.row_to_f64(i, &mut exact);
+                                    let error = (f64::from(out[r * TILE + i]) - canonical_dot(&exact, &b)).abs();
+                                    let bound = if integers { 0.0 } else { dot_error_bound(terms, norm(&a), norm(&b)) };
                                     assert!(error <= bound, "{isa} {weight_type:?} {hidden_type:?} [{r}, {i}]");
                                 }
                             }
@@ -301,6 +304,33 @@ mod tests {
                 let alone = run(isa, &w, &one.row_range(7..8));
                 assert_eq!(alone[..64], all[7 * TILE..][..64], "{isa} {dtype:?}");
             }
+        }
+    }
+
+    /// The negative control of the bound: hidden states of 8 bits, which ggml multiplies.
+    #[test]
+    fn rounded_hidden_states_exceed_the_bound() {
+        for dtype in [DType::Q8_0, DType::Q6_K, DType::Q4_K] {
+            let cols = 256;
+            let w = bytes(40, cols, 1, dtype, false);
+            let w = Matrix::from_bytes(&w, dtype, 40, cols, cols).unwrap();
+            let states: Vec<f32> = (0..cols).map(|k| value(7, k)).collect();
+            let mut rounded = states.clone();
+            round_as_ggml(dtype, &mut rounded);
+            let errors_beyond = |states_of_run: &[f32]| {
+                let out = run(Isa::best_for(dtype, DType::F32), &w, &Matrix::new(states_of_run, 1, cols).unwrap());
+                let mut row = vec![0.0; cols];
+                let mut row64 = vec![0.0; cols];
+                let is_beyond = |i: &usize| {
+                    w.row_to_f32(*i, &mut row);
+                    w.row_to_f64(*i, &mut row64);
+                    let error = (f64::from(out[*i]) - canonical_dot(&row64, &states)).abs();
+                    error > dot_error_bound(cols + 1, norm(&row), norm(&states))
+                };
+                (0..40).filter(is_beyond).count()
+            };
+            assert_eq!(errors_beyond(&states), 0, "{dtype:?}");
+            assert!(errors_beyond(&rounded) > 20, "{dtype:?}");
         }
     }
 
