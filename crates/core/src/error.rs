@@ -215,6 +215,16 @@ pub enum HeadError {
         /// The fault.
         reason: &'static str,
     },
+    /// Scales that do not fit the matrix, or a matrix of a type without scales.
+    #[error("{found} scales for a matrix of type {}, which needs {needed}", dtype.name())]
+    Scales {
+        /// Element type of the matrix.
+        dtype: DType,
+        /// The required scales; 0 if the type has none or a block is empty.
+        needed: usize,
+        /// The given scales.
+        found: usize,
+    },
     /// The sampler does not support the weight's element type.
     #[error("the weight is {}, but this sampler supports {supported}", found.name())]
     WeightType {

@@ -4,8 +4,8 @@ use half::{bf16, f16};
 
 /// Element type of a [`Matrix`](crate::Matrix).
 ///
-/// Weights have any type. Hidden states and logits are bf16, f16 or f32. The block types are those of GGUF files, with
-/// the names and layouts of ggml. A block holds [`DType::block_elements`] consecutive weights of a row in
+/// Weights have any type. Hidden states and logits are bf16, f16 or f32. `I8` and `F8_E4M3` are for weights with
+/// [scales](crate::Matrix::with_scales). The block types are those of GGUF files, with the names and layouts of ggml. A block holds [`DType::block_elements`] consecutive weights of a row in
 /// [`DType::block_bytes`] bytes, little-endian:
 ///
 /// | type | elements | bytes | a weight |
@@ -29,6 +29,10 @@ pub enum DType {
     F16,
     /// IEEE single precision.
     F32,
+    /// 8-bit integers.
+    I8,
+    /// 8-bit floats with 4 bits of exponent (OCP FP8): no infinities, 0x7f and 0xff are NaN.
+    F8_E4M3,
     /// 8-bit integers, one scale for 32 weights.
     Q8_0,
     /// 4-bit integers, one scale for 32 weights.
@@ -47,10 +51,12 @@ pub enum DType {
 
 impl DType {
     /// All types.
-    pub const ALL: [DType; 10] = [
+    pub const ALL: [DType; 12] = [
         DType::BF16,
         DType::F16,
         DType::F32,
+        DType::I8,
+        DType::F8_E4M3,
         DType::Q8_0,
         DType::Q4_0,
         DType::IQ4_NL,
@@ -60,20 +66,21 @@ impl DType {
         DType::Q6_K,
     ];
 
-    /// Elements of a block; 1 for floats.
+    /// Elements of a block; 1 for types without blocks.
     pub const fn block_elements(self) -> usize {
         match self {
-            DType::BF16 | DType::F16 | DType::F32 => 1,
+            DType::BF16 | DType::F16 | DType::F32 | DType::I8 | DType::F8_E4M3 => 1,
             DType::Q8_0 | DType::Q4_0 | DType::IQ4_NL | DType::MXFP4 => 32,
             DType::Q4_K | DType::Q5_K | DType::Q6_K => 256,
         }
     }
 
-    /// Bytes of a block; for floats, bytes of an element.
+    /// Bytes of a block; for types without blocks, bytes of an element.
     pub const fn block_bytes(self) -> usize {
         match self {
             DType::BF16 | DType::F16 => 2,
             DType::F32 => 4,
+            DType::I8 | DType::F8_E4M3 => 1,
             DType::Q8_0 => 34,
             DType::Q4_0 | DType::IQ4_NL => 18,
             DType::MXFP4 => 17,
@@ -88,14 +95,19 @@ impl DType {
         (elements / self.block_elements()).checked_mul(self.block_bytes())
     }
 
-    /// Whether the type is bf16, f16 or f32.
+    /// Whether the type is bf16, f16 or f32, as hidden states and logits are.
     pub const fn is_float(self) -> bool {
-        self.block_elements() == 1
+        matches!(self, DType::BF16 | DType::F16 | DType::F32)
     }
 
-    /// Whether every finite value of the type is a float32. The others (`Q4_K`, `Q5_K`) are float64.
+    /// Whether weights of the type have [scales](crate::Matrix::with_scales).
+    pub const fn is_scaled(self) -> bool {
+        matches!(self, DType::I8 | DType::F8_E4M3)
+    }
+
+    /// Whether every finite weight of the type is a float32. The others (scaled types, `Q4_K`, `Q5_K`) are float64.
     pub const fn is_exact_in_f32(self) -> bool {
-        !matches!(self, DType::Q4_K | DType::Q5_K)
+        !matches!(self, DType::Q4_K | DType::Q5_K) && !self.is_scaled()
     }
 
     /// The code of the type in messages between ranks: its index in [`DType::ALL`].
@@ -109,6 +121,8 @@ impl DType {
             DType::BF16 => "bf16",
             DType::F16 => "f16",
             DType::F32 => "f32",
+            DType::I8 => "i8",
+            DType::F8_E4M3 => "f8_e4m3",
             DType::Q8_0 => "q8_0",
             DType::Q4_0 => "q4_0",
             DType::IQ4_NL => "iq4_nl",

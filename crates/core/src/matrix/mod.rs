@@ -3,12 +3,14 @@
 pub(crate) mod blocks;
 mod dtype;
 mod ggml_rounding;
+mod scales;
 
 use crate::error::HeadError;
 use blocks::{SPAN, Span, spans};
 pub use dtype::{DType, Element};
 pub use ggml_rounding::round_as_ggml;
 use half::{bf16, f16};
+use scales::{Scales, convert_row};
 
 /// A borrowed row-major matrix `[rows, cols]`. It has native byte order and any alignment, so a mapped file works.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +20,7 @@ pub struct Matrix<'a> {
     rows: usize,
     cols: usize,
     row_stride: usize,
+    scales: Option<Scales<'a>>,
 }
 
 impl<'a> Matrix<'a> {
@@ -70,7 +73,24 @@ impl<'a> Matrix<'a> {
         let needed = elements.and_then(|e| dtype.bytes(e)).ok_or(shape("its size overflows"))?;
         let bytes =
             bytes.get(..needed).ok_or(HeadError::Length { rows, cols, row_stride, needed, found: bytes.len() })?;
-        Ok(Matrix { bytes, dtype, rows, cols, row_stride })
+        Ok(Matrix { bytes, dtype, rows, cols, row_stride, scales: None })
+    }
+
+    /// Multiplies the elements of an `I8` or `F8_E4M3` matrix by scales.
+    ///
+    /// `scales` has one value for each block of `[block_rows, block_cols]` elements, row by row; the last blocks of rows
+    /// and columns may be smaller. A scale for each row has blocks `[1, cols]`, one for the whole matrix `[rows, cols]`.
+    /// A weight is the exact product, which the kernels round to float32. Without scales, the factor is 1.
+    ///
+    /// # Errors
+    /// [`HeadError::Scales`]: another type, a block without rows or columns, or another number of scales.
+    pub fn with_scales(mut self, scales: &'a [f32], block: [usize; 2]) -> Result<Self, HeadError> {
+        let wrong = |needed| HeadError::Scales { dtype: self.dtype, needed, found: scales.len() };
+        if !self.dtype.is_scaled() || block.contains(&0) {
+            return Err(wrong(0));
+        }
+        self.scales = Some(Scales::new(scales, [self.rows, self.cols], block).map_err(wrong)?);
+        Ok(self)
     }
 
     /// Element type.
@@ -136,14 +156,21 @@ impl<'a> Matrix<'a> {
         let start = range.start * self.row_stride_bytes();
         let end = (range.end.max(1) - 1) * self.row_stride_bytes() + self.bytes_of_a_row();
         let bytes = if range.is_empty() { &[] } else { &self.bytes[start..end] };
-        Matrix { bytes, rows: range.len(), ..*self }
+        let scales = self.scales.map(|scales| scales.skip_rows(range.start));
+        Matrix { bytes, rows: range.len(), scales, ..*self }
     }
 
-    /// Converts a row to float32: exact, or for `Q4_K` and `Q5_K` rounded to nearest.
+    /// Converts a row to float32: exact, or rounded to nearest unless [`DType::is_exact_in_f32`].
     ///
     /// # Panics
     /// If `row` is out of range, or `out` does not have `cols` elements.
+    #[inline(always)]
     pub fn row_to_f32(&self, row: usize, out: &mut [f32]) {
+        if self.dtype.is_scaled() {
+            assert_eq!(out.len(), self.cols);
+            let scales = self.scales.as_ref().map(|scales| (scales, row));
+            return convert_row(self.row_bytes(row), self.dtype, scales, out, |value, scale| value * scale);
+        }
         widen(self.row_bytes(row), self.dtype, out);
     }
 
@@ -152,14 +179,20 @@ impl<'a> Matrix<'a> {
     /// # Panics
     /// If `row` is out of range, or `out` does not have `cols` elements.
     pub fn row_to_f64(&self, row: usize, out: &mut [f64]) {
+        if self.dtype.is_scaled() {
+            assert_eq!(out.len(), self.cols);
+            let scales = self.scales.as_ref().map(|scales| (scales, row));
+            let product = |value, scale| f64::from(value) * f64::from(scale);
+            return convert_row(self.row_bytes(row), self.dtype, scales, out, product);
+        }
         widen_each(self.row_bytes(row), self.dtype, out, f64::from, Span::to_f64);
     }
 }
 
-/// Converts elements to float32: exact, or for `Q4_K` and `Q5_K` rounded to nearest.
+/// Converts elements without scales to float32: exact, or for `Q4_K` and `Q5_K` rounded to nearest.
 ///
 /// # Panics
-/// If the numbers of elements of `out` and `bytes` differ.
+/// If the numbers of elements of `out` and `bytes` differ, or the type is scaled.
 pub fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     widen_each(bytes, dtype, out, |value| value, Span::to_f32);
 }
@@ -230,5 +263,29 @@ mod tests {
             Matrix::from_bytes(&bytes, DType::Q8_0, 25, 32, 32),
             Err(HeadError::Length { needed: 850, .. })
         ));
+    }
+
+    #[test]
+    fn scales_belong_to_blocks_of_rows_and_columns() {
+        let bytes: Vec<u8> = (0..5 * 7).collect();
+        let m = Matrix::from_bytes(&bytes, DType::I8, 5, 7, 7).unwrap();
+        let scales: Vec<f32> = (0..9).map(|i| 2f32.powi(i)).collect();
+        let m = m.with_scales(&scales, [2, 3]).unwrap();
+        for (first, m) in [(0, m), (3, m.row_range(3..5))] {
+            let (mut row, mut exact) = ([0.0f32; 7], [0.0f64; 7]);
+            for r in 0..m.rows() {
+                m.row_to_f32(r, &mut row);
+                m.row_to_f64(r, &mut exact);
+                for k in 0..7 {
+                    let at = first + r;
+                    let expected = (at * 7 + k) as f32 * scales[at / 2 * 3 + k / 3];
+                    assert_eq!((row[k], exact[k]), (expected, f64::from(expected)));
+                }
+            }
+        }
+        assert!(matches!(m.with_scales(&scales[..8], [2, 3]), Err(HeadError::Scales { needed: 9, found: 8, .. })));
+        assert!(matches!(m.with_scales(&scales, [0, 3]), Err(HeadError::Scales { .. })));
+        let floats = Matrix::from_bytes(&bytes, DType::F16, 2, 7, 7).unwrap();
+        assert!(matches!(floats.with_scales(&[1.0], [2, 7]), Err(HeadError::Scales { .. })));
     }
 }

@@ -80,7 +80,7 @@ pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32])
             dtype => {
                 macro_rules! multiply {
                     ($format:ident) => {
-                        blocks::multiply::<Avx512<f32>, Spans512<$format>, 8>(weight, hidden, out)
+                        blocks::multiply::<Avx512<f32>, Spans512<$format>>(weight, hidden, out)
                     };
                 }
                 for_format!(dtype, multiply, unreachable!("{dtype:?} is a float"))
@@ -101,7 +101,7 @@ pub(super) unsafe fn decode(weight: &Matrix<'_>, stride: usize, out: &mut [f32])
             unsafe { blocks::decode::<Avx512<f32>, Spans512<$format>>(weight, stride, out) }
         };
     }
-    for_format!(weight.dtype(), decode, unreachable!("a float"))
+    for_format!(weight.dtype(), decode, blocks::decode_scaled(weight, stride, out))
 }
 
 /// Runs multiply-adds; see [`lanes::products`].

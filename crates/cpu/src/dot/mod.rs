@@ -58,7 +58,10 @@ impl Dot {
 
     /// Creates a worker's scratch for a weight's type and up to `rows` rows on an instruction set.
     pub(crate) fn scratch(isa: Isa, weight: DType, rows: usize) -> DotScratch {
-        let mut scratch = DotScratch { decoded: blocks::scratch(weight, rows), ..DotScratch::default() };
+        let mut scratch = DotScratch {
+            decoded: blocks::scratch(isa.for_types(weight, DType::BF16), weight, rows),
+            ..DotScratch::default()
+        };
         #[cfg(target_arch = "x86_64")]
         if isa == Isa::Amx {
             amx::reserve(&mut scratch, rows);
@@ -99,7 +102,7 @@ impl Dot {
         assert!(weight.rows() <= TILE && weight.dtype() == self.weight);
         assert!(weight.cols() == hidden.cols() && hidden.layout() == self.layout());
         assert!(out.len() >= hidden.rows().saturating_sub(1) * TILE + weight.rows());
-        if !weight.dtype().is_float() && hidden.rows() > 1 {
+        if blocks::decodes(self.isa, weight.dtype(), hidden.rows()) {
             return self.decoded_tile(weight, hidden, out, scratch);
         }
         match self.isa {
@@ -124,7 +127,7 @@ impl Dot {
 }
 
 impl Dot {
-    /// [`Dot::tile`] for a quantised weight and several hidden rows: decodes some weight rows at a time.
+    /// [`Dot::tile`] for a quantised weight and many hidden rows: decodes some weight rows at a time.
     fn decoded_tile(&self, weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
         let (count, stride) = blocks::decoded_size(weight.cols());
         let mut decoded = core::mem::take(&mut scratch.decoded);
@@ -191,8 +194,23 @@ mod tests {
         bytes
     }
 
+    /// The scales of 8-bit weights: powers of two for integers.
+    fn scaled<'a>(m: Matrix<'a>, integers: bool) -> Matrix<'a> {
+        static SCALES: [[f32; 64]; 2] = [[0.37; 64], [0.5; 64]];
+        if !m.dtype().is_scaled() {
+            return m;
+        }
+        let count = m.rows().div_ceil(100) * m.cols().div_ceil(64);
+        m.with_scales(&SCALES[usize::from(integers)][..count], [100, 64]).unwrap()
+    }
+
     /// Returns the bytes of a matrix of test values in any type.
     fn bytes(rows: usize, cols: usize, salt: usize, dtype: DType, integers: bool) -> Vec<u8> {
+        if dtype.is_scaled() {
+            let codes = [0x38, 0xb8, 0x40, 0xc0, 0u8];
+            let code = |i: usize| if integers { codes[(i * 7 + salt) % 5] } else { (i * 31 + salt) as u8 & 0xf7 };
+            return (0..rows * cols).map(code).collect();
+        }
         if !dtype.is_float() {
             return blocks(rows * cols / dtype.block_elements(), salt, dtype, integers);
         }
@@ -231,7 +249,7 @@ mod tests {
                         for integers in [true, false] {
                             let w = bytes(vocab, cols, 1, weight_type, integers);
                             let h = bytes(rows, cols, 1000, hidden_type, integers);
-                            let w = Matrix::from_bytes(&w, weight_type, vocab, cols, cols).unwrap();
+                            let w = scaled(Matrix::from_bytes(&w, weight_type, vocab, cols, cols).unwrap(), integers);
                             let h = Matrix::from_bytes(&h, hidden_type, rows, cols, cols).unwrap();
                             let out = run(isa, &w, &h);
                             let (mut a, mut b) = (vec![0.0; cols], vec![0.0; cols]);
@@ -263,7 +281,7 @@ mod tests {
                 let hidden_type = if dtype.is_float() { dtype } else { DType::F32 };
                 let w = bytes(vocab, cols, 1, dtype, false);
                 let h = bytes(70, cols, 1000, hidden_type, false);
-                let w = Matrix::from_bytes(&w, dtype, vocab, cols, cols).unwrap();
+                let w = scaled(Matrix::from_bytes(&w, dtype, vocab, cols, cols).unwrap(), false);
                 let h = Matrix::from_bytes(&h, hidden_type, 70, cols, cols).unwrap();
                 let whole = run(isa, &w, &h);
                 for rows in [0..1, 3..5, 10..17, 20..70] {
@@ -284,7 +302,7 @@ mod tests {
     #[test]
     fn decoded_weights_have_the_bits_of_their_definition() {
         for isa in Isa::available() {
-            for dtype in DType::ALL.into_iter().filter(|dtype| !dtype.is_float()) {
+            for dtype in DType::ALL.into_iter().filter(|dtype| dtype.block_elements() > 1) {
                 // Each row of hidden states selects one weight.
                 let cols = dtype.block_elements();
                 let w = bytes(64, cols, 5, dtype, false);

@@ -63,7 +63,7 @@ pub(super) fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
             dtype => {
                 macro_rules! multiply {
                     ($format:ident) => {
-                        blocks::multiply::<Portable<f32>, Plain<$format>, 2>(weight, hidden, out)
+                        blocks::multiply::<Portable<f32>, Plain<$format>>(weight, hidden, out)
                     };
                 }
                 for_format!(dtype, multiply, unreachable!("{dtype:?} is a float"))
@@ -80,7 +80,7 @@ pub(super) fn decode(weight: &Matrix<'_>, stride: usize, out: &mut [f32]) {
             unsafe { blocks::decode::<Portable<f32>, Plain<$format>>(weight, stride, out) }
         };
     }
-    for_format!(weight.dtype(), decode, unreachable!("a float"))
+    for_format!(weight.dtype(), decode, blocks::decode_scaled(weight, stride, out))
 }
 
 /// Runs multiply-adds; see [`lanes::products`].

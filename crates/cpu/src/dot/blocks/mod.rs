@@ -2,8 +2,8 @@
 //!
 //! Plain version: decode the weight to float32, and multiply with the float32 kernel.
 //! Deviations, and why each keeps the result:
-//! 1. A single hidden row takes the weights from registers. The order of the sum is that of the float32 kernel, so a row
-//!    has the same bits alone and in a batch.
+//! 1. A few hidden rows take the weights from registers. The order of the sum is that of the float32 kernel, so a row has
+//!    the same bits alone and in a batch.
 //! 2. For more rows, a few weight rows are decoded to memory that stays in the second-level cache. So the whole batch
 //!    decodes a weight once.
 
@@ -12,14 +12,22 @@ mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use super::TILE;
 use super::lanes::Lanes;
 use super::pack::{Line, Packed};
+use crate::isa::Isa;
+use core::mem::MaybeUninit;
+use core::ops::Range;
 use flash_sampling_core::{DType, Matrix};
 pub(crate) use formats::for_format;
 pub(crate) use plain::Plain;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Spans256, Spans512};
 
+/// Weight rows that stay in the second-level cache while the hidden rows pass over them.
+const BLOCK: usize = 32;
+/// Weight rows from a row to its prefetched row.
+const AHEAD: usize = 8;
 /// Floats of the decoded rows of a worker.
 const DECODED: usize = 64 << 10;
 /// The numbers of weight rows that are decoded at a time.
@@ -35,16 +43,37 @@ pub(crate) trait Decoder<F: Lanes> {
     type Scales: Copy;
     /// The block type.
     const DTYPE: DType;
+    /// The most hidden rows of a register block: 4 or 8.
+    const MOST_PANEL: usize;
 
-    unsafe fn scales(block: *const u8) -> Self::Scales;
+    /// Writes the scales of a block. In place, because a copy would load vectors that were just stored in parts.
+    unsafe fn scales(block: *const u8, out: &mut MaybeUninit<Self::Scales>);
 
     /// The elements `step * F::STEP ..` of a block, in order.
     unsafe fn weights(block: *const u8, step: usize, scales: &Self::Scales) -> F::Weights;
 }
 
-/// Creates the memory for decoded rows; none for floats and for a single hidden row.
-pub(super) fn scratch(weight: DType, rows: usize) -> Vec<Line> {
-    if weight.is_float() || rows <= 1 { Vec::new() } else { vec![Line::ZERO; DECODED / 16] }
+/// Whether a weight is decoded to memory for this number of hidden rows, instead of in registers.
+pub(super) fn decodes(isa: Isa, weight: DType, rows: usize) -> bool {
+    let most = match isa {
+        Isa::Portable => 1,
+        Isa::Avx2 => 4,
+        _ => 16,
+    };
+    weight.is_scaled() || !weight.is_float() && rows > most
+}
+
+/// Creates the memory for decoded rows, if a call of up to `rows` hidden rows needs it.
+pub(super) fn scratch(isa: Isa, weight: DType, rows: usize) -> Vec<Line> {
+    if decodes(isa, weight, rows) { vec![Line::ZERO; DECODED / 16] } else { Vec::new() }
+}
+
+/// Writes all rows of a weight with scales as floats, `stride` floats apart.
+#[inline(always)]
+pub(super) fn decode_scaled(weight: &Matrix<'_>, stride: usize, out: &mut [f32]) {
+    for (row, out) in (0..weight.rows()).zip(out.chunks_mut(stride)) {
+        weight.row_to_f32(row, &mut out[..weight.cols()]);
+    }
 }
 
 /// The weight rows that are decoded at a time, and the floats from one to the next. One more line per row, because rows
@@ -54,61 +83,111 @@ pub(super) fn decoded_size(cols: usize) -> (usize, usize) {
     ((DECODED / stride / 4 * 4).clamp(*ROWS.start(), *ROWS.end()), stride)
 }
 
-/// Multiplies the only hidden row by all rows of a weight, `M1` rows at a time, in the order of summation of `F`.
+/// Multiplies all hidden rows by all rows of a weight, in the order of summation of `F`.
 ///
 /// # Safety
-/// As for [`lanes::tile`](super::lanes::tile), with a weight of `D`'s type and one hidden row.
+/// As for [`lanes::tile`](super::lanes::tile), with a weight of `D`'s type.
 #[inline(always)]
-pub(super) unsafe fn multiply<F: Lanes, D: Decoder<F>, const M1: usize>(
-    weight: &Matrix<'_>,
-    hidden: &Packed,
-    out: &mut [f32],
-) {
-    let rows = weight.rows();
-    let mut at = 0;
-    // SAFETY: by this function's contract; `at + M1` or `at + 1` is at most the number of rows.
-    unsafe {
-        while at + M1 <= rows {
-            multiply_rows::<F, D, M1>(&weight.row_range(at..rows), hidden, &mut out[at..]);
-            at += M1;
-        }
-        while at < rows {
-            multiply_rows::<F, D, 1>(&weight.row_range(at..rows), hidden, &mut out[at..]);
-            at += 1;
+pub(super) unsafe fn multiply<F: Lanes, D: Decoder<F>>(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
+    let all = All { weight, hidden, out: out.as_mut_ptr() };
+    for start in (0..weight.rows()).step_by(BLOCK) {
+        let rows = start..weight.rows().min(start + BLOCK);
+        let mut r = 0;
+        while r < hidden.rows() {
+            let (rows, is_first) = (rows.clone(), r == 0);
+            // SAFETY: by this function's contract; a panel has at most the hidden rows that are left.
+            r += unsafe {
+                match hidden.rows() - r {
+                    8.. if D::MOST_PANEL == 8 => all.panel::<F, D, 2, 8>(rows, r, is_first),
+                    4.. => all.panel::<F, D, 2, 4>(rows, r, is_first),
+                    2.. => all.panel::<F, D, 4, 2>(rows, r, is_first),
+                    _ => all.panel::<F, D, 4, 1>(rows, r, is_first),
+                }
+            };
         }
     }
 }
 
-/// Multiplies the first `M` rows.
-///
-/// # Safety
-/// As for [`multiply`]; the weight has `M` rows, and `out` has `M` floats.
-#[inline(always)]
-unsafe fn multiply_rows<F: Lanes, D: Decoder<F>, const M: usize>(
-    weight: &Matrix<'_>,
-    hidden: &Packed,
-    out: &mut [f32],
-) {
-    let (stride, bytes) = (weight.row_stride_bytes(), D::DTYPE.block_bytes());
-    let steps = D::DTYPE.block_elements() / F::STEP;
-    // SAFETY: by this function's contract; a row has whole blocks.
-    unsafe {
-        let mut sums = [F::zero(); M];
-        for block in 0..weight.cols() / D::DTYPE.block_elements() {
-            let at: [*const u8; M] = core::array::from_fn(|m| weight.bytes().as_ptr().add(m * stride + block * bytes));
-            for at in at {
-                (0..bytes).step_by(64).for_each(|line| F::prefetch(at.wrapping_add(M * stride + line)));
+/// The operands of a tile.
+struct All<'a, 'w> {
+    weight: &'a Matrix<'w>,
+    hidden: &'a Packed,
+    out: *mut f32,
+}
+
+impl All<'_, '_> {
+    /// Multiplies the weight rows `rows` by `NR` hidden rows, starting at `r`, and returns `NR`.
+    ///
+    /// # Safety
+    /// As for [`multiply`]; the rows exist.
+    #[inline(always)]
+    unsafe fn panel<F: Lanes, D: Decoder<F>, const MR: usize, const NR: usize>(
+        &self,
+        rows: Range<usize>,
+        r: usize,
+        prefetches: bool,
+    ) -> usize {
+        let mut i = rows.start;
+        // SAFETY: `i + MR <= rows.end` in the first loop and `i < rows.end` in the second.
+        unsafe {
+            while i + MR <= rows.end {
+                self.register_block::<F, D, MR, NR>(i, r, prefetches);
+                i += MR;
             }
-            let scales: [D::Scales; M] = core::array::from_fn(|m| D::scales(at[m]));
-            for step in 0..steps {
-                let hidden = F::hidden(hidden.as_ptr().add((block * steps + step) * F::HIDDEN_BYTES));
-                for m in 0..M {
-                    sums[m] = F::multiply_add(sums[m], D::weights(at[m], step, &scales[m]), hidden);
-                }
+            while i < rows.end {
+                self.register_block::<F, D, 1, NR>(i, r, false);
+                i += 1;
             }
         }
-        for (out, sums) in out[..M].iter_mut().zip(sums) {
-            *out = F::total(sums);
+        NR
+    }
+
+    /// Computes `MR x NR` outputs, and prefetches the weight rows one block later.
+    ///
+    /// # Safety
+    /// As for [`multiply`]; `MR` weight rows and `NR` hidden rows exist from `i` and `r` on.
+    #[inline(always)]
+    unsafe fn register_block<F: Lanes, D: Decoder<F>, const MR: usize, const NR: usize>(
+        &self,
+        i: usize,
+        r: usize,
+        prefetches: bool,
+    ) {
+        let (stride, bytes) = (self.weight.row_stride_bytes(), D::DTYPE.block_bytes());
+        let steps = D::DTYPE.block_elements() / F::STEP;
+        // SAFETY: by this function's contract; a row has whole blocks, and `out` has `TILE` floats per hidden row.
+        unsafe {
+            let mut sums = [[F::zero(); MR]; NR];
+            let hidden: [*const u8; NR] =
+                core::array::from_fn(|n| self.hidden.as_ptr().add((r + n) * self.hidden.row_bytes()));
+            let first = self.weight.bytes().as_ptr().add(i * stride);
+            for block in 0..self.weight.cols() / D::DTYPE.block_elements() {
+                let at: [*const u8; MR] = core::array::from_fn(|m| first.add(m * stride + block * bytes));
+                if prefetches {
+                    for at in at {
+                        (0..bytes).step_by(64).for_each(|line| F::prefetch(at.wrapping_add(AHEAD * stride + line)));
+                    }
+                }
+                let mut scales = [const { MaybeUninit::uninit() }; MR];
+                for (at, scales) in at.iter().zip(&mut scales) {
+                    D::scales(*at, scales);
+                }
+                for step in 0..steps {
+                    let states: [F::PackedInput; NR] =
+                        core::array::from_fn(|n| F::hidden(hidden[n].add((block * steps + step) * F::HIDDEN_BYTES)));
+                    for m in 0..MR {
+                        let weights = D::weights(at[m], step, scales[m].assume_init_ref());
+                        for n in 0..NR {
+                            sums[n][m] = F::multiply_add(sums[n][m], weights, states[n]);
+                        }
+                    }
+                }
+            }
+            for (n, sums) in sums.into_iter().enumerate() {
+                for (m, sums) in sums.into_iter().enumerate() {
+                    *self.out.add((r + n) * TILE + i + m) = F::total(sums);
+                }
+            }
         }
     }
 }
@@ -127,9 +206,11 @@ pub(super) unsafe fn decode<F: Lanes, D: Decoder<F>>(weight: &Matrix<'_>, stride
         for (block, out) in blocks.zip(out.chunks_exact_mut(D::DTYPE.block_elements())) {
             // SAFETY: by this function's contract; `block` and `out` are whole blocks.
             unsafe {
-                let scales = D::scales(block.as_ptr());
+                let mut scales = MaybeUninit::uninit();
+                D::scales(block.as_ptr(), &mut scales);
+                let scales = scales.assume_init_ref();
                 for step in 0..steps {
-                    let weights = D::weights(block.as_ptr(), step, &scales);
+                    let weights = D::weights(block.as_ptr(), step, scales);
                     out.as_mut_ptr().add(step * F::STEP).cast::<F::Weights>().write_unaligned(weights);
                 }
             }

@@ -4,27 +4,38 @@ use super::Decoder;
 use super::formats::Format;
 use crate::dot::lanes::Lanes;
 use core::marker::PhantomData;
+use core::mem::MaybeUninit;
 use flash_sampling_core::DType;
 use flash_sampling_core::backend::{SPAN, Span};
 
-/// Decodes blocks of the format `T` by their definition.
+/// Decodes blocks of the format `T` by their definition, all spans at the same time.
 pub(crate) struct Plain<T>(PhantomData<T>);
 
 /// Floats per step of the kernel in plain Rust.
 const STEP: usize = 16;
+/// The most weights of a block.
+const MOST: usize = 256;
 
 impl<T: Format, F: Lanes<Weights = [f32; STEP]>> Decoder<F> for Plain<T> {
-    type Scales = ();
+    /// The weights of the block.
+    type Scales = [[f32; STEP]; MOST / STEP];
     const DTYPE: DType = T::DTYPE;
+    const MOST_PANEL: usize = 4;
 
     #[inline(always)]
-    unsafe fn scales(_: *const u8) {}
-
-    #[inline(always)]
-    unsafe fn weights(block: *const u8, step: usize, (): &()) -> [f32; STEP] {
+    unsafe fn scales(block: *const u8, out: &mut MaybeUninit<Self::Scales>) {
         // SAFETY: the caller passes a readable block.
         let block = unsafe { core::slice::from_raw_parts(block, T::DTYPE.block_bytes()) };
-        let weights = Span::decode(T::DTYPE, block, step / (SPAN / STEP)).to_f32();
-        core::array::from_fn(|i| weights[step % (SPAN / STEP) * STEP + i])
+        let weights = out.write([[0.0; STEP]; MOST / STEP]);
+        for (span, out) in weights.as_chunks_mut::<{ SPAN / STEP }>().0.iter_mut().enumerate() {
+            if span * SPAN < T::DTYPE.block_elements() {
+                out.as_flattened_mut().copy_from_slice(&Span::decode(T::DTYPE, block, span).to_f32());
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn weights(_: *const u8, step: usize, weights: &Self::Scales) -> [f32; STEP] {
+        weights[step]
     }
 }

@@ -5,6 +5,7 @@ use super::formats::{Format, Iq4Nl, Mxfp4, Q4, Q4K, Q5K, Q6K, Q8};
 use crate::dot::lanes::Lanes;
 use core::arch::x86_64::*;
 use core::marker::PhantomData;
+use core::mem::MaybeUninit;
 use flash_sampling_core::DType;
 
 /// The operations of a block type.
@@ -17,7 +18,7 @@ pub(crate) trait Spans: Format {
     /// Whether weights have minima.
     const HAS_MINIMA: bool = false;
 
-    unsafe fn scales(block: *const u8) -> Self::Scales;
+    unsafe fn scales(block: *const u8, out: &mut MaybeUninit<Self::Scales>);
     /// The scale and the minimum of the 16 weights `16 half ..` of a span.
     fn scale(scales: &Self::Scales, span: usize, half: usize) -> (f32, f32);
     /// The codes of a span.
@@ -65,9 +66,9 @@ macro_rules! one_scale {
             type Scales = f32;
 
             #[inline(always)]
-            unsafe fn scales($at: *const u8) -> f32 {
+            unsafe fn scales($at: *const u8, out: &mut MaybeUninit<f32>) {
                 // SAFETY: by the trait's contract (here and below).
-                unsafe { $scale }
+                out.write(unsafe { $scale });
             }
             #[inline(always)]
             fn scale(scale: &f32, _: usize, _: usize) -> (f32, f32) {
@@ -101,7 +102,7 @@ one_scale!(
 /// # Safety
 /// As for [`Spans`].
 #[inline(always)]
-unsafe fn scales_and_minima(block: *const u8) -> [[f32; 8]; 2] {
+unsafe fn scales_and_minima(block: *const u8, out: &mut MaybeUninit<[[f32; 8]; 2]>) {
     // SAFETY: by this function's contract; the 12 bytes are three words.
     unsafe {
         let word = |i: usize| u64::from(block.add(4 + 4 * i).cast::<u32>().read_unaligned());
@@ -110,13 +111,13 @@ unsafe fn scales_and_minima(block: *const u8) -> [[f32; 8]; 2] {
         let (low, high) = (0x3f3f_3f3f, 0x0f0f_0f0f);
         let scales = a & low | (c & high | a >> 2 & 0x3030_3030) << 32;
         let minima = b & low | (c >> 4 & high | b >> 2 & 0x3030_3030) << 32;
-        let times = |numbers: u64, factor: f32| -> [f32; 8] {
+        let times = |numbers: u64, factor: f32| {
             let wide = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(numbers as i64)));
-            let mut out = [0.0; 8];
-            _mm256_storeu_ps(out.as_mut_ptr(), _mm256_mul_ps(wide, _mm256_set1_ps(factor)));
-            out
+            _mm256_mul_ps(wide, _mm256_set1_ps(factor))
         };
-        [times(scales, half_at(block)), times(minima, half_at(block.add(2)))]
+        let out: *mut f32 = out.as_mut_ptr().cast();
+        _mm256_storeu_ps(out, times(scales, half_at(block)));
+        _mm256_storeu_ps(out.add(8), times(minima, half_at(block.add(2))));
     }
 }
 
@@ -142,9 +143,9 @@ macro_rules! with_minima {
             const HAS_MINIMA: bool = true;
 
             #[inline(always)]
-            unsafe fn scales(block: *const u8) -> [[f32; 8]; 2] {
+            unsafe fn scales(block: *const u8, out: &mut MaybeUninit<[[f32; 8]; 2]>) {
                 // SAFETY: by the trait's contract (here and below).
-                unsafe { scales_and_minima(block) }
+                unsafe { scales_and_minima(block, out) }
             }
             #[inline(always)]
             fn scale([scales, minima]: &[[f32; 8]; 2], span: usize, _: usize) -> (f32, f32) {
@@ -170,17 +171,16 @@ impl Spans for Q6K {
     type Scales = [f32; 16];
 
     #[inline(always)]
-    unsafe fn scales(block: *const u8) -> [f32; 16] {
+    unsafe fn scales(block: *const u8, out: &mut MaybeUninit<[f32; 16]>) {
         // SAFETY: by the trait's contract (here and below).
         unsafe {
             let d = _mm256_set1_ps(half_at(block.add(208)));
-            let mut out = [0.0; 16];
+            let out: *mut f32 = out.as_mut_ptr().cast();
             for half in [0, 8] {
                 let numbers = _mm_loadl_epi64(block.add(192 + half).cast());
                 let scales = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers)), d);
-                _mm256_storeu_ps(out.as_mut_ptr().add(half), scales);
+                _mm256_storeu_ps(out.add(half), scales);
             }
-            out
         }
     }
 
@@ -211,11 +211,12 @@ pub(crate) struct Spans256<T>(PhantomData<T>);
 impl<T: Spans, F: Lanes<Weights = [__m256; 2]>> Decoder<F> for Spans256<T> {
     type Scales = T::Scales;
     const DTYPE: DType = T::DTYPE;
+    const MOST_PANEL: usize = 4;
 
     #[inline(always)]
-    unsafe fn scales(block: *const u8) -> T::Scales {
+    unsafe fn scales(block: *const u8, out: &mut MaybeUninit<T::Scales>) {
         // SAFETY: by the trait's contract (here and below).
-        unsafe { T::scales(block) }
+        unsafe { T::scales(block, out) }
     }
 
     #[inline(always)]
@@ -240,11 +241,12 @@ pub(crate) struct Spans512<T>(PhantomData<T>);
 impl<T: Spans, F: Lanes<Weights = [__m512; 2]>> Decoder<F> for Spans512<T> {
     type Scales = T::Scales;
     const DTYPE: DType = T::DTYPE;
+    const MOST_PANEL: usize = 8;
 
     #[inline(always)]
-    unsafe fn scales(block: *const u8) -> T::Scales {
+    unsafe fn scales(block: *const u8, out: &mut MaybeUninit<T::Scales>) {
         // SAFETY: by the trait's contract (here and below).
-        unsafe { T::scales(block) }
+        unsafe { T::scales(block, out) }
     }
 
     #[inline(always)]
