@@ -365,5 +365,9 @@ extern "C" __global__ void __launch_bounds__(256) write_tokens(const __grid_cons
     if (to.tokens) to.tokens[row] = is_drawn ? static_cast<i64>(draw.token) : -1;
     if (to.scores) to.scores[row] = is_drawn ? draw.score : -f32_infinity();
     if (to.logits) to.logits[row] = is_drawn ? draw.logit : -f32_infinity();
-    if (to.statuses) to.statuses[row] = invalid ? static_cast<u32>(Status::Parameters) | invalid << 8 : static_cast<u32>(draw.status);
+    if (!to.statuses) return;
+    // After a failed exchange, the token is the failed rank.
+    const bool is_failed = draw.status == Status::LateRank || draw.status == Status::OtherCall;
+    const u32 status = static_cast<u32>(draw.status) | (is_failed ? draw.token << 8 : 0);
+    to.statuses[row] = invalid ? static_cast<u32>(Status::Parameters) | invalid << 8 : status;
 }

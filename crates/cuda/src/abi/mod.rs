@@ -21,7 +21,7 @@ mod stored_scan;
 
 pub use address::DeviceAddress;
 pub(crate) use columns::{EncodeRows, WriteTokens};
-pub use columns::{RowColumns, TokenColumns, TokenLists, invalid_parameter};
+pub use columns::{RowColumns, TokenColumns, TokenLists, failed_rank, invalid_parameter};
 pub(crate) use filters::{
     FilterCall, FilterListCall, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, RowLists, UNDECIDED_ROWS_SUMMED,
     UndecidedRows,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// [`CudaTiled::sample_sharded`](crate::CudaTiled::sample_sharded).
 #[derive(Debug)]
 pub struct CudaExchange {
-    kind: ExchangeKind,
+    pub(super) kind: ExchangeKind,
     mark: CallFingerprint,
     filters: FilterSupport,
     /// Rows and draws of a shard without tokens.
@@ -26,7 +26,7 @@ pub struct CudaExchange {
 }
 
 #[derive(Debug)]
-enum ExchangeKind {
+pub(super) enum ExchangeKind {
     Peers(Box<DevicePeers>),
     #[cfg(feature = "nccl")]
     Nccl(DeviceNccl),

@@ -1,6 +1,7 @@
 //! A rank of several GPUs, with one shard of the vocabulary per rank.
 
 mod connect;
+mod enqueue;
 mod failure;
 mod shared;
 
@@ -38,6 +39,8 @@ use std::time::Instant;
 /// states in host memory, or all in device memory; otherwise the exchange on the GPUs fails with
 /// [`CudaError::OtherCall`].
 ///
+/// Calls of [`CudaRank::enqueue`] do not wait: also the parameters and the tokens are in device memory.
+///
 /// # Exchange over the transport
 /// Some calls exchange summaries of rows over the transport: all calls of a canonical plan, and calls with a row that
 /// requests log-probabilities or a list without replacement, or has other filters. Every rank makes the same choice
@@ -68,6 +71,8 @@ pub struct CudaRank<'w, T> {
     check_tokens: bool,
     /// Whether all ranks have loaded the kernels for rows with filters.
     is_prepared: bool,
+    /// Whether all ranks have prepared calls that do not wait.
+    is_enqueue_prepared: bool,
     /// The bytes that all ranks have allocated for lists and masks.
     room: usize,
     /// The rows that the GPUs leave undecided, with the parameters and results of their exchange over the transport.
@@ -192,6 +197,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
             by_host,
             check_tokens,
             is_prepared: false,
+            is_enqueue_prepared: false,
             room: CudaTiled::LIST_ROOM,
             open: Vec::new(),
             open_params: Vec::new(),

@@ -191,7 +191,9 @@ impl EncodedCall<'_> {
         assert_eq!((&tokens[..FIRST_ROW], &found[..FIRST_ROW]), (&[77, 77][..], &[77, 77][..]));
         for (i, invalid) in statuses.iter().enumerate() {
             let (drawn, of_row) = (i as u32 % 7, FIRST_ROW + i);
-            let status = if *invalid == 0 { drawn } else { status::PARAMETERS | invalid << 8 };
+            // Token i of a draw after a failed exchange is the rank.
+            let rank = if matches!(drawn, status::LATE_RANK | status::OTHER_CALL) { (i as u32) << 8 } else { 0 };
+            let status = if *invalid == 0 { drawn | rank } else { status::PARAMETERS | invalid << 8 };
             let (token, score) = if status == 0 { (i as i64, 0.5 * i as f32) } else { (-1, f32::NEG_INFINITY) };
             assert_eq!((tokens[of_row], scores[of_row], found[of_row]), (token, score, status), "row {of_row}");
         }

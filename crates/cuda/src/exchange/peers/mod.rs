@@ -270,12 +270,23 @@ impl DevicePeers {
         if let Some((row, draw)) = draws.iter().enumerate().find(|(_, draw)| draw.status == status::OTHER_CALL) {
             return Err(CudaError::OtherCall { rank: Some(draw.token as usize), row: Some(row) });
         }
-        if draws.iter().all(|draw| draw.status != status::LATE_RANK) {
-            return Ok(());
+        match draws.iter().any(|draw| draw.status == status::LATE_RANK) {
+            true => Err(self.late_ranks(self.mailbox.read_state()?.late)),
+            false => Ok(()),
         }
-        let late = self.mailbox.read_state()?.late;
+    }
+
+    /// Returns the error of late ranks, if any. The caller has waited for every launch.
+    pub(crate) fn check_late(&self) -> Result<(), CudaError> {
+        match self.mailbox.read_state()?.late {
+            0 => Ok(()),
+            late => Err(self.late_ranks(late)),
+        }
+    }
+
+    fn late_ranks(&self, late: u32) -> CudaError {
         let ranks = (0..MAX_PEERS).filter(|rank| late >> rank & 1 == 1).collect();
-        Err(CudaError::LateRanks { ranks, limit: self.limit })
+        CudaError::LateRanks { ranks, limit: self.limit }
     }
 
     /// Records that every launch has run. The caller has waited for the stream, without an error.
