@@ -13,15 +13,20 @@ use flash_sampling::distributed::TIME_LIMIT;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::{drop_outside_captures, runs};
-use flash_sampling_core::{DType, Knob, Plan, RowParams, SampleError, Samples};
-use flash_sampling_cuda::abi::{LogprobColumns, RowColumns, TokenColumns, failed_rank, invalid_parameter, status};
+use flash_sampling_core::{DType, Knob, Plan, RowParams, Samples};
+use flash_sampling_cuda::abi::{LogprobColumns, RowColumns, TokenColumns, invalid_parameter, status};
 use flash_sampling_cuda::{CudaError, Device, DeviceAddress, DeviceHidden, DeviceMatrix};
-use rank_group::{OnRank, call, check, each_rank, group};
+use rank_faults::{is_late, of_cuda, statuses};
+use rank_group::{call, check, each_rank, group, prepare};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+#[path = "cuda/rank_faults.rs"]
+mod rank_faults;
 #[path = "cuda/rank_group.rs"]
 mod rank_group;
+#[path = "cuda/whole_rows.rs"]
+mod whole_rows;
 
 /// Returns the ranks of a test, if they can run here, and a lock on the GPUs: waits of ranks have a timeout, so the tests
 /// run one at a time.
@@ -36,23 +41,18 @@ fn runs_here(exchange: GpuExchange, gpus: Gpus, equal: Option<u32>) -> Option<(G
 fn load_kernels(problem: &Problem, plan: Plan) {
     let alone = GpuRanks { exchange: GpuExchange::Peers, gpus: Gpus::One, equal: Some(1), in_place: true };
     let mut ranks = group(alone, problem, plan, TIME_LIMIT);
-    ranks[0].sampler.prepare_enqueue(0).unwrap();
-    for masked in [false, true] {
+    prepare(&mut ranks, 0, true);
+    for (masked, top_p) in [(false, 1.0), (true, 1.0), (true, 0.9)] {
         let mask = mask(problem.head().vocab_size() as usize);
-        let row = RowParams { mask: masked.then_some(mask.as_slice()), ..RowParams::default() };
+        let row = RowParams { mask: masked.then_some(mask.as_slice()), top_p, ..RowParams::default() };
         let arrays = [ranks[0].arrays(&vec![row; plan.max_rows], problem.head().vocab_size() as usize)];
         call(&mut ranks, 0..plan.max_rows, &arrays);
     }
     drop_outside_captures(ranks);
 }
 
-/// Rows with every parameter of single logits.
-fn plain_rows<'a>(count: usize, mask: &'a [u32], histories: &'a [flash_sampling_core::History]) -> Vec<RowParams<'a>> {
-    let plain = |row| RowParams { top_k: 0, top_p: 1.0, min_p: 0.0, ..row };
-    rows(count, mask, histories).into_iter().map(plain).collect()
-}
-
-/// More rows than a launch has, and single rows, whose calls have few arrays, so they differ in kernels.
+/// More rows than a launch has, and single rows, whose calls have few arrays, so they differ in kernels. First without
+/// filters, and by peers also with filters.
 fn draws_are_those_of_one_gpu(factory: GpuRanks) {
     let (mask, histories, count) = (mask(VOCAB), histories(), 300);
     let problem = Problem::gaussian(Size::new(count, VOCAB, 136), DType::BF16, DType::BF16, 17);
@@ -62,9 +62,14 @@ fn draws_are_those_of_one_gpu(factory: GpuRanks) {
     let mut alone = Copied::on(&device, device.context().new_stream().unwrap(), problem.head(), plan).unwrap();
     let (_memory, hidden) = copied(problem.input(), &alone.stream);
     let mut ranks = group(factory, &problem, plan, TIME_LIMIT);
-    each_rank(&mut ranks, |_, rank| rank.sampler.prepare_enqueue(256).unwrap());
-    let all = plain_rows(count, &mask, &histories);
-    for which in [0..count, 0..17, 0..1, 1..2, 4..5, 5..6, 6..7, 7..8, 8..9, 0..0] {
+    let gathers = factory.exchange == GpuExchange::Peers;
+    prepare(&mut ranks, 256, gathers);
+    let filtered = rows(count, &mask, &histories);
+    let mut plain = filtered.clone();
+    plain.iter_mut().for_each(|row| (row.top_k, row.top_p, row.min_p) = (0, 1.0, 0.0));
+    let of_plain = [0..count, 0..17, 0..1, 1..2, 4..5, 5..6, 6..7, 7..8, 8..9, 0..0].map(|which| (&plain, which));
+    let of_filtered = [0..count, 0..17, 2..3, 3..4, 4..5, 7..8, 9..10, 10..11].map(|which| (&filtered, which));
+    for (all, which) in of_plain.into_iter().chain(of_filtered.into_iter().filter(|_| gathers)) {
         let rows = &all[which.clone()];
         let at = which.start * hidden.row_stride * hidden.dtype.size();
         let hidden = DeviceMatrix { address: hidden.address.add(at), rows: rows.len(), ..hidden };
@@ -117,7 +122,7 @@ fn captured_calls_are_replayed(factory: GpuRanks) {
     let mut alone = Copied::on(&device, device.context().new_stream().unwrap(), problem.head(), plan).unwrap();
     let (_memory, hidden) = copied(problem.input(), &alone.stream);
     let mut ranks = group(factory, &problem, plan, TIME_LIMIT);
-    each_rank(&mut ranks, |_, rank| rank.sampler.prepare_enqueue(0).unwrap());
+    prepare(&mut ranks, 0, false);
     let row =
         |at| RowParams { seed: 3, position: 1 + at, temperature: 0.5 + 0.25 * (at % 4) as f32, ..RowParams::default() };
     let rows: Vec<_> = (0..9).map(row).collect();
@@ -190,76 +195,11 @@ fn captured_calls_of_ranks_are_replayed() {
     }
 }
 
-/// Statuses without the rank, and the ranks.
-fn statuses(rank: &OnRank, arrays: &rank_group::OnRankArrays) -> Vec<(u32, Option<usize>)> {
-    let of = |(status, token, ..): (u32, i64, f32, f32)| {
-        assert_eq!(token == -1, status & 0xff != status::DRAWN);
-        (status & 0xff, failed_rank(status))
-    };
-    arrays.results.read(&rank.stream).into_iter().map(of).collect()
-}
-
-/// The second rank skips a call. In its next call, it meets the draws of the skipped call, and rank 0 meets the draws of
-/// the next call. Both ranks detect the mismatch, unless the rows of both calls are equal: the control. Then rank 0 waits
-/// for a call that does not come, and the group is unusable.
-fn a_skipped_call_is_detected(factory: GpuRanks) {
-    let problem = Problem::gaussian(Size::new(5, VOCAB, 136), DType::BF16, DType::BF16, 20);
-    let plan = Plan { max_rows: 5, ..Plan::default() };
-    load_kernels(&problem, plan);
-    let rows = |position| vec![RowParams { seed: 5, position, ..RowParams::default() }; 5];
-    for is_control in [false, true] {
-        let mut ranks = group(factory, &problem, plan, Duration::from_secs(2));
-        each_rank(&mut ranks, |_, rank| rank.sampler.prepare_enqueue(0).unwrap());
-        let skipped = ranks[0].arrays(&rows(1), VOCAB);
-        let position = if is_control { 1 } else { 2 };
-        let next: Vec<_> = ranks.iter().map(|rank| rank.arrays(&rows(position), VOCAB)).collect();
-        let last: Vec<_> = ranks.iter().map(|rank| rank.arrays(&rows(3), VOCAB)).collect();
-        let calls: Vec<_> = next.iter().chain(&last).map(|arrays| (arrays.columns, arrays.out)).collect();
-        let first = (skipped.columns, skipped.out);
-        let waits = each_rank(&mut ranks, |number, rank| {
-            let hidden = rank.hidden;
-            if number == 0 {
-                rank.enqueue(hidden, first).unwrap();
-            }
-            rank.enqueue(hidden, calls[number]).unwrap();
-            rank.sampler.wait(&rank.stream).map_err(of_cuda)
-        });
-        let met = if is_control { (status::DRAWN, None) } else { (status::OTHER_CALL, Some(1)) };
-        assert_eq!(statuses(&ranks[0], &skipped), [met; 5], "control: {is_control}");
-        assert_eq!(statuses(&ranks[0], &next[0]), [(status::LATE_RANK, Some(1)); 5]);
-        let met = if is_control { met } else { (status::OTHER_CALL, Some(0)) };
-        assert_eq!(statuses(&ranks[1], &next[1]), [met; 5], "control: {is_control}");
-        assert!(is_late(&waits[0], &[1]), "{waits:?}");
-        assert_eq!(waits[1], Ok(()));
-        // Rank 0 sends nothing any more, and does not wait.
-        let waits = each_rank(&mut ranks, |number, rank| {
-            let begun = Instant::now();
-            let hidden = rank.hidden;
-            rank.enqueue(hidden, calls[2 + number]).unwrap();
-            (rank.sampler.wait(&rank.stream).map_err(of_cuda), begun.elapsed())
-        });
-        assert!(is_late(&waits[0].0, &[1]) && waits[0].1 < Duration::from_millis(500), "{waits:?}");
-        assert_eq!(statuses(&ranks[0], &last[0]), [(status::LATE_RANK, Some(1)); 5]);
-        // Rank 1 meets the draws that rank 0 sent before its timeout.
-        assert_eq!(statuses(&ranks[1], &last[1]), [(status::OTHER_CALL, Some(0)); 5]);
-        drop_outside_captures(ranks);
-    }
-}
-
-fn of_cuda(error: SampleError) -> CudaError {
-    let SampleError::Backend { source, .. } = error else { panic!("{error}") };
-    source.downcast_ref::<CudaError>().cloned().unwrap_or_else(|| panic!("{source}"))
-}
-
-fn is_late(waited: &Result<(), CudaError>, expected: &[usize]) -> bool {
-    matches!(waited, Err(CudaError::LateRanks { ranks, .. }) if ranks == expected)
-}
-
 #[test]
 fn a_rank_that_skips_a_call_is_detected() {
     for gpus in [Gpus::One, Gpus::Each] {
         if let Some((factory, _alone)) = runs_here(GpuExchange::Peers, gpus, Some(2)) {
-            a_skipped_call_is_detected(factory);
+            rank_faults::a_skipped_call_is_detected(factory);
         }
     }
 }
@@ -271,7 +211,7 @@ fn a_rank_that_misses_a_call_by_nccl_ends_the_wait() {
     let problem = Problem::gaussian(Size::new(5, VOCAB, 136), DType::BF16, DType::BF16, 20);
     let (plan, limit) = (Plan { max_rows: 5, ..Plan::default() }, Duration::from_secs(4));
     let mut ranks = group(factory, &problem, plan, limit);
-    each_rank(&mut ranks, |_, rank| rank.sampler.prepare_enqueue(0).unwrap());
+    prepare(&mut ranks, 0, false);
     let arrays = ranks[0].arrays(&[RowParams::default(); 5], VOCAB);
     let hidden = ranks[0].hidden;
     let begun = Instant::now();
@@ -282,38 +222,13 @@ fn a_rank_that_misses_a_call_by_nccl_ends_the_wait() {
     assert!(begun.elapsed() < 4 * limit, "{:?}", begun.elapsed());
 }
 
-/// Other positions, and an array that one rank does not have. The group continues.
-fn other_calls_are_detected(factory: GpuRanks) {
-    let problem = Problem::gaussian(Size::new(5, VOCAB, 136), DType::BF16, DType::BF16, 21);
-    let plan = Plan { max_rows: 5, ..Plan::default() };
-    load_kernels(&problem, plan);
-    let mut ranks = group(factory, &problem, plan, TIME_LIMIT);
-    each_rank(&mut ranks, |_, rank| rank.sampler.prepare_enqueue(4).unwrap());
-    let row = RowParams { seed: 5, position: 1, ..RowParams::default() };
-    for other in [row, RowParams { position: 2, ..row }, RowParams { banned: &[7], ..row }] {
-        let of_rank = [vec![row; 5], vec![other; 5]];
-        let arrays: Vec<_> = ranks.iter().zip(&of_rank).map(|(rank, rows)| rank.arrays(rows, VOCAB)).collect();
-        call(&mut ranks, 0..5, &arrays);
-        for (number, (rank, arrays)) in ranks.iter().zip(&arrays).enumerate() {
-            let by_nccl = factory.exchange == GpuExchange::Nccl;
-            let is_same = other.position == 1 && other.banned.is_empty();
-            let expected = match is_same {
-                true => (status::DRAWN, None),
-                false => (status::OTHER_CALL, (!by_nccl).then_some(1 - number)),
-            };
-            assert_eq!(statuses(rank, arrays), [expected; 5], "{other:?}");
-        }
-    }
-    drop_outside_captures(ranks);
-}
-
 #[test]
 fn ranks_that_make_other_calls_are_detected() {
     for (exchange, gpus) in
         [(GpuExchange::Peers, Gpus::One), (GpuExchange::Peers, Gpus::Each), (GpuExchange::Nccl, Gpus::Each)]
     {
         if let Some((factory, _alone)) = runs_here(exchange, gpus, Some(2)) {
-            other_calls_are_detected(factory);
+            rank_faults::other_calls_are_detected(factory);
         }
     }
 }
@@ -327,7 +242,7 @@ fn invalid_rows_are_the_same_on_all_ranks() {
     let plan = Plan { max_rows: 4, ..Plan::default() };
     load_kernels(&problem, plan);
     let mut ranks = group(factory, &problem, plan, TIME_LIMIT);
-    each_rank(&mut ranks, |_, rank| rank.sampler.prepare_enqueue(2).unwrap());
+    prepare(&mut ranks, 2, false);
     let base = RowParams { seed: 5, ..RowParams::default() };
     let rows = [
         base,
@@ -346,17 +261,16 @@ fn invalid_rows_are_the_same_on_all_ranks() {
     drop_outside_captures(ranks);
 }
 
-/// The refused call sends nothing, so the group continues.
+/// By NCCL, filters and log-probabilities are refused. The refused call sends nothing, so the group continues.
 #[test]
-fn what_depends_on_the_whole_row_is_refused_by_name() {
-    let Some((factory, _alone)) = runs_here(GpuExchange::Peers, Gpus::One, Some(2)) else { return };
+fn what_depends_on_the_whole_row_is_refused_by_nccl() {
+    let Some((factory, _alone)) = runs_here(GpuExchange::Nccl, Gpus::Each, Some(2)) else { return };
     let problem = Problem::gaussian(Size::new(2, VOCAB, 136), DType::BF16, DType::BF16, 22);
     let plan = Plan { max_rows: 2, ..Plan::default() };
-    load_kernels(&problem, plan);
     let mut ranks = group(factory, &problem, plan, TIME_LIMIT);
-    each_rank(&mut ranks, |_, rank| rank.sampler.prepare_enqueue(0).unwrap());
+    prepare(&mut ranks, 0, false);
     let arrays: Vec<_> = ranks.iter().map(|rank| rank.arrays(&[RowParams::default(); 2], VOCAB)).collect();
-    let OnRank { hidden, .. } = ranks[0];
+    let hidden = ranks[0].hidden;
     let (columns, out) = (arrays[0].columns, arrays[0].out);
     let (int, float) = (DeviceAddress::new(64), DeviceAddress::new(64));
     let processed = LogprobColumns { log_probs: float, ..LogprobColumns::default() };
@@ -374,4 +288,20 @@ fn what_depends_on_the_whole_row_is_refused_by_name() {
         assert_eq!(statuses(rank, arrays), [(status::DRAWN, None); 2]);
     }
     drop_outside_captures(ranks);
+}
+
+#[test]
+fn whole_rows_of_ranks_on_one_gpu_are_those_of_one_gpu() {
+    for equal in [Some(2), None] {
+        if let Some((factory, _alone)) = runs_here(GpuExchange::Peers, Gpus::One, equal) {
+            whole_rows::are_those_of_one_gpu(factory);
+        }
+    }
+}
+
+#[test]
+fn whole_rows_of_ranks_are_those_of_one_gpu() {
+    if let Some((factory, _alone)) = runs_here(GpuExchange::Peers, Gpus::Each, Some(2)) {
+        whole_rows::are_those_of_one_gpu(factory);
+    }
 }

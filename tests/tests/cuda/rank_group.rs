@@ -11,7 +11,7 @@ use flash_sampling_conformance::problem::Problem;
 use flash_sampling_core::{Plan, RowParams, SampleError, Samples};
 use flash_sampling_cuda::abi::{RowColumns, TokenColumns, status};
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
-use flash_sampling_cuda::{ColumnCall, DeviceMatrix};
+use flash_sampling_cuda::{ColumnCall, DeviceAddress, DeviceMatrix};
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
@@ -91,6 +91,13 @@ pub(crate) fn each_rank<R: Send>(ranks: &mut [OnRank], of: impl Fn(usize, &mut O
             ranks.iter_mut().enumerate().map(|(number, rank)| scope.spawn(move || of(number, rank))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
+}
+
+/// Prepares calls with all kinds of arrays on all ranks; without `gathers`, only calls on single logits.
+pub(crate) fn prepare(ranks: &mut [OnRank], max_adjusted: usize, gathers: bool) {
+    let top_p = if gathers { DeviceAddress::new(4) } else { DeviceAddress::NULL };
+    let (columns, out) = (RowColumns { top_p, ..RowColumns::default() }, TokenColumns::default());
+    each_rank(ranks, |_, rank| rank.sampler.prepare_enqueue(&columns, &out, max_adjusted).unwrap());
 }
 
 /// Makes a call of all ranks with the hidden states of some rows, and waits for all ranks.

@@ -120,10 +120,11 @@ pub(crate) struct EncodeRows {
     pub(crate) tokens: u32,
     pub(crate) vocab_size: u32,
     pub(crate) padding: u32,
+    pub(crate) contents: DeviceAddress<u32>,
 }
-layout!(EncodeRows 304:
+layout!(EncodeRows 312:
     columns 0, rows 240, filters 248, invalid 256, lists 264, counts 272, first_row 280, max_adjusted 284, first_token 288,
-    tokens 292, vocab_size 296, padding 300
+    tokens 292, vocab_size 296, padding 300, contents 304
 );
 
 /// The argument of `write_tokens`.

@@ -33,7 +33,9 @@ pub(crate) use fused::{
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
 pub(crate) use logprobs::{KeptCall, LogprobCall};
 pub use logprobs::{KeptColumns, LogprobColumns, TOP_N_MAX};
-pub(crate) use peers::{MAX_PEERS, PeerRecords, PeerState, Peers, RECORD_BYTES, RECORD_WORDS, SLOT_BYTES};
+pub(crate) use peers::{
+    GatherLogits, MAX_PEERS, PeerRecords, PeerState, Peers, RECORD_BYTES, RECORD_WORDS, SLOT_BYTES,
+};
 #[cfg(feature = "nccl")]
 pub(crate) use reduction::Reduction;
 pub(crate) use stored::{

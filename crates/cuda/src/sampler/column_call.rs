@@ -61,11 +61,13 @@ impl<'s> ColumnCall<'s> {
         &self.hidden
     }
 
-    pub(crate) fn columns(&self) -> &RowColumns {
+    /// The parameters.
+    pub fn columns(&self) -> &RowColumns {
         &self.columns
     }
 
-    pub(crate) fn out(&self) -> &TokenColumns {
+    /// The results.
+    pub fn out(&self) -> &TokenColumns {
         &self.out
     }
 }

@@ -9,6 +9,7 @@ use crate::build::{BuildError, shard_starts};
 use connect::connect;
 pub use connect::{CudaRankOptions, GpuExchange};
 use core::mem::take;
+use enqueue::Prepared;
 use flash_sampling_core::backend::{Candidate, Winner, reuse_vec};
 use flash_sampling_core::{
     Capabilities, DType, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples,
@@ -71,8 +72,8 @@ pub struct CudaRank<'w, T> {
     check_tokens: bool,
     /// Whether all ranks have loaded the kernels for rows with filters.
     is_prepared: bool,
-    /// Whether all ranks have prepared calls that do not wait.
-    is_enqueue_prepared: bool,
+    /// The calls that do not wait and that all ranks have prepared.
+    enqueues: Option<Prepared>,
     /// The bytes that all ranks have allocated for lists and masks.
     room: usize,
     /// The rows that the GPUs leave undecided, with the parameters and results of their exchange over the transport.
@@ -197,7 +198,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
             by_host,
             check_tokens,
             is_prepared: false,
-            is_enqueue_prepared: false,
+            enqueues: None,
             room: CudaTiled::LIST_ROOM,
             open: Vec::new(),
             open_params: Vec::new(),

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 mod descriptor;
+mod gathered;
 mod mailbox;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -22,6 +23,8 @@ use core::time::Duration;
 use cudarc::driver::CudaStream;
 use descriptor::PeerDescriptor;
 use flash_sampling_core::Knob;
+use gathered::GatheredLogits;
+pub(crate) use gathered::{GatheredRows, LogitMatrix};
 use mailbox::{Mailbox, MappedMailbox, TURNS};
 use std::sync::Arc;
 
@@ -118,7 +121,8 @@ impl PeerEndpoint {
             max_rows: descriptor.max_rows as u32,
             turns: TURNS as u32,
         };
-        Ok(DevicePeers { call, kernel, device, limit, is_pending: false, _opened: opened, mailbox })
+        let (is_pending, gathered) = (false, None);
+        Ok(DevicePeers { call, kernel, device, limit, is_pending, gathered, _opened: opened, mailbox })
     }
 }
 
@@ -152,6 +156,8 @@ pub struct DevicePeers {
     device: Arc<Device>,
     limit: Duration,
     is_pending: bool,
+    /// For calls that do not wait, with filters or log-probabilities, once connected.
+    gathered: Option<GatheredLogits>,
     /// Keeps the mailboxes open, since the kernel has their addresses.
     _opened: Vec<MappedMailbox>,
     mailbox: Arc<Mailbox>,

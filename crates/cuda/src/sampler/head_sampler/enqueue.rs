@@ -5,7 +5,7 @@ use super::kernels::{HeadKernels, max_launch_draws};
 use crate::abi::{RowColumns, TokenColumns};
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
-use crate::device::row_columns::RowColumnKernels;
+use crate::device::row_columns::{ListedTokens, RowColumnKernels};
 use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
 use crate::selection::filtered::FilterKinds;
@@ -68,7 +68,8 @@ impl HeadSampler<'_> {
         let mut filters = kinds.zip(filters.as_mut().map(|(selection, _)| selection));
         let limit = filters.as_ref().map_or(usize::MAX, |(_, selection)| selection.max_rows());
         let invalid = encoder.invalid();
-        encoder.enqueue(queue, (columns, out), (hidden.rows, limit), (tokens, vocab_size), |rows, encoded| {
+        let listed = ListedTokens { tokens, vocab_size, has_contents: false };
+        encoder.enqueue(queue, (columns, out), (hidden.rows, limit), &listed, |rows, encoded| {
             let (first, states) = (rows.start, hidden.rows(rows));
             match &mut filters {
                 Some((kinds, selection)) => {

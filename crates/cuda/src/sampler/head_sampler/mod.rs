@@ -29,6 +29,7 @@ use crate::sampler::staging::Staging;
 use crate::sampler::{check_device_call, check_plan};
 use core::mem::take;
 use cudarc::driver::CudaStream;
+use enqueue_sharded::GatheredKernels;
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, ScoreBound, check_call, check_scan};
 use flash_sampling_core::{
     Capabilities, DType, Head, HeadError, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
@@ -61,6 +62,8 @@ pub(crate) struct HeadSampler<'w> {
     kernels: Option<HeadKernels>,
     /// For calls whose parameters are in device memory, once prepared.
     columns: Option<RowColumnKernels>,
+    /// For such calls of ranks with filters, log-probabilities or kept tokens, once prepared.
+    gathered: Option<GatheredKernels>,
     rows: LaunchRows,
     driver: Driver,
     scan: RowScan,
@@ -141,7 +144,7 @@ impl<'w> HeadSampler<'w> {
     ) -> Result<Self, CudaError> {
         let rows = LaunchRows::new(Staging::locked(shape.tokens.clone(), shape.vocab_size, &stream)?);
         let (device, driver, scan) = (device.clone(), Driver::default(), RowScan::default());
-        let (columns, hidden) = (None, None);
+        let (columns, gathered, hidden) = (None, None, None);
         Ok(HeadSampler {
             shape,
             dtype,
@@ -151,6 +154,7 @@ impl<'w> HeadSampler<'w> {
             stream,
             kernels,
             columns,
+            gathered,
             rows,
             driver,
             scan,
@@ -172,7 +176,7 @@ impl<'w> HeadSampler<'w> {
             kernels.replan(&plan, &self.stream)?;
         }
         if max_launch_draws(&plan) != max_launch_draws(&self.plan) {
-            self.columns = None;
+            (self.columns, self.gathered) = (None, None);
         }
         (self.scan, self.plan) = (RowScan::default(), plan);
         Ok(())
