@@ -290,6 +290,14 @@ fn what_depends_on_the_whole_row_is_refused_by_nccl() {
     drop_outside_captures(ranks);
 }
 
+/// Makes small calls for the sanitizers.
+#[test]
+fn whole_rows_of_one_rank_are_those_of_one_gpu() {
+    if let Some((factory, _alone)) = runs_here(GpuExchange::Peers, Gpus::One, Some(1)) {
+        whole_rows::are_those_of_one_gpu(factory);
+    }
+}
+
 #[test]
 fn whole_rows_of_ranks_on_one_gpu_are_those_of_one_gpu() {
     for equal in [Some(2), None] {

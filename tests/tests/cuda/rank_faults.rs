@@ -28,10 +28,11 @@ pub(crate) fn a_skipped_call_is_detected(factory: GpuRanks) {
     let problem = Problem::gaussian(Size::new(5, VOCAB, 136), DType::BF16, DType::BF16, 20);
     let plan = Plan { max_rows: 5, ..Plan::default() };
     load_kernels(&problem, plan);
-    let rows = |position| vec![RowParams { seed: 5, position, ..RowParams::default() }; 5];
-    for is_control in [false, true] {
+    // With top-p, ranks also gather their logits.
+    for (is_control, top_p) in [(false, 1.0), (true, 1.0), (false, 0.9), (true, 0.9)] {
+        let rows = |position| vec![RowParams { seed: 5, position, top_p, ..RowParams::default() }; 5];
         let mut ranks = group(factory, &problem, plan, Duration::from_secs(2));
-        prepare(&mut ranks, 0, false);
+        prepare(&mut ranks, 0, true);
         let skipped = ranks[0].arrays(&rows(1), VOCAB);
         let position = if is_control { 1 } else { 2 };
         let next: Vec<_> = ranks.iter().map(|rank| rank.arrays(&rows(position), VOCAB)).collect();
@@ -47,10 +48,10 @@ pub(crate) fn a_skipped_call_is_detected(factory: GpuRanks) {
             rank.sampler.wait(&rank.stream).map_err(of_cuda)
         });
         let met = if is_control { (status::DRAWN, None) } else { (status::OTHER_CALL, Some(1)) };
-        assert_eq!(statuses(&ranks[0], &skipped), [met; 5], "control: {is_control}");
+        assert_eq!(statuses(&ranks[0], &skipped), [met; 5], "control: {is_control}, {top_p}");
         assert_eq!(statuses(&ranks[0], &next[0]), [(status::LATE_RANK, Some(1)); 5]);
         let met = if is_control { met } else { (status::OTHER_CALL, Some(0)) };
-        assert_eq!(statuses(&ranks[1], &next[1]), [met; 5], "control: {is_control}");
+        assert_eq!(statuses(&ranks[1], &next[1]), [met; 5], "control: {is_control}, {top_p}");
         assert!(is_late(&waits[0], &[1]), "{waits:?}");
         assert_eq!(waits[1], Ok(()));
         // Rank 0 sends nothing any more, and does not wait.

@@ -99,7 +99,7 @@ impl CudaExchange {
         let to = self.gathered().ok_or(CudaError::NotSharded { reason: "the exchange gathers no logits" })?;
         let tokens = match shard {
             Some((fused, hidden, _)) => {
-                let (tokens, stride) = (fused.tokens(), to.row_stride as u64);
+                let (tokens, stride) = (fused.tokens(), to.row_stride() as u64);
                 let logits = to.logits.add(tokens.start as usize);
                 let store = LogitStore { logits, stride, block_maxima: DeviceAddress::NULL, is_raw: 1, padding: 0 };
                 fused.launch_any(queue, hidden, rows, FusedOutput::MasksPenalties(store))?;

@@ -24,7 +24,7 @@ pub(crate) struct LogitMatrix {
     descriptor: PeerDescriptor,
     memory: Arc<Mailbox>,
     rows: usize,
-    row_stride: usize,
+    vocab_size: u32,
     gather: Kernel<(GatherLogits,)>,
     join: Kernel<(abi::Peers, DeviceAddress<u32>)>,
 }
@@ -50,9 +50,15 @@ pub(super) struct GatheredLogits {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GatheredRows {
     pub(crate) logits: DeviceAddress<f32>,
-    /// In elements; a multiple of 8.
-    pub(crate) row_stride: usize,
     pub(crate) rows: usize,
+    pub(crate) vocab_size: u32,
+}
+
+impl GatheredRows {
+    /// The number of elements from one row to the next: a multiple of 8.
+    pub(crate) fn row_stride(&self) -> usize {
+        self.vocab_size.next_multiple_of(8) as usize
+    }
 }
 
 impl DevicePeers {
@@ -62,7 +68,7 @@ impl DevicePeers {
     /// # Errors
     /// [`CudaError::Driver`], [`CudaError::Compile`].
     pub(crate) fn offer_logits(&self, rows: usize, vocab_size: u32) -> Result<LogitMatrix, CudaError> {
-        let row_stride = (vocab_size as usize).next_multiple_of(8);
+        let row_stride = vocab_size.next_multiple_of(8) as usize;
         // The fused kernel stores a multiple of eight rows.
         let memory = Mailbox::of_bytes(DType::F32.size() * row_stride * rows.next_multiple_of(8), &self.device)?;
         let descriptor = PeerDescriptor {
@@ -76,7 +82,7 @@ impl DevicePeers {
         let instance = SOURCE.instance();
         let gather = self.device.function(&SOURCE, &instance, &entries::GATHER_LOGITS)?;
         let join = self.device.function(&SOURCE, &instance, &entries::JOIN_LOGITS)?;
-        Ok(LogitMatrix { descriptor, memory, rows, row_stride, gather, join })
+        Ok(LogitMatrix { descriptor, memory, rows, vocab_size, gather, join })
     }
 
     /// Opens the matrices of all ranks; `descriptors[r]` is the descriptor of rank `r`, this rank included. Replaces
@@ -98,7 +104,7 @@ impl DevicePeers {
         let call = GatherLogits {
             matrices,
             state: self.call.state,
-            row_stride: matrix.row_stride as u64,
+            row_stride: u64::from(matrix.vocab_size.next_multiple_of(8)),
             first_token: 0,
             tokens: 0,
             rank: self.call.rank,
@@ -110,8 +116,8 @@ impl DevicePeers {
 
     /// This rank's matrix, once connected.
     pub(crate) fn gathered(&self) -> Option<GatheredRows> {
-        let LogitMatrix { memory, row_stride, rows, .. } = &self.gathered.as_ref()?.matrix;
-        Some(GatheredRows { logits: memory.address().cast(), row_stride: *row_stride, rows: *rows })
+        let &LogitMatrix { ref memory, rows, vocab_size, .. } = &self.gathered.as_ref()?.matrix;
+        Some(GatheredRows { logits: memory.address().cast(), rows, vocab_size })
     }
 
     /// Enqueues the exchange of draws and the gathering of logits, after the launch that draws from the shard and stores

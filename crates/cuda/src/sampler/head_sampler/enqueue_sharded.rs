@@ -51,8 +51,7 @@ impl HeadSampler<'_> {
     /// message for the other ranks.
     pub(crate) fn offer_logits(&mut self, exchange: &mut CudaExchange) -> Result<Vec<u8>, CudaError> {
         let vocab_size = self.shape.vocab_size;
-        // The same number on every rank.
-        let rows = max_launch_draws(&self.plan).min(rows_within(vocab_size as usize));
+        let rows = self.max_gathered();
         let Some(peers) = exchange.gathering_peers() else {
             return Err(CudaError::NotSharded { reason: "NCCL gathers no logits" });
         };
@@ -126,8 +125,10 @@ impl HeadSampler<'_> {
     fn enqueue_gathered(&mut self, exchange: &mut CudaExchange, call: &ColumnCall<'_>) -> Result<(), CudaError> {
         let (hidden, columns, out, queue) = (call.hidden(), call.columns(), call.out(), call.queue());
         let (listed, vocab_size) = (self.listed(true), self.shape.vocab_size);
-        let to = exchange.gathered().zip(self.gathered.as_mut());
-        let (to, GatheredKernels { filters, logprobs }) = to.ok_or(NOT_PREPARED)?;
+        // An exchange may have been connected for another sampler.
+        let of_plan = (self.max_gathered(), vocab_size);
+        let to = exchange.gathered().filter(|to| (to.rows, to.vocab_size) == of_plan).ok_or(NOT_PREPARED)?;
+        let GatheredKernels { filters, logprobs } = self.gathered.as_mut().ok_or(NOT_PREPARED)?;
         let (Some(encoder), kernels) = (&mut self.columns, &mut self.kernels) else { return Ok(()) };
         let none = FilterKinds::new(false, false, columns.features());
         let (kinds, whole) = (columns.filter_kinds().unwrap_or(none), whole_row(columns, out));
@@ -140,7 +141,7 @@ impl HeadSampler<'_> {
             exchange.enqueue_gather(queue, shard, (drawn, rows.len()), (contents, mark))?;
             let filtered = FilterCall {
                 logits: to.logits,
-                row_stride: to.row_stride as u64,
+                row_stride: to.row_stride() as u64,
                 sources: DeviceAddress::NULL,
                 rows: encoded.rows,
                 filters: encoded.filters,
@@ -160,6 +161,11 @@ impl HeadSampler<'_> {
                 false => Ok(()),
             }
         })
+    }
+
+    /// The maximum number of rows of a launch that gathers logits, the same on every rank.
+    fn max_gathered(&self) -> usize {
+        max_launch_draws(&self.plan).min(rows_within(self.shape.vocab_size as usize))
     }
 
     /// The tokens of the lists of encoded rows.
