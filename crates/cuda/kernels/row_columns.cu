@@ -3,6 +3,7 @@
 //
 // An adjusted token has a bias, a ban or a penalty. `encode_rows` marks the adjusted tokens of a row in a bit set, and lists them
 // in ascending order without a sort: the place of a token in the list is the number of smaller tokens in the set.
+#include "flash_sampling/exchange/row_contents.cuh"
 #include "flash_sampling/selection/logprob_columns.cuh"
 #include "flash_sampling/selection/row_filters.cuh"
 
@@ -85,11 +86,12 @@ struct EncodeRows {
     u32 tokens;
     u32 vocab_size;
     u32 padding;
+    u32* contents;      // [gridDim.x] the digests of row_contents.cuh; null = none
 };
-FS_LAYOUT(EncodeRows, 304,
+FS_LAYOUT(EncodeRows, 312,
           FS_AT(columns, 0) && FS_AT(rows, 240) && FS_AT(filters, 248) && FS_AT(invalid, 256) && FS_AT(lists, 264) &&
           FS_AT(counts, 272) && FS_AT(first_row, 280) && FS_AT(max_adjusted, 284) && FS_AT(first_token, 288) &&
-          FS_AT(tokens, 292) && FS_AT(vocab_size, 296) && FS_AT(padding, 300));
+          FS_AT(tokens, 292) && FS_AT(vocab_size, 296) && FS_AT(padding, 300) && FS_AT(contents, 304));
 
 struct TokenColumns {
     i64* tokens;
@@ -134,6 +136,7 @@ struct Shared {
     u32 largest_bias;            // float bits; not negative
     u32 least_repetition;        // float bits; positive
     u32 least_subtract;          // monotone bits
+    u32 contents;                // the digest of row_contents.cuh
 };
 
 constexpr u32 IS_IN_PROMPT = 1u << 31;  // flag in a token's count: the prompt has the token
@@ -314,7 +317,7 @@ struct RowEncoding {
     // All threads. Only the first thread's result is complete.
     __device__ __forceinline__ void encode() {
         if (threadIdx.x == 0) {
-            shared.members = shared.largest_bias = 0;
+            shared.members = shared.largest_bias = shared.contents = 0;
             shared.invalid = static_cast<u32>(check());
             shared.least_repetition = f32_to_bits(1.0f);
             shared.least_subtract = to_monotone_bits(0.0f);
@@ -328,16 +331,22 @@ struct RowEncoding {
             add_window(window);
         const u32 beyond = shared.members > call.max_adjusted ? static_cast<u32>(Parameter::Adjusted) : 0;
         const u32 invalid = shared.invalid ? shared.invalid : beyond, biases = has_lists && !invalid ? complete() : 0;
-        if (threadIdx.x) return;
         const float t = temperature();
         const bool greedy = t == 0.0f || invalid;
+        const u32* const mask = columns.mask && !invalid ? columns.mask + row * columns.mask_stride : nullptr;
+        if (call.contents) {
+            const RowTransform transform{mask, columns.mask_words, biases, list(), 1.0f};
+            atomicAdd(&shared.contents, share_of_transform(transform, call.vocab_size, threadIdx.x, THREADS));
+            __syncthreads();
+        }
+        if (threadIdx.x) return;
+        if (call.contents) call.contents[blockIdx.x] = shared.contents + (greedy ? 0 : share_of_filters(min_p(), top_p(), top_k()));
         const float inv_temperature = greedy ? 1.0f : div_rn(1.0f, t);
-        const bool has_mask = columns.mask && !invalid;
         call.rows[blockIdx.x] = Row{entry_or(columns.seed, entry, u64{0}),
                                     invalid ? 0 : position(),
-                                    has_mask ? columns.mask + row * columns.mask_stride : nullptr,
+                                    mask,
                                     biases ? list() : nullptr,
-                                    has_mask ? columns.mask_words : 0,
+                                    mask ? columns.mask_words : 0,
                                     biases,
                                     inv_temperature,
                                     bits_to_f32(shared.largest_bias),
@@ -365,5 +374,9 @@ extern "C" __global__ void __launch_bounds__(256) write_tokens(const __grid_cons
     if (to.tokens) to.tokens[row] = is_drawn ? static_cast<i64>(draw.token) : -1;
     if (to.scores) to.scores[row] = is_drawn ? draw.score : -f32_infinity();
     if (to.logits) to.logits[row] = is_drawn ? draw.logit : -f32_infinity();
-    if (to.statuses) to.statuses[row] = invalid ? static_cast<u32>(Status::Parameters) | invalid << 8 : static_cast<u32>(draw.status);
+    if (!to.statuses) return;
+    // After a failed exchange, the token is the failed rank.
+    const bool is_failed = draw.status == Status::LateRank || draw.status == Status::OtherCall;
+    const u32 status = static_cast<u32>(draw.status) | (is_failed ? draw.token << 8 : 0);
+    to.statuses[row] = invalid ? static_cast<u32>(Status::Parameters) | invalid << 8 : status;
 }

@@ -152,6 +152,12 @@ pub enum CudaError {
         /// The unsupported request, or the missing condition.
         reason: &'static str,
     },
+    /// Ranks do not support a parameter or a result in calls that do not wait.
+    #[error("calls of ranks that do not wait do not support {knob}; calls that wait do")]
+    NotEnqueued {
+        /// The parameter, or the requested result.
+        knob: Knob,
+    },
     /// The kernels cannot read a matrix in device memory.
     #[error("the {what} in device memory cannot be used: {reason}")]
     Layout {

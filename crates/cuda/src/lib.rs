@@ -114,6 +114,7 @@ pub use crate::{
         peers::{DevicePeers, PeerEndpoint},
     },
     sampler::{
+        column_call::ColumnCall,
         device_sampler::{DeviceHidden, DeviceSampler},
         grouped::CudaGrouped,
         online::CudaOnline,

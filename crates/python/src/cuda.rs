@@ -2,12 +2,12 @@
 #![allow(unsafe_code)]
 
 use crate::device_call::DeviceCall;
-use crate::error::{failed, invalid};
+use crate::error::{failed, invalid, of_enqueue};
 use crate::group::Group;
 use crate::head::{Bias, HeadParts};
 use crate::tensor::{Layout, Place, Tensor};
 use flash_sampling::cuda::cudarc::driver::{CudaStream, result, sys};
-use flash_sampling::cuda::{Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler};
+use flash_sampling::cuda::{ColumnCall, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler};
 use flash_sampling::{Capabilities, CudaRank, CudaRankOptions, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -181,12 +181,22 @@ impl OnDevice {
         let layout = input.layout(what)?;
         self.check_place(input, what)?;
         let _context = ThreadContext::present();
-        let OneOrRank::One(sampler) = &mut self.sampler else { return Err(no_enqueue()) };
         let (stream, matrix) = (stream(&self.device, input.stream()), matrix(input, &layout));
         // SAFETY: the input and `call` are tensors of this device, which `borrow` checked. Their libraries keep the
         // memory for work that is enqueued on this stream before the tensors are freed. Calls of this value on several
-        // streams: by the package's documentation, the caller orders them. The stream lives as in `sample`.
-        unsafe { sampler.enqueue(&stream, &matrix, &call.columns, &call.out) }.map_err(|error| failed(&error))
+        // streams: by the package's documentation, the caller orders them. The stream lives as in `sample`. The drop of
+        // this value waits for the GPU; by the package's documentation, this value outlives graphs.
+        unsafe {
+            match &mut self.sampler {
+                OneOrRank::One(sampler) => {
+                    sampler.enqueue(&stream, &matrix, &call.columns, &call.out).map_err(|error| failed(&error))
+                }
+                OneOrRank::Rank(sampler) => {
+                    let call = ColumnCall::new(&stream, matrix, call.columns, call.out);
+                    sampler.enqueue(&call).map_err(|error| of_enqueue(&error))
+                }
+            }
+        }
     }
 
     fn check_place(&self, input: &Tensor, what: &'static str) -> PyResult<()> {
@@ -195,11 +205,6 @@ impl OnDevice {
             false => Err(invalid(what, format!("{what} is on {}, but must be on {}", input.place(), self.place))),
         }
     }
-}
-
-/// The error of `enqueue` with a group: ranks wait for each other on the host.
-pub(crate) fn no_enqueue() -> PyErr {
-    invalid("group", "a sampler with a group has no enqueue: call the sampler, which waits")
 }
 
 fn matrix(tensor: &Tensor, layout: &Layout) -> DeviceMatrix {

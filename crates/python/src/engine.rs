@@ -1,6 +1,6 @@
 //! The Rust sampler behind a Python `Sampler`, and its construction.
 
-use crate::cuda::{OnDevice, no_enqueue};
+use crate::cuda::OnDevice;
 use crate::device_call::DeviceCall;
 use crate::error::{failed, invalid, of_ranks};
 use crate::group::Group;
@@ -162,8 +162,9 @@ impl Engine {
     pub(crate) fn enqueue(&mut self, input: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
         match self {
             Engine::Device(sampler) => sampler.enqueue(input, what, call),
-            Engine::Rank(_) => Err(no_enqueue()),
-            Engine::Host(_) => Err(invalid(what, format!("{what} must be on a GPU, and the sampler on the same GPU"))),
+            Engine::Host(_) | Engine::Rank(_) => {
+                Err(invalid(what, format!("{what} must be on a GPU, and the sampler on the same GPU")))
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! The exceptions of the package.
 
+use flash_sampling::cuda::CudaError;
 use flash_sampling::{HeadError, Knob, ParamsError, RowError, SampleError, ShardError};
 use pyo3::exceptions::{PyException, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -39,16 +40,17 @@ pub(crate) fn invalid_in_row(row: usize, knob: &str, text: impl Into<String>) ->
 /// A `FlashSamplingError` with the texts of an error and its sources. A source such as `KeyboardInterrupt` is returned
 /// itself.
 pub(crate) fn failed(error: &dyn core::error::Error) -> PyErr {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        if let Some(interrupt) = error.downcast_ref().and_then(interrupt) {
-            return interrupt;
-        }
-        text = format!("{text}: {error}");
-        source = error.source();
+    let causes = || core::iter::successors(error.source(), |error| error.source());
+    match causes().find_map(|error| error.downcast_ref().and_then(interrupt)) {
+        Some(interrupt) => interrupt,
+        None => at_fault(None, None, text_of(error)),
     }
-    at_fault(None, None, text)
+}
+
+/// The texts of an error and its sources.
+fn text_of(error: &dyn core::error::Error) -> String {
+    let causes = core::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// A copy of an exception that is no `Exception`; `None` for another one.
@@ -73,6 +75,18 @@ pub(crate) fn of_ranks(error: &SampleError) -> Option<PyErr> {
     let ShardError::Params { shard, row, what } = source.downcast_ref()? else { return None };
     let text = format!("row {row}: rank {shard} was called with other parameters: {what}");
     Some(at_fault(Some(*row), Some(what), text))
+}
+
+/// The error of a rank's call that does not wait.
+pub(crate) fn of_enqueue(error: &SampleError) -> PyErr {
+    let refused = match error {
+        SampleError::Backend { source, .. } => source.downcast_ref(),
+        _ => None,
+    };
+    match refused {
+        Some(CudaError::NotEnqueued { knob }) => invalid(name(*knob), text_of(error)),
+        _ => of_ranks(error).unwrap_or_else(|| failed(error)),
+    }
 }
 
 /// A `FlashSamplingError` about a `SamplingParams`.

@@ -188,7 +188,8 @@ impl Sampler {
     /// temperature, top_p, min_p: [rows] float32. top_k: [rows] int32, off or at most 1024.
     /// mask: [rows, ceil(vocab / 32)] int32.
     /// statuses: [rows] int32, which receives a status in the low byte: 0 for a drawn token; 1 if no logit is finite; 2
-    ///     if a logit is NaN; 3 if a logit is +inf; 7 if a parameter is invalid.
+    ///     if a logit is NaN; 3 if a logit is +inf; 7 if a parameter is invalid. With a group: 4 if a rank is late, and 5
+    ///     if a rank made another call; the other bytes have the rank.
     /// logprobs, ranks: [rows] float32 and int32, which receive the log-probability and the rank of each drawn token;
     ///     -inf and 0 for a row that failed.
     /// log_z: [rows] float64, which receives the logarithm of the sum of e^logit.
@@ -203,7 +204,8 @@ impl Sampler {
     ///     beyond the capacity are dropped, so the lists are complete if kept_begin[rows] <= capacity.
     ///
     /// A torch.cuda.graph can capture the call, after a first call with the same parameters; the sampler and all
-    /// tensors must outlive the graph. The caller orders calls of one sampler on several streams.
+    /// tensors must outlive the graph. The caller orders calls of one sampler on several streams. With a group, all ranks
+    /// make the same calls, and the first call of each kind waits for all ranks.
     ///
     /// Returns out.
     #[pyo3(signature = (input, out, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,

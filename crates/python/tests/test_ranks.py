@@ -159,9 +159,9 @@ def test_a_rank_does_not_enqueue(problem):
 
     keys = {name: numpy.array(values) for name, values in problem.keys.items()}
     sampler = Sampler(Head(problem.weight), group=Alone())
-    with pytest.raises(FlashSamplingError, match="a sampler with a group has no enqueue") as error:
+    with pytest.raises(FlashSamplingError, match="must be on a GPU, and the sampler on the same GPU") as error:
         sampler.enqueue(problem.hidden, numpy.zeros(4, dtype=numpy.int64), **keys)
-    assert error.value.knob == "group"
+    assert error.value.knob == "hidden"
 
 
 def in_processes(target, *args):
@@ -266,10 +266,37 @@ def draw_on_gpus(rank):
     with pytest.raises(FlashSamplingError, match="row 5: rank [01] was called with other parameters: seed") as error:
         sampler(hidden, seed=seeds, position=problem.positions)
     assert error.value.row == 5
-    with pytest.raises(FlashSamplingError, match="a sampler with a group has no enqueue"):
-        keys = {name: torch.tensor(values, device=hidden.device) for name, values in problem.keys.items()}
-        sampler.enqueue(hidden, torch.empty(64, dtype=torch.int64, device=hidden.device), **keys)
+    results.append(enqueue_on_gpu(torch, sampler, hidden, problem))
     results.append(sampler(hidden, **problem.keys).tolist())
+    return results
+
+
+ENQUEUED = [{}, {"temperature": 2.0}, {"top_k": 20}, {"top_p": 0.9, "temperature": 2.0}, {"top_k": 50, "top_p": 0.5}]
+
+
+def enqueue_on_gpu(torch, sampler, hidden, problem):
+    """Calls that do not wait, and a graph that is replayed with other positions: the tokens of each."""
+
+    def array(values, dtype):
+        return torch.tensor(values, dtype=dtype, device=hidden.device)
+
+    dtypes = {"temperature": torch.float32, "top_p": torch.float32, "top_k": torch.int32}
+    keys = {name: array(values, torch.int64) for name, values in problem.keys.items()}
+    statuses = torch.full((64,), 9, dtype=torch.int32, device=hidden.device)
+    results = []
+    for params in ENQUEUED:
+        params = {name: array([value] * 64, dtypes[name]) for name, value in params.items()}
+        out = torch.empty(64, dtype=torch.int64, device=hidden.device)
+        sampler.enqueue(hidden, out, statuses=statuses, **keys, **params)
+        results.append(out.tolist())
+        assert statuses.tolist() == [0] * 64
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sampler.enqueue(hidden, out, **keys, **params)
+    for later in [0, 1]:
+        keys["position"] += later
+        graph.replay()
+        results.append(out.tolist())
     return results
 
 
@@ -283,5 +310,8 @@ def test_two_gpus_draw_the_tokens_of_one_head():
     for params in [{}, {"top_k": 20}, {"top_p": 0.9, "temperature": 2}, {"top_k": 50, "top_p": 0.5}]:
         want.append(whole(problem.hidden, **problem.keys, **params).tolist())
     rows = whole.sample(problem.hidden, SamplingParams(logprobs=3), seed=problem.seeds, position=problem.positions)
-    want += [[(row.token, row.top) for row in rows], want[0]]
+    enqueued = [whole(problem.hidden, **problem.keys, **params).tolist() for params in ENQUEUED]
+    later = whole(problem.hidden, seed=problem.seeds, position=[1 + at for at in problem.positions], **ENQUEUED[-1])
+    enqueued += [enqueued[-1], later.tolist()]
+    want += [[(row.token, row.top) for row in rows], enqueued, want[0]]
     assert in_processes(draw_on_gpus) == dict.fromkeys(range(2), want)

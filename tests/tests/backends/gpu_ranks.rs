@@ -108,9 +108,9 @@ impl SamplerFactory for GpuRanks {
 }
 
 /// A rank, and where weight and hidden states are in device memory, its stream and the weight.
-struct Rank<'w> {
-    sampler: CudaRank<'w, Loopback>,
-    on_device: Option<(Arc<CudaStream>, HeldHead)>,
+pub(crate) struct Rank<'w> {
+    pub(crate) sampler: CudaRank<'w, Loopback>,
+    pub(crate) on_device: Option<(Arc<CudaStream>, HeldHead)>,
 }
 
 impl<'w> From<CudaRank<'w, Loopback>> for Rank<'w> {
@@ -120,8 +120,8 @@ impl<'w> From<CudaRank<'w, Loopback>> for Rank<'w> {
 }
 
 /// A rank that reads a copy of its shard in place.
-fn in_place<'w>(
-    shard: Head<'w>,
+pub(crate) fn in_place<'w>(
+    shard: Head<'_>,
     plan: Plan,
     transport: Loopback,
     options: &CudaRankOptions,

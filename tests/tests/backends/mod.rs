@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test file uses its part
 
 pub(crate) mod gpu;
+pub(crate) mod gpu_columns;
 pub(crate) mod gpu_memory;
 pub(crate) mod gpu_ranks;
 pub(crate) mod gpu_rows;

@@ -2,8 +2,8 @@
 
 use super::backends::assert_same;
 use super::backends::gpu::Gpu;
+use super::backends::gpu_columns::{Arrays, Results, VOCAB, histories, mask, rows};
 use super::backends::gpu_memory::captured;
-use super::device_columns::{Arrays, Results, VOCAB, histories, mask, rows};
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_conformance::tensor::Tensor;

@@ -1,7 +1,7 @@
 //! Log-probabilities and kept tokens of `DeviceSampler::enqueue`, against those of calls that wait.
 
+use super::backends::gpu_columns::{Arrays, histories, mask, rows};
 use super::backends::gpu_memory::{Copied, captured, copied};
-use super::device_columns::{Arrays, histories, mask, rows};
 use super::device_logits::{TYPES, logits, placed};
 use super::runs_here;
 use flash_sampling_conformance::problem::{Problem, Size};

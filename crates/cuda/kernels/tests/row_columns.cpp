@@ -57,9 +57,9 @@ int main() {
     std::vector<RowFilters> filters(count);
     std::vector<Parameter> invalid(count);
     std::vector<LogitBias> biases(count * stride);
-    std::vector<u32> counts(count * call.max_adjusted + 1);
+    std::vector<u32> counts(count * call.max_adjusted + 1), contents(count);
     call.rows = encoded.data(), call.filters = filters.data(), call.invalid = invalid.data();
-    call.lists = biases.data(), call.counts = counts.data();
+    call.lists = biases.data(), call.counts = counts.data(), call.contents = contents.data();
     for (const bool is_backwards : {true, false}) {
         const auto earlier = biases;
         const auto earlier_rows = encoded;
@@ -82,6 +82,7 @@ int main() {
         put(&filters[i], 1);
         put(row.bias, members);
         if (row.biases & PENALISED) put(reinterpret_cast<const Penalty*>(row.bias + members), members + 1);
+        put(&contents[i], 1);
     }
 
     // Draws with every status. The elements of other rows stay.

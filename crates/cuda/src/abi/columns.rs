@@ -1,7 +1,7 @@
 //! Parameters and results of rows in device memory: one array per parameter, one array per result.
 
 use crate::abi::layout::layout;
-use crate::abi::{DeviceAddress, Draw, KeptColumns, LogitBias, LogprobColumns, Row, RowFilters};
+use crate::abi::{DeviceAddress, Draw, KeptColumns, LogitBias, LogprobColumns, MAX_PEERS, Row, RowFilters, status};
 use flash_sampling_core::Knob;
 
 /// Lists of tokens: list `e` is `tokens[begin[e]..end[e]]`. If `tokens` is null, every list is empty.
@@ -91,7 +91,8 @@ pub struct TokenColumns {
     /// Transformed logits, in nats; -inf for a row without a draw.
     pub logits: DeviceAddress<f32>,
     /// A constant of [`status`](crate::abi::status) in the low byte. With
-    /// [`PARAMETERS`](crate::abi::status::PARAMETERS), [`invalid_parameter`] reads the other bits.
+    /// [`PARAMETERS`](crate::abi::status::PARAMETERS), [`invalid_parameter`] reads the other bits. After a failed
+    /// exchange of ranks, [`failed_rank`] reads them.
     pub statuses: DeviceAddress<u32>,
     /// Log-probabilities in the law of the draws:
     /// [`LogprobsMode::Processed`](flash_sampling_core::LogprobsMode::Processed).
@@ -119,10 +120,11 @@ pub(crate) struct EncodeRows {
     pub(crate) tokens: u32,
     pub(crate) vocab_size: u32,
     pub(crate) padding: u32,
+    pub(crate) contents: DeviceAddress<u32>,
 }
-layout!(EncodeRows 304:
+layout!(EncodeRows 312:
     columns 0, rows 240, filters 248, invalid 256, lists 264, counts 272, first_row 280, max_adjusted 284, first_token 288,
-    tokens 292, vocab_size 296, padding 300
+    tokens 292, vocab_size 296, padding 300, contents 304
 );
 
 /// The argument of `write_tokens`.
@@ -157,4 +159,32 @@ const PARAMETERS: [Knob; 9] = [
 pub fn invalid_parameter(status: u32) -> Option<Knob> {
     let number = (status >> 8) as usize;
     number.checked_sub(1).and_then(|at| PARAMETERS.get(at)).copied()
+}
+
+/// Returns the late or mismatched rank of a row, from its element of [`TokenColumns::statuses`].
+///
+/// `None`: the status is neither [`LATE_RANK`](status::LATE_RANK) nor [`OTHER_CALL`](status::OTHER_CALL), or the exchange
+/// does not know the rank (NCCL).
+pub fn failed_rank(status: u32) -> Option<usize> {
+    let is_of_a_rank = matches!(status & 0xff, status::LATE_RANK | status::OTHER_CALL);
+    let rank = (status >> 8) as usize;
+    (is_of_a_rank && rank < MAX_PEERS).then_some(rank)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_rank_is_read_from_the_status_of_an_exchange_alone() {
+        for (status, rank) in [
+            (status::LATE_RANK | 3 << 8, Some(3)),
+            (status::OTHER_CALL, Some(0)),
+            (status::OTHER_CALL | u32::MAX << 8, None),
+            (status::PARAMETERS | 3 << 8, None),
+            (status::DRAWN, None),
+        ] {
+            assert_eq!(failed_rank(status), rank, "{status:#x}");
+        }
+    }
 }

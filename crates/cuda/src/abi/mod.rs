@@ -21,7 +21,7 @@ mod stored_scan;
 
 pub use address::DeviceAddress;
 pub(crate) use columns::{EncodeRows, WriteTokens};
-pub use columns::{RowColumns, TokenColumns, TokenLists, invalid_parameter};
+pub use columns::{RowColumns, TokenColumns, TokenLists, failed_rank, invalid_parameter};
 pub(crate) use filters::{
     FilterCall, FilterListCall, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, RowLists, UNDECIDED_ROWS_SUMMED,
     UndecidedRows,
@@ -33,7 +33,9 @@ pub(crate) use fused::{
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
 pub(crate) use logprobs::{KeptCall, LogprobCall};
 pub use logprobs::{KeptColumns, LogprobColumns, TOP_N_MAX};
-pub(crate) use peers::{MAX_PEERS, PeerRecords, PeerState, Peers, RECORD_BYTES, RECORD_WORDS, SLOT_BYTES};
+pub(crate) use peers::{
+    GatherLogits, MAX_PEERS, PeerRecords, PeerState, Peers, RECORD_BYTES, RECORD_WORDS, SLOT_BYTES,
+};
 #[cfg(feature = "nccl")]
 pub(crate) use reduction::Reduction;
 pub(crate) use stored::{

@@ -68,3 +68,22 @@ pub(crate) struct PeerRecords {
     pub(crate) offset: u64,
 }
 layout!(PeerRecords 336: peers 0, offset 328);
+
+/// The parameters of a copy of a shard's logits into the memory of all ranks.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GatherLogits {
+    /// The matrix of every rank, as this rank's device addresses it: `[rows, vocab]`.
+    pub(crate) matrices: [DeviceAddress<f32>; MAX_PEERS],
+    pub(crate) state: DeviceAddress<PeerState>,
+    /// In elements.
+    pub(crate) row_stride: u64,
+    pub(crate) first_token: u32,
+    /// The tokens of the shard.
+    pub(crate) tokens: u32,
+    pub(crate) rank: u32,
+    pub(crate) world: u32,
+}
+layout!(GatherLogits 288:
+    matrices 0, state 256, row_stride 264, first_token 272, tokens 276, rank 280, world 284
+);

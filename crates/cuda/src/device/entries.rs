@@ -4,9 +4,9 @@
 #[cfg(feature = "nccl")]
 use crate::abi::Reduction;
 use crate::abi::{
-    Call, Canonical, DeviceAddress, EncodeRows, Existing, FilterCall, FilterListCall, KeptCall, LogitStore,
-    LogprobCall, Maps, Masses, Matrices, NearTies, PeerRecords, Peers, RowLists, RowSummaries, ScanSums, ScanTokens,
-    Selection, Summaries, SummaryRequest, TopLists, UndecidedRows, WidenRows, WriteTokens,
+    Call, Canonical, DeviceAddress, EncodeRows, Existing, FilterCall, FilterListCall, GatherLogits, KeptCall,
+    LogitStore, LogprobCall, Maps, Masses, Matrices, NearTies, PeerRecords, Peers, RowLists, RowSummaries, ScanSums,
+    ScanTokens, Selection, Summaries, SummaryRequest, TopLists, UndecidedRows, WidenRows, WriteTokens,
 };
 use crate::device::launch::Entry;
 
@@ -59,6 +59,8 @@ entries! {
     ROW_LOGPROBS "row_logprobs" (LogprobCall);
     WRITE_KEPT "write_kept" (KeptCall);
     JOIN_PEERS "join_peers" (Peers);
+    JOIN_LOGITS "join_logits" (Peers, DeviceAddress<u32>);
+    GATHER_LOGITS "gather_logits" (GatherLogits);
     #[cfg(feature = "nccl")]
     TO_WORDS "to_words" (Reduction);
     #[cfg(feature = "nccl")]

@@ -188,6 +188,15 @@ impl<'s> Queue<'s> {
             .map_err(failed)
     }
 
+    /// Sets every word of `count` values, whose size is a multiple of 4 bytes.
+    pub(crate) fn fill_words<T>(self, to: DeviceAddress<T>, word: u32, count: usize) -> Result<(), CudaError> {
+        let failed = CudaError::driver("fill device memory");
+        self.stream.context().bind_to_thread().map_err(&failed)?;
+        let (words, stream) = (count * size_of::<T>() / 4, self.stream.cu_stream());
+        // SAFETY: *Memory* and *Order* of `Queue::new`.
+        unsafe { sys::cuMemsetD32Async(to.get(), word, words, stream) }.result().map_err(failed)
+    }
+
     /// Copies values to the device, from pageable memory. The driver has read the values when this function returns.
     pub(crate) fn copy_up<T: Pod>(self, from: &[T], to: DeviceAddress<T>) -> Result<(), CudaError> {
         let failed = CudaError::driver("copy inputs to the GPU");

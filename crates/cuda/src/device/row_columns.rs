@@ -101,11 +101,22 @@ pub(crate) struct RowColumnKernels {
     max_adjusted: usize,
 }
 
+/// The tokens of the lists of encoded rows.
+#[derive(Clone, Debug)]
+pub(crate) struct ListedTokens {
+    /// The tokens of the head; or of all ranks, for the same lists on every rank.
+    pub(crate) tokens: Range<u32>,
+    pub(crate) vocab_size: u32,
+    /// Whether to compute the [digests](RowColumnKernels::contents) of the rows.
+    pub(crate) has_contents: bool,
+}
+
 /// The addresses of the parts of the memory.
 struct Parts {
     rows: FilteredRows,
     lists: DeviceAddress<LogitBias>,
     invalid: DeviceAddress<u32>,
+    contents: DeviceAddress<u32>,
     counts: DeviceAddress<u32>,
 }
 
@@ -116,7 +127,7 @@ impl RowColumnKernels {
     /// [`CudaError::TooLarge`]: 2^30 adjusted tokens or more. [`CudaError::Compile`], [`CudaError::Driver`].
     pub(crate) fn new(max_rows: usize, max_adjusted: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
         CudaError::check_limits(&[("adjusted tokens of a row", max_adjusted, (1 << 30) - 1)])?;
-        let row = size_of::<Row>() + size_of::<RowFilters>() + size_of::<Draw>() + 4 + 4 * max_adjusted;
+        let row = size_of::<Row>() + size_of::<RowFilters>() + size_of::<Draw>() + 4 + 4 + 4 * max_adjusted;
         let lists = size_of::<LogitBias>() * (2 * max_adjusted + 1);
         Ok(RowColumnKernels {
             encode: device.function(&SOURCE, &SOURCE.instance(), &entries::ENCODE_ROWS)?,
@@ -136,13 +147,19 @@ impl RowColumnKernels {
         self.parts().invalid
     }
 
+    /// The addresses of digests of masks, lists, penalties and filters, for the encoded rows.
+    pub(crate) fn contents(&mut self) -> DeviceAddress<u32> {
+        self.parts().contents
+    }
+
     fn parts(&mut self) -> Parts {
         let (n, rows) = (self.max_rows, self.memory.begin_use::<Row>());
         let filters = rows.add(n).cast::<RowFilters>();
         let lists = filters.add(n).cast::<LogitBias>();
         let draws = lists.add(n * (2 * self.max_adjusted + 1)).cast::<Draw>();
         let invalid = draws.add(n).cast::<u32>();
-        Parts { rows: FilteredRows { rows, filters, draws }, lists, invalid, counts: invalid.add(n) }
+        let contents = invalid.add(n);
+        Parts { rows: FilteredRows { rows, filters, draws }, lists, invalid, contents, counts: contents.add(n) }
     }
 
     /// Enqueues the launches of a call of `count` rows, each of up to `most` rows. `draw` enqueues the draws of some
@@ -152,7 +169,7 @@ impl RowColumnKernels {
         queue: Queue<'_>,
         (columns, out): (&RowColumns, &TokenColumns),
         (count, most): (usize, usize),
-        (tokens, vocab_size): (Range<u32>, u32),
+        listed: &ListedTokens,
         mut draw: impl FnMut(Range<usize>, FilteredRows) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         let (most, begin) = (self.max_rows.min(most), out.kept.begin);
@@ -162,14 +179,14 @@ impl RowColumnKernels {
         }
         for first in (0..count).step_by(most) {
             let rows = first..count.min(first + most);
-            let encoded = self.encode(queue, columns, rows.clone(), (tokens.clone(), vocab_size))?;
+            let encoded = self.encode(queue, columns, rows.clone(), listed)?;
             draw(rows.clone(), encoded)?;
             self.write(queue, out, rows)?;
         }
         Ok(())
     }
 
-    /// Enqueues the encoding of up to `max_rows` rows, for a head with these tokens.
+    /// Enqueues the encoding of up to `max_rows` rows, with the adjusted tokens among these tokens.
     ///
     /// A row with an invalid parameter becomes a greedy row without filters. Returns the addresses of the encoded rows,
     /// of their filters, and of the draws that the next kernel writes.
@@ -178,10 +195,11 @@ impl RowColumnKernels {
         queue: Queue<'_>,
         columns: &RowColumns,
         rows: Range<usize>,
-        (tokens, vocab_size): (Range<u32>, u32),
+        listed: &ListedTokens,
     ) -> Result<FilteredRows, CudaError> {
         CudaError::check_limits(&[("rows", rows.len(), self.max_rows), ("rows", rows.end, i32::MAX as usize)])?;
-        let Parts { rows: encoded, lists, invalid, counts } = self.parts();
+        let Parts { rows: encoded, lists, invalid, contents, counts } = self.parts();
+        let ListedTokens { tokens, vocab_size, has_contents } = listed;
         let call = EncodeRows {
             columns: *columns,
             rows: encoded.rows,
@@ -193,8 +211,9 @@ impl RowColumnKernels {
             max_adjusted: self.max_adjusted as u32,
             first_token: tokens.start,
             tokens: tokens.len() as u32,
-            vocab_size,
+            vocab_size: *vocab_size,
             padding: 0,
+            contents: if *has_contents { contents } else { DeviceAddress::NULL },
         };
         queue.launch(&self.encode, Grid::of(rows.len() as u32, ENCODE_THREADS), (call,))?;
         Ok(encoded)

@@ -7,7 +7,7 @@ use crate::device::tiled::RowsAndDraws;
 use crate::error::CudaError;
 #[cfg(feature = "nccl")]
 use crate::exchange::nccl::DeviceNccl;
-use crate::exchange::peers::DevicePeers;
+use crate::exchange::peers::{DevicePeers, LogitMatrix};
 use crate::exchange::sharded::FilterSupport;
 use cudarc::driver::CudaSlice;
 use flash_sampling_core::backend::digest::of_words;
@@ -18,15 +18,17 @@ use std::sync::Arc;
 /// [`CudaTiled::sample_sharded`](crate::CudaTiled::sample_sharded).
 #[derive(Debug)]
 pub struct CudaExchange {
-    kind: ExchangeKind,
+    pub(super) kind: ExchangeKind,
     mark: CallFingerprint,
     filters: FilterSupport,
+    /// This rank's matrix for the logits of all ranks, before the ranks connect their matrices.
+    pub(super) offered: Option<LogitMatrix>,
     /// Rows and draws of a shard without tokens.
     empty: Option<(CudaSlice<Row>, CudaSlice<Draw>)>,
 }
 
 #[derive(Debug)]
-enum ExchangeKind {
+pub(super) enum ExchangeKind {
     Peers(Box<DevicePeers>),
     #[cfg(feature = "nccl")]
     Nccl(DeviceNccl),
@@ -81,7 +83,8 @@ fn host_digest(row: &RowParams<'_>) -> u64 {
 
 impl CudaExchange {
     fn new(kind: ExchangeKind) -> Self {
-        CudaExchange { kind, mark: CallFingerprint::default(), filters: FilterSupport::default(), empty: None }
+        let (mark, filters) = (CallFingerprint::default(), FilterSupport::default());
+        CudaExchange { kind, mark, filters, offered: None, empty: None }
     }
 
     /// Agrees on the filters that the GPUs decide. Every rank of the group calls this before its next call.

@@ -6,6 +6,7 @@
 //! the caller's device memory. `staging` packs rows, and `pinned_items` has lists and masks. `streamed` reads a weight in
 //! blocks.
 
+pub(crate) mod column_call;
 pub(crate) mod device_sampler;
 pub(crate) mod grouped;
 pub(crate) mod head_sampler;

@@ -1,9 +1,11 @@
 //! The tiled variant over host memory (paper Alg. 1).
 
+use crate::abi::{RowColumns, TokenColumns};
 use crate::device::gpu::Device;
 use crate::device::row_features::KernelChoice;
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
+use crate::sampler::column_call::ColumnCall;
 use crate::sampler::device_sampler::DeviceHidden;
 use crate::sampler::head_sampler::{HeadSampler, max_launch_draws, planned};
 use crate::sampler::impl_sampler::impl_sampler;
@@ -177,6 +179,84 @@ impl CudaTiled<'_> {
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         self.0.sample_sharded(exchange, input, rows, open, out)
+    }
+
+    /// Loads kernels and allocates memory for calls of [`CudaTiled::enqueue_sharded`] with up to `max_adjusted` adjusted
+    /// tokens in a row, so that a graph can capture such calls.
+    ///
+    /// Adjusted tokens are counted over the whole vocabulary: biased, banned, banned as stop tokens, and penalised. All
+    /// ranks plan the same number. Each adjusted token takes 20 bytes for every row. A larger number than before replaces
+    /// memory, so graphs that captured earlier calls must not run again.
+    ///
+    /// All ranks call this before any rank's first call: a load during a call may block behind a rank that waits on the
+    /// same GPU, or may take longer than the time limit of the other ranks.
+    ///
+    /// # Errors
+    /// [`CudaError::TooLarge`], [`CudaError::Driver`], [`CudaError::Compile`].
+    pub fn prepare_enqueue_sharded(&mut self, exchange: &CudaExchange, max_adjusted: usize) -> Result<(), CudaError> {
+        self.0.prepare_sharded_columns(exchange, max_adjusted)
+    }
+
+    /// Loads kernels and allocates memory for calls of [`CudaTiled::enqueue_sharded`] with filters, log-probabilities or
+    /// kept tokens, besides [`CudaTiled::prepare_enqueue_sharded`]. Returns a message for the other ranks.
+    ///
+    /// All ranks call this, send their messages to each other, and then call [`CudaExchange::connect_logits`], before any
+    /// rank's first such call. A rank allocates a matrix for the logits of up to 256 rows of the whole vocabulary, at most
+    /// 256 MiB or one row. If ranks are in several processes, the matrix is not freed before the process ends, as the
+    /// mailboxes.
+    ///
+    /// # Errors
+    /// [`CudaError::NotSharded`]: NCCL. [`CudaError::Driver`], [`CudaError::Compile`].
+    pub fn offer_logits(&mut self, exchange: &mut CudaExchange) -> Result<Vec<u8>, CudaError> {
+        self.0.offer_logits(exchange)
+    }
+
+    /// Checks that [`CudaTiled::enqueue_sharded`] supports the parameters and results of a call: only whether an array is
+    /// null matters. Returns whether the call needs the logits of all ranks, and so [`CudaTiled::offer_logits`].
+    ///
+    /// # Errors
+    /// [`CudaError::NotEnqueued`].
+    pub fn check_enqueue_sharded(
+        &self,
+        exchange: &CudaExchange,
+        columns: &RowColumns,
+        out: &TokenColumns,
+    ) -> Result<bool, CudaError> {
+        self.0.check_sharded_columns(exchange, columns, out)
+    }
+
+    /// Enqueues draws from the whole vocabulary, with this sampler's head as one shard, and returns without waiting.
+    ///
+    /// This is [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue) for ranks. Each rank makes one draw for each row,
+    /// and every rank has the same result: token and score have the bits of a sampler over the whole head, and so has the
+    /// logit by peers. By NCCL, the logit is score minus noise. The exchange takes no part of the host, so a graph can
+    /// capture the call. Every rank then runs its graph the same number of times.
+    ///
+    /// Parameters of single logits (temperature, masks, biases, bans, minimum lengths, penalties) cost as much as in calls
+    /// that wait. Filters, log-probabilities and kept tokens depend on all logits of a row. By peers, each rank copies the
+    /// logits of its shard into the memory of every rank, and every rank decides all rows with the kernels of one GPU, after
+    /// [`CudaTiled::offer_logits`]. By NCCL, such calls are refused.
+    ///
+    /// A row without a draw has token -1, and its status is the reason. Besides the statuses of
+    /// [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue):
+    /// * [`LATE_RANK`](crate::abi::status::LATE_RANK): by peers, a rank did not make the call within the exchange's time
+    ///   limit. The group is then unusable: all rows of later calls have this status at once.
+    /// * [`OTHER_CALL`](crate::abi::status::OTHER_CALL): a rank made another call: another number of rows, seed,
+    ///   position or temperature, other arrays, or hidden states of another type. A rank that skips a call meets the
+    ///   draws of the skipped call in its next call, and has this status if its rows are others. Calls with filters,
+    ///   log-probabilities or kept tokens also compare filters and the contents of masks and lists.
+    ///
+    /// [`failed_rank`](crate::abi::failed_rank) reads the rank from these statuses. By NCCL, the GPU waits for a missing
+    /// rank without limit, until [`CudaExchange::wait`] aborts the exchange.
+    ///
+    /// # Errors
+    /// * [`CudaError::NotEnqueued`]: a canonical plan; by NCCL, a filter, log-probabilities or kept tokens.
+    /// * [`CudaError::NotSharded`]: the exchange is of another GPU, or has not connected the logits that the call needs.
+    /// * The errors of [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue).
+    ///
+    /// A rank that has an error takes no part in the call.
+    pub fn enqueue_sharded(&mut self, exchange: &mut CudaExchange, call: &ColumnCall<'_>) -> Result<(), CudaError> {
+        self.0.enqueue_sharded(exchange, call)
     }
 }
 

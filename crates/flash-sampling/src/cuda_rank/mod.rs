@@ -1,6 +1,7 @@
 //! A rank of several GPUs, with one shard of the vocabulary per rank.
 
 mod connect;
+mod enqueue;
 mod failure;
 mod shared;
 
@@ -8,6 +9,7 @@ use crate::build::{BuildError, shard_starts};
 use connect::connect;
 pub use connect::{CudaRankOptions, GpuExchange};
 use core::mem::take;
+use enqueue::Prepared;
 use flash_sampling_core::backend::{Candidate, Winner, reuse_vec};
 use flash_sampling_core::{
     Capabilities, DType, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples,
@@ -37,6 +39,8 @@ use std::time::Instant;
 /// states. Results, routes and failures are the same as with host memory. In one call, all ranks have their hidden
 /// states in host memory, or all in device memory; otherwise the exchange on the GPUs fails with
 /// [`CudaError::OtherCall`].
+///
+/// Calls of [`CudaRank::enqueue`] do not wait: also the parameters and the tokens are in device memory.
 ///
 /// # Exchange over the transport
 /// Some calls exchange summaries of rows over the transport: all calls of a canonical plan, and calls with a row that
@@ -68,6 +72,8 @@ pub struct CudaRank<'w, T> {
     check_tokens: bool,
     /// Whether all ranks have loaded the kernels for rows with filters.
     is_prepared: bool,
+    /// The calls that do not wait and that all ranks have prepared.
+    enqueues: Option<Prepared>,
     /// The bytes that all ranks have allocated for lists and masks.
     room: usize,
     /// The rows that the GPUs leave undecided, with the parameters and results of their exchange over the transport.
@@ -192,6 +198,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
             by_host,
             check_tokens,
             is_prepared: false,
+            enqueues: None,
             room: CudaTiled::LIST_ROOM,
             open: Vec::new(),
             open_params: Vec::new(),

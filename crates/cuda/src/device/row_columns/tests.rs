@@ -191,7 +191,9 @@ impl EncodedCall<'_> {
         assert_eq!((&tokens[..FIRST_ROW], &found[..FIRST_ROW]), (&[77, 77][..], &[77, 77][..]));
         for (i, invalid) in statuses.iter().enumerate() {
             let (drawn, of_row) = (i as u32 % 7, FIRST_ROW + i);
-            let status = if *invalid == 0 { drawn } else { status::PARAMETERS | invalid << 8 };
+            // Token i of a draw after a failed exchange is the rank.
+            let rank = if matches!(drawn, status::LATE_RANK | status::OTHER_CALL) { (i as u32) << 8 } else { 0 };
+            let status = if *invalid == 0 { drawn | rank } else { status::PARAMETERS | invalid << 8 };
             let (token, score) = if status == 0 { (i as i64, 0.5 * i as f32) } else { (-1, f32::NEG_INFINITY) };
             assert_eq!((tokens[of_row], scores[of_row], found[of_row]), (token, score, status), "row {of_row}");
         }
@@ -207,6 +209,7 @@ impl EncodedCall<'_> {
         let list: Vec<(u32, f32)> = (0..count).map(|_| (output.take(), output.take())).collect();
         let is_penalised = biases & PENALISED != 0;
         let penalties: Vec<Penalty> = (0..if is_penalised { count + 1 } else { 0 }).map(|_| output.take()).collect();
+        let contents: u32 = output.take();
 
         let (mask, mut history) = (mask_of(row), History::new(&entry.prompt));
         history.extend(entry.output.iter().copied());
@@ -229,7 +232,7 @@ impl EncodedCall<'_> {
             let named = invalid_parameter(status::PARAMETERS | invalid << 8);
             assert!(invalid > 0 && named.is_none() == is_valid, "{params:?}: {encoded:?}, {named:?}");
             encoded.map_or_else(|error| assert!(error.to_string().contains(named.unwrap().name()), "{error}"), drop);
-            assert_eq!((greedy, biases, has_mask, filters), (1, 0, 0, RowFilters::OFF));
+            assert_eq!((greedy, biases, has_mask, filters, contents), (1, 0, 0, RowFilters::OFF, 0));
             return invalid;
         }
         assert_eq!(invalid, 0, "{params:?}");
@@ -255,10 +258,43 @@ impl EncodedCall<'_> {
             least.subtract = least.subtract.min(penalty.subtract);
             largest = largest.max(bias);
         }
+        let filters = (params.temperature > 0.0).then_some((params.min_p, params.top_p, filters.top_k));
+        assert_eq!(contents, contents_of(&list, &penalties, &mask, self.vocab_size, filters), "{params:?}");
         assert_eq!(f32::from_bits(largest_bias), largest);
         assert!(penalties.first().is_none_or(|first| *first == least), "{penalties:?}");
         0
     }
+}
+
+/// The digest of row_contents.cuh.
+fn contents_of(
+    list: &[(u32, f32)],
+    penalties: &[Penalty],
+    mask: &[u32],
+    vocab_size: u32,
+    filters: Option<(f32, f32, u32)>,
+) -> u32 {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let share = |key: u64, value: u64| {
+        let hash = (key ^ 0xcbf2_9ce4_8422_2325).wrapping_mul(FACTOR);
+        (((hash ^ hash >> 29) ^ value).wrapping_mul(FACTOR) >> 32) as u32
+    };
+    let words = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+    let none = Penalty { repetition: 1.0, subtract: 0.0 };
+    let of_token = |(i, &(token, bias)): (usize, &(u32, f32))| {
+        let Penalty { repetition, subtract } = penalties.get(1 + i).copied().unwrap_or(none);
+        share(words(token, bias.to_bits()), words(repetition.to_bits(), subtract.to_bits()))
+    };
+    let of_word = |(at, &word): (u32, &u32)| {
+        let tokens = vocab_size - 32 * at;
+        share(1 << 63 | u64::from(at), u64::from(if tokens < 32 { word & ((1 << tokens) - 1) } else { word }))
+    };
+    let of_filters = |(min_p, top_p, top_k): (f32, f32, u32)| {
+        share(3 << 62 | u64::from(min_p.to_bits()), words(top_p.to_bits(), top_k))
+    };
+    let tokens = list.iter().enumerate().map(of_token);
+    let mask = (0..vocab_size.div_ceil(32)).zip(mask).map(of_word);
+    tokens.chain(mask).chain(filters.map(of_filters)).fold(0, u32::wrapping_add)
 }
 
 /// Random entries, some of them invalid in one parameter.

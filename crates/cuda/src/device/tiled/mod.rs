@@ -1,11 +1,13 @@
 //! The fused tiled variant over device memory (paper Alg. 1): the plan and the public launches.
-//! `log_z` has the launches that compute log Z, `storing` the launches that store logits.
+//! `log_z` has the launches that compute log Z, `storing` the launches that store logits, and `sharded` the launches that
+//! exchange draws with other GPUs.
 #![allow(unsafe_code)]
 
 mod log_z;
+mod sharded;
 mod storing;
 
-use crate::abi::{Call, DeviceAddress, Draw, LogitStore, Matrices, Peers, Row};
+use crate::abi::{Call, DeviceAddress, Draw, LogitStore, Matrices, Row};
 use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::{FusedOutput, MAX_ROWS};
 use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable, PortableOutput};
@@ -17,7 +19,6 @@ use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::{KernelChoice, RowFeatures};
 use crate::device::scratch::Scratch;
 use crate::error::CudaError;
-use crate::exchange::peers::DevicePeers;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
 use log_z::LogZ;
@@ -262,48 +263,6 @@ impl DeviceTiled {
         // SAFETY: the bullets of this function and of `new`; this value owns the scratch.
         let queue = unsafe { Queue::new(stream) };
         self.enqueue_storing(queue, hidden, (rows, draws), logits, row_stride)
-    }
-
-    /// Loads the kernels that contain the exchange, for every number of rows of the plan.
-    ///
-    /// The first [`DeviceTiled::launch_sharded`] then loads no kernel, and can be captured. Ranks that share a GPU
-    /// call this before any of them launches.
-    ///
-    /// # Errors
-    /// [`CudaError::Compile`], [`CudaError::Driver`].
-    pub fn prepare_fan_out(&mut self) -> Result<(), CudaError> {
-        self.prepare_output(&FusedOutput::FanOut(Peers::default()))
-    }
-
-    /// Draws from the whole vocabulary, with the same draws on every rank: [`DeviceTiled::launch`], then
-    /// [`DevicePeers::launch`].
-    ///
-    /// Both are one launch if the Hopper kernel draws and the rows are not [`RowFeatures::Any`]: the last block then
-    /// runs the exchange. Each rank may use one launch or two, independently of the other ranks.
-    ///
-    /// # Errors
-    /// As [`DeviceTiled::launch`] and [`DevicePeers::launch`].
-    ///
-    /// # Safety
-    /// As [`DeviceTiled::launch`] and [`DevicePeers::launch`], on the same device.
-    pub unsafe fn launch_sharded(
-        &mut self,
-        stream: &CudaStream,
-        hidden: &DeviceMatrix,
-        rows: DeviceAddress<Row>,
-        draws: DeviceAddress<Draw>,
-        features: RowFeatures,
-        peers: &mut DevicePeers,
-    ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function and of `new`; the exchange follows the draws on one stream.
-        let queue = unsafe { Queue::new(stream) };
-        // A step fails before any of its launches.
-        let call = peers.call(rows, draws, hidden.rows)?;
-        if features != RowFeatures::Any && self.is_hopper(hidden) && self.head.weight.rows > 0 {
-            return self.launch_any(queue, hidden, (rows, draws), FusedOutput::FanOut(call)).map(drop);
-        }
-        self.enqueue(queue, hidden, (rows, draws), features)?;
-        peers.enqueue(queue, (rows, draws), hidden.rows)
     }
 
     /// [`DeviceTiled::launch`].

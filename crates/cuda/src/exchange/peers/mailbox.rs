@@ -24,7 +24,7 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 /// Device memory for the messages of all ranks to this rank.
 ///
 /// It has slots `[turns, world, max_rows]`, records of rows with filters `[kinds, world, max_rows]`, and this rank's
-/// state, all zero at first. Other GPUs and processes write to it, so it does not come from a pool.
+/// state, all zero at first. Another mailbox has the logits of all shards. Other GPUs and processes write to it, so it does not come from a pool.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     id: u64,
@@ -40,11 +40,19 @@ pub(crate) struct Mailbox {
 impl Mailbox {
     /// Allocates a mailbox. The memory is zero when this function returns.
     pub(crate) fn new(world: usize, max_rows: usize, device: &Arc<Device>) -> Result<Arc<Mailbox>, CudaError> {
-        let failed = CudaError::driver("allocate a mailbox");
-        device.context().bind_to_thread().map_err(&failed)?;
         let slots = TURNS * world * max_rows * SLOT_BYTES;
         let records = KINDS * world * max_rows * RECORD_BYTES;
-        let size = slots + records + size_of::<PeerState>();
+        Mailbox::allocate(slots, slots + records + size_of::<PeerState>(), device)
+    }
+
+    /// Allocates memory for other messages. The memory is zero when this function returns.
+    pub(crate) fn of_bytes(size: usize, device: &Arc<Device>) -> Result<Arc<Mailbox>, CudaError> {
+        Mailbox::allocate(0, size, device)
+    }
+
+    fn allocate(slots: usize, size: usize, device: &Arc<Device>) -> Result<Arc<Mailbox>, CudaError> {
+        let failed = CudaError::driver("allocate a mailbox");
+        device.context().bind_to_thread().map_err(&failed)?;
         // SAFETY: the context is bound; the value below owns the memory.
         let address = DeviceAddress::new(unsafe { result::malloc_sync(size) }.map_err(&failed)?);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -57,6 +65,10 @@ impl Mailbox {
         all.retain(|_, mailbox| mailbox.strong_count() > 0);
         all.insert(id, Arc::downgrade(&mailbox));
         Ok(mailbox)
+    }
+
+    pub(crate) fn address(&self) -> DeviceAddress<u8> {
+        self.address
     }
 
     pub(crate) fn id(&self) -> u64 {

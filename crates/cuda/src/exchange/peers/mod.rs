@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 mod descriptor;
+mod gathered;
 mod mailbox;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -22,6 +23,8 @@ use core::time::Duration;
 use cudarc::driver::CudaStream;
 use descriptor::PeerDescriptor;
 use flash_sampling_core::Knob;
+use gathered::GatheredLogits;
+pub(crate) use gathered::{GatheredRows, LogitMatrix};
 use mailbox::{Mailbox, MappedMailbox, TURNS};
 use std::sync::Arc;
 
@@ -118,7 +121,8 @@ impl PeerEndpoint {
             max_rows: descriptor.max_rows as u32,
             turns: TURNS as u32,
         };
-        Ok(DevicePeers { call, kernel, device, limit, is_pending: false, _opened: opened, mailbox })
+        let (is_pending, gathered) = (false, None);
+        Ok(DevicePeers { call, kernel, device, limit, is_pending, gathered, _opened: opened, mailbox })
     }
 }
 
@@ -152,6 +156,8 @@ pub struct DevicePeers {
     device: Arc<Device>,
     limit: Duration,
     is_pending: bool,
+    /// For calls that do not wait, with filters or log-probabilities, once connected.
+    gathered: Option<GatheredLogits>,
     /// Keeps the mailboxes open, since the kernel has their addresses.
     _opened: Vec<MappedMailbox>,
     mailbox: Arc<Mailbox>,
@@ -270,12 +276,23 @@ impl DevicePeers {
         if let Some((row, draw)) = draws.iter().enumerate().find(|(_, draw)| draw.status == status::OTHER_CALL) {
             return Err(CudaError::OtherCall { rank: Some(draw.token as usize), row: Some(row) });
         }
-        if draws.iter().all(|draw| draw.status != status::LATE_RANK) {
-            return Ok(());
+        match draws.iter().any(|draw| draw.status == status::LATE_RANK) {
+            true => Err(self.late_ranks(self.mailbox.read_state()?.late)),
+            false => Ok(()),
         }
-        let late = self.mailbox.read_state()?.late;
+    }
+
+    /// Returns the error of late ranks, if any. The caller has waited for every launch.
+    pub(crate) fn check_late(&self) -> Result<(), CudaError> {
+        match self.mailbox.read_state()?.late {
+            0 => Ok(()),
+            late => Err(self.late_ranks(late)),
+        }
+    }
+
+    fn late_ranks(&self, late: u32) -> CudaError {
         let ranks = (0..MAX_PEERS).filter(|rank| late >> rank & 1 == 1).collect();
-        Err(CudaError::LateRanks { ranks, limit: self.limit })
+        CudaError::LateRanks { ranks, limit: self.limit }
     }
 
     /// Records that every launch has run. The caller has waited for the stream, without an error.

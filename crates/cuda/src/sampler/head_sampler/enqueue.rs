@@ -1,11 +1,11 @@
 //! Calls that do not wait: hidden states, parameters and results are in device memory.
 
 use super::HeadSampler;
-use super::kernels::HeadKernels;
+use super::kernels::{HeadKernels, max_launch_draws};
 use crate::abi::{RowColumns, TokenColumns};
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
-use crate::device::row_columns::RowColumnKernels;
+use crate::device::row_columns::{ListedTokens, RowColumnKernels};
 use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
 use crate::selection::filtered::FilterKinds;
@@ -30,8 +30,14 @@ impl HeadSampler<'_> {
             selection.prepare(fused)?;
         }
         kernels.prepare_logprobs(out)?;
-        if kernels.columns.as_ref().is_none_or(|columns| columns.max_adjusted() < max_adjusted) {
-            kernels.columns = Some(RowColumnKernels::new(kernels.max_draws(), max_adjusted, &kernels.device)?);
+        self.reserve_columns(max_adjusted)
+    }
+
+    /// Loads the kernels that encode rows, and allocates their memory for up to `max_adjusted` adjusted tokens in a row.
+    pub(super) fn reserve_columns(&mut self, max_adjusted: usize) -> Result<(), CudaError> {
+        if self.columns.as_ref().is_none_or(|columns| columns.max_adjusted() < max_adjusted) {
+            let max_rows = max_launch_draws(&self.plan);
+            self.columns = Some(RowColumnKernels::new(max_rows, max_adjusted, &self.device)?);
         }
         Ok(())
     }
@@ -46,23 +52,24 @@ impl HeadSampler<'_> {
         columns.check()?;
         out.check()?;
         CudaError::check_limits(&[("rows", hidden.rows, self.plan.max_rows)])?;
-        if self.kernels.as_ref().ok_or(NO_ROWS)?.columns.is_none() {
+        if self.columns.is_none() {
             self.prepare_columns((columns, out), 0)?;
         }
         let vocab_size = self.shape.vocab_size;
         let none = || FilterKinds::new(false, false, columns.features());
         let kinds = columns.filter_kinds().or_else(|| out.needs_logits().then(none));
-        let kernels = self.kernels.as_mut().ok_or(NO_ROWS)?;
+        let (Some(kernels), Some(encoder)) = (&mut self.kernels, &mut self.columns) else { return Err(NO_ROWS) };
         let tokens = kernels.tokens();
         if kinds.is_some() {
             kernels.filters()?;
         }
         kernels.prepare_logprobs(out)?;
-        let HeadKernels { fused, filters, columns: Some(encoder), logprobs, .. } = kernels else { return Ok(()) };
+        let HeadKernels { fused, filters, logprobs, .. } = kernels;
         let mut filters = kinds.zip(filters.as_mut().map(|(selection, _)| selection));
         let limit = filters.as_ref().map_or(usize::MAX, |(_, selection)| selection.max_rows());
         let invalid = encoder.invalid();
-        encoder.enqueue(queue, (columns, out), (hidden.rows, limit), (tokens, vocab_size), |rows, encoded| {
+        let listed = ListedTokens { tokens, vocab_size, has_contents: false };
+        encoder.enqueue(queue, (columns, out), (hidden.rows, limit), &listed, |rows, encoded| {
             let (first, states) = (rows.start, hidden.rows(rows));
             match &mut filters {
                 Some((kinds, selection)) => {

@@ -14,7 +14,6 @@ use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::pinned::Pinned;
 use crate::device::results;
-use crate::device::row_columns::RowColumnKernels;
 use crate::device::row_features::KernelChoice;
 use crate::device::scratch::{Scratch, wait};
 use crate::device::select::GroupRule;
@@ -62,9 +61,7 @@ pub(super) struct HeadKernels {
     results: Pinned,
     /// The kernels for filters, and the memory for a launch's filters. Made for the first row with filters.
     pub(super) filters: Option<(DeviceFilters, Scratch)>,
-    /// For calls whose parameters are in device memory, once prepared.
-    pub(super) columns: Option<RowColumnKernels>,
-    /// For such calls with log-probabilities or kept tokens.
+    /// For calls whose parameters are in device memory, with log-probabilities or kept tokens.
     pub(super) logprobs: Option<DeviceLogprobs>,
     /// Recorded after the last kernel that reads hidden states of the caller, and before the exchange with other ranks.
     read: CudaEvent,
@@ -123,7 +120,7 @@ impl HeadKernels {
         let bytes = results * size_of::<Draw>();
         let (draws, results) = (Scratch::new(bytes, &[], device)?, Pinned::new(bytes, stream)?);
         let read = stream.context().new_event(None).map_err(CudaError::driver("create an event"))?;
-        let (device, filters, columns, logprobs) = (device.clone(), None, None, None);
+        let (device, filters, logprobs) = (device.clone(), None, None);
         let (is_prepared, uploaded) = (false, None);
         Ok(HeadKernels {
             fused,
@@ -138,7 +135,6 @@ impl HeadKernels {
             draws,
             results,
             filters,
-            columns,
             logprobs,
             read,
             is_prepared,

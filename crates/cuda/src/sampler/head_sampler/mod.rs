@@ -1,10 +1,12 @@
 //! The sampler of a head on a GPU, for all variants, and for weight and hidden states on the host or on the device.
 //!
 //! `kernels` has the kernels with the memory of a launch, `hidden_states` the input of a call, `launch_plan` selects
-//! the draws of each launch, `source` makes the launches of a pass, and `sharded` makes those of ranks. `columns`
-//! enqueues calls that do not wait, with parameters in device memory. `uploaded_weight` copies a weight from the host.
+//! the draws of each launch, `source` makes the launches of a pass, and `sharded` makes those of ranks. `enqueue` and
+//! `enqueue_sharded` enqueue calls that do not wait, with parameters in device memory, on one GPU and on ranks.
+//! `uploaded_weight` copies a weight from the host.
 
 mod enqueue;
+mod enqueue_sharded;
 mod hidden_states;
 mod kernels;
 mod launch_plan;
@@ -16,6 +18,7 @@ use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::row_columns::RowColumnKernels;
 use crate::device::row_features::KernelChoice;
 use crate::device::scratch::wait;
 use crate::device::select::GroupRule;
@@ -26,6 +29,7 @@ use crate::sampler::staging::Staging;
 use crate::sampler::{check_device_call, check_plan};
 use core::mem::take;
 use cudarc::driver::CudaStream;
+use enqueue_sharded::GatheredKernels;
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, ScoreBound, check_call, check_scan};
 use flash_sampling_core::{
     Capabilities, DType, Head, HeadError, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
@@ -56,6 +60,10 @@ pub(crate) struct HeadSampler<'w> {
     stream: Arc<CudaStream>,
     /// `None` for a head without tokens.
     kernels: Option<HeadKernels>,
+    /// For calls whose parameters are in device memory, once prepared.
+    columns: Option<RowColumnKernels>,
+    /// For such calls of ranks with filters, log-probabilities or kept tokens, once prepared.
+    gathered: Option<GatheredKernels>,
     rows: LaunchRows,
     driver: Driver,
     scan: RowScan,
@@ -135,8 +143,24 @@ impl<'w> HeadSampler<'w> {
         canonical: Option<CanonicalBounds<'w>>,
     ) -> Result<Self, CudaError> {
         let rows = LaunchRows::new(Staging::locked(shape.tokens.clone(), shape.vocab_size, &stream)?);
-        let (device, driver, scan, hidden) = (device.clone(), Driver::default(), RowScan::default(), None);
-        Ok(HeadSampler { shape, dtype, plan, can, device, stream, kernels, rows, driver, scan, canonical, hidden })
+        let (device, driver, scan) = (device.clone(), Driver::default(), RowScan::default());
+        let (columns, gathered, hidden) = (None, None, None);
+        Ok(HeadSampler {
+            shape,
+            dtype,
+            plan,
+            can,
+            device,
+            stream,
+            kernels,
+            columns,
+            gathered,
+            rows,
+            driver,
+            scan,
+            canonical,
+            hidden,
+        })
     }
 
     /// Allocates memory for this many bytes of lists and masks.
@@ -150,6 +174,9 @@ impl<'w> HeadSampler<'w> {
         check_plan(&plan, true)?;
         if let Some(kernels) = &mut self.kernels {
             kernels.replan(&plan, &self.stream)?;
+        }
+        if max_launch_draws(&plan) != max_launch_draws(&self.plan) {
+            (self.columns, self.gathered) = (None, None);
         }
         (self.scan, self.plan) = (RowScan::default(), plan);
         Ok(())

@@ -4,7 +4,7 @@ use super::LogitSampler;
 use crate::abi::{RowColumns, TokenColumns};
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
-use crate::device::row_columns::RowColumnKernels;
+use crate::device::row_columns::{ListedTokens, RowColumnKernels};
 use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
 use crate::selection::filtered::FilterKinds;
@@ -53,8 +53,9 @@ impl LogitSampler {
         let LogitSampler { vocab_size, kernels, columns: Some(encoder), .. } = self else { return Ok(()) };
         let none = || FilterKinds::new(false, false, RowFeatures::Any);
         let kinds = columns.filter_kinds().or_else(|| out.needs_logits().then(none));
-        let (vocab, invalid) = ((0..*vocab_size, *vocab_size), encoder.invalid());
-        encoder.enqueue(queue, (columns, out), (logits.rows, usize::MAX), vocab, |rows, encoded| {
+        let listed = ListedTokens { tokens: 0..*vocab_size, vocab_size: *vocab_size, has_contents: false };
+        let invalid = encoder.invalid();
+        encoder.enqueue(queue, (columns, out), (logits.rows, usize::MAX), &listed, |rows, encoded| {
             let (first, logits) = (rows.start, logits.rows(rows));
             kernels.enqueue(queue, (&logits, None), (encoded.rows, encoded.draws), logits.rows)?;
             let Some(kinds) = kinds else { return Ok(()) };

@@ -223,17 +223,20 @@ struct JoinPeers {
 
     const Peers& peers;
 
-    // Runs a block of the exchange's launch. All threads of the block call this.
-    __device__ __forceinline__ void block() const {
+    // Runs a block of the exchange's launch. All threads of the block call this. With digests of row_contents.cuh, the step also
+    // orders memory: stores of each rank before its launch come before loads of the other ranks after their launches.
+    __device__ __forceinline__ void block(const u32* contents) const {
+        if (contents) __threadfence_system();
         const u32 step = step_after(peers.state->step);
         const u32 missed = __shfl_sync(0xffffffffu, load_late(peers.state), 0);
         const PeerPair pair(peers, step, missed, blockIdx.x * THREADS + threadIdx.x);
         u32 digest = 0;
         if (pair.takes_part) {
-            digest = digest_of(peers.rows[pair.row], peers.row_count, peers.mark);
+            digest = digest_of(peers.rows[pair.row], peers.row_count, peers.mark) + (contents ? contents[pair.row] : 0);
             pair.send(peers.draws[pair.row], digest);
         }
         pair.receive(digest);
+        if (contents) __threadfence_system();
         end_step(peers.state, step);
     }
 };

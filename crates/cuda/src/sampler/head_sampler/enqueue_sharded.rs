@@ -1,0 +1,293 @@
+//! Calls of ranks that do not wait: hidden states, parameters and results are in device memory, and the GPUs exchange
+//! the draws.
+//!
+//! Every rank encodes the rows with the adjusted tokens of the whole vocabulary. So a row with too many adjusted tokens
+//! is invalid on all ranks, and the encoded rows, which the exchange compares, do not depend on the shard.
+
+use super::HeadSampler;
+use super::kernels::max_launch_draws;
+use crate::abi::{DeviceAddress, FilterCall, RowColumns, TokenColumns};
+use crate::device::row_columns::ListedTokens;
+use crate::device::row_features::RowFeatures;
+use crate::error::CudaError;
+use crate::exchange::cuda_exchange::{CudaExchange, number_of};
+use crate::sampler::column_call::ColumnCall;
+use crate::selection::filtered::{FilterKinds, LogitFilters, rows_within};
+use crate::selection::row_logprobs::DeviceLogprobs;
+use cudarc::driver::CudaStream;
+use flash_sampling_core::backend::digest::of_words;
+use flash_sampling_core::{DType, Knob};
+
+const NOT_PREPARED: CudaError = CudaError::NotSharded { reason: "filters and log-probabilities are not prepared" };
+
+/// The first word of the marks of these calls, which differ from the marks of calls that wait.
+const MARK: u64 = u64::from_le_bytes(*b"enqueue\0");
+
+/// The kernels of calls with filters, log-probabilities or kept tokens, over the gathered logits of all ranks.
+#[derive(Debug)]
+pub(super) struct GatheredKernels {
+    filters: LogitFilters,
+    logprobs: DeviceLogprobs,
+}
+
+impl HeadSampler<'_> {
+    /// Loads kernels and allocates memory for later calls of [`HeadSampler::enqueue_sharded`], with up to `max_adjusted`
+    /// adjusted tokens in a row.
+    pub(crate) fn prepare_sharded_columns(
+        &mut self,
+        exchange: &CudaExchange,
+        max_adjusted: usize,
+    ) -> Result<(), CudaError> {
+        if let Some(kernels) = &mut self.kernels {
+            kernels.fused.prepare(RowFeatures::Any)?;
+            if exchange.is_by_peers() {
+                kernels.fused.prepare_fan_out()?;
+            }
+        }
+        self.reserve_columns(max_adjusted)
+    }
+
+    /// Loads kernels and allocates memory for later calls with filters, log-probabilities or kept tokens. Returns the
+    /// message for the other ranks.
+    pub(crate) fn offer_logits(&mut self, exchange: &mut CudaExchange) -> Result<Vec<u8>, CudaError> {
+        let vocab_size = self.shape.vocab_size;
+        let rows = self.max_gathered();
+        let Some(peers) = exchange.gathering_peers() else {
+            return Err(CudaError::NotSharded { reason: "NCCL gathers no logits" });
+        };
+        if self.gathered.is_none() {
+            let filters = LogitFilters::new(rows, &self.device)?;
+            let logprobs = DeviceLogprobs::new(rows, vocab_size as usize, &self.device)?;
+            self.gathered = Some(GatheredKernels { filters, logprobs });
+        }
+        let matrix = peers.offer_logits(rows, vocab_size)?;
+        let message = matrix.descriptor();
+        exchange.offer(matrix);
+        Ok(message)
+    }
+
+    /// Checks that the ranks support the parameters and results of a call, and returns whether the call needs the logits
+    /// of all ranks: filters, log-probabilities and kept tokens depend on all logits of a row. Only peers gather them.
+    pub(crate) fn check_sharded_columns(
+        &self,
+        exchange: &CudaExchange,
+        columns: &RowColumns,
+        out: &TokenColumns,
+    ) -> Result<bool, CudaError> {
+        let of_whole_rows = whole_row(columns, out);
+        let refused = of_whole_rows.filter(|_| !exchange.is_by_peers());
+        match self.plan.canonical.then_some(Knob::Canonical).or(refused) {
+            Some(knob) => Err(CudaError::NotEnqueued { knob }),
+            None => Ok(of_whole_rows.is_some()),
+        }
+    }
+
+    /// Enqueues one draw from the whole vocabulary for each row of the hidden states, in launches of at most 256 rows.
+    pub(crate) fn enqueue_sharded(
+        &mut self,
+        exchange: &mut CudaExchange,
+        call: &ColumnCall<'_>,
+    ) -> Result<(), CudaError> {
+        let (hidden, columns, out) = (call.hidden(), call.columns(), call.out());
+        let gathers = self.check_sharded_columns(exchange, columns, out)?;
+        columns.check()?;
+        out.check()?;
+        self.check_gpus(exchange, call.queue().stream())?;
+        CudaError::check_limits(&[("rows", hidden.rows, self.plan.max_rows)])?;
+        if hidden.cols != self.shape.input {
+            return Err(CudaError::Layout { what: "hidden states", reason: "their width is not that of the weight" });
+        }
+        if self.columns.is_none() {
+            self.prepare_sharded_columns(exchange, 0)?;
+        }
+        match gathers {
+            true => self.enqueue_gathered(exchange, call),
+            false => self.enqueue_draws(exchange, call),
+        }
+    }
+
+    /// Enqueues a call whose parameters act on single logits.
+    fn enqueue_draws(&mut self, exchange: &mut CudaExchange, call: &ColumnCall<'_>) -> Result<(), CudaError> {
+        let (hidden, columns, out, queue) = (call.hidden(), call.columns(), call.out(), call.queue());
+        let listed = self.listed(false);
+        let (Some(encoder), kernels) = (&mut self.columns, &mut self.kernels) else { return Ok(()) };
+        let (count, max_rows, max_adjusted) = (hidden.rows, exchange.max_rows(), encoder.max_adjusted());
+        encoder.enqueue(queue, (columns, out), (count, max_rows), &listed, |rows, encoded| {
+            let mark = mark_of((columns, None), (hidden.dtype, max_adjusted), (rows.start, count));
+            let (states, to) = (hidden.rows(rows.clone()), (encoded.rows, encoded.draws));
+            let shard = kernels.as_mut().map(|kernels| (&mut kernels.fused, &states, columns.features()));
+            exchange.enqueue(queue, shard, (to, rows.len()), mark)
+        })
+    }
+
+    /// Enqueues a call with filters, log-probabilities or kept tokens. Every rank decides them from the logits of all
+    /// ranks.
+    fn enqueue_gathered(&mut self, exchange: &mut CudaExchange, call: &ColumnCall<'_>) -> Result<(), CudaError> {
+        let (hidden, columns, out, queue) = (call.hidden(), call.columns(), call.out(), call.queue());
+        let (listed, vocab_size) = (self.listed(true), self.shape.vocab_size);
+        // An exchange may have been connected for another sampler.
+        let of_plan = (self.max_gathered(), vocab_size);
+        let to = exchange.gathered().filter(|to| (to.rows, to.vocab_size) == of_plan).ok_or(NOT_PREPARED)?;
+        let GatheredKernels { filters, logprobs } = self.gathered.as_mut().ok_or(NOT_PREPARED)?;
+        let (Some(encoder), kernels) = (&mut self.columns, &mut self.kernels) else { return Ok(()) };
+        let none = FilterKinds::new(false, false, columns.features());
+        let (kinds, whole) = (columns.filter_kinds().unwrap_or(none), whole_row(columns, out));
+        let (count, max_rows, max_adjusted) = (hidden.rows, to.rows.min(exchange.max_rows()), encoder.max_adjusted());
+        let (invalid, contents) = (encoder.invalid(), encoder.contents());
+        encoder.enqueue(queue, (columns, out), (count, max_rows), &listed, |rows, encoded| {
+            let mark = mark_of((columns, whole), (hidden.dtype, max_adjusted), (rows.start, count));
+            let (states, drawn) = (hidden.rows(rows.clone()), (encoded.rows, encoded.draws));
+            let shard = kernels.as_mut().map(|kernels| (&mut kernels.fused, &states, columns.features()));
+            exchange.enqueue_gather(queue, shard, (drawn, rows.len()), (contents, mark))?;
+            let filtered = FilterCall {
+                logits: to.logits,
+                row_stride: to.row_stride() as u64,
+                sources: DeviceAddress::NULL,
+                rows: encoded.rows,
+                filters: encoded.filters,
+                draws: encoded.draws,
+                first_token: 0,
+                tokens: vocab_size,
+                is_transformed: 0,
+                count: rows.len() as u32,
+                block_maxima: DeviceAddress::NULL,
+            };
+            filters.enqueue(queue, &filtered, kinds)?;
+            if kinds.is_any() {
+                filters.decide(queue, filtered)?;
+            }
+            match out.needs_logits() {
+                true => logprobs.enqueue(queue, &filtered, invalid, (out, rows.start)),
+                false => Ok(()),
+            }
+        })
+    }
+
+    /// The maximum number of rows of a launch that gathers logits, the same on every rank.
+    fn max_gathered(&self) -> usize {
+        max_launch_draws(&self.plan).min(rows_within(self.shape.vocab_size as usize))
+    }
+
+    /// The tokens of the lists of encoded rows.
+    fn listed(&self, has_contents: bool) -> ListedTokens {
+        let vocab_size = self.shape.vocab_size;
+        ListedTokens { tokens: 0..vocab_size, vocab_size, has_contents }
+    }
+
+    fn check_gpus(&self, exchange: &CudaExchange, stream: &CudaStream) -> Result<(), CudaError> {
+        let mine = self.stream.context().ordinal();
+        match () {
+            () if exchange.device().context().ordinal() != mine => {
+                Err(CudaError::NotSharded { reason: "the exchange is of another GPU" })
+            }
+            () if stream.context().ordinal() != mine => {
+                Err(CudaError::Layout { what: "hidden states", reason: "they are on another GPU" })
+            }
+            () => Ok(()),
+        }
+    }
+}
+
+/// The first parameter or result of a call that depends on all logits of a row, and so on all ranks.
+fn whole_row(columns: &RowColumns, out: &TokenColumns) -> Option<Knob> {
+    let all = [
+        (!columns.top_k.is_null(), Knob::TopK),
+        (!columns.top_p.is_null(), Knob::TopP),
+        (!columns.min_p.is_null(), Knob::MinP),
+        (!out.kept.begin.is_null(), Knob::Kept),
+        (out.needs_logits(), Knob::Logprobs),
+    ];
+    all.into_iter().find(|(is_present, _)| *is_present).map(|(_, knob)| knob)
+}
+
+/// The mark of a launch, which differs if ranks have other arrays, hidden states of another type, other numbers of rows,
+/// or another plan of adjusted tokens.
+fn mark_of(
+    (columns, whole_row): (&RowColumns, Option<Knob>),
+    (dtype, max_adjusted): (DType, usize),
+    (first, count): (usize, usize),
+) -> u64 {
+    let words = [MARK, number_of(dtype).into(), max_adjusted as u64, first as u64, count as u64];
+    let arrays = [presence(columns), columns.mask_words.into(), whole_row.is_some().into()];
+    of_words(words.into_iter().chain(arrays))
+}
+
+/// A bit for each array that is present.
+fn presence(columns: &RowColumns) -> u64 {
+    let &RowColumns { logit_bias, banned, stop_tokens, prompt, output, .. } = columns;
+    let present = [
+        columns.index.is_null(),
+        columns.seed.is_null(),
+        columns.position.is_null(),
+        columns.temperature.is_null(),
+        columns.top_k.is_null(),
+        columns.top_p.is_null(),
+        columns.min_p.is_null(),
+        columns.repetition_penalty.is_null(),
+        columns.frequency_penalty.is_null(),
+        columns.presence_penalty.is_null(),
+        columns.min_tokens.is_null(),
+        columns.mask.is_null(),
+        logit_bias.tokens.is_null(),
+        banned.tokens.is_null(),
+        stop_tokens.tokens.is_null(),
+        prompt.tokens.is_null(),
+        output.tokens.is_null(),
+    ];
+    present.into_iter().fold(0, |bits, is_null| bits << 1 | u64::from(!is_null))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::{KeptColumns, LogprobColumns, TokenLists};
+
+    #[test]
+    fn marks_differ_if_calls_do() {
+        let bare = RowColumns::default();
+        let lists = TokenLists { tokens: DeviceAddress::new(4), ..TokenLists::default() };
+        let mark = |columns, dtype, max_adjusted, of| mark_of((columns, None), (dtype, max_adjusted), of);
+        let marks = [
+            mark(&bare, DType::BF16, 0, (0, 9)),
+            mark(&bare, DType::F16, 0, (0, 9)),
+            mark(&bare, DType::BF16, 8, (0, 9)),
+            mark(&bare, DType::BF16, 0, (4, 9)),
+            mark(&bare, DType::BF16, 0, (0, 8)),
+            mark(&RowColumns { seed: DeviceAddress::new(8), ..bare }, DType::BF16, 0, (0, 9)),
+            mark(&RowColumns { banned: lists, ..bare }, DType::BF16, 0, (0, 9)),
+            mark(&RowColumns { output: lists, ..bare }, DType::BF16, 0, (0, 9)),
+            mark(&RowColumns { mask_words: 4, ..bare }, DType::BF16, 0, (0, 9)),
+            mark_of((&bare, Some(Knob::Kept)), (DType::BF16, 0), (0, 9)),
+        ];
+        for (i, mark) in marks.iter().enumerate() {
+            assert!(!marks[..i].contains(mark), "{i}");
+        }
+    }
+
+    /// Two ranks have the arrays of their own memory, at other addresses.
+    #[test]
+    fn marks_do_not_depend_on_addresses() {
+        let at = |address| RowColumns { seed: DeviceAddress::new(address), ..RowColumns::default() };
+        let mark = |columns: RowColumns| mark_of((&columns, None), (DType::BF16, 0), (0, 9));
+        assert_eq!(mark(at(8)), mark(at(64)));
+    }
+
+    #[test]
+    fn what_depends_on_the_whole_row_is_named() {
+        let none = (RowColumns::default(), TokenColumns::default());
+        let (int, float) = (DeviceAddress::new(4), DeviceAddress::new(4));
+        let raw = LogprobColumns { log_probs: float, ..LogprobColumns::default() };
+        let kept = KeptColumns { begin: DeviceAddress::new(8), ..KeptColumns::default() };
+        for ((columns, out), knob) in [
+            (none, None),
+            ((RowColumns { temperature: float, mask: DeviceAddress::new(4), ..none.0 }, none.1), None),
+            ((RowColumns { top_k: int, ..none.0 }, none.1), Some(Knob::TopK)),
+            ((RowColumns { top_p: float, ..none.0 }, none.1), Some(Knob::TopP)),
+            ((RowColumns { min_p: float, ..none.0 }, none.1), Some(Knob::MinP)),
+            ((none.0, TokenColumns { raw, ..none.1 }), Some(Knob::Logprobs)),
+            ((none.0, TokenColumns { kept, ..none.1 }), Some(Knob::Kept)),
+        ] {
+            assert_eq!(whole_row(&columns, &out), knob);
+        }
+    }
+}
