@@ -43,8 +43,6 @@ pub(crate) trait Decoder<F: Lanes> {
     type Scales: Copy;
     /// The block type.
     const DTYPE: DType;
-    /// The most hidden rows of a register block: 4 or 8.
-    const MOST_PANEL: usize;
 
     /// Writes the scales of a block. In place, because a copy would load vectors that were just stored in parts.
     unsafe fn scales(block: *const u8, out: &mut MaybeUninit<Self::Scales>);
@@ -57,8 +55,7 @@ pub(crate) trait Decoder<F: Lanes> {
 pub(super) fn decodes(isa: Isa, weight: DType, rows: usize) -> bool {
     let most = match isa {
         Isa::Portable => 1,
-        Isa::Avx2 => 4,
-        _ => 16,
+        _ => 4,
     };
     weight.is_scaled() || !weight.is_float() && rows > most
 }
@@ -98,7 +95,6 @@ pub(super) unsafe fn multiply<F: Lanes, D: Decoder<F>>(weight: &Matrix<'_>, hidd
             // SAFETY: by this function's contract; a panel has at most the hidden rows that are left.
             r += unsafe {
                 match hidden.rows() - r {
-                    8.. if D::MOST_PANEL == 8 => all.panel::<F, D, 2, 8>(rows, r, is_first),
                     4.. => all.panel::<F, D, 2, 4>(rows, r, is_first),
                     2.. => all.panel::<F, D, 4, 2>(rows, r, is_first),
                     _ => all.panel::<F, D, 4, 1>(rows, r, is_first),

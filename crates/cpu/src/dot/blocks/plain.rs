@@ -20,7 +20,6 @@ impl<T: Format, F: Lanes<Weights = [f32; STEP]>> Decoder<F> for Plain<T> {
     /// The weights of the block.
     type Scales = [[f32; STEP]; MOST / STEP];
     const DTYPE: DType = T::DTYPE;
-    const MOST_PANEL: usize = 4;
 
     #[inline(always)]
     unsafe fn scales(block: *const u8, out: &mut MaybeUninit<Self::Scales>) {

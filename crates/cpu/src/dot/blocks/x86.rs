@@ -211,7 +211,6 @@ pub(crate) struct Spans256<T>(PhantomData<T>);
 impl<T: Spans, F: Lanes<Weights = [__m256; 2]>> Decoder<F> for Spans256<T> {
     type Scales = T::Scales;
     const DTYPE: DType = T::DTYPE;
-    const MOST_PANEL: usize = 4;
 
     #[inline(always)]
     unsafe fn scales(block: *const u8, out: &mut MaybeUninit<T::Scales>) {
@@ -241,7 +240,6 @@ pub(crate) struct Spans512<T>(PhantomData<T>);
 impl<T: Spans, F: Lanes<Weights = [__m512; 2]>> Decoder<F> for Spans512<T> {
     type Scales = T::Scales;
     const DTYPE: DType = T::DTYPE;
-    const MOST_PANEL: usize = 8;
 
     #[inline(always)]
     unsafe fn scales(block: *const u8, out: &mut MaybeUninit<T::Scales>) {
