@@ -4,7 +4,7 @@ use core::fmt;
 
 /// The level of a statistical check: a correct sampler fails a check with at most this probability.
 ///
-/// An instance of the suite makes up to 139 such checks, and the workspace has 57 instances, 20 of them on GPUs. So by
+/// An instance of the suite makes up to 139 such checks, and the workspace has 70 instances, 20 of them on GPUs. So by
 /// Bonferroni's inequality the family-wise level of a full run is below 0.01. Seeds are fixed, so a passing run passes
 /// every time.
 pub const ALPHA: f64 = 1e-6;

@@ -14,31 +14,37 @@ suite!(tiled_avx2, Cpu::new(Kind::Tiled, Isa::Avx2));
 suite!(tiled_avx512, Cpu::new(Kind::Tiled, Isa::Avx512));
 suite!(tiled_avx512bf16, Cpu::new(Kind::Tiled, Isa::Avx512Bf16));
 suite!(tiled_amx, Cpu::new(Kind::Tiled, Isa::Amx));
+suite!(tiled_neon, Cpu::new(Kind::Tiled, Isa::Neon));
 
 suite!(standalone_portable, Cpu::new(Kind::Standalone, Isa::Portable));
 suite!(standalone_avx2, Cpu::new(Kind::Standalone, Isa::Avx2));
 suite!(standalone_avx512, Cpu::new(Kind::Standalone, Isa::Avx512));
+suite!(standalone_neon, Cpu::new(Kind::Standalone, Isa::Neon));
 
 suite!(grouped_portable, Cpu::new(Kind::Grouped, Isa::Portable));
 suite!(grouped_avx2, Cpu::new(Kind::Grouped, Isa::Avx2));
 suite!(grouped_avx512, Cpu::new(Kind::Grouped, Isa::Avx512));
 suite!(grouped_avx512bf16, Cpu::new(Kind::Grouped, Isa::Avx512Bf16));
 suite!(grouped_amx, Cpu::new(Kind::Grouped, Isa::Amx));
+suite!(grouped_neon, Cpu::new(Kind::Grouped, Isa::Neon));
 
 suite!(grouped_reuse_portable, Cpu::new(Kind::GroupedReuse, Isa::Portable));
 suite!(grouped_reuse_avx2, Cpu::new(Kind::GroupedReuse, Isa::Avx2));
 suite!(grouped_reuse_avx512, Cpu::new(Kind::GroupedReuse, Isa::Avx512));
 suite!(grouped_reuse_avx512bf16, Cpu::new(Kind::GroupedReuse, Isa::Avx512Bf16));
 suite!(grouped_reuse_amx, Cpu::new(Kind::GroupedReuse, Isa::Amx));
+suite!(grouped_reuse_neon, Cpu::new(Kind::GroupedReuse, Isa::Neon));
 
 suite!(online_portable, Cpu::new(Kind::Online, Isa::Portable));
 suite!(online_avx2, Cpu::new(Kind::Online, Isa::Avx2));
 suite!(online_avx512, Cpu::new(Kind::Online, Isa::Avx512));
 suite!(online_avx512bf16, Cpu::new(Kind::Online, Isa::Avx512Bf16));
 suite!(online_amx, Cpu::new(Kind::Online, Isa::Amx));
+suite!(online_neon, Cpu::new(Kind::Online, Isa::Neon));
 
 suite!(stream_portable, Cpu::new(Kind::Stream, Isa::Portable));
 suite!(stream_avx512, Cpu::new(Kind::Stream, Isa::Avx512));
+suite!(stream_neon, Cpu::new(Kind::Stream, Isa::Neon));
 
 const PLAN: Plan = Plan { max_rows: 40, max_draws: 3, max_logprobs: Some(3), canonical: false };
 

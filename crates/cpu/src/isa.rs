@@ -21,15 +21,17 @@ pub enum Isa {
     Avx512Bf16,
     /// AMX tiles in bf16. Pairs other than bf16 x bf16 run as [`Isa::Avx512`].
     Amx,
+    /// NEON of 64-bit ARM.
+    Neon,
 }
 
 impl Isa {
-    /// All instruction sets, the most general first.
-    pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+    /// All instruction sets; for each architecture, the most general first.
+    pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon];
 
     /// Whether this machine has the instruction set, and the operating system allows it.
     pub fn is_available(self) -> bool {
-        static AVAILABLE: OnceLock<[bool; 5]> = OnceLock::new();
+        static AVAILABLE: OnceLock<[bool; 6]> = OnceLock::new();
         AVAILABLE.get_or_init(|| Isa::ALL.map(detect))[self as usize]
     }
 
@@ -61,6 +63,7 @@ impl Isa {
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512bf16",
             Isa::Amx => "amx",
+            Isa::Neon => "neon",
         }
     }
 }
@@ -73,7 +76,7 @@ impl fmt::Display for Isa {
 
 /// The name is not the name of an instruction set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no instruction set; known are portable, avx2, avx512, avx512bf16, amx")]
+#[error("'{0}' is no instruction set; known are portable, avx2, avx512, avx512bf16, amx, neon")]
 pub struct ParseIsaError(String);
 
 impl FromStr for Isa {
@@ -101,10 +104,21 @@ fn detect(isa: Isa) -> bool {
         }
         Isa::Avx512Bf16 => is_x86_feature_detected!("avx512bf16") && detect(Isa::Avx512),
         Isa::Amx => detect(Isa::Avx512) && crate::dot::amx::is_available(),
+        Isa::Neon => false,
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn detect(isa: Isa) -> bool {
+    match isa {
+        Isa::Portable => true,
+        // The kernel's order of elements is that of a little-endian processor.
+        Isa::Neon => cfg!(target_endian = "little") && std::arch::is_aarch64_feature_detected!("neon"),
+        _ => false,
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn detect(isa: Isa) -> bool {
     isa == Isa::Portable
 }

@@ -10,6 +10,8 @@ mod avx512;
 mod avx512_bf16;
 pub(crate) mod blocks;
 mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub(crate) mod pack;
 mod portable;
 
@@ -24,8 +26,10 @@ pub(crate) const TILE: usize = 256;
 #[derive(Debug, Default)]
 pub(crate) struct DotScratch {
     /// AMX accumulators, ordered by tile.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) sums: Vec<pack::Line>,
     /// Weight rows copied into AMX tiles.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) tiles: Vec<pack::Line>,
     /// Decoded rows of a quantised weight.
     pub(crate) decoded: Vec<pack::Line>,
@@ -58,15 +62,13 @@ impl Dot {
 
     /// Creates a worker's scratch for a weight's type and up to `rows` rows on an instruction set.
     pub(crate) fn scratch(isa: Isa, weight: DType, rows: usize) -> DotScratch {
-        let mut scratch = DotScratch {
-            decoded: blocks::scratch(isa.for_types(weight, DType::BF16), weight, rows),
-            ..DotScratch::default()
-        };
+        let mut scratch = DotScratch::default();
         #[cfg(target_arch = "x86_64")]
         if isa == Isa::Amx {
-            amx::reserve(&mut scratch, rows);
+            scratch = amx::scratch(rows);
         }
-        let _ = (isa, rows);
+        let isa = isa.for_types(weight, DType::BF16);
+        scratch.decoded = blocks::scratch(isa, weight, rows);
         scratch
     }
 
@@ -90,8 +92,10 @@ impl Dot {
                 unsafe { amx::products(count) };
                 0.0
             }
-            #[cfg(not(target_arch = "x86_64"))]
-            _ => unreachable!("only the portable instruction set is available here"),
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => unsafe { neon::products(self.weight, count) },
+            isa => unreachable!("{isa} is not available on this architecture"),
         };
         core::hint::black_box(total);
     }
@@ -120,8 +124,10 @@ impl Dot {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => unsafe { amx::tile(weight, hidden, out, scratch) },
-            #[cfg(not(target_arch = "x86_64"))]
-            _ => unreachable!("only the portable instruction set is available here"),
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => unsafe { neon::tile(weight, hidden, out) },
+            isa => unreachable!("{isa} is not available on this architecture"),
         }
     }
 }
@@ -155,8 +161,11 @@ impl Dot {
             // SAFETY: as above. The other instruction sets are for floats only.
             #[cfg(target_arch = "x86_64")]
             _ => unsafe { avx512::decode(weight, stride, out) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => unsafe { neon::decode(weight, stride, out) },
             #[cfg(not(target_arch = "x86_64"))]
-            _ => unreachable!("only the portable instruction set is available here"),
+            isa => unreachable!("{isa} is not available on this architecture"),
         }
     }
 }

@@ -162,6 +162,7 @@ impl Engine {
             Isa::Avx512 => "cpu (avx512)",
             Isa::Avx512Bf16 => "cpu (avx512bf16)",
             Isa::Amx => "cpu (amx)",
+            Isa::Neon => "cpu (neon)",
         }
     }
 

@@ -83,13 +83,13 @@ struct Block {
 /// The machine's tile unit.
 struct Amx;
 
-/// Reserves the memory of [`tile`] for up to `rows` hidden rows.
-pub(super) fn reserve(scratch: &mut DotScratch, rows: usize) {
-    scratch.sums = vec![Line::ZERO; rows.div_ceil(32) * GROUPS * 4 * TILE_BYTES / 64];
-    scratch.tiles = vec![Line::ZERO; 2 * CHUNK * GROUP];
+/// Creates the memory of [`tile`] for up to `rows` hidden rows.
+pub(super) fn scratch(rows: usize) -> DotScratch {
+    let sums = vec![Line::ZERO; rows.div_ceil(32) * GROUPS * 4 * TILE_BYTES / 64];
+    DotScratch { sums, tiles: vec![Line::ZERO; 2 * CHUNK * GROUP], ..DotScratch::default() }
 }
 
-/// Multiplies a tile; see [`super::lanes::tile`]. [`reserve`] has prepared `scratch` for at least this many rows.
+/// Multiplies a tile; see [`super::lanes::tile`]. `scratch` is that of [`scratch`] for at least this many rows.
 ///
 /// # Safety
 /// AMX-BF16 and AVX-512 F are available; `weight` holds bf16 and at most [`TILE`] rows; `hidden` is in AMX layout with the

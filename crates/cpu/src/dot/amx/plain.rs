@@ -1,8 +1,8 @@
 //! The tile unit in plain Rust, for tests of the loop nest on machines without AMX.
 
-use super::{Amx, Block, Unit, reserve, tile_on};
+use super::{Amx, Block, Unit, scratch, tile_on};
+use crate::dot::TILE;
 use crate::dot::pack::{Layout, Packed};
-use crate::dot::{DotScratch, TILE};
 use crate::isa::Isa;
 use flash_sampling_core::Matrix;
 use half::bf16;
@@ -56,8 +56,7 @@ impl Unit for Plain {
 unsafe fn dots<U: Unit>(weight: &Matrix<'_>, hidden: &Matrix<'_>) -> Vec<f32> {
     let mut packed = Packed::new(hidden.rows(), hidden.cols());
     packed.pack(Layout::Amx, hidden);
-    let mut scratch = DotScratch::default();
-    reserve(&mut scratch, hidden.rows());
+    let mut scratch = scratch(hidden.rows());
     let mut out = vec![f32::NAN; hidden.rows() * TILE];
     // SAFETY: by this function's contract; the types, the layout and the sizes are right.
     unsafe { tile_on::<U>(weight, &packed, &mut out, &mut scratch) };

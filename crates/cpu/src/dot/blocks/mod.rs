@@ -8,6 +8,8 @@
 //!    decodes a weight once.
 
 pub(crate) mod formats;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -20,6 +22,8 @@ use core::mem::MaybeUninit;
 use core::ops::Range;
 use flash_sampling_core::{DType, Matrix};
 pub(crate) use formats::for_format;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Spans128;
 pub(crate) use plain::Plain;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Spans256, Spans512};
