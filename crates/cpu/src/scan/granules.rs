@@ -152,6 +152,10 @@ mod tests {
             if crate::isa::Isa::Avx512.is_available() {
                 check::<crate::simd::avx512::Avx512>();
             }
+            #[cfg(target_arch = "aarch64")]
+            if crate::isa::Isa::Neon.is_available() {
+                check::<crate::simd::neon::Neon>();
+            }
         }
     }
 

@@ -1,10 +1,12 @@
 //! Vector operations on a tile: granules, maxima and masses.
 //!
-//! AVX-512 has hand-written versions, because the compiler's code is slower. Every other instruction set compiles
-//! [`Plain`].
+//! AVX-512 has hand-written versions, because the compiler's code is slower. NEON has some, because the compiler's code
+//! has several times the instructions. Every other instruction set compiles [`Plain`].
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 
 use crate::scan::granules::{BLOCKS, Granules, RoundKeys, Threshold, granules};
 use crate::scan::logit_cache::{CachedRow, GATHERED, LogitCache, VECTOR};
@@ -175,6 +177,7 @@ fn exp_below(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     use crate::isa::Isa;
 
     /// # Safety
@@ -273,6 +276,12 @@ mod tests {
                 check_spans::<avx512::Avx512>();
                 check_masses::<avx512::Avx512>();
                 check_masses_above::<avx512::Avx512>();
+            }
+            #[cfg(target_arch = "aarch64")]
+            if Isa::Neon.is_available() {
+                check_spans::<neon::Neon>();
+                check_masses::<neon::Neon>();
+                check_masses_above::<neon::Neon>();
             }
         }
     }

@@ -6,6 +6,8 @@ use crate::scan::row_state::RowState;
 use crate::simd::Plain;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+use crate::simd::neon::Neon;
 
 /// The instruction set of all code except the dot products. Results do not depend on the instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +17,8 @@ pub(crate) enum Simd {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 impl Simd {
@@ -25,6 +29,8 @@ impl Simd {
             Isa::Avx2 => Simd::Avx2,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => Simd::Avx512,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Simd::Neon,
             _ => Simd::Portable,
         }
     }
@@ -50,6 +56,9 @@ impl Simd {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Simd::Avx512 => unsafe { summarize_avx512(span, state) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Simd::Neon => unsafe { summarize_neon(span, state) },
         }
     }
 }
@@ -70,4 +79,13 @@ unsafe fn summarize_avx2(span: Span<'_, '_>, state: &mut RowState) {
 unsafe fn summarize_avx512(span: Span<'_, '_>, state: &mut RowState) {
     // SAFETY: by this function's contract.
     unsafe { summarize::<Avx512>(span, state) };
+}
+
+/// # Safety
+/// NEON is available.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn summarize_neon(span: Span<'_, '_>, state: &mut RowState) {
+    // SAFETY: by this function's contract.
+    unsafe { summarize::<Neon>(span, state) };
 }
