@@ -87,7 +87,7 @@ pub(crate) fn machine_code(kernel: &'static str, unit: &str, options: &[String])
     let outcome = unsafe { result::compile_program(program.0, &options) };
     // SAFETY: the program is alive.
     let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
-    let bytes: Vec<u8> = log.iter().map(|&c| c as u8).collect();
+    let bytes: Vec<u8> = log.iter().map(|c| c.to_ne_bytes()[0]).collect();
     let log = CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
     if let Err(error) = outcome {
         return Err(failed(error, log));

@@ -54,7 +54,7 @@ impl NcclId {
             return Err(CudaError::unavailable("the library libnccl cannot be loaded"));
         }
         let id = result::get_uniqueid().map_err(failed("name a group"))?;
-        Ok(NcclId(id.internal.map(|byte| byte as u8)))
+        Ok(NcclId(id.internal.map(|byte| byte.to_ne_bytes()[0])))
     }
 
     /// The bytes of the id.

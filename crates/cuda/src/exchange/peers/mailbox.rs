@@ -108,7 +108,7 @@ impl Mailbox {
         let bound = self.device.context().bind_to_thread().is_ok();
         // SAFETY: the address is memory of this value; the pointer is valid for one handle.
         let code = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, self.address.get()) };
-        if bound && code.result().is_ok() { handle.reserved.map(|byte| byte as u8) } else { [0; HANDLE] }
+        if bound && code.result().is_ok() { handle.reserved.map(|byte| byte.to_ne_bytes()[0]) } else { [0; HANDLE] }
     }
 }
 
