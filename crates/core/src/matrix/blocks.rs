@@ -77,8 +77,7 @@ impl Span {
             DType::Q4_K | DType::Q5_K => {
                 let (scale, minimum) = scale_and_minimum(&block[4..16], span);
                 let is_five = dtype == DType::Q5_K;
-                let (low, high) =
-                    if is_five { (&block[48..176], &block[16..48]) } else { (&block[16..144], &block[..]) };
+                let (low, high) = if is_five { (&block[48..176], &block[16..48]) } else { (&block[16..144], block) };
                 let low = &low[span / 2 * SPAN..][..SPAN];
                 let codes = core::array::from_fn(|i| {
                     let bit = if is_five { high[i] >> span & 1 } else { 0 };

@@ -16,8 +16,8 @@ pub fn round_as_ggml(weight: DType, hidden: &mut [f32]) {
         DType::BF16 => hidden.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
         DType::F16 => hidden.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
         DType::F32 => {}
-        _ if weight.block_elements() == 32 => hidden.as_chunks_mut::<32>().0.iter_mut().for_each(|b| round_32(b)),
-        _ => hidden.as_chunks_mut::<256>().0.iter_mut().for_each(|b| round_256(b)),
+        _ if weight.block_elements() == 32 => hidden.as_chunks_mut::<32>().0.iter_mut().for_each(round_32),
+        _ => hidden.as_chunks_mut::<256>().0.iter_mut().for_each(round_256),
     }
 }
 
