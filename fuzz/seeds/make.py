@@ -26,6 +26,60 @@ def npy(descr, shape, data, version=1):
     return b"\x93NUMPY" + bytes([version, 0]) + length + text + data
 
 
+def gguf_string(text):
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def gguf_value(value):
+    """The type and the bytes of a value; a list has the type of its first element."""
+    if isinstance(value, str):
+        return 8, gguf_string(value)
+    if isinstance(value, bool):
+        return 7, struct.pack("<?", value)
+    if isinstance(value, int):
+        return 4, struct.pack("<I", value)
+    if isinstance(value, float):
+        return 6, struct.pack("<f", value)
+    elements = [gguf_value(element) for element in value]
+    return 9, struct.pack("<IQ", elements[0][0], len(elements)) + b"".join(data for _, data in elements)
+
+
+def gguf(keys, tensors, data):
+    """A file of keys, and tensors of name, dimensions (fastest first), type and offset."""
+    out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
+    for key, value in keys.items():
+        kind, content = gguf_value(value)
+        out += gguf_string(key) + struct.pack("<I", kind) + content
+    for name, dims, kind, offset in tensors:
+        out += gguf_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+    return out + bytes(-len(out) % 32) + bytes(data)
+
+
+def gguf_tokenizer(model, tokens, **more):
+    names = {"model": model, "tokens": tokens, "token_type": [1] * len(tokens), "bos_token_id": 0, **more}
+    return {f"tokenizer.ggml.{name}": value for name, value in names.items()}
+
+
+llama = {
+    "general.architecture": "llama", "llama.block_count": 1, "llama.embedding_length": 4, "llama.feed_forward_length": 4,
+    "llama.attention.head_count": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.context_length": 8,
+}
+layer = ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"]
+vectors = [("output_norm.weight", [4], 0, 0)] + [(f"blk.0.{part}.weight", [4], 0, 0) for part in layer if "norm" in part]
+matrices = [(f"blk.0.{part}.weight", [4, 4], 0, 32) for part in layer if "norm" not in part]
+pieces = ["<s>", "<unk>", "\u2581", "o", "n", "on", "\u2581on"]
+scores = [0.0, 0.0, -5.0, -4.0, -3.0, -1.0, -2.0]
+put("gguf/model", gguf(
+    llama | gguf_tokenizer("llama", pieces, scores=scores, unknown_token_id=1),
+    [("token_embd.weight", [4, 7], 0, 96), ("rope_freqs.weight", [1], 0, 0), *vectors, *matrices], struct.pack("<f", 1) * 64,
+))
+put("gguf/blocks", gguf(
+    {"general.alignment": 64, "nested": [[1, 2], [3]], "flags": [True]},
+    [("a", [32, 2], 8, 0), ("b", [256], 14, 128), ("c", [32], 39, 384), ("d", [3], 10, 0)], 448,
+))
+put("gguf/bytes", gguf(
+    gguf_tokenizer("gpt2", ["O", "n", "c", "On", "\u0120"], pre="llama-bpe", merges=["O n"], add_bos_token=True), [], 0,
+))
 put("safetensors/one", safetensors({"w": ("BF16", [2, 3], bytes(12))}))
 put("safetensors/two", safetensors({"w": ("F32", [3], bytes(12)), "lm_head.weight": ("F16", [1, 2], bytes(4))}))
 put("npy/matrix", npy("<f4", "(2, 3)", bytes(24)))

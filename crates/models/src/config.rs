@@ -1,10 +1,10 @@
-//! The model's part of `config.json`.
+//! The configuration of a model, from `config.json`.
 
 use crate::error::ModelError;
-use crate::rotary::Scaling;
+use crate::rotary::{Pairing, Scaling};
 use serde_json::Value;
 
-/// The architecture, by `model_type`.
+/// The architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `llama`.
@@ -36,6 +36,8 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// Scaling of the rotary frequencies.
     pub rope_scaling: Scaling,
+    /// The pairs of the rotary positions.
+    pub rope_pairing: Pairing,
     /// The longest sequence, in tokens.
     pub max_positions: usize,
     /// Whether queries, keys, values and the attention's output have a bias.
@@ -148,6 +150,7 @@ impl ModelConfig {
             norm_eps: positive(&json, "rms_norm_eps", Some(1e-6))? as f32,
             rope_theta: theta,
             rope_scaling: scaling(rope)?,
+            rope_pairing: Pairing::Halves,
             max_positions: size(&json, "max_position_embeddings", None)?,
             attention_bias: flag(&json, "attention_bias")?,
             mlp_bias: flag(&json, "mlp_bias")?,

@@ -1,5 +1,6 @@
 //! Errors of checkpoints and calls.
 
+use crate::gguf::GgufError;
 use flash_sampling::CpuError;
 
 /// An error of a checkpoint or a call.
@@ -12,11 +13,14 @@ pub enum ModelError {
     /// `generation_config.json` is not JSON, or has invalid tokens.
     #[error("generation_config.json: {0}")]
     GenerationConfig(String),
+    /// A GGUF file that has no model of these families.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
     /// The checkpoint has no tensor of this name.
     #[error("the checkpoint has no tensor {0}")]
     Missing(String),
-    /// The shape of a tensor differs from `config.json`.
-    #[error("{tensor} has shape {found:?}, but config.json makes it {expected:?}")]
+    /// The shape of a tensor differs from the configuration.
+    #[error("{tensor} has shape {found:?}, but the configuration makes it {expected:?}")]
     Shape {
         /// The tensor.
         tensor: String,
@@ -30,7 +34,7 @@ pub enum ModelError {
     TooLong {
         /// The length with the new tokens.
         length: usize,
-        /// `max_position_embeddings`.
+        /// The model's positions.
         limit: usize,
     },
     /// A token without an embedding.

@@ -3,13 +3,14 @@
 //!
 //! | module | content |
 //! | --- | --- |
-//! | [`config`] | the model's part of `config.json`: [`ModelConfig`] |
+//! | [`config`] | the configuration of a model, from `config.json`: [`ModelConfig`] |
+//! | [`gguf`] | files of llama.cpp: their container, and the configuration in their metadata |
 //! | [`rotary`] | rotary positions, with the scalings `linear` and `llama3` |
 //! | [`cache`] | the keys and values of one sequence: [`Cache`] |
 //! | [`model`] | the layers: [`Model`] |
 //!
-//! Families: Llama and Qwen3 (dense), as Hugging Face's `transformers` defines them. Weights are borrowed in bf16, f16 or
-//! f32 and multiplied by [`flash_sampling::cpu::matmul`]; activations are float32.
+//! Families: Llama and Qwen3 (dense), as Hugging Face's `transformers` defines them. Weights are borrowed in bf16, f16,
+//! f32 or quantised blocks and multiplied by [`flash_sampling::cpu::matmul`]; activations are float32.
 //!
 //! # Replay
 //! The hidden states of a token have the same bits in every batch, for a prompt at once or token by token, and on any
@@ -21,6 +22,7 @@ mod attention;
 pub mod cache;
 pub mod config;
 mod error;
+pub mod gguf;
 mod layer;
 pub mod model;
 pub mod rotary;

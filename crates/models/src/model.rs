@@ -5,7 +5,7 @@ use crate::cache::Cache;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::layer::{Layer, Linear, Norm, silu, tensor, vector};
-use crate::rotary::{Rotary, rotate};
+use crate::rotary::Rotary;
 use flash_sampling::{Isa, Matrix};
 use rayon::prelude::*;
 
@@ -56,7 +56,7 @@ impl<'w> Model<'w> {
         let layer = |at: usize| Layer::new(&config, &format!("model.layers.{at}."), &mut tensors);
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
         let norm = Norm { weight: vector(&mut tensors, "model.norm.weight", config.hidden)?, eps: config.norm_eps };
-        let rotary = Rotary::new(config.head_dim, config.rope_theta, config.rope_scaling);
+        let rotary = Rotary::new(config.head_dim, config.rope_theta, &config.rope_scaling, config.rope_pairing);
         Ok(Model { config, embedding, layers, norm, rotary, isa })
     }
 
@@ -136,7 +136,7 @@ impl<'w> Model<'w> {
                 norm.apply(&mut out);
             }
             for (row, turns) in out.chunks_exact_mut(heads * dim).zip(turns) {
-                row.chunks_exact_mut(dim).for_each(|head| rotate(head, turns));
+                row.chunks_exact_mut(dim).for_each(|head| self.rotary.rotate(head, turns));
             }
             Ok(out)
         };

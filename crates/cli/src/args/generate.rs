@@ -37,9 +37,9 @@ pub struct GenerateArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model and text (without any: a built-in model that writes short stories)")]
 pub struct TextArgs {
-    /// Checkpoint folder in Hugging Face layout, of the Llama or Qwen3 family: config.json, tokenizer.json, and safetensors
-    /// in one file or in shards.
-    #[arg(long, value_name = "DIR")]
+    /// A model of the Llama or Qwen3 family: a checkpoint folder in Hugging Face layout (config.json, tokenizer.json, and
+    /// safetensors in one file or in shards), or a GGUF file.
+    #[arg(long, value_name = "DIR|FILE")]
     pub model: Option<PathBuf>,
     /// The beginning of the text, verbatim: no chat template is applied.
     #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
@@ -51,9 +51,9 @@ pub struct TextArgs {
     /// ends a sequence.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = stop)]
     pub stop: Vec<String>,
-    /// Checkpoint folder of a draft model with the same tokenizer, for speculative decoding. The model verifies several draft
-    /// tokens in one run of its layers. The text does not change.
-    #[arg(long, value_name = "DIR")]
+    /// Checkpoint folder or GGUF file of a draft model with the same tokenizer, for speculative decoding. The model verifies
+    /// several draft tokens in one run of its layers. The text does not change.
+    #[arg(long, value_name = "DIR|FILE")]
     pub draft: Option<PathBuf>,
     /// Draft tokens per step (default 4); for --draft.
     #[arg(long, value_name = "N", requires = "draft", value_parser = values::whole(1..=64_u32), allow_negative_numbers = true)]

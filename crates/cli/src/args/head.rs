@@ -10,10 +10,12 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Head and hidden states (without any: a built-in head)")]
 pub struct HeadArgs {
-    /// A Hugging Face checkpoint folder: lm_head.weight or the tied embedding, in one file or in shards.
-    #[arg(long, value_name = "DIR", conflicts_with = "weight", requires = "hidden")]
+    /// A model: a Hugging Face checkpoint folder (lm_head.weight or the tied embedding, in one file or in shards), or a GGUF
+    /// file.
+    #[arg(long, value_name = "DIR|FILE", conflicts_with = "weight", requires = "hidden")]
     pub model: Option<PathBuf>,
-    /// The head's weight, vocab x hidden, in bf16, f16 or f32: a safetensors or .npy file.
+    /// The head's weight, vocab x hidden: a safetensors or .npy file in bf16, f16 or f32, or a GGUF file, also in blocks
+    /// (without :TENSOR its output.weight or token_embd.weight).
     #[arg(long, value_name = "FILE[:TENSOR]", value_parser = tensor_path, requires = "hidden")]
     pub weight: Option<TensorPath>,
     /// Hidden states, rows x hidden or a single row, in bf16, f16 or f32: a safetensors or .npy file.
@@ -24,17 +26,17 @@ pub struct HeadArgs {
     pub overrides: HeadOverrides,
 }
 
-/// Parameters of a head that override `config.json`.
+/// Parameters of a head that override those of the model.
 #[derive(Clone, Copy, Debug, Default, Args)]
 #[command(next_help_heading = "Head and hidden states (without any: a built-in head)")]
 pub struct HeadOverrides {
-    /// Use only the first N rows of the weight as tokens; the other rows are padding. Overrides config.json.
+    /// Use only the first N rows of the weight as tokens; the other rows are padding. Overrides the model's size.
     #[arg(long, value_name = "N", value_parser = whole(0..=u32::MAX as usize), allow_negative_numbers = true)]
     pub vocab_size: Option<usize>,
-    /// Cap the logits: cap * tanh(logit / cap). Overrides config.json.
+    /// Cap the logits: cap * tanh(logit / cap). Overrides the model's cap.
     #[arg(long, value_name = "CAP", value_parser = factor, allow_negative_numbers = true)]
     pub soft_cap: Option<f32>,
-    /// Multiply the logits, after the cap. Overrides config.json.
+    /// Multiply the logits, after the cap. Overrides the model's factor.
     #[arg(long, value_name = "FACTOR", value_parser = factor, allow_negative_numbers = true)]
     pub scale: Option<f32>,
 }

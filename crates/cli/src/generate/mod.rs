@@ -41,10 +41,10 @@ const DRAFT_TOKENS: u32 = 4;
 pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     args.check()?;
     let weights = Weights::open(args.text.model.as_deref())?;
-    let tokenizer = TextTokenizer::open(&weights)?;
+    let tokenizer = &weights.tokenizer;
     let CpuOptions { isa, threads } = args.sampler.cpu();
     let model = weights.model(isa)?;
-    let head = weights.sampled_head(&tokenizer, model.vocab_size())?;
+    let head = weights.sampled_head(model.vocab_size())?;
     if args.draws.seed.unwrap_or(0).checked_add(u64::from(args.text.num_sequences) - 1).is_none() {
         return Err(CommandError::usage("--seed and --num-sequences: the last seed exceeds 2^64 - 1"));
     }
@@ -59,13 +59,13 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     }
     let (rows, ahead) = (args.text.num_sequences as usize, args.text.draft_tokens.unwrap_or(DRAFT_TOKENS) as usize);
 
-    let draft_weights = args.text.draft.as_deref().map(|folder| open_draft(folder, &tokenizer)).transpose()?;
+    let draft_weights = args.text.draft.as_deref().map(|folder| open_draft(folder, tokenizer)).transpose()?;
     let draft_model = draft_weights.as_ref().map(|weights| weights.model(isa)).transpose()?;
     let mut draft = None;
     if let (Some(weights), Some(draft_model)) = (&draft_weights, &draft_model) {
         // The draft model proposes only tokens that both models can read.
         let embeddings = model.vocab_size().min(draft_model.vocab_size());
-        let parts = (weights, draft_model, weights.sampled_head(&tokenizer, embeddings)?);
+        let parts = (weights, draft_model, weights.sampled_head(embeddings)?);
         let engine = Engine::new(args, parts, plan(rows))?;
         draft = Some(Draft::start(args, engine, &requests, &prompt, ahead)?);
     }
@@ -73,8 +73,8 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let engine = Engine::new(args, (&weights, &model, head), plan(rows))?;
     weights.head.log();
     let mut report = Report::new(prompt.len());
-    let mut writer = Writer::new(args, &tokenizer, &requests, out);
-    let mut batch = Batch::start(args, &tokenizer, (engine, draft, &requests), &prompt, &mut report)?;
+    let mut writer = Writer::new(args, tokenizer, &requests, out);
+    let mut batch = Batch::start(args, tokenizer, (engine, draft, &requests), &prompt, &mut report)?;
     let limit = model.config().max_positions;
     while batch.is_active() {
         let step = interrupt.check().and_then(|()| batch.step(&mut report));
@@ -91,11 +91,11 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
 }
 
 /// Opens the model of `--draft`, which must have the same tokens.
-fn open_draft(folder: &Path, tokenizer: &TextTokenizer) -> Result<Weights, CommandError> {
-    let weights = Weights::open(Some(folder))?;
-    if TextTokenizer::open(&weights)?.has_tokens_of(tokenizer) {
+fn open_draft(path: &Path, tokenizer: &TextTokenizer) -> Result<Weights, CommandError> {
+    let weights = Weights::open(Some(path))?;
+    if weights.tokenizer.has_tokens_of(tokenizer) {
         return Ok(weights);
     }
-    let message = format!("--draft {}: its tokenizer has different tokens from the model's", folder.display());
+    let message = format!("--draft {}: its tokenizer has different tokens from the model's", path.display());
     Err(CommandError::usage(message))
 }

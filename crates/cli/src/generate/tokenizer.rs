@@ -1,27 +1,37 @@
 //! Text to tokens and back.
 
-use super::weights::Weights;
 use crate::error::CommandError;
 use crate::input::Problem;
+use crate::input::checkpoint_files::CheckpointFiles;
+use crate::input::gguf::{self, GgufTokenizer};
 use flash_sampling_models::ModelConfig;
-use std::path::PathBuf;
+use flash_sampling_models::gguf::{Gguf, GgufError};
+use std::path::{Path, PathBuf};
 use tokenizers::Tokenizer;
 
 #[derive(Debug)]
 pub(super) struct TextTokenizer {
     tokenizer: Tokenizer,
     path: PathBuf,
-    /// One more than its largest token. Later rows of the head are padding.
+    /// One more than its largest token in use. Later rows of the head are padding.
     pub(super) tokens: usize,
 }
 
 impl TextTokenizer {
-    pub(super) fn open(weights: &Weights) -> Result<Self, CommandError> {
-        let (path, bytes) = (weights.files.path("tokenizer.json"), weights.files.required("tokenizer.json")?);
+    /// `tokenizer.json`.
+    pub(super) fn of_files(files: &CheckpointFiles) -> Result<Self, CommandError> {
+        let (path, bytes) = (files.path("tokenizer.json"), files.required("tokenizer.json")?);
         let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| invalid(&error).at(&path))?;
         let tokens = tokenizer.get_vocab(true).into_values().max().map_or(0, |token| token as usize + 1);
         tracing::debug!("the tokenizer has {tokens} tokens");
         Ok(TextTokenizer { tokenizer, path, tokens })
+    }
+
+    /// The tokenizer in the metadata.
+    pub(super) fn of_gguf(path: &Path, file: &Gguf<'_>) -> Result<Self, GgufError> {
+        let GgufTokenizer { tokenizer, tokens } = gguf::tokenizer(file)?;
+        tracing::debug!("the tokenizer has {tokens} tokens");
+        Ok(TextTokenizer { tokenizer, path: path.into(), tokens })
     }
 
     fn failed(&self, error: tokenizers::Error) -> CommandError {
@@ -61,5 +71,5 @@ impl TextTokenizer {
 }
 
 fn invalid(error: &tokenizers::Error) -> Problem {
-    Problem::Format { format: "tokenizer.json", reason: error.to_string() }
+    Problem::Format { format: "tokenizer", reason: error.to_string() }
 }

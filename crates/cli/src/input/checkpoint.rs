@@ -1,7 +1,8 @@
-//! The LM head of a Hugging Face checkpoint folder.
+//! The LM head of a checkpoint: a folder in Hugging Face's layout, or a GGUF file.
 
 use crate::input::checkpoint_files::CheckpointFiles;
 use crate::input::config::HeadConfig;
+use crate::input::gguf::GgufFile;
 use crate::input::tensor::{Role, Tensor};
 use crate::input::{LoadError, Problem};
 use std::path::Path;
@@ -40,18 +41,24 @@ pub struct Checkpoint {
     pub name: &'static str,
     /// The head's bias, `[vocab]`.
     pub bias: Option<Tensor>,
-    /// The head's parameters in `config.json`; the default without that file.
+    /// The head's parameters in `config.json`, or in the keys of a GGUF file; the default without that file.
     pub config: HeadConfig,
+    /// The place of the parameters in messages.
+    pub origin: &'static str,
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint. The head is `lm_head.weight` or one of its other names. If `tie_word_embeddings` of
+    /// Opens a checkpoint. In a folder, the head is `lm_head.weight` or one of its other names. If `tie_word_embeddings` of
     /// `config.json` is true, the head is the input embedding. Without that key, the embedding is the fallback.
     ///
     /// # Errors
     /// A missing or invalid file, or no head.
-    pub fn open(folder: &Path) -> Result<Self, LoadError> {
-        Checkpoint::of(&CheckpointFiles::open(folder)?)
+    pub fn open(path: &Path) -> Result<Self, LoadError> {
+        if path.is_file() {
+            let file = GgufFile::open(path)?;
+            return file.head(&file.parse()?);
+        }
+        Checkpoint::of(&CheckpointFiles::open(path)?)
     }
 
     /// [`Checkpoint::open`] for files that are open.
@@ -78,6 +85,6 @@ impl Checkpoint {
         let bias =
             HEADS.iter().map(|head| head.replace(".weight", ".bias")).find(|bias| files.index().contains_key(bias));
         let bias = bias.map(|bias| files.tensor(&bias, Role::Bias)).transpose()?;
-        Ok(Checkpoint { weight, name, bias, config })
+        Ok(Checkpoint { weight, name, bias, config, origin: "config.json" })
     }
 }

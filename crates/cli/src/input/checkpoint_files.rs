@@ -54,7 +54,8 @@ impl CheckpointFiles {
     pub fn open(folder: &Path) -> Result<Self, LoadError> {
         let refused = |reason: &str| Err(Problem::Unusable(reason.into()).at(folder));
         if !folder.is_dir() {
-            return refused(if folder.exists() { "it is not a directory" } else { "there is no such directory" });
+            let missing = "there is no such directory or GGUF file";
+            return refused(if folder.exists() { "it is not a directory" } else { missing });
         }
         let (index, single) = (folder.join(INDEX), folder.join(SINGLE));
         if let Some(bytes) = read_if_there(&index)? {

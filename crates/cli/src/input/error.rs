@@ -1,5 +1,6 @@
 //! Errors of input files.
 
+use flash_sampling_models::gguf::GgufError;
 use safetensors::SafeTensorError;
 use std::path::{Path, PathBuf};
 
@@ -34,6 +35,9 @@ pub enum Problem {
         /// What violates it.
         reason: String,
     },
+    /// A GGUF file without the required content.
+    #[error("not a usable GGUF file: {0}")]
+    Gguf(#[from] GgufError),
     /// The file is shorter or longer than its header says.
     #[error("the file is truncated or damaged: {0}")]
     Truncated(String),

@@ -27,9 +27,10 @@ impl LoadedHead {
         }
     }
 
-    /// The head of a checkpoint, with the transforms of `config.json` that `overrides` lacks.
+    /// The head of a checkpoint, with its own transforms where `overrides` has none.
     pub(crate) fn of_checkpoint(checkpoint: Checkpoint, overrides: HeadOverrides) -> Result<Self, String> {
         let HeadConfig { vocab_size, soft_cap, scale, .. } = checkpoint.config;
+        let origin = checkpoint.origin;
         let mut head = LoadedHead::new(checkpoint.weight, overrides)?;
         let rows = head.weight.rows();
         if let Some(bias) = checkpoint.bias {
@@ -45,24 +46,24 @@ impl LoadedHead {
         if let (Some(size), None) = (vocab_size, overrides.vocab_size) {
             if size < rows {
                 let padding = line::count(rows - size, "row");
-                head.notes.push(format!("config.json: vocab_size {size}; the weight has {padding} of padding"));
+                head.notes.push(format!("{origin}: vocab_size {size}; the weight has {padding} of padding"));
                 head.transforms.vocab_size = Some(size);
             } else if size > rows {
                 let rows = line::count(rows, "row");
-                tracing::warn!("config.json: vocab_size {size}, but the weight has {rows}");
+                tracing::warn!("{origin}: vocab_size {size}, but the weight has {rows}");
             }
         }
         if let (Some(cap), None) = (soft_cap, overrides.soft_cap) {
-            head.notes.push(format!("config.json: final_logit_softcapping {cap}"));
+            head.notes.push(format!("{origin}: final_logit_softcapping {cap}"));
             head.transforms.soft_cap = Some(cap);
         }
         match scale.filter(|_| overrides.scale.is_none()) {
             Some((key, Scale::Factor(factor))) => {
-                head.notes.push(format!("config.json: {key}; the logits are multiplied by {factor}"));
+                head.notes.push(format!("{origin}: {key}; the logits are multiplied by {factor}"));
                 head.transforms.scale = Some(factor);
             }
             Some((key, Scale::Unclear)) => {
-                return Err(format!("the value of {key} in config.json is not a number or is ambiguous; give --scale"));
+                return Err(format!("the value of {key} in {origin} is not a number or is ambiguous; give --scale"));
             }
             None => {}
         }

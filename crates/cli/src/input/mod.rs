@@ -5,10 +5,11 @@
 //!
 //! | module | input |
 //! | --- | --- |
-//! | [`tensor`] | `FILE[:TENSOR]`, safetensors or `.npy`, as a mapped matrix |
+//! | [`tensor`] | `FILE[:TENSOR]`, safetensors, GGUF or `.npy`, as a mapped matrix |
 //! | [`safetensors`], [`npy`] | headers of tensor files |
 //! | [`checkpoint`] | the LM head of a Hugging Face checkpoint folder |
 //! | [`checkpoint_files`] | tensors and small files of such a folder |
+//! | [`gguf`] | GGUF files: their head and their tokenizer |
 //! | [`config`] | the head's parameters in `config.json` |
 //! | [`loaded_head`] | a head from files with its transforms |
 //! | [`synthetic`] | deterministic heads and hidden states of any size, without a file |
@@ -26,6 +27,7 @@ pub mod checkpoint;
 pub mod checkpoint_files;
 pub mod config;
 mod error;
+pub mod gguf;
 pub mod loaded_head;
 pub mod logit_bias;
 pub mod mask;

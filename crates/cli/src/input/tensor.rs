@@ -1,10 +1,12 @@
 //! Matrices in memory-mapped files.
 
+use crate::input::gguf::HEADS;
 use crate::input::npy::{self, NpyHeader};
 use crate::input::safetensors::Header;
 use crate::input::{LoadError, Problem};
 use crate::output::line;
 use flash_sampling::{DType, HeadError, Matrix};
+use flash_sampling_models::gguf::{self, Gguf};
 use memmap2::Mmap;
 use std::fs::File;
 use std::ops::Range;
@@ -87,7 +89,8 @@ pub fn map(path: &Path) -> Result<Mmap, LoadError> {
 }
 
 impl Tensor {
-    /// The matrix of a safetensors or `.npy` file. Its values are not read yet.
+    /// The matrix of a safetensors, GGUF or `.npy` file. Its values are not read yet. Without a name, the weight in a GGUF
+    /// file is the model's head.
     ///
     /// # Errors
     /// An invalid file, or a tensor that does not fit the role.
@@ -95,8 +98,10 @@ impl Tensor {
         let map = Arc::new(map(&path.file)?);
         let is_npy = map.starts_with(npy::MAGIC) || path.file.extension().is_some_and(|e| e == "npy");
         let name = path.tensor.as_deref();
+        let is_gguf = map.starts_with(gguf::MAGIC) || path.file.extension().is_some_and(|e| e == "gguf");
         let tensor = || match is_npy {
             true => Tensor::from_npy(&map, name, role),
+            false if is_gguf => Tensor::in_gguf(&map, &Gguf::parse(&map)?, name, role),
             false => Tensor::located(&map, &Header::parse(&map)?, name, role),
         };
         tensor().map_err(|problem| problem.at(&path.file))
@@ -106,6 +111,26 @@ impl Tensor {
     pub fn located(map: &Arc<Mmap>, header: &Header, name: Option<&str>, role: Role) -> Result<Self, Problem> {
         let found = header.locate(name)?;
         let (rows, cols) = role.rows_cols(&found.name, &found.shape)?;
+        Ok(Tensor { map: Arc::clone(map), range: found.range, dtype: found.dtype, rows, cols })
+    }
+
+    /// The tensor `name` of a GGUF file. Without a name, the model's head for a weight, or the only tensor.
+    ///
+    /// # Errors
+    /// A missing tensor, or a tensor that does not fit the role. Only weights and layers may have blocks.
+    pub fn in_gguf(map: &Arc<Mmap>, file: &Gguf<'_>, name: Option<&str>, role: Role) -> Result<Self, Problem> {
+        let head = HEADS.into_iter().find(|head| role == Role::Weight && file.has(head));
+        let only = || file.names().next().filter(|_| file.names().count() == 1);
+        let name = name.or(head).or_else(only).ok_or_else(|| {
+            let count = line::count(file.names().count(), "tensor");
+            Problem::Unusable(format!("which tensor? Name one as FILE:TENSOR; it has {count}"))
+        })?;
+        let found = file.tensor(name)?;
+        if matches!(role, Role::Hidden | Role::Bias) && found.dtype.block_elements() > 1 {
+            let (tensor, found) = (line::name(name), found.dtype.name().into());
+            return Err(Problem::DType { tensor, found, expected: "bf16, f16 or f32" });
+        }
+        let (rows, cols) = role.rows_cols(name, &found.shape)?;
         Ok(Tensor { map: Arc::clone(map), range: found.range, dtype: found.dtype, rows, cols })
     }
 

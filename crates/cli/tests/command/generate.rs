@@ -195,7 +195,7 @@ fn bad_input_is_one_clear_line() {
     );
     run(&["generate", "--stop", ""]).assert_refused("--stop");
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-    text(&format!("--model {file}")).assert_refused("Cargo.toml: it is not a directory");
+    text(&format!("--model {file}")).assert_refused("Cargo.toml: it is neither a directory nor a GGUF file");
 
     let files = Files::new();
     let refused = |changed: &str, bytes: Option<&[u8]>, says: &str| {

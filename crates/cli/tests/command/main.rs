@@ -4,6 +4,9 @@ mod bad_input;
 mod checkpoint;
 mod common;
 mod generate;
+mod gguf;
+mod gguf_files;
+mod gguf_tokenizers;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod ineffective_flags;
