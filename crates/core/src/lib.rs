@@ -37,7 +37,7 @@ pub use error::HeadError;
 #[doc(no_inline)]
 pub use half::{bf16, f16};
 pub use head::Head;
-pub use matrix::{DType, Element, Matrix, round_as_ggml};
+pub use matrix::{DType, Element, Matrix, Scales, round_as_ggml};
 pub use stream_head::{StreamError, StreamHead};
 // The parameters of a row, and of a request.
 pub use error::{KnobValue, RowError};

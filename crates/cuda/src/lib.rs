@@ -101,7 +101,7 @@ pub use crate::{
         gpu::Device,
         groups::DeviceGroups,
         head::DeviceHead,
-        matrix::DeviceMatrix,
+        matrix::{DeviceMatrix, DeviceScales},
         noise_math::NoiseMath,
         row_features::{KernelChoice, RowFeatures},
         select::GroupRule,

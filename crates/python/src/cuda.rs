@@ -96,6 +96,7 @@ impl OnDevice {
         }
         let head = DeviceHead {
             weight: DeviceMatrix { rows: tokens, ..matrix(&parts.weight, &parts.layout) },
+            scales: None,
             first_token: as_u32("first_token", parts.first_token)?,
             bias,
             soft_cap: parts.soft_cap,

@@ -10,7 +10,8 @@ use blocks::{SPAN, Span, spans};
 pub use dtype::{DType, Element};
 pub use ggml_rounding::round_as_ggml;
 use half::{bf16, f16};
-use scales::{Scales, convert_row};
+pub use scales::Scales;
+use scales::convert_row;
 
 /// A borrowed row-major matrix `[rows, cols]`. It has native byte order and any alignment, so a mapped file works.
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +92,11 @@ impl<'a> Matrix<'a> {
         }
         self.scales = Some(Scales::new(scales, [self.rows, self.cols], block).map_err(wrong)?);
         Ok(self)
+    }
+
+    /// The scales, if the matrix has [any](Matrix::with_scales).
+    pub fn scales(&self) -> Option<Scales<'a>> {
+        self.scales
     }
 
     /// Element type.
@@ -285,6 +291,10 @@ mod tests {
         }
         assert!(matches!(m.with_scales(&scales[..8], [2, 3]), Err(HeadError::Scales { needed: 9, found: 8, .. })));
         assert!(matches!(m.with_scales(&scales, [0, 3]), Err(HeadError::Scales { .. })));
+        // The last two rows begin in the second row of a block.
+        let last = m.row_range(3..5).scales().unwrap();
+        assert_eq!((last.values(2), last.block(), last.row_of_block()), (&scales[3..], [2, 3], 1));
+        assert_eq!(last.values(1), &scales[3..6]);
         let floats = Matrix::from_bytes(&bytes, DType::F16, 2, 7, 7).unwrap();
         assert!(matches!(floats.with_scales(&[1.0], [2, 7]), Err(HeadError::Scales { .. })));
     }

@@ -4,7 +4,7 @@ use super::DType;
 
 /// The scales of a matrix: one for each block of rows and columns.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Scales<'a> {
+pub struct Scales<'a> {
     values: &'a [f32],
     block_rows: usize,
     block_cols: usize,
@@ -25,6 +25,22 @@ impl<'a> Scales<'a> {
         let needed = rows.div_ceil(block_rows) * row_blocks;
         let scales = Scales { values, block_rows, block_cols, row_blocks, first_row: 0 };
         if values.len() == needed { Ok(scales) } else { Err(needed) }
+    }
+
+    /// The scales of `rows` rows, block by block, from the block of the matrix's first row on.
+    pub fn values(&self, rows: usize) -> &'a [f32] {
+        let (first, last) = (self.first_row / self.block_rows, (self.first_row + rows).div_ceil(self.block_rows));
+        &self.values[first * self.row_blocks..last.max(first) * self.row_blocks]
+    }
+
+    /// Rows and columns of a block.
+    pub fn block(&self) -> [usize; 2] {
+        [self.block_rows, self.block_cols]
+    }
+
+    /// The matrix's first row in its block.
+    pub fn row_of_block(&self) -> usize {
+        self.first_row % self.block_rows
     }
 
     /// The scales of the rows from `row` on.

@@ -204,6 +204,11 @@ T __shfl_up_sync(unsigned, T value, unsigned distance) {
     const unsigned lane = emulator::thread % 32;
     return emulator::of_lane(value, lane < distance ? lane : lane - distance);
 }
+template <class T>
+T __shfl_down_sync(unsigned, T value, unsigned distance) {
+    const unsigned lane = emulator::thread % 32;
+    return emulator::of_lane(value, lane + distance < 32 ? lane + distance : lane);
+}
 // Divergent lanes run one by one, so the mask has only this lane.
 inline unsigned __activemask() { return 1u << emulator::thread % 32; }
 template <class T>

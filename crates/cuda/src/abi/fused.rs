@@ -42,6 +42,20 @@ layout!(Call 80:
     first_token 72, tokens 76
 );
 
+/// The scales of a weight of 8-bit elements.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WeightScales {
+    /// Null = every scale is 1.
+    pub(crate) values: DeviceAddress<f32>,
+    pub(crate) block_rows: u32,
+    pub(crate) block_cols: u32,
+    pub(crate) row_blocks: u32,
+    /// The row of the weight's first row in its block of rows.
+    pub(crate) first_row: u32,
+}
+layout!(WeightScales 24: values 0, block_rows 8, block_cols 12, row_blocks 16, first_row 20);
+
 /// The two factors in device memory, in any layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -51,16 +65,17 @@ pub(crate) struct Matrices {
     /// Bytes between rows.
     pub(crate) weight_stride: u64,
     pub(crate) hidden_stride: u64,
-    /// 0 = bf16, 1 = f16, 2 = f32.
+    /// The code of [`element`].
     pub(crate) weight_type: u32,
     pub(crate) hidden_type: u32,
     /// Bytes read at once: a power of two up to 16 that divides address and stride.
     pub(crate) weight_unit: u32,
     pub(crate) hidden_unit: u32,
+    pub(crate) scales: WeightScales,
 }
-layout!(Matrices 48:
+layout!(Matrices 72:
     weight 0, hidden 8, weight_stride 16, hidden_stride 24, weight_type 32, hidden_type 36, weight_unit 40,
-    hidden_unit 44
+    hidden_unit 44, scales 48
 );
 
 /// The output for logits, `[rows, tokens]`; 0 = none.
@@ -98,14 +113,9 @@ pub(crate) struct Maps {
 }
 layout!(Maps 384: weight 0, granule 128, hidden 256);
 
-/// Returns the kernels' code of a float type.
+/// Returns the kernels' code of a type.
 pub(crate) fn element(dtype: DType) -> u32 {
-    match dtype {
-        DType::BF16 => 0,
-        DType::F16 => 1,
-        DType::F32 => 2,
-        _ => unreachable!("samplers refuse weights and input of other types"),
-    }
+    dtype.code().into()
 }
 
 /// Returns the kernels' name of a float type.
@@ -114,6 +124,31 @@ pub(crate) fn element_name(dtype: DType) -> &'static str {
         DType::BF16 => "BF16",
         DType::F16 => "F16",
         DType::F32 => "F32",
-        _ => unreachable!("samplers refuse weights and input of other types"),
+        _ => unreachable!("no instance has this type, and samplers refuse input of this type"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::sources;
+
+    #[test]
+    fn the_kernels_have_the_codes_and_blocks_of_all_types() {
+        let header = sources::texts().find(|text| text.contains("enum class Element")).unwrap();
+        let (codes, rest) = header.split_once("enum class Element").unwrap().1.split_once("};").unwrap();
+        let listed: Vec<_> = codes.lines().filter(|line| line.contains(" = ")).map(str::trim).collect();
+        let name = |dtype: DType| dtype.name().to_uppercase();
+        let want: Vec<_> = DType::ALL.map(|dtype| format!("{} = {},", name(dtype), element(dtype))).into();
+        assert_eq!(listed, want);
+        let bytes_of = |dtype| {
+            let case = format!("case Element::{}:", name(dtype));
+            let at = rest.find(&case).map_or_else(|| rest.find("default:").unwrap(), |at| at);
+            let number = rest[at..].split_once("return ").unwrap().1;
+            number[..number.find(';').unwrap()].parse::<usize>().unwrap()
+        };
+        for dtype in DType::ALL {
+            assert_eq!(bytes_of(dtype), dtype.block_bytes(), "{dtype:?}");
+        }
     }
 }

@@ -28,7 +28,7 @@ pub(crate) use filters::{
 };
 pub use filters::{RowFilters, TOP_K_MAX};
 pub(crate) use fused::{
-    Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, block_maxima_bytes, element, element_name,
+    Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, WeightScales, block_maxima_bytes, element, element_name,
 };
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
 pub(crate) use logprobs::{KeptCall, LogprobCall};

@@ -1,7 +1,7 @@
 //! The arguments of the kernels over existing or stored logits.
 
 use crate::abi::address::DeviceAddress;
-use crate::abi::fused::HeadTransform;
+use crate::abi::fused::{HeadTransform, WeightScales};
 use crate::abi::layout::layout;
 use crate::abi::{Draw, Row, RowFilters};
 use bytemuck::{Pod, Zeroable};
@@ -133,17 +133,20 @@ pub(crate) struct Canonical {
     pub(crate) weight: DeviceAddress<u8>,
     pub(crate) hidden: DeviceAddress<u8>,
     pub(crate) bias: DeviceAddress<f32>,
+    /// Bytes.
     pub(crate) weight_stride: u64,
+    /// Elements.
     pub(crate) hidden_stride: u64,
     pub(crate) head: HeadTransform,
     pub(crate) weight_type: u32,
     pub(crate) hidden_type: u32,
     pub(crate) width: u32,
     pub(crate) first_token: u32,
+    pub(crate) scales: WeightScales,
 }
-layout!(Canonical 112:
+layout!(Canonical 136:
     out 0, items 24, noise 32, rows 40, weight 48, hidden 56, bias 64, weight_stride 72, hidden_stride 80, head 88,
-    weight_type 96, hidden_type 100, width 104, first_token 108
+    weight_type 96, hidden_type 100, width 104, first_token 108, scales 112
 );
 
 /// A request about a row, for row_summary.cu.

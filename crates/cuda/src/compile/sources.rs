@@ -79,6 +79,7 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/ptx/ordered.cuh"),
     file!("include/flash_sampling/ptx/tma.cuh"),
     file!("include/flash_sampling/ptx/wgmma.cuh"),
+    file!("include/flash_sampling/quantised.cuh"),
     file!("include/flash_sampling/row_summary/call.cuh"),
     file!("include/flash_sampling/row_summary/load_part.cuh"),
     file!("include/flash_sampling/scan/row_lines.cuh"),

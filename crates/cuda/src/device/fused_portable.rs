@@ -19,9 +19,9 @@ pub(crate) static TENSOR: KernelSource = KernelSource {
     instances: || all([Some(DType::BF16), Some(DType::F16)]),
 };
 
-/// Without tensor cores, for float32 and for pairs of different types.
+/// Without tensor cores, for float32, for pairs of different types, and for quantised weights.
 ///
-/// This kernel has no performance target, although such draws wait for it: no model's head should have these types.
+/// This kernel has no performance target yet.
 pub(crate) static PLAIN: KernelSource =
     KernelSource { file: "fused_plain.cu", serves: kernels::any, instances: || all([None]) };
 
@@ -75,7 +75,7 @@ const PLAIN_COLUMNS: [u32; 2] = [8, 64];
 impl Portable {
     /// The tensor-core operand type for these types; `None` without tensor cores.
     pub(crate) fn operand(weight: DType, hidden: DType) -> Option<DType> {
-        (weight == hidden && weight != DType::F32).then_some(weight)
+        (weight == hidden && matches!(weight, DType::BF16 | DType::F16)).then_some(weight)
     }
 
     /// The instances for calls of up to `rows` rows, smallest first.
@@ -233,5 +233,6 @@ mod tests {
         }
         assert_eq!(Portable::operand(DType::BF16, DType::F16), None);
         assert_eq!(Portable::operand(DType::F32, DType::F32), None);
+        assert_eq!(Portable::operand(DType::Q8_0, DType::Q8_0), None);
     }
 }

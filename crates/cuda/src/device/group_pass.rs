@@ -142,7 +142,7 @@ impl GroupPass {
             begins: results.begins.into(),
             ends: results.ends.into(),
         };
-        let matrices = Matrices::of(&head.weight, hidden, 16);
+        let matrices = Matrices::of(&head.weight, head.weight_scales(), hidden, 16);
         kernel.launch(queue, call, matrices, PortableOutput::Summary(summaries), groups.blocks)?;
         self.select.launch(queue, selection)
     }

@@ -1,9 +1,9 @@
 //! An LM head in device memory, and its checks.
 
-use crate::abi::{DeviceAddress, HeadTransform};
+use crate::abi::{DeviceAddress, HeadTransform, WeightScales};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
-use crate::device::matrix::DeviceMatrix;
+use crate::device::matrix::{DeviceMatrix, DeviceScales};
 use crate::error::CudaError;
 use flash_sampling_core::{HeadError, Knob};
 
@@ -15,6 +15,8 @@ const MAX_TOKENS: usize = 1 << 26;
 pub struct DeviceHead {
     /// `[tokens, hidden]`: the rows that can be drawn, without padding.
     pub weight: DeviceMatrix,
+    /// The scales of a weight of 8-bit elements; without scales, the factor is 1. Other types have none.
+    pub scales: Option<DeviceScales>,
     /// Token id of the weight's first row; no id exceeds 2^32 - 2.
     pub first_token: u32,
     /// Device address, a multiple of 4, of one float32 per weight row, added before soft-cap and scale.
@@ -32,7 +34,7 @@ impl DeviceHead {
         if major < 8 {
             return Err(CudaError::Architecture { major, minor });
         }
-        self.weight.check("weight")?;
+        self.weight.check_weight()?;
         if self.weight.rows == 0 {
             return Err(CudaError::Layout { what: "weight", reason: "it has no rows" });
         }
@@ -47,7 +49,7 @@ impl DeviceHead {
         ])
     }
 
-    /// Checks factors, token ids, and the bias's address. The kernels need positive factors: their pruning bound must
+    /// Checks factors, token ids, scales, and the bias's address. The kernels need positive factors: their pruning bound must
     /// grow with the dot product.
     fn check_values(&self) -> Result<(), CudaError> {
         for (what, value) in [("scale", Some(self.scale)), ("soft_cap", self.soft_cap)] {
@@ -64,7 +66,14 @@ impl DeviceHead {
         if self.bias.is_some_and(|bias| !bias.is_aligned()) {
             return Err(CudaError::Layout { what: "bias", reason: "its address lies within an element" });
         }
-        Ok(())
+        let Some(scales) = self.scales else { return Ok(()) };
+        let reason = match () {
+            () if !self.weight.dtype.is_scaled() => "the weight's type has none",
+            () if scales.block.contains(&0) => "a block has no elements",
+            () if !scales.address.is_aligned() => "their address is not a multiple of 4",
+            () => return Ok(()),
+        };
+        Err(CudaError::Layout { what: "scales", reason })
     }
 
     /// Checks that hidden states fit the planned head and batch. Returns whether there are any.
@@ -75,6 +84,10 @@ impl DeviceHead {
         }
         CudaError::check_limits(&[("rows", hidden.rows, max_rows)])?;
         Ok(hidden.rows > 0)
+    }
+
+    pub(crate) fn weight_scales(&self) -> WeightScales {
+        self.scales.map_or_else(WeightScales::default, |scales| scales.of_width(self.weight.cols))
     }
 
     pub(crate) fn transform(&self) -> HeadTransform {

@@ -22,7 +22,7 @@ pub(crate) fn encode(matrix: &DeviceMatrix, box_rows: u32) -> Result<TensorMap, 
         _ => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     };
     let sizes = [matrix.cols as u64, matrix.rows as u64];
-    let strides = [(matrix.row_stride * matrix.dtype.block_bytes()) as u64];
+    let strides = [matrix.stride_bytes()];
     let (boxes, steps) = ([BOX_COLUMNS, box_rows], [1u32; 2]);
     let mut map = TensorMap::default();
     // SAFETY: the map is 128 bytes at a multiple of 64; the arrays have two, one, two and two entries, as rank 2

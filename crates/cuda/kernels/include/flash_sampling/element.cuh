@@ -1,14 +1,50 @@
-// Three element types, read as float32.
+// The element types, and the floats among them read as float32.
 #pragma once
 
 #include "platform.cuh"
 
 namespace flash_sampling {
 
-// The host writes these codes.
-enum class Element : u32 { BF16 = 0, F16 = 1, F32 = 2 };
+// The host writes these codes. Types from I8 on are of weights only: quantised.cuh.
+enum class Element : u32 {
+    BF16 = 0,
+    F16 = 1,
+    F32 = 2,
+    I8 = 3,
+    F8_E4M3 = 4,
+    Q8_0 = 5,
+    Q4_0 = 6,
+    IQ4_NL = 7,
+    MXFP4 = 8,
+    Q4_K = 9,
+    Q5_K = 10,
+    Q6_K = 11,
+};
 
+FS_FUNCTION bool is_float(Element type) { return type <= Element::F32; }
+FS_FUNCTION constexpr bool has_scales(Element type) { return type == Element::I8 || type == Element::F8_E4M3; }
+// Returns the bytes of a float.
 FS_FUNCTION u32 element_bytes(Element type) { return type == Element::F32 ? 4 : 2; }
+
+// The elements of a block; 1 for types without blocks.
+FS_FUNCTION constexpr u32 block_elements(Element type) { return type < Element::Q8_0 ? 1 : type < Element::Q4_K ? 32 : 256; }
+// The bytes of a block; for types without blocks, of an element.
+FS_FUNCTION constexpr u32 block_bytes(Element type) {
+    switch (type) {
+        case Element::F32: return 4;
+        case Element::BF16:
+        case Element::F16: return 2;
+        case Element::I8:
+        case Element::F8_E4M3: return 1;
+        case Element::Q8_0: return 34;
+        case Element::Q4_0:
+        case Element::IQ4_NL: return 18;
+        case Element::MXFP4: return 17;
+        case Element::Q4_K: return 144;
+        case Element::Q5_K: return 176;
+        default: return 210;
+    }
+}
 
 #ifdef __CUDACC__
 

@@ -349,7 +349,7 @@ impl DeviceTiled {
         let instance = Portable::for_rows(hidden.rows, Portable::operand(weight.dtype, hidden.dtype), Epilogue::Draw);
         // The smallest unit that 16-bit elements allow.
         let largest = if self.choice == KernelChoice::PortableUnaligned { 2 } else { 16 };
-        let matrices = Matrices::of(weight, hidden, largest);
+        let matrices = Matrices::of(weight, self.head.weight_scales(), hidden, largest);
         let kernel = LoadedPortable::of(&mut self.portable, instance, &self.device)?;
         kernel.launch(queue, call, matrices, PortableOutput::Draw(stored), kernel.blocks(call.tokens))
     }

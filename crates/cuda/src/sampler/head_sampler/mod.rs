@@ -40,7 +40,7 @@ pub(super) use kernels::max_launch_draws;
 use source::{CanonicalBounds, HeadSource, LaunchRows};
 use std::sync::Arc;
 use uploaded_weight::UploadedWeight;
-pub(crate) use uploaded_weight::{check_float, row_stride};
+pub(crate) use uploaded_weight::row_stride;
 
 /// The capabilities of a sampler under its plan.
 pub(crate) fn planned(can: Capabilities, plan: &Plan) -> Capabilities {
@@ -117,7 +117,7 @@ impl<'w> HeadSampler<'w> {
         device: &Arc<Device>,
     ) -> Result<Self, CudaError> {
         check_plan(&plan, false)?;
-        head.weight.check("weight")?;
+        head.weight.check_weight()?;
         let stream = device.stream()?;
         let choice = (KernelChoice::default(), None);
         let kernels = match head.weight.rows {

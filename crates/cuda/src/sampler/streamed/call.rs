@@ -72,7 +72,7 @@ impl CudaStreamed<'_> {
         count: usize,
         hidden: &DeviceMatrix,
     ) -> Result<(), CudaError> {
-        let bytes = count * self.head.hidden * self.head.dtype.block_bytes();
+        let bytes = count * self.head.row_bytes();
         self.blocks.copy(block, bytes, &self.stream)?;
         let bias = self.bias.as_ref().map(|bias| DeviceAddress::of(bias, &self.stream).add(start));
         let head = head_of_block(&self.head, self.blocks.address(block), start as u32, count, bias);

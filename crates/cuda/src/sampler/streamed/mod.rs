@@ -20,7 +20,7 @@ use crate::device::select::GroupRule;
 use crate::error::CudaError;
 use crate::sampler::check_plan;
 use crate::sampler::grouped::in_distribution;
-use crate::sampler::head_sampler::{check_float, row_stride};
+use crate::sampler::head_sampler::row_stride;
 use crate::sampler::row_scan::{CallRows, candidate};
 use crate::sampler::staging::Staging;
 use crate::sampler::tiled::CudaTiled;
@@ -136,13 +136,12 @@ impl<'a> CudaStreamed<'a> {
     ) -> Result<Self, CudaError> {
         check_group(group)?;
         head.check()?;
-        check_float(head.dtype)?;
         check_plan(&plan, false)?;
         let can = Capabilities { knobs: Knobs::ADJUSTMENTS.with(Knob::LogprobsMode), ..can };
         let most = plan.max_rows.saturating_mul(plan.max_draws as usize);
         CudaError::check_limits(&[("draws", most, MAX_DRAWS)])?;
         let stream = device.stream()?;
-        let row_bytes = head.hidden * head.dtype.block_bytes();
+        let row_bytes = head.row_bytes();
         // A head without tokens has a block of one token, which no call fills.
         let vocab_size = head.vocab_size.max(1);
         let groups = (block_bytes / row_bytes / group as usize).clamp(1, vocab_size.div_ceil(group as usize));
@@ -244,7 +243,7 @@ impl<'a> CudaStreamed<'a> {
             self.results.resize(self.schedule.order.len(), nothing);
         } else if !self.work.is_empty() {
             let hidden = self.begin(&rows.batch.input).map_err(SampleError::from)?;
-            let row_bytes = self.head.hidden * self.head.dtype.block_bytes();
+            let row_bytes = self.head.row_bytes();
             for (block, start) in (0..self.head.vocab_size).step_by(self.tokens).enumerate() {
                 let count = self.tokens.min(self.head.vocab_size - start);
                 let bytes = self.blocks.place_of(block, count * row_bytes).map_err(SampleError::from)?;
@@ -292,5 +291,5 @@ fn head_of_block(
 ) -> DeviceHead {
     let (dtype, cols) = (head.dtype, head.hidden);
     let weight = DeviceMatrix { address, dtype, rows, cols, row_stride: cols };
-    DeviceHead { weight, first_token, bias, soft_cap: head.soft_cap, scale: head.scale }
+    DeviceHead { weight, scales: None, first_token, bias, soft_cap: head.soft_cap, scale: head.scale }
 }

@@ -120,13 +120,14 @@ impl StoredRows {
             weight: inputs.head.weight.address,
             hidden: inputs.hidden.address,
             bias: inputs.head.bias.unwrap_or_default(),
-            weight_stride: inputs.head.weight.row_stride as u64,
+            weight_stride: inputs.head.weight.stride_bytes(),
             hidden_stride: inputs.hidden.row_stride as u64,
             head: inputs.head.transform(),
             weight_type: abi::element(inputs.head.weight.dtype),
             hidden_type: abi::element(inputs.hidden.dtype),
             width: inputs.hidden.cols as u32,
             first_token: self.tokens.start,
+            scales: inputs.head.weight_scales(),
         };
         self.kernels.canonical(StoredRows::queue(&self.stream), call)
     }

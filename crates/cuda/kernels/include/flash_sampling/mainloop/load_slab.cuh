@@ -7,6 +7,27 @@
 
 namespace flash_sampling {
 
+// Loads the first `bytes` (an even number) of 16 bytes from an address that `unit` divides. Fills with zeros; reads no more.
+__device__ __forceinline__ uint4 gather(const u8* from, u32 bytes, u32 unit) {
+    if (bytes == 16 && unit >= 8) {
+        const uint2* const at = reinterpret_cast<const uint2*>(from);
+        const uint2 low = at[0], high = at[1];
+        return {low.x, low.y, high.x, high.y};
+    }
+    if (bytes == 16 && unit == 4) {
+        const u32* const at = reinterpret_cast<const u32*>(from);
+        return {at[0], at[1], at[2], at[3]};
+    }
+    const u16* const at = reinterpret_cast<const u16*>(from);
+    u32 w[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        const u32 low = 4 * i < bytes ? at[2 * i] : 0, high = 4 * i + 2 < bytes ? at[2 * i + 1] : 0;
+        w[i] = high << 16 | low;
+    }
+    return {w[0], w[1], w[2], w[3]};
+}
+
 // A thread's share of the loads of a matrix of up to ROWS rows, slab by slab: one chunk of 16 bytes of every AT_ONCE-th row.
 template <int ROWS, int DEPTH, int THREADS>
 struct SlabLoader {

@@ -1,5 +1,5 @@
 // The products without tensor cores: any pair of types, any layout. One float32 accumulator, ascending over hidden, by fused
-// multiply-adds.
+// multiply-adds. Quantised weights are decoded to float32 on the way to shared memory.
 #pragma once
 
 #include "dot_tile.cuh"
@@ -48,6 +48,20 @@ struct PlainMainloop {
                 at += ROWS_AT_ONCE * stride;
             }
         }
+        // Reads quantised weights; `first` is the first row in the weight. A warp reads 32 weights of one row.
+        template <Element TYPE>
+        __device__ __forceinline__ void decode(const u8* from, u64 stride, const WeightScales& scales, u32 first, u32 rows, u32 k,
+                                               u32 width) {
+            const u32 column = k + threadIdx.x % DEPTH, row = threadIdx.x / DEPTH;
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                const u32 r = row + i * ROWS_AT_ONCE;
+                x[i] = 0.0f;
+                if (column >= width || r >= rows) continue;
+                const float scale = has_scales(TYPE) ? scales.at(first + r, column) : 1.0f;
+                x[i] = quantised<TYPE>(from + r * stride, column, scale).to_f32();
+            }
+        }
         // Writes the transpose: to[k][row].
         __device__ __forceinline__ void write(float* to, u32 stride) const {
             const u32 column = threadIdx.x % DEPTH, row = threadIdx.x / DEPTH;
@@ -76,7 +90,14 @@ struct PlainMainloop {
                 Elements<TILE_TOKENS> w;
                 Elements<COLUMNS> h;
                 const auto read = [&](u32 k) {
-                    w.read(weight_from, matrices.weight_stride, matrices.weight_type, tokens, k, call.hidden);
+                    if (is_float(matrices.weight_type)) {
+                        w.read(weight_from, matrices.weight_stride, matrices.weight_type, tokens, k, call.hidden);
+                    } else {
+                        with_quantised_type(matrices.weight_type, [&](auto type) {
+                            w.template decode<decltype(type)::TYPE>(weight_from, matrices.weight_stride, matrices.scales, first,
+                                                                    tokens, k, call.hidden);
+                        });
+                    }
                     h.read(hidden_from, matrices.hidden_stride, matrices.hidden_type, columns, k, call.hidden);
                 };
                 float d[HIGH][WIDE];
