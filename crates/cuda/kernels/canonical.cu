@@ -55,6 +55,17 @@ __device__ __forceinline__ double dot(const Canonical& call, u32 t, u32 source) 
     return sum;
 }
 
+struct QuantisedDot {
+    const Canonical& call;
+    u32 t, source;
+    double sum;
+
+    template <Element TYPE>
+    __device__ __forceinline__ void run() {
+        sum = dot<TYPE>(call, t, source);
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, 4) canonical(const __grid_constant__ Canonical call) {
     const u64 count = min(*call.out.count, call.out.capacity);
     const u64 warp = (static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x) / 32, warps = gridDim.x * (THREADS / 32);
@@ -67,9 +78,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) canonical(const __grid_
             case Element::BF16: sum = dot<Element::BF16>(call, t, item.source); break;
             case Element::F16: sum = dot<Element::F16>(call, t, item.source); break;
             case Element::F32: sum = dot<Element::F32>(call, t, item.source); break;
-            default:
-                with_quantised_type(call.weight_type,
-                                    [&](auto type) { sum = dot<decltype(type)::TYPE>(call, t, item.source); });
+            default: {
+                QuantisedDot quantised{call, t, item.source, 0.0};
+                with_quantised_type(call.weight_type, quantised);
+                sum = quantised.sum;
+            }
         }
         if (threadIdx.x % 32 != 0) continue;
         const float raw = call.head.apply(static_cast<float>(sum), call.bias ? call.bias[t] : 0.0f, call.bias != nullptr);

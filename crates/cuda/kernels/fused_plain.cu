@@ -1,12 +1,12 @@
 // The entry point of the fused kernel without tensor cores, for any pair of types. The build defines FS_COLUMNS (rows of the batch
-// at a time) and FS_EPILOGUE.
+// at a time), FS_QUANTISED (whether the weight is quantised) and FS_EPILOGUE.
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/epilogue/summary.cuh"
 #include "flash_sampling/fused_portable.cuh"
 #include "flash_sampling/mainloop/plain.cuh"
 
 using namespace flash_sampling;
-using Mainloop = PlainMainloop<FS_COLUMNS>;
+using Mainloop = PlainMainloop<FS_COLUMNS, FS_QUANTISED>;
 using Epilogue = FS_EPILOGUE<Mainloop::MAX_ROWS>;
 using Kernel = FusedPortable<Mainloop, Epilogue>;
 

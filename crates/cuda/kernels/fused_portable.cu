@@ -1,5 +1,5 @@
 // The entry points of the fused kernel on tensor cores of compute capability 8.0 and up. The build defines FS_COLUMNS (rows of the
-// batch), FS_OPERAND and FS_EPILOGUE.
+// batch), FS_OPERAND and FS_EPILOGUE; and for a weight in F8_E4M3, FS_FP8.
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/epilogue/summary.cuh"
 #include "flash_sampling/fused_portable.cuh"
@@ -7,8 +7,13 @@
 
 using namespace flash_sampling;
 using Epilogue = FS_EPILOGUE<FS_COLUMNS>;
+#ifdef FS_FP8
+constexpr bool IS_FP8 = true;
+#else
+constexpr bool IS_FP8 = false;
+#endif
 template <bool ALIGNED>
-using Kernel = FusedPortable<TensorMainloop<FS_COLUMNS, ptx::Operand::FS_OPERAND, ALIGNED>, Epilogue>;
+using Kernel = FusedPortable<TensorMainloop<FS_COLUMNS, ptx::Operand::FS_OPERAND, ALIGNED, IS_FP8>, Epilogue>;
 
 // For the host's launch: bytes of dynamic shared memory, threads per block, blocks per multiprocessor.
 extern "C" {

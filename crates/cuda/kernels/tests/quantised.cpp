@@ -32,7 +32,7 @@ struct Keep {
 // Multiplies by the kernel for COLUMNS rows, in three blocks.
 template <int COLUMNS>
 static std::vector<float> multiply(const Call& call, const Matrices& matrices) {
-    using Mainloop = PlainMainloop<COLUMNS>;
+    using Mainloop = PlainMainloop<COLUMNS, true>;
     std::vector<float> dots(static_cast<size_t>(call.row_count) * call.tokens, NAN);
     alignas(16) static u8 memory[Mainloop::template Memory<0>::BYTES];
     for (u32 block = 0; block < 3; ++block) {
@@ -67,7 +67,35 @@ static std::vector<float> canonical_row(const Call& call, const Matrices& matric
     return logits;
 }
 
+// Writes a weight.
+struct PutWeight {
+    const u8* row;
+    const WeightScales& scales;
+    u32 t, k;
+
+    template <Element TYPE>
+    void run() const {
+        const QuantisedWeight weight = quantised<TYPE>(row, k, has_scales(TYPE) ? scales.at(t, k) : 1.0f);
+        put(weight.to_f32());
+        put(weight.to_f64());
+    }
+};
+
+// Checks the two ways of all F8_E4M3: bf16 pairs and float32.
+static void check_e4m3() {
+    for (u32 four = 0; four < 256; ++four) {
+        const FourBf16 pairs = widen_e4m3(four | (255 - four) << 8 | (four ^ 1) << 16 | (four ^ 128) << 24);
+        const u32 codes[] = {four, 255 - four, four ^ 1, four ^ 128};
+        const u32 words[] = {pairs.low << 16, pairs.low & 0xffff0000u, pairs.high << 16, pairs.high & 0xffff0000u};
+        for (u32 i = 0; i < 4; ++i) {
+            const float want = blocks::e4m3(codes[i]), found = bits_to_f32(words[i]);
+            if (f32_to_bits(found) != f32_to_bits(want) && !(is_nan(found) && is_nan(want))) abort();
+        }
+    }
+}
+
 int main() {
+    check_e4m3();
     const u32 cases = get<u32>();
     for (u32 i = 0; i < cases; ++i) {
         Call call{};
@@ -88,13 +116,10 @@ int main() {
         for (float& h : hidden) h = get<float>();
         const Element element = static_cast<Element>(type);
         for (u32 t = 0; t < call.tokens; ++t)
-            for (u32 k = 0; k < call.hidden; ++k)
-                with_quantised_type(element, [&](auto found) {
-                    constexpr Element TYPE = decltype(found)::TYPE;
-                    const auto w = quantised<TYPE>(weight + t * stride, k, has_scales(TYPE) ? scales.at(t, k) : 1.0f);
-                    put(w.to_f32());
-                    put(w.to_f64());
-                });
+            for (u32 k = 0; k < call.hidden; ++k) {
+                const PutWeight weights{weight + t * stride, scales, t, k};
+                with_quantised_type(element, weights);
+            }
         const Matrices matrices{weight,  reinterpret_cast<u8*>(hidden.data()), stride, call.hidden * 4ull,
                                 element, Element::F32,                         2,      4,
                                 scales};

@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(listed, want);
         let bytes_of = |dtype| {
             let case = format!("case Element::{}:", name(dtype));
-            let at = rest.find(&case).map_or_else(|| rest.find("default:").unwrap(), |at| at);
+            let at = rest.find(&case).unwrap_or_else(|| rest.find("default:").unwrap());
             let number = rest[at..].split_once("return ").unwrap().1;
             number[..number.find(';').unwrap()].parse::<usize>().unwrap()
         };

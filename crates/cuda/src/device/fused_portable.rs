@@ -5,9 +5,11 @@ use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::entries;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
+use crate::device::head::DeviceHead;
 use crate::device::launch::{Entry, Grid, Kernel, Queue};
 use crate::device::launch_config::launch_words;
 use crate::error::CudaError;
+use core::fmt::Display;
 use cudarc::driver::CudaModule;
 use flash_sampling_core::DType;
 use std::sync::Arc;
@@ -16,18 +18,57 @@ use std::sync::Arc;
 pub(crate) static TENSOR: KernelSource = KernelSource {
     file: "fused_portable.cu",
     serves: kernels::any,
-    instances: || all([Some(DType::BF16), Some(DType::F16)]),
+    instances: || all([Products::Tensor(DType::BF16), Products::Tensor(DType::F16), Products::TensorFp8]),
 };
 
 /// Without tensor cores, for float32, for pairs of different types, and for quantised weights.
 ///
 /// This kernel has no performance target yet.
-pub(crate) static PLAIN: KernelSource =
-    KernelSource { file: "fused_plain.cu", serves: kernels::any, instances: || all([None]) };
+pub(crate) static PLAIN: KernelSource = KernelSource {
+    file: "fused_plain.cu",
+    serves: kernels::any,
+    instances: || all([Products::Plain, Products::Quantised]),
+};
 
-fn all<const N: usize>(operands: [Option<DType>; N]) -> Vec<Instance> {
-    let of_operand = |operand| [Epilogue::Draw, Epilogue::Summary].map(|e| Portable::up_to(MAX_ROWS, operand, e));
-    operands.into_iter().flat_map(of_operand).flatten().map(Portable::instance).collect()
+fn all<const N: usize>(products: [Products; N]) -> Vec<Instance> {
+    let of_products = |products| [Epilogue::Draw, Epilogue::Summary].map(|e| Portable::up_to(MAX_ROWS, products, e));
+    products.into_iter().flat_map(of_products).flatten().map(Portable::instance).collect()
+}
+
+/// The way that an instance multiplies. The head and the type of the hidden states alone decide it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Products {
+    /// On tensor cores, with both factors of this type: bf16 or f16.
+    Tensor(DType),
+    /// On tensor cores, with a weight in fp8 and hidden states in bf16. The scale of a weight row multiplies its sums.
+    TensorFp8,
+    /// Without tensor cores, in float32.
+    Plain,
+    /// As [`Products::Plain`], with weights that are decoded to float32.
+    Quantised,
+}
+
+impl Products {
+    /// The products of a head with hidden states of this type.
+    pub(crate) fn of(head: &DeviceHead, hidden: DType) -> Products {
+        let weight = head.weight.dtype;
+        match weight {
+            DType::BF16 | DType::F16 if weight == hidden => Products::Tensor(weight),
+            DType::F8_E4M3 if hidden == DType::BF16 && head.has_row_scales() => Products::TensorFp8,
+            _ if weight.is_float() => Products::Plain,
+            _ => Products::Quantised,
+        }
+    }
+
+    /// The products with hidden states of the type that a plan expects: the weight's type, or bf16.
+    pub(crate) fn planned(head: &DeviceHead) -> Products {
+        let weight = head.weight.dtype;
+        Products::of(head, if weight.is_float() { weight } else { DType::BF16 })
+    }
+
+    fn is_tensor(self) -> bool {
+        matches!(self, Products::Tensor(_) | Products::TensorFp8)
+    }
 }
 
 /// The results that an instance computes from the products.
@@ -64,8 +105,7 @@ pub(crate) const MAX_BLOCKS: usize = 2;
 pub(crate) struct Portable {
     /// The maximum number of rows; the plain kernel takes more rows, this many at a time.
     columns: u32,
-    /// The type of both factors; `None` = any types, without tensor cores.
-    operand: Option<DType>,
+    products: Products,
     epilogue: Epilogue,
 }
 
@@ -73,37 +113,43 @@ const COLUMNS: [u32; 6] = [8, 16, 32, 64, 128, 256];
 const PLAIN_COLUMNS: [u32; 2] = [8, 64];
 
 impl Portable {
-    /// The tensor-core operand type for these types; `None` without tensor cores.
-    pub(crate) fn operand(weight: DType, hidden: DType) -> Option<DType> {
-        (weight == hidden && matches!(weight, DType::BF16 | DType::F16)).then_some(weight)
-    }
-
     /// The instances for calls of up to `rows` rows, smallest first.
-    pub(crate) fn up_to(rows: usize, operand: Option<DType>, epilogue: Epilogue) -> impl Iterator<Item = Portable> {
-        let columns: &[u32] = if operand.is_some() { &COLUMNS } else { &PLAIN_COLUMNS };
+    pub(crate) fn up_to(rows: usize, products: Products, epilogue: Epilogue) -> impl Iterator<Item = Portable> {
+        let columns: &[u32] = if products.is_tensor() { &COLUMNS } else { &PLAIN_COLUMNS };
         let largest = columns.iter().position(|&c| c as usize >= rows).unwrap_or(columns.len() - 1);
-        columns[..=largest].iter().map(move |&columns| Portable { columns, operand, epilogue })
+        columns[..=largest].iter().map(move |&columns| Portable { columns, products, epilogue })
     }
 
     /// The instance for a call of `rows` rows, at most [`MAX_ROWS`].
-    pub(crate) fn for_rows(rows: usize, operand: Option<DType>, epilogue: Epilogue) -> Portable {
-        Portable::up_to(rows, operand, epilogue).last().expect("there is a smallest instance")
+    pub(crate) fn for_rows(rows: usize, products: Products, epilogue: Epilogue) -> Portable {
+        Portable::up_to(rows, products, epilogue).last().expect("there is a smallest instance")
     }
 
     fn instance(self) -> Instance {
         let epilogue = self.epilogue.name();
-        match self.operand {
-            Some(dtype) => Instance::new(&[
-                ("COLUMNS", &self.columns),
-                ("OPERAND", &abi::element_name(dtype)),
-                ("EPILOGUE", &epilogue),
-            ]),
-            None => Instance::new(&[("COLUMNS", &self.columns), ("EPILOGUE", &epilogue)]).cold(),
+        let tensor = |operand: DType| {
+            let operand = abi::element_name(operand);
+            let defines: [(_, &dyn Display); 3] =
+                [("COLUMNS", &self.columns), ("OPERAND", &operand), ("EPILOGUE", &epilogue)];
+            match self.products {
+                Products::TensorFp8 => Instance::new(&[&defines[..], &[("FP8", &1)]].concat()),
+                _ => Instance::new(&defines),
+            }
+        };
+        match self.products {
+            Products::Tensor(operand) => tensor(operand),
+            Products::TensorFp8 => tensor(DType::BF16),
+            Products::Plain | Products::Quantised => {
+                let is_quantised = self.products == Products::Quantised;
+                let defines: [(_, &dyn Display); 3] =
+                    [("COLUMNS", &self.columns), ("QUANTISED", &is_quantised), ("EPILOGUE", &epilogue)];
+                Instance::new(&defines).cold()
+            }
         }
     }
 
     pub(crate) fn load(self, device: &Device) -> Result<LoadedPortable, CudaError> {
-        let source = if self.operand.is_some() { &TENSOR } else { &PLAIN };
+        let source = if self.products.is_tensor() { &TENSOR } else { &PLAIN };
         let module = device.module(source, &self.instance())?;
         let [shared_bytes, threads, blocks] = launch_words(&module, "fused_launch", device)?;
         let kernels = match self.epilogue {
@@ -127,7 +173,7 @@ impl Portable {
         [aligned, unaligned]: [&Entry<(Call, Matrices, E)>; 2],
         shared_bytes: u32,
     ) -> Result<Both<E>, CudaError> {
-        let unaligned = if self.operand.is_some() { unaligned } else { aligned };
+        let unaligned = if self.products.is_tensor() { unaligned } else { aligned };
         let load = |entry| Kernel::load(module, entry)?.with_shared(shared_bytes);
         Ok(Both { aligned: load(aligned)?, unaligned: load(unaligned)? })
     }
@@ -200,7 +246,9 @@ impl LoadedPortable {
         output: PortableOutput,
         blocks: u32,
     ) -> Result<(), CudaError> {
-        let is_aligned = matrices.weight_unit == 16 && matrices.hidden_unit == 16;
+        // A weight in fp8 is not copied asynchronously.
+        let is_fp8 = self.portable.products == Products::TensorFp8;
+        let is_aligned = (is_fp8 || matrices.weight_unit == 16) && matrices.hidden_unit == 16;
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
         match (&self.kernels, output) {
             (PortableKernels::Draw(both), PortableOutput::Draw(to)) => {
@@ -219,20 +267,46 @@ impl LoadedPortable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::DeviceAddress;
+    use crate::device::matrix::{DeviceMatrix, DeviceScales};
 
     #[test]
     fn instances_cover_a_plan() {
         let columns =
-            |rows, operand| Portable::up_to(rows, operand, Epilogue::Draw).map(|p| p.columns).collect::<Vec<_>>();
-        assert_eq!(columns(1, Some(DType::BF16)), [8]);
-        assert_eq!(columns(17, Some(DType::F16)), [8, 16, 32]);
-        assert_eq!(columns(256, None), [8, 64]);
+            |rows, products| Portable::up_to(rows, products, Epilogue::Draw).map(|p| p.columns).collect::<Vec<_>>();
+        assert_eq!(columns(1, Products::Tensor(DType::BF16)), [8]);
+        assert_eq!(columns(17, Products::TensorFp8), [8, 16, 32]);
+        assert_eq!(columns(256, Products::Quantised), [8, 64]);
         for rows in 1..=MAX_ROWS {
-            let tensor = Portable::for_rows(rows, Some(DType::BF16), Epilogue::Summary);
+            let tensor = Portable::for_rows(rows, Products::Tensor(DType::BF16), Epilogue::Summary);
             assert!(tensor.columns as usize >= rows && (tensor.columns == 8 || tensor.columns as usize / 2 < rows));
         }
-        assert_eq!(Portable::operand(DType::BF16, DType::F16), None);
-        assert_eq!(Portable::operand(DType::F32, DType::F32), None);
-        assert_eq!(Portable::operand(DType::Q8_0, DType::Q8_0), None);
+    }
+
+    #[test]
+    fn types_and_scales_decide_the_products() {
+        let address = DeviceAddress::new(4096);
+        let head = |dtype, block: Option<[usize; 2]>| DeviceHead {
+            weight: DeviceMatrix { address, dtype, rows: 512, cols: 256, row_stride: 256 },
+            scales: block.map(|block| DeviceScales { address: address.cast(), block, row_of_block: 0 }),
+            first_token: 0,
+            bias: None,
+            soft_cap: None,
+            scale: 1.0,
+        };
+        let products = |dtype, block, hidden| Products::of(&head(dtype, block), hidden);
+        assert_eq!(products(DType::BF16, None, DType::BF16), Products::Tensor(DType::BF16));
+        assert_eq!(products(DType::BF16, None, DType::F16), Products::Plain);
+        assert_eq!(products(DType::F32, None, DType::F32), Products::Plain);
+        assert_eq!(products(DType::Q8_0, None, DType::BF16), Products::Quantised);
+        assert_eq!(products(DType::I8, Some([1, 256]), DType::BF16), Products::Quantised);
+        for (block, is_tensor) in
+            [(None, true), (Some([1, 256]), true), (Some([512, 9999]), true), (Some([128; 2]), false)]
+        {
+            let want = if is_tensor { Products::TensorFp8 } else { Products::Quantised };
+            assert_eq!(products(DType::F8_E4M3, block, DType::BF16), want, "{block:?}");
+            assert_eq!(products(DType::F8_E4M3, block, DType::F32), Products::Quantised);
+            assert_eq!(Products::planned(&head(DType::F8_E4M3, block)), want);
+        }
     }
 }

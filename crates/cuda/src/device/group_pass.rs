@@ -2,7 +2,7 @@
 
 use crate::abi::{Call, DeviceAddress, Draw, Groups, Matrices, PARTIAL_BYTES, Row, Selection, Summaries};
 use crate::device::alignment::{check_aligned, check_rows};
-use crate::device::fused_portable::{Epilogue, LoadedPortable, Portable, PortableOutput};
+use crate::device::fused_portable::{Epilogue, LoadedPortable, Portable, PortableOutput, Products};
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::launch::Queue;
@@ -68,8 +68,7 @@ impl GroupPass {
     ) -> Result<Self, CudaError> {
         check_group(size)?;
         head.check(max_rows, device)?;
-        let operand = Portable::operand(head.weight.dtype, head.weight.dtype);
-        let planned = Portable::up_to(max_rows, operand, Epilogue::Summary);
+        let planned = Portable::up_to(max_rows, Products::planned(head), Epilogue::Summary);
         let portable = planned.map(|instance| device.portable(instance)).collect::<Result<Vec<_>, _>>()?;
         let most = portable.iter().map(|kernel| kernel.blocks(head.weight.rows as u32)).max();
         let blocks = most.unwrap_or(device.multiprocessors());
@@ -108,8 +107,7 @@ impl GroupPass {
         if !head.check_hidden(hidden, self.max_rows)? {
             return Ok(());
         }
-        let operand = Portable::operand(head.weight.dtype, hidden.dtype);
-        let instance = Portable::for_rows(hidden.rows, operand, Epilogue::Summary);
+        let instance = Portable::for_rows(hidden.rows, Products::of(head, hidden.dtype), Epilogue::Summary);
         let kernel = LoadedPortable::of(&mut self.portable, instance, &self.device)?;
         let (tokens, first_token, row_count) = (head.weight.rows as u32, head.first_token, hidden.rows as u32);
         let groups = Groups { size: self.size, first_token, tokens, blocks: kernel.blocks(tokens).min(self.blocks) };

@@ -86,6 +86,11 @@ impl DeviceHead {
         Ok(hidden.rows > 0)
     }
 
+    /// Whether a row of the weight has one scale.
+    pub(crate) fn has_row_scales(&self) -> bool {
+        self.scales.is_none_or(|scales| scales.block[1] >= self.weight.cols)
+    }
+
     pub(crate) fn weight_scales(&self) -> WeightScales {
         self.scales.map_or_else(WeightScales::default, |scales| scales.of_width(self.weight.cols))
     }

@@ -88,6 +88,15 @@ __device__ __forceinline__ QuantisedWeight q6_k(const u8* block, u32 i) {
 
 }  // namespace blocks
 
+// Returns four F8_E4M3 as two words of two bf16 each. Every e4m3 is a bf16.
+struct FourBf16 {
+    u32 low, high;
+};
+__device__ __forceinline__ FourBf16 widen_e4m3(u32 four) {
+    const auto bf16 = [&](u32 i) { return f32_to_bits(blocks::e4m3(four >> 8 * i & 255)) >> 16; };
+    return {bf16(0) | bf16(1) << 16, bf16(2) | bf16(3) << 16};
+}
+
 // Returns a weight of a row. Rows of types with an f16 begin at even addresses.
 template <Element TYPE>
 __device__ __forceinline__ QuantisedWeight quantised(const u8* row, u32 column, float scale) {
@@ -112,23 +121,19 @@ __device__ __forceinline__ QuantisedWeight quantised(const u8* row, u32 column, 
     }
 }
 
-// Calls `run` with a value whose member TYPE is the type.
-template <Element T>
-struct ElementType {
-    static constexpr Element TYPE = T;
-};
-template <class Run>
-__device__ __forceinline__ void with_quantised_type(Element type, const Run& run) {
+// Calls `job.run<TYPE>()` for a type that is no float. NVRTC accepts no generic lambda.
+template <class Job>
+__device__ __forceinline__ void with_quantised_type(Element type, Job& job) {
     switch (type) {
-        case Element::I8: return run(ElementType<Element::I8>{});
-        case Element::F8_E4M3: return run(ElementType<Element::F8_E4M3>{});
-        case Element::Q8_0: return run(ElementType<Element::Q8_0>{});
-        case Element::Q4_0: return run(ElementType<Element::Q4_0>{});
-        case Element::IQ4_NL: return run(ElementType<Element::IQ4_NL>{});
-        case Element::MXFP4: return run(ElementType<Element::MXFP4>{});
-        case Element::Q4_K: return run(ElementType<Element::Q4_K>{});
-        case Element::Q5_K: return run(ElementType<Element::Q5_K>{});
-        default: return run(ElementType<Element::Q6_K>{});
+        case Element::I8: return job.template run<Element::I8>();
+        case Element::F8_E4M3: return job.template run<Element::F8_E4M3>();
+        case Element::Q8_0: return job.template run<Element::Q8_0>();
+        case Element::Q4_0: return job.template run<Element::Q4_0>();
+        case Element::IQ4_NL: return job.template run<Element::IQ4_NL>();
+        case Element::MXFP4: return job.template run<Element::MXFP4>();
+        case Element::Q4_K: return job.template run<Element::Q4_K>();
+        case Element::Q5_K: return job.template run<Element::Q5_K>();
+        default: return job.template run<Element::Q6_K>();
     }
 }
 

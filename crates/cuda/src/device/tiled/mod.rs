@@ -10,7 +10,7 @@ mod storing;
 use crate::abi::{Call, DeviceAddress, Draw, LogitStore, Matrices, Row};
 use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::{FusedOutput, MAX_ROWS};
-use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable, PortableOutput};
+use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable, PortableOutput, Products};
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::hopper::Hopper;
@@ -46,6 +46,8 @@ pub struct DeviceTiled {
     scratch: Scratch,
     log_z: LogZ,
     max_rows: usize,
+    /// Whether products are those of weights rounded to float32, also if scales could multiply the sums.
+    rounds_weights: bool,
 }
 
 /// Byte offsets of the parts of the scratch.
@@ -106,8 +108,7 @@ impl DeviceTiled {
         if is_hopper {
             planned.hopper = Some(Hopper::new(&head.weight, max_rows, device)?);
         } else {
-            let operand = Portable::operand(head.weight.dtype, head.weight.dtype);
-            for instance in Portable::up_to(max_rows, operand, Epilogue::Draw) {
+            for instance in Portable::up_to(max_rows, Products::planned(&head), Epilogue::Draw) {
                 planned.portable.push(device.portable(instance)?);
             }
         }
@@ -128,7 +129,14 @@ impl DeviceTiled {
         let scratch = Scratch::new(size, &zeros, device)?;
         let device = device.clone();
         let (hopper, portable, log_z) = (None, Vec::new(), LogZ::default());
-        Ok(DeviceTiled { device, head, choice, hopper, portable, scratch, log_z, max_rows })
+        let rounds_weights = false;
+        Ok(DeviceTiled { device, head, choice, hopper, portable, scratch, log_z, max_rows, rounds_weights })
+    }
+
+    /// Multiplies weights rounded to float32 in later launches, as the error bound of canonical plans requires: it does
+    /// not cover sums of tiny products that a large scale multiplies.
+    pub(crate) fn round_weights(&mut self) {
+        self.rounds_weights = true;
     }
 
     /// Loads the kernels for these row features, for every number of rows of the plan.
@@ -346,7 +354,11 @@ impl DeviceTiled {
         stored: LogitStore,
     ) -> Result<(), CudaError> {
         let weight = &self.head.weight;
-        let instance = Portable::for_rows(hidden.rows, Portable::operand(weight.dtype, hidden.dtype), Epilogue::Draw);
+        let products = match Products::of(&self.head, hidden.dtype) {
+            Products::TensorFp8 if self.rounds_weights => Products::Quantised,
+            products => products,
+        };
+        let instance = Portable::for_rows(hidden.rows, products, Epilogue::Draw);
         // The smallest unit that 16-bit elements allow.
         let largest = if self.choice == KernelChoice::PortableUnaligned { 2 } else { 16 };
         let matrices = Matrices::of(weight, self.head.weight_scales(), hidden, largest);

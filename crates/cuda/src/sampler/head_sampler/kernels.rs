@@ -109,7 +109,10 @@ impl HeadKernels {
     ) -> Result<Self, CudaError> {
         let (max_draws, results) =
             (max_launch_draws(plan), plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_RESULTS));
-        let (fused, groups) = load(head, max_draws, choice, device)?;
+        let (mut fused, groups) = load(head, max_draws, choice, device)?;
+        if plan.canonical {
+            fused.round_weights();
+        }
         // Over device memory, a launch makes one draw of each row.
         let (hidden, filtered) = match is_uploaded {
             true => (row_stride(head.weight.cols) * size_of::<f32>(), max_draws),

@@ -58,8 +58,11 @@ struct SlabLoader {
         return begin < width ? min(16u, (width - begin) * 2) : 0;
     }
 
-    // Makes one of COPIES copies. Elements beyond the width become zero. Rows beyond the matrix stay unchanged.
-    template <bool ALIGNED>
+    static __device__ __noinline__ uint4 called_gather(const u8* from, u32 bytes, u32 unit) { return gather(from, bytes, unit); }
+
+    // Makes one of COPIES copies. Elements beyond the width become zero. Rows beyond the matrix stay unchanged. IS_CALL: loads of
+    // any alignment are a call, so that the compiler unrolls the loops around it.
+    template <bool ALIGNED, bool IS_CALL = false>
     __device__ __forceinline__ void copy(int i, u32 slab, u32 bytes, u32 unit) const {
         const u32 to = slab + place + i * AT_ONCE * Place::ROW_BYTES;
         const u8* const from = at + i * step;
@@ -67,13 +70,70 @@ struct SlabLoader {
         if constexpr (ALIGNED) {
             ptx::copy_async(to, from, bytes, is_row, policy);
         } else if (is_row) {
-            const uint4 w = gather(from, bytes, unit);
+            const uint4 w = IS_CALL ? called_gather(from, bytes, unit) : gather(from, bytes, unit);
             asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
                          : "memory");
         }
     }
 
     __device__ __forceinline__ void next_slab() { at += DEPTH * 2; }
+};
+
+// SlabLoader for an F8_E4M3 weight, which becomes bf16 in shared memory. The bytes of a slab are in registers until the thread
+// loads the next slab, so that reads from device memory run ahead of their use.
+template <int ROWS, int DEPTH, int THREADS>
+struct Fp8SlabLoader {
+    using Loader = SlabLoader<ROWS, DEPTH, THREADS>;
+    static constexpr int COPIES = Loader::COPIES;
+
+    const u8* at;
+    u64 step;
+    u32 place;
+    u32 rows;
+    u32 before;         // the slab of the bytes in registers
+    uint2 read[COPIES];
+
+    // Begins with bytes that overwrite nothing of value: zeros for a slab that the thread loads afterwards.
+    __device__ __forceinline__ void begin_ring(u32 slab) {
+        before = slab;
+#pragma unroll
+        for (int i = 0; i < COPIES; ++i) read[i] = {0, 0};
+    }
+
+    __device__ __forceinline__ void begin(const u8* from, u64 stride, u32 count) {
+        using Place = typename Loader::Place;
+        const u32 chunk = threadIdx.x % Place::CHUNKS, row = threadIdx.x / Place::CHUNKS;
+        at = from + row * stride + chunk * 8;
+        step = Loader::AT_ONCE * stride;
+        place = Place::at(row, chunk);
+        rows = count > row ? count - row : 0;
+    }
+
+    // Writes one of COPIES copies of the previous slab, and reads the copy of this slab. `bytes` are those of bf16. Elements
+    // beyond the width and rows beyond the matrix become zero.
+    __device__ __forceinline__ void copy(int i, u32 bytes, u32 unit) {
+        const u32 to = before + place + i * Loader::AT_ONCE * Loader::Place::ROW_BYTES;
+        const FourBf16 low = widen_e4m3(read[i].x), high = widen_e4m3(read[i].y);
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(low.low), "r"(low.high), "r"(high.low),
+                     "r"(high.high)
+                     : "memory");
+        const u8* const from = at + i * step;
+        const u32 count = i * Loader::AT_ONCE < rows ? bytes / 2 : 0;
+        read[i] = count == 8 && unit >= 8 ? *reinterpret_cast<const uint2*>(from) : bytes_at(from, count);
+    }
+
+    // Loads up to eight bytes at any address. Fills with zeros; reads no more. A call, so that the loops around it are unrolled.
+    static __device__ __noinline__ uint2 bytes_at(const u8* from, u32 count) {
+        u64 word = 0;
+#pragma unroll 1
+        for (u32 e = 0; e < count; ++e) word |= static_cast<u64>(from[e]) << 8 * e;
+        return {static_cast<u32>(word), static_cast<u32>(word >> 32)};
+    }
+
+    __device__ __forceinline__ void next_slab(u32 slab) {
+        at += DEPTH;
+        before = slab;
+    }
 };
 
 }  // namespace flash_sampling

@@ -1,5 +1,5 @@
 // The products without tensor cores: any pair of types, any layout. One float32 accumulator, ascending over hidden, by fused
-// multiply-adds. Quantised weights are decoded to float32 on the way to shared memory.
+// multiply-adds. Quantised weights are decoded to float32 on the way to shared memory, with the same products.
 #pragma once
 
 #include "dot_tile.cuh"
@@ -9,7 +9,7 @@ namespace flash_sampling {
 
 // Handles COLUMNS rows of the batch at a time, and reads the weight again for each further COLUMNS rows. With this number of
 // rows, multiplications take longer than reads.
-template <int COLUMNS>
+template <int COLUMNS, bool IS_QUANTISED>
 struct PlainMainloop {
     static constexpr int MAX_ROWS = 256;
     static constexpr int THREADS = EPILOGUE_THREADS;
@@ -48,25 +48,31 @@ struct PlainMainloop {
                 at += ROWS_AT_ONCE * stride;
             }
         }
-        // Reads quantised weights; `first` is the first row in the weight. A warp reads 32 weights of one row.
-        template <Element TYPE>
-        __device__ __forceinline__ void decode(const u8* from, u64 stride, const WeightScales& scales, u32 first, u32 rows, u32 k,
-                                               u32 width) {
-            const u32 column = k + threadIdx.x % DEPTH, row = threadIdx.x / DEPTH;
-#pragma unroll
-            for (int i = 0; i < COUNT; ++i) {
-                const u32 r = row + i * ROWS_AT_ONCE;
-                x[i] = 0.0f;
-                if (column >= width || r >= rows) continue;
-                const float scale = has_scales(TYPE) ? scales.at(first + r, column) : 1.0f;
-                x[i] = quantised<TYPE>(from + r * stride, column, scale).to_f32();
-            }
-        }
         // Writes the transpose: to[k][row].
         __device__ __forceinline__ void write(float* to, u32 stride) const {
             const u32 column = threadIdx.x % DEPTH, row = threadIdx.x / DEPTH;
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) to[column * stride + row + i * ROWS_AT_ONCE] = x[i];
+        }
+    };
+
+    // Decodes a thread's quantised weights of a slab. A warp reads 32 weights of one row.
+    struct Decode {
+        Elements<TILE_TOKENS>& to;
+        const Matrices& matrices;
+        u32 first, rows, k, width;
+
+        template <Element TYPE>
+        __device__ __forceinline__ void run() const {
+            const u32 column = k + threadIdx.x % DEPTH, row = threadIdx.x / DEPTH;
+#pragma unroll
+            for (int i = 0; i < to.COUNT; ++i) {
+                const u32 r = row + i * to.ROWS_AT_ONCE;
+                to.x[i] = 0.0f;
+                if (column >= width || r >= rows) continue;
+                const float scale = has_scales(TYPE) ? matrices.scales.at(first + r, column) : 1.0f;
+                to.x[i] = quantised<TYPE>(matrices.weight + (first + r) * matrices.weight_stride, column, scale).to_f32();
+            }
         }
     };
 
@@ -90,27 +96,28 @@ struct PlainMainloop {
                 Elements<TILE_TOKENS> w;
                 Elements<COLUMNS> h;
                 const auto read = [&](u32 k) {
-                    if (is_float(matrices.weight_type)) {
-                        w.read(weight_from, matrices.weight_stride, matrices.weight_type, tokens, k, call.hidden);
+                    if constexpr (IS_QUANTISED) {
+                        const Decode decode{w, matrices, first, tokens, k, call.hidden};
+                        with_quantised_type(matrices.weight_type, decode);
                     } else {
-                        with_quantised_type(matrices.weight_type, [&](auto type) {
-                            w.template decode<decltype(type)::TYPE>(weight_from, matrices.weight_stride, matrices.scales, first,
-                                                                    tokens, k, call.hidden);
-                        });
+                        w.read(weight_from, matrices.weight_stride, matrices.weight_type, tokens, k, call.hidden);
                     }
                     h.read(hidden_from, matrices.hidden_stride, matrices.hidden_type, columns, k, call.hidden);
                 };
                 float d[HIGH][WIDE];
 #pragma unroll
                 for (int i = 0; i < HIGH * WIDE; ++i) d[i / WIDE][i % WIDE] = 0.0f;
-                read(0);
+                // Reads a slab, and multiplies the previous slab. One copy of the read, which is long for quantised weights.
 #pragma unroll 1
-                for (u32 k = 0; k < call.hidden; k += DEPTH) {
-                    __syncthreads();
-                    w.write(weight, WEIGHT_STRIDE);
-                    h.write(hidden, HIDDEN_STRIDE);
-                    __syncthreads();
-                    if (k + DEPTH < call.hidden) read(k + DEPTH);
+                for (u32 k = 0; k < call.hidden + DEPTH; k += DEPTH) {
+                    if (k > 0) {
+                        __syncthreads();
+                        w.write(weight, WEIGHT_STRIDE);
+                        h.write(hidden, HIDDEN_STRIDE);
+                        __syncthreads();
+                    }
+                    if (k < call.hidden) read(k);
+                    if (k == 0) continue;
 #pragma unroll 4
                     for (int e = 0; e < DEPTH; ++e) {
                         float x[HIGH];

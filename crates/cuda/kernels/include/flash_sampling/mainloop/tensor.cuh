@@ -1,4 +1,5 @@
-// The products on tensor cores of compute capability 8.0 and up: bf16 or f16, the same type on both sides.
+// The products on tensor cores of compute capability 8.0 and up: bf16 or f16, the same type on both sides; or a weight in F8_E4M3
+// and hidden states in bf16.
 //
 // The plain version:
 //
@@ -15,6 +16,7 @@
 // 3. If the rows of a factor are not multiples of 16 bytes apart, ordinary loads fill the same slabs. The bits stay the same.
 // 4. The epilogue gets the accumulators in parts of PART rows of the batch. Warps across the rows take 8 rows each in turn, so
 //    that every warp has a share of each part.
+// 5. An F8_E4M3 weight becomes bf16 in shared memory, which is exact. The scale of a weight row multiplies the row's sums.
 #pragma once
 
 #include "dot_tile.cuh"
@@ -24,8 +26,18 @@
 
 namespace flash_sampling {
 
-// COLUMNS: rows of the batch, 8, 16, 32, 64, 128 or 256. ALIGNED: asynchronous copies can read both factors.
-template <int COLUMNS, ptx::Operand OPERAND, bool ALIGNED>
+template <bool IS_FP8, class Loader, class Fp8Loader>
+struct WeightLoaders {
+    using Type = Loader;
+};
+template <class Loader, class Fp8Loader>
+struct WeightLoaders<true, Loader, Fp8Loader> {
+    using Type = Fp8Loader;
+};
+
+// COLUMNS: rows of the batch, 8, 16, 32, 64, 128 or 256. ALIGNED: asynchronous copies can read both factors; with IS_FP8, the
+// hidden states.
+template <int COLUMNS, ptx::Operand OPERAND, bool ALIGNED, bool IS_FP8>
 struct TensorMainloop {
     static constexpr int MAX_ROWS = COLUMNS;
     // Longer slabs read the weight in longer runs; shorter slabs leave room for a ring.
@@ -97,6 +109,24 @@ struct TensorMainloop {
         }
     }
 
+    // Multiplies the sums of a tile by the scales of weight rows.
+    static __device__ __forceinline__ void scale(float (&d)[HIGH][WIDE][4], const WeightScales& scales, u32 first, u32 tokens,
+                                                 const Place& place) {
+#pragma unroll
+        for (u32 i = 0; i < HIGH; ++i) {
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half) {
+                const u32 t = (place.down * HIGH + i) * 16 + place.lane / 4 + 8 * half;
+                const float factor = t < tokens ? scales.at(first + t, 0) : 1.0f;
+#pragma unroll
+                for (u32 j = 0; j < WIDE; ++j) {
+                    d[i][j][2 * half] = mul_rn(d[i][j][2 * half], factor);
+                    d[i][j][2 * half + 1] = mul_rn(d[i][j][2 * half + 1], factor);
+                }
+            }
+        }
+    }
+
     // Passes the accumulators of a tile to the epilogue.
     template <class Epilogue>
     static __device__ __forceinline__ void hand_over(const float (&d)[HIGH][WIDE][4], float* dots, Epilogue& epilogue,
@@ -142,31 +172,47 @@ struct TensorMainloop {
         *own = ptx::shared_address(memory);
         const u32 ring = *own, last = ring + (STAGES - 1) * STAGE_BYTES;
         const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
-        using WeightLoader = SlabLoader<TILE_TOKENS, DEPTH, THREADS>;
+        using WeightLoader = typename WeightLoaders<IS_FP8, SlabLoader<TILE_TOKENS, DEPTH, THREADS>,
+                                                    Fp8SlabLoader<TILE_TOKENS, DEPTH, THREADS>>::Type;
         using HiddenLoader = SlabLoader<COLUMNS, DEPTH, THREADS>;
 
         // The slab to load next.
         u32 ahead_first = run.first, ahead_k = 0, ahead_slab = ring;
         WeightLoader weight;
         HiddenLoader hidden;
+        if constexpr (IS_FP8) weight.begin_ring(ring);
         const auto begin_tile = [&] {
             const u32 tokens = min(run.end - ahead_first, TILE_TOKENS);
-            weight.begin(matrices.weight + ahead_first * matrices.weight_stride, matrices.weight_stride, tokens, once);
+            const u8* const from = matrices.weight + ahead_first * matrices.weight_stride;
+            if constexpr (IS_FP8) {
+                weight.begin(from, matrices.weight_stride, tokens);
+            } else {
+                weight.begin(from, matrices.weight_stride, tokens, once);
+            }
             hidden.begin(matrices.hidden, matrices.hidden_stride, tokens ? call.row_count : 0, keep);
         };
         // Loads step k's share of a slab.
         const auto load = [&](int k) {
-            const u32 bytes = WeightLoader::bytes(ahead_k, call.hidden);
+            const u32 bytes = HiddenLoader::bytes(ahead_k, call.hidden);
 #pragma unroll
-            for (int i = k; i < WeightLoader::COPIES; i += STEPS)
-                weight.template copy<ALIGNED>(i, ahead_slab, bytes, matrices.weight_unit);
+            for (int i = k; i < WeightLoader::COPIES; i += STEPS) {
+                if constexpr (IS_FP8) {
+                    weight.copy(i, bytes, matrices.weight_unit);
+                } else {
+                    weight.template copy<ALIGNED>(i, ahead_slab, bytes, matrices.weight_unit);
+                }
+            }
 #pragma unroll
             for (int i = k; i < HiddenLoader::COPIES; i += STEPS)
-                hidden.template copy<ALIGNED>(i, ahead_slab + WEIGHT_BYTES, bytes, matrices.hidden_unit);
+                hidden.template copy<ALIGNED, IS_FP8>(i, ahead_slab + WEIGHT_BYTES, bytes, matrices.hidden_unit);
         };
         const auto end_load = [&] {
             ptx::copy_async_commit();
-            weight.next_slab();
+            if constexpr (IS_FP8) {
+                weight.next_slab(ahead_slab);
+            } else {
+                weight.next_slab();
+            }
             hidden.next_slab();
             ahead_k += DEPTH;
             if (ahead_k >= call.hidden) {
@@ -217,6 +263,7 @@ struct TensorMainloop {
                 }
                 slab = next;
             }
+            if constexpr (IS_FP8) scale(d, matrices.scales, first, min(run.end - first, TILE_TOKENS), place);
             hand_over(d, dots, epilogue, call.row_count, first, min(run.end - first, TILE_TOKENS), place);
             // Loads the fragments again, so that the epilogue can use the registers.
             place.load(f[0], slab, 0);
