@@ -6,7 +6,7 @@ use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, Row
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
 use flash_sampling_cuda::{
-    CudaError, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler, abi,
+    CudaError, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler, DeviceScales, abi,
 };
 use std::sync::Arc;
 
@@ -96,8 +96,8 @@ impl OnDevice {
     }
 }
 
-/// A weight and a bias in device memory.
-pub(crate) type HeldHead = (CudaSlice<u8>, Option<CudaSlice<f32>>);
+/// A weight, and a bias and scales, in device memory.
+pub(crate) type HeldHead = (CudaSlice<u8>, [Option<CudaSlice<f32>>; 2]);
 
 /// A head copied to a GPU, and a sampler that reads it there; or a sampler of logits, without a head.
 pub(crate) struct Copied {
@@ -154,7 +154,7 @@ impl Copied {
         let sampler = DeviceSampler::for_logits(vocab_size, plan, device)?;
         let stream = CudaContext::new(0).unwrap().per_thread_stream();
         let memory = stream.alloc_zeros(16).unwrap();
-        Ok(Copied { sampler, stream, held: (memory, None) })
+        Ok(Copied { sampler, stream, held: (memory, [None, None]) })
     }
 
     pub(crate) fn on(
@@ -165,20 +165,27 @@ impl Copied {
     ) -> Result<Self, CudaError> {
         let tokens = head.tokens();
         let rows = head.weight_row(tokens.start)..head.weight_row(tokens.start) + tokens.len();
-        let (memory, weight) = copied(head.weight().row_range(rows.clone()), &stream);
+        let part = head.weight().row_range(rows.clone());
+        let (memory, weight) = copied(part, &stream);
+        let scales = part.scales().map(|scales| (scales, stream.clone_htod(scales.values(rows.len())).unwrap()));
         let bias = head.bias().filter(|_| !tokens.is_empty()).map(|bias| stream.clone_htod(&bias[rows]).unwrap());
         stream.synchronize().unwrap();
         let on_device = DeviceHead {
             weight,
-            scales: None,
+            scales: scales.as_ref().map(|(scales, memory)| DeviceScales {
+                address: DeviceAddress::of(memory, &stream),
+                block: scales.block(),
+                row_of_block: scales.row_of_block(),
+            }),
             first_token: tokens.start,
             bias: bias.as_ref().map(|bias| DeviceAddress::of(bias, &stream)),
             soft_cap: head.soft_cap(),
             scale: head.scale(),
         };
-        // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are dropped after the sampler.
+        // SAFETY: weight, scales and bias are of these sizes, nothing writes to them, and they are dropped after the
+        // sampler.
         let sampler = unsafe { DeviceSampler::new(on_device, head.vocab_size(), plan, device) }?;
-        Ok(Copied { sampler, stream, held: (memory, bias) })
+        Ok(Copied { sampler, stream, held: (memory, [bias, scales.map(|(_, memory)| memory)]) })
     }
 }
 

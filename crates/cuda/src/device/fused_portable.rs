@@ -132,7 +132,11 @@ impl Portable {
             let defines: [(_, &dyn Display); 3] =
                 [("COLUMNS", &self.columns), ("OPERAND", &operand), ("EPILOGUE", &epilogue)];
             match self.products {
-                Products::TensorFp8 => Instance::new(&[&defines[..], &[("FP8", &1)]].concat()),
+                Products::TensorFp8 => {
+                    let instance = Instance::new(&[&defines[..], &[("FP8", &1)]].concat());
+                    // For 8.0 alone, the instance of 256 rows spills five registers. It has no performance target yet.
+                    if self.columns == 256 { instance.cold() } else { instance }
+                }
                 _ => Instance::new(&defines),
             }
         };

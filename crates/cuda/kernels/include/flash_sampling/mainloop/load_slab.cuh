@@ -90,12 +90,10 @@ struct Fp8SlabLoader {
     u64 step;
     u32 place;
     u32 rows;
-    u32 before;         // the slab of the bytes in registers
     uint2 read[COPIES];
 
-    // Begins with bytes that overwrite nothing of value: zeros for a slab that the thread loads afterwards.
-    __device__ __forceinline__ void begin_ring(u32 slab) {
-        before = slab;
+    // Begins without bytes in registers. The first copies write zeros to a slab that is loaded later.
+    __device__ __forceinline__ void begin_ring() {
 #pragma unroll
         for (int i = 0; i < COPIES; ++i) read[i] = {0, 0};
     }
@@ -109,9 +107,9 @@ struct Fp8SlabLoader {
         rows = count > row ? count - row : 0;
     }
 
-    // Writes one of COPIES copies of the previous slab, and reads the copy of this slab. `bytes` are those of bf16. Elements
-    // beyond the width and rows beyond the matrix become zero.
-    __device__ __forceinline__ void copy(int i, u32 bytes, u32 unit) {
+    // Writes one of COPIES copies of the slab before, and reads the copy of this slab. `bytes` are those of bf16. Elements beyond
+    // the width and rows beyond the matrix become zero.
+    __device__ __forceinline__ void copy(int i, u32 before, u32 bytes, u32 unit) {
         const u32 to = before + place + i * Loader::AT_ONCE * Loader::Place::ROW_BYTES;
         const FourBf16 low = widen_e4m3(read[i].x), high = widen_e4m3(read[i].y);
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(low.low), "r"(low.high), "r"(high.low),
@@ -130,10 +128,7 @@ struct Fp8SlabLoader {
         return {static_cast<u32>(word), static_cast<u32>(word >> 32)};
     }
 
-    __device__ __forceinline__ void next_slab(u32 slab) {
-        at += DEPTH;
-        before = slab;
-    }
+    __device__ __forceinline__ void next_slab() { at += DEPTH; }
 };
 
 }  // namespace flash_sampling

@@ -180,7 +180,7 @@ struct TensorMainloop {
         u32 ahead_first = run.first, ahead_k = 0, ahead_slab = ring;
         WeightLoader weight;
         HiddenLoader hidden;
-        if constexpr (IS_FP8) weight.begin_ring(ring);
+        if constexpr (IS_FP8) weight.begin_ring();
         const auto begin_tile = [&] {
             const u32 tokens = min(run.end - ahead_first, TILE_TOKENS);
             const u8* const from = matrices.weight + ahead_first * matrices.weight_stride;
@@ -197,7 +197,8 @@ struct TensorMainloop {
 #pragma unroll
             for (int i = k; i < WeightLoader::COPIES; i += STEPS) {
                 if constexpr (IS_FP8) {
-                    weight.copy(i, bytes, matrices.weight_unit);
+                    const u32 before = ahead_slab == ring ? last : ahead_slab - STAGE_BYTES;
+                    weight.copy(i, before, bytes, matrices.weight_unit);
                 } else {
                     weight.template copy<ALIGNED>(i, ahead_slab, bytes, matrices.weight_unit);
                 }
@@ -208,11 +209,7 @@ struct TensorMainloop {
         };
         const auto end_load = [&] {
             ptx::copy_async_commit();
-            if constexpr (IS_FP8) {
-                weight.next_slab(ahead_slab);
-            } else {
-                weight.next_slab();
-            }
+            weight.next_slab();
             hidden.next_slab();
             ahead_k += DEPTH;
             if (ahead_k >= call.hidden) {
