@@ -174,6 +174,19 @@ impl<'a> Matrix<'a> {
         widen(self.row_bytes(row), self.dtype, out);
     }
 
+    /// Writes the absolute values of a row, of scaled code plus minimum for types with minima: an upper bound of all terms
+    /// from which kernels compute a weight.
+    ///
+    /// # Panics
+    /// As for [`Matrix::row_to_f32`].
+    pub fn row_magnitudes(&self, row: usize, out: &mut [f32]) {
+        if matches!(self.dtype, DType::Q4_K | DType::Q5_K) {
+            return widen_each(self.row_bytes(row), self.dtype, out, f32::abs, Span::magnitudes);
+        }
+        self.row_to_f32(row, out);
+        out.iter_mut().for_each(|weight| *weight = weight.abs());
+    }
+
     /// Converts a row to float64, exactly.
     ///
     /// # Panics

@@ -12,7 +12,7 @@ pub(crate) mod formats;
 mod neon;
 mod plain;
 #[cfg(target_arch = "x86_64")]
-mod x86;
+pub(crate) mod x86;
 
 use super::TILE;
 use super::lanes::Lanes;
@@ -59,6 +59,7 @@ pub(crate) trait Decoder<F: Lanes> {
 pub(super) fn decodes(isa: Isa, weight: DType, rows: usize) -> bool {
     let most = match isa {
         Isa::Portable => 1,
+        Isa::Avx512Vnni => usize::MAX,
         _ => 4,
     };
     weight.is_scaled() || !weight.is_float() && rows > most
@@ -66,6 +67,8 @@ pub(super) fn decodes(isa: Isa, weight: DType, rows: usize) -> bool {
 
 /// Creates the memory for decoded rows, if a call of up to `rows` hidden rows needs it.
 pub(super) fn scratch(isa: Isa, weight: DType, rows: usize) -> Vec<Line> {
+    // Short rows do without VNNI.
+    let isa = if isa == Isa::Avx512Vnni { Isa::Avx512 } else { isa };
     if decodes(isa, weight, rows) { vec![Line::ZERO; DECODED / 16] } else { Vec::new() }
 }
 
