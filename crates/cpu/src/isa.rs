@@ -17,8 +17,10 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL.
     Avx512,
-    /// AVX-512 with VNNI, for quantised weights with rows of 1024 elements or more, a multiple of 64. Others run as
-    /// [`Isa::Avx512`].
+    /// AVX-512 with VNNI, for quantised weights whose columns are a multiple of 64. Others run as [`Isa::Avx512`].
+    ///
+    /// Only runs if it is named. It rounds hidden states to 23 bits of the largest of 16 elements, which is within the
+    /// rounding bound of a float32 sum. So scores may differ from the reference where a float32 sum is exact.
     Avx512Vnni,
     /// AVX-512 with BF16 dot products. Pairs other than bf16 x bf16 run as [`Isa::Avx512`].
     Avx512Bf16,
@@ -44,19 +46,19 @@ impl Isa {
         Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
-    /// Returns the fastest available instruction set for a weight and hidden states of these types.
+    /// Returns the fastest available instruction set for a weight and hidden states of these types, except
+    /// [`Isa::Avx512Vnni`].
     pub fn best_for(weight: DType, hidden: DType) -> Isa {
-        let best = Isa::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Portable);
+        let is_default = |isa: &Isa| isa.is_available() && *isa != Isa::Avx512Vnni;
+        let best = Isa::ALL.into_iter().rev().find(is_default).unwrap_or(Isa::Portable);
         best.for_types(weight, hidden)
     }
 
     /// Returns the instruction set that actually runs if this one is requested.
     pub fn for_types(self, weight: DType, hidden: DType) -> Isa {
         let bf16 = weight == DType::BF16 && hidden == DType::BF16;
-        let is_block = weight.block_elements() > 1;
         match self {
-            Isa::Avx512Vnni if !is_block => Isa::Avx512,
-            Isa::Avx512Bf16 | Isa::Amx if is_block && Isa::Avx512Vnni.is_available() => Isa::Avx512Vnni,
+            Isa::Avx512Vnni if weight.block_elements() == 1 => Isa::Avx512,
             Isa::Avx512Bf16 | Isa::Amx if !bf16 => Isa::Avx512,
             isa => isa,
         }

@@ -47,10 +47,9 @@ pub fn canonical_logit(head: &Head<'_>, token: u32, hidden: &[f32], scratch: &mu
 
 /// The terms that a weight's type adds to a row in [`dot_error_bound`].
 ///
-/// Types that float32 does not hold: one, for the rounding of the weights. Blocks: 64, because kernels on integers take
-/// hidden states of 1024 elements or more as two digits of 8 bits. Proof: `docs/exactness.md`.
+/// One for types that float32 does not hold exactly, because kernels round the weights. Proof: `docs/exactness.md`.
 pub fn extra_terms(weight: DType) -> usize {
-    if weight.block_elements() > 1 { 64 } else { usize::from(!weight.is_exact_in_f32()) }
+    usize::from(!weight.is_exact_in_f32())
 }
 
 /// The largest Euclidean norm of a row's [magnitudes](Matrix::row_magnitudes). With a hidden state's norm, it bounds the rounding error of all dot products.

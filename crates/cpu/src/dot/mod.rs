@@ -24,9 +24,6 @@ use pack::{Layout, Packed};
 /// Tokens per tile. The logits of a tile are `[rows, TILE]`; no larger array of logits exists.
 pub(crate) const TILE: usize = 256;
 
-/// The columns from which the rounding bound covers digits of hidden states.
-const DIGITS: usize = 1024;
-
 /// The memory for the dot products of one worker.
 #[derive(Debug, Default)]
 pub(crate) struct DotScratch {
@@ -51,9 +48,8 @@ impl Dot {
     /// Chooses the kernel for these types and `cols` columns on an available instruction set.
     pub(crate) fn new(isa: Isa, weight: DType, hidden: DType, cols: usize) -> Self {
         assert!(isa.is_available(), "{isa} was checked at planning");
-        let has_digits = cols >= DIGITS && cols.is_multiple_of(64);
         match isa.for_types(weight, hidden) {
-            Isa::Avx512Vnni if !has_digits => Dot { isa: Isa::Avx512, weight },
+            Isa::Avx512Vnni if !cols.is_multiple_of(64) => Dot { isa: Isa::Avx512, weight },
             isa => Dot { isa, weight },
         }
     }
@@ -131,7 +127,10 @@ impl Dot {
             Isa::Avx512 => unsafe { avx512::tile(weight, hidden, out) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni => unsafe { vnni::tile(weight, hidden, out) },
+            Isa::Avx512Vnni => unsafe {
+                reserve(&mut scratch.decoded, weight.cols());
+                vnni::tile(weight, hidden, out, pack::floats_mut(&mut scratch.decoded))
+            },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => unsafe { avx512_bf16::tile(weight, hidden, out) },
@@ -146,15 +145,19 @@ impl Dot {
     }
 }
 
+/// Makes room for decoded rows. Allocates only for rows of 16 Ki weights or more, and once.
+fn reserve(decoded: &mut Vec<pack::Line>, floats: usize) {
+    if decoded.len() < floats.div_ceil(16) {
+        decoded.resize(floats.div_ceil(16), pack::Line::ZERO);
+    }
+}
+
 impl Dot {
     /// [`Dot::tile`] for a quantised weight and many hidden rows: decodes some weight rows at a time.
     fn decoded_tile(&self, weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
         let (count, stride) = blocks::decoded_size(weight.cols());
         let mut decoded = core::mem::take(&mut scratch.decoded);
-        // Allocates only if four rows have more than 64 Ki weights, and once.
-        if decoded.len() < (count * stride).div_ceil(16) {
-            decoded.resize((count * stride).div_ceil(16), pack::Line::ZERO);
-        }
+        reserve(&mut decoded, count * stride);
         let floats = Dot { weight: DType::F32, ..*self };
         for at in (0..weight.rows()).step_by(count) {
             let rows = weight.row_range(at..weight.rows().min(at + count));

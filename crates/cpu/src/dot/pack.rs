@@ -79,7 +79,7 @@ impl Packed {
     pub(crate) fn new(max_rows: usize, cols: usize, weight: DType) -> Self {
         let padded = cols.next_multiple_of(ROUND);
         let is_block = weight.block_elements() > 1;
-        let row_bytes = if is_block { padded * 8 + 64 } else { padded * 4 + 64 };
+        let row_bytes = if is_block { padded * 10 + 64 } else { padded * 4 + 64 };
         let bytes = (max_rows * row_bytes).max(max_rows.next_multiple_of(16) * padded * 2);
         Packed {
             layout: Layout::F32,
@@ -119,9 +119,9 @@ impl Packed {
             Layout::Amx => padded * 2,
             Layout::Bf16 => padded * 2 + 64,
             Layout::F32 | Layout::EvenOdd { .. } => padded * 4 + 64,
-            // As many bytes of digits as of floats.
+            // Six bytes of digits, scales and sums for a float of four.
             #[cfg(target_arch = "x86_64")]
-            Layout::Digits { .. } => padded * 8 + 64,
+            Layout::Digits { .. } => padded * 10 + 64,
         }
     }
 
@@ -139,7 +139,7 @@ impl Packed {
     /// Returns the float32 elements of a row in [`Layout::Digits`].
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn digit_floats(&self, row: usize) -> &[f32] {
-        floats(&self.lines[row * self.row_bytes() / 64 + self.cols / 16..][..self.cols / 16])
+        floats(&self.lines[row * self.row_bytes() / 64 + self.cols / 32 * 3..][..self.cols / 16])
     }
 
     /// Returns the packed elements as float32.
@@ -188,7 +188,7 @@ impl Packed {
                 Layout::F32 => self.f32s()[r * stride / 4..][..cols].copy_from_slice(&row),
                 #[cfg(target_arch = "x86_64")]
                 Layout::Digits { offset } => {
-                    let (digits, floats) = self.lines[r * stride / 64..][..cols / 8].split_at_mut(cols / 16);
+                    let (digits, floats) = self.lines[r * stride / 64..][..cols / 32 * 5].split_at_mut(cols / 32 * 3);
                     floats_mut(floats).copy_from_slice(&row);
                     self.has_digits[r] = super::vnni::pack(&row, offset, bytes_mut(digits));
                 }

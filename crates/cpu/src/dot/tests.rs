@@ -122,8 +122,8 @@ fn a_row_has_the_same_bits_in_every_batch_and_tile() {
     let vocab = 200;
     for isa in Isa::available() {
         for dtype in DType::ALL {
-            let cols = if isa == Isa::Avx512Vnni { 1024 } else { 333 };
-            let cols = usize::next_multiple_of(cols, dtype.block_elements());
+            let cols = if dtype.block_elements() > 1 { 384usize } else { 333 };
+            let cols = cols.next_multiple_of(dtype.block_elements());
             let hidden_type = if dtype.is_float() { dtype } else { DType::F32 };
             let w = bytes(vocab, cols, 1, dtype, false);
             let h = bytes(70, cols, 1000, hidden_type, false);
@@ -149,11 +149,18 @@ fn a_row_has_the_same_bits_in_every_batch_and_tile() {
 fn decoded_weights_have_the_bits_of_their_definition() {
     for isa in Isa::available() {
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.block_elements() > 1) {
-            // Each row of hidden states selects one weight.
-            let cols = dtype.block_elements();
+            // Each row of hidden states selects one weight, by a factor of 15 bits if the product of both is exact.
+            let cols = dtype.block_elements().max(64);
             let w = bytes(64, cols, 5, dtype, false);
             let w = Matrix::from_bytes(&w, dtype, 64, cols, cols).unwrap();
-            let one: Vec<f32> = (0..cols * cols).map(|at| if at % (cols + 1) == 0 { 1.0 } else { 0.0 }).collect();
+            let factor = |k: usize| match k % 3 {
+                _ if !dtype.is_exact_in_f32() => 1.0,
+                0 => 16385.0 / 16384.0,
+                1 => -12345.0 / 8192.0,
+                _ => 1.0,
+            };
+            let diagonal = |at: usize| if at % (cols + 1) == 0 { factor(at / cols) } else { 0.0 };
+            let one: Vec<f32> = (0..cols * cols).map(diagonal).collect();
             let one = Matrix::new(&one, cols, cols).unwrap();
             let all = run(isa, &w, &one);
             let mut row = vec![0.0; cols];
@@ -161,7 +168,7 @@ fn decoded_weights_have_the_bits_of_their_definition() {
                 w.row_to_f32(i, &mut row);
                 for (k, &weight) in row.iter().enumerate() {
                     // A sum that begins with 0 loses the sign of -0.
-                    let expected = (weight + 0.0).to_bits();
+                    let expected = (weight * factor(k) + 0.0).to_bits();
                     assert_eq!((all[k * TILE + i] + 0.0).to_bits(), expected, "{isa} {dtype:?} weight {i}, {k}");
                 }
             }
@@ -171,12 +178,11 @@ fn decoded_weights_have_the_bits_of_their_definition() {
     }
 }
 
-/// The negative control of the bound: hidden states of 8 bits, which ggml multiplies. (For types with minima, the bound
-/// is wide enough for them.)
+/// The negative control of the bound: hidden states of 8 bits, which ggml multiplies.
 #[test]
 fn rounded_hidden_states_exceed_the_bound() {
-    for dtype in [DType::Q8_0, DType::Q6_K] {
-        let cols = 1024;
+    for dtype in [DType::Q8_0, DType::Q6_K, DType::Q4_K] {
+        let cols = 256;
         let w = bytes(40, cols, 1, dtype, false);
         let w = Matrix::from_bytes(&w, dtype, 40, cols, cols).unwrap();
         let states: Vec<f32> = (0..cols).map(|k| value(7, k)).collect();
@@ -195,7 +201,7 @@ fn rounded_hidden_states_exceed_the_bound() {
             (0..40).filter(is_beyond).count()
         };
         assert_eq!(errors_beyond(&states), 0, "{dtype:?}");
-        assert!(errors_beyond(&rounded) > 5, "{dtype:?}");
+        assert!(errors_beyond(&rounded) > 20, "{dtype:?}");
     }
 }
 

@@ -65,11 +65,9 @@ pub(super) fn decodes(isa: Isa, weight: DType, rows: usize) -> bool {
     weight.is_scaled() || !weight.is_float() && rows > most
 }
 
-/// Creates the memory for decoded rows, if a call of up to `rows` hidden rows needs it.
+/// Creates the memory for decoded rows, if a call of up to `rows` hidden rows may need it.
 pub(super) fn scratch(isa: Isa, weight: DType, rows: usize) -> Vec<Line> {
-    // Short rows do without VNNI.
-    let isa = if isa == Isa::Avx512Vnni { Isa::Avx512 } else { isa };
-    if decodes(isa, weight, rows) { vec![Line::ZERO; DECODED / 16] } else { Vec::new() }
+    if isa == Isa::Avx512Vnni || decodes(isa, weight, rows) { vec![Line::ZERO; DECODED / 16] } else { Vec::new() }
 }
 
 /// Writes all rows of a weight with scales as floats, `stride` floats apart.

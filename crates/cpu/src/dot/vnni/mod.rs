@@ -2,20 +2,19 @@
 //!
 //! Plain version, for a hidden row and a weight row in blocks of codes:
 //! ```text
-//! for each 16 elements: v = round(h / s), s a power of two, |v| < 2^15     (once per hidden row, `digits.rs`)
+//! for each 16 elements: v = round(h / s), s a power of two, |v| < 2^23     (once per hidden row, `digits.rs`)
 //! out = sum over groups of 4 elements of scale * s * sum(code * v)
 //! ```
 //! Deviations, and why each keeps the result:
-//! 1. `v` is two digits of 8 bits, `v = 256 high + low`, because the instruction multiplies 8-bit numbers. It needs
-//!    unsigned codes: their offset times the sum of four `v` is subtracted in integers. All integer sums are exact, and
-//!    below 2^24, so their conversion to float32 is exact, too.
+//! 1. `v` is three digits of 8 bits, because the instruction multiplies 8-bit numbers. It needs unsigned codes: their
+//!    offset times the sum of four digits is subtracted in integers. The integer sums are exact.
 //! 2. A type with minima subtracts `minimum * s * sum(v)`, whose last two factors are stored per group.
 //! 3. `MR x NR` outputs are computed at the same time. Sums stay separate, so a row has the same bits in every batch.
-//! 4. A hidden row without digits (a NaN, an infinity, exponents out of range), and an output that is not finite, take the
-//!    float32 product of the decoded weight.
+//! 4. A hidden row without digits (a NaN, an infinity, an exponent out of range), and an output that is not finite, take
+//!    the float32 product of the decoded weight.
 //!
-//! The error is that of the digits, at most 1 / 32639 of the largest of 16 elements, so at most `4 / 32639 |w| |h|`, and that of
-//! `hidden / 64` float32 additions. `docs/exactness.md` has the proof that the bound covers both.
+//! The digits have the 24 bits of a float32 for the largest of 16 elements, and fewer for the others: the error is about
+//! that of a float32 sum. `docs/exactness.md` proves that the bound of dot products covers it.
 
 mod codes;
 mod digits;
@@ -44,13 +43,13 @@ pub(super) fn offset(dtype: DType) -> Option<i32> {
     super::blocks::for_format!(dtype, offset, None)
 }
 
-/// Multiplies a tile; see [`super::lanes::tile`].
+/// Multiplies a tile; see [`super::lanes::tile`]. `decoded` has room for a weight row.
 ///
 /// # Safety
 /// AVX-512 F, BW, DQ, VL and VNNI are available; `weight` has blocks, rows of a multiple of 64 elements, and at most
 /// [`TILE`] rows; `hidden` has digits for its type and as many columns; `out` has [`TILE`] floats per hidden row.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
+pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], decoded: &mut [f32]) {
     let all = All { weight, hidden, out: out.as_mut_ptr() };
     macro_rules! multiply {
         ($format:ident) => {
@@ -59,24 +58,26 @@ pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32])
         };
     }
     super::blocks::for_format!(weight.dtype(), multiply, unreachable!("a type without blocks"));
-    for r in 0..hidden.rows() {
-        let has_digits = hidden.has_digits(r);
-        for i in 0..weight.rows() {
+    for i in 0..weight.rows() {
+        let mut is_decoded = false;
+        for r in 0..hidden.rows() {
             let out = &mut out[r * TILE + i];
-            if !has_digits || !out.is_finite() {
-                *out = plain(weight, i, hidden.digit_floats(r));
+            if !hidden.has_digits(r) || !out.is_finite() {
+                let row = &mut decoded[..weight.cols()];
+                if !core::mem::replace(&mut is_decoded, true) {
+                    weight.row_to_f32(i, row);
+                }
+                *out = float_product(row, hidden.digit_floats(r));
             }
         }
     }
 }
 
-/// The float32 product of a decoded weight row and a hidden row.
+/// A float32 dot product in a fixed order, for rows without digits.
 #[cold]
-fn plain(weight: &Matrix<'_>, i: usize, hidden: &[f32]) -> f32 {
-    let mut row = vec![0.0; weight.cols()];
-    weight.row_to_f32(i, &mut row);
+fn float_product(weight: &[f32], hidden: &[f32]) -> f32 {
     let mut sums = [0.0f32; 16];
-    for (w, h) in row.as_chunks::<16>().0.iter().zip(hidden.as_chunks::<16>().0) {
+    for (w, h) in weight.as_chunks::<16>().0.iter().zip(hidden.as_chunks::<16>().0) {
         sums.iter_mut().zip(w.iter().zip(h)).for_each(|(sum, (w, h))| *sum += w * h);
     }
     sums.into_iter().sum()
