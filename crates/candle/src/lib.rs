@@ -3,8 +3,8 @@
 //! | type | replaces |
 //! | --- | --- |
 //! | [`FusedHead`] | `lm_head.forward(&hidden)` and the sampler after it: tokens from hidden states, no logits |
-//! | [`LogitsProcessor`] | candle-transformers' type of the same name, over logits that exist |
 //! | [`FusedHead::from_qtensor`] | the same for a quantised model on the CPU: the weight stays quantised |
+//! | [`LogitsProcessor`] | candle-transformers' type of the same name, over logits that exist, or over a [`FusedHead`] |
 //! | [`with_matrix`] | a tensor's storage as the matrix that every sampler of [`flash_sampling`] takes |
 //! | [`qtensor_matrix`] | a `QTensor`'s blocks as such a matrix |
 //! | `with_device_matrix` (feature `cuda`) | the same for a tensor on a GPU, for the samplers over device memory |

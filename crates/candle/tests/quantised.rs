@@ -2,7 +2,7 @@
 #![allow(missing_docs)]
 
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
-use candle_core::{Device, Module, Result, Tensor};
+use candle_core::{Device, Error, Module, Result, Tensor};
 use flash_sampling::backend::canonical::{dot_error_bound, norm};
 use flash_sampling::reference::{Reference, ReferenceVariant};
 use flash_sampling::{CpuOptions, DType, Head, PerturbedArgmax, Plan, RowParams, RowSample, Samples, round_as_ggml};
@@ -93,7 +93,7 @@ fn draws_are_those_of_the_reference_on_the_dequantized_weight() {
         let mut expected = Samples::new();
         with_matrix(&plain, |matrix| {
             let mut reference = Reference::new(Head::new(matrix).unwrap(), PLAN, ReferenceVariant::Tiled);
-            with_matrix(&hidden, |hidden| Ok(reference.sample(hidden, &rows, &mut expected).unwrap()))
+            with_matrix(&hidden, |hidden| reference.sample(hidden, &rows, &mut expected).map_err(Error::wrap))
         })
         .unwrap();
 
