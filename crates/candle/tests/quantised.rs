@@ -127,6 +127,28 @@ fn draws_are_those_of_the_reference_on_the_dequantized_weight() {
     }
 }
 
+#[test]
+fn canonical_draws_have_the_bits_of_the_reference() {
+    let hidden = tensor(3, HIDDEN, 0.25, 11);
+    let rows = [rows()[0], rows()[1], rows()[2]];
+    for (ggml, _) in TYPES {
+        let weight = weight(VOCAB, ggml);
+        let plan = Plan { canonical: true, ..PLAN };
+        let bits = |samples: &Samples| -> Vec<Vec<(u32, u32)>> {
+            let row = |row: RowSample<'_>| row.draws.iter().map(|draw| (draw.token, draw.score.to_bits())).collect();
+            samples.iter().map(|found| row(found.unwrap())).collect()
+        };
+        let (mut found, mut expected) = (Samples::new(), Samples::new());
+        let head = Head::new(qtensor_matrix(&weight).unwrap()).unwrap();
+        let mut reference = Reference::new(head, plan, ReferenceVariant::Tiled);
+        with_matrix(&hidden, |hidden| reference.sample(hidden, &rows, &mut expected).map_err(Error::wrap)).unwrap();
+        let cpu = CpuOptions::default();
+        let mut head = FusedHead::from_qtensor(weight.clone(), HeadOptions::default(), plan, &cpu).unwrap();
+        head.sample(&hidden, &rows, &mut found).unwrap();
+        assert_eq!(bits(&found), bits(&expected), "{ggml:?}");
+    }
+}
+
 /// The logits of the 20 most probable tokens.
 fn top(head: &mut FusedHead, hidden: &Tensor) -> Vec<(u32, f32)> {
     let mut out = Samples::new();
