@@ -183,7 +183,7 @@ fn candles_logits_are_those_of_rounded_hidden_states() {
         // The negative control: candle's logits are not the dot products.
         assert!(plain > 1.0, "{ggml:?}: {plain}");
     }
-    // candle repacks these weights on some machines. Then the blocks of the hidden state have 256 elements.
+    // With VNNI candle repacks these weights. Then the blocks of the hidden state have 256 elements.
     let weight = weight(VOCAB.next_multiple_of(16), GgmlDType::Q8_0);
     let [short, long] = [DType::Q8_0, DType::Q6_K].map(|rounded| apart(&weight, &hidden, rounded));
     println!("Q8_0, repacked: blocks of 32 {short}, blocks of 256 {long}");
