@@ -1,4 +1,4 @@
-//! Decoders in AVX2 and AVX-512. Both unpack the 32 codes of a span in 256 bits.
+//! Decoders in AVX2 and AVX-512. Both unpack the 32 codes of a span to a 256-bit vector.
 
 use super::Decoder;
 use super::formats::{Format, Iq4Nl, Mxfp4, Q4, Q4K, Q5K, Q6K, Q8};
@@ -19,13 +19,13 @@ pub(crate) trait Spans: Format {
     const HAS_MINIMA: bool = false;
 
     unsafe fn scales(block: *const u8, out: &mut MaybeUninit<Self::Scales>);
-    /// The scale and the minimum of the 16 weights `16 half ..` of a span.
+    /// The scale and the minimum of a half of a span, 16 weights.
     fn scale(scales: &Self::Scales, span: usize, half: usize) -> (f32, f32);
     /// The codes of a span.
     unsafe fn codes(block: *const u8, span: usize) -> __m256i;
 }
 
-/// The f16 at an address.
+/// Reads an f16 as a float32.
 ///
 /// # Safety
 /// F16C is available, and two bytes are readable.
@@ -35,7 +35,7 @@ pub(crate) unsafe fn half_at(at: *const u8) -> f32 {
     unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(at.cast::<u16>().read_unaligned())))) }
 }
 
-/// 16 bytes as 32 codes of 4 bits: the low halves of the bytes, then the high halves.
+/// Unpacks 16 bytes to 32 codes of 4 bits: the low nibbles first, then the high nibbles.
 ///
 /// # Safety
 /// AVX2 is available, and 16 bytes are readable.
@@ -49,7 +49,7 @@ unsafe fn nibbles(at: *const u8) -> __m256i {
     }
 }
 
-/// Entry `i` of a table for each code `i`.
+/// Looks up the table's entry for each code.
 ///
 /// # Safety
 /// AVX2 is available.
