@@ -109,7 +109,7 @@ impl Span {
         core::array::from_fn(|i| f64::from(scales[i / HALF]) * f64::from(codes[i]) - f64::from(minima[i / HALF]))
     }
 
-    /// The absolute values of the products and minima, added.
+    /// The absolute value of each scaled code plus that of its minimum.
     pub fn magnitudes(self) -> [f32; SPAN] {
         let Span { codes, scales, minima } = self;
         core::array::from_fn(|i| scales[i / HALF].abs() * f32::from(codes[i]).abs() + minima[i / HALF].abs())

@@ -5,9 +5,9 @@ use half::{bf16, f16};
 
 /// Rounds a hidden state as ggml does before a product with a weight of this type.
 ///
-/// This project never rounds hidden states. ggml (llama.cpp) rounds them to 8 bits per block for quantised weights, and
-/// to the weight's type for bf16 and f16. Its logits are the dot products of the rounded hidden state, up to the rounding
-/// of float32 sums. A hidden state that this function has rounded gives ggml's distribution of tokens.
+/// This project never rounds hidden states to 8 bits. ggml (llama.cpp) rounds them to 8 bits per block for quantised
+/// weights, and to the weight's type for bf16 and f16. Its logits are the dot products of the rounded hidden state, up
+/// to the rounding of float32 sums. A hidden state that this function has rounded gives ggml's distribution of tokens.
 ///
 /// The rounding is that of ggml's generic code: `quantize_row_q8_0` for blocks of 32 weights, `quantize_row_q8_K` for
 /// blocks of 256. Its vector code may round a tie differently. Elements beyond the last whole block stay as they are.

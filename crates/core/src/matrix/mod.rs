@@ -79,9 +79,8 @@ impl<'a> Matrix<'a> {
     /// Multiplies the elements of an `I8` or `F8_E4M3` matrix by scales.
     ///
     /// `scales` has one value for each block of `[block_rows, block_cols]` elements, row by row; the last blocks of rows
-    /// and columns may be smaller. Blocks are `[1, cols]` for one scale per row, `[rows, cols]` for one scale per
-    /// matrix. A weight is the exact product, which the kernels round to float32. A matrix without scales has the scale
-    /// 1.
+    /// and columns may be smaller. Blocks are `[1, cols]` for one scale per row, `[rows, cols]` for a single
+    /// scale. A weight is the exact product, which the kernels round to float32. Without scales, the factor is 1.
     ///
     /// # Errors
     /// [`HeadError::Scales`]: another element type, a block without rows or columns, or a wrong number of scales.
@@ -175,8 +174,8 @@ impl<'a> Matrix<'a> {
         widen(self.row_bytes(row), self.dtype, out);
     }
 
-    /// Writes the absolute values of a row, of scaled code plus minimum for types with minima: an upper bound of all terms
-    /// from which kernels compute a weight.
+    /// Writes the absolute values of a row. For types with minima, a value is that of the scaled code plus that of the
+    /// minimum, which bounds all terms from which kernels compute a weight.
     ///
     /// # Panics
     /// As for [`Matrix::row_to_f32`].

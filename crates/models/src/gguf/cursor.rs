@@ -98,8 +98,7 @@ impl<'a> Cursor<'a> {
         if size > 0 {
             self.take(len.saturating_mul(size))?;
         } else {
-            // Every element has at least 8 bytes, its length. So this loop ends at the end of the file if `len` is
-            // wrong.
+            // Every element has at least 8 bytes for its length, so a wrong `len` stops at the end of the file.
             for _ in 0..len {
                 self.value(kind, depth + 1)?;
             }

@@ -45,8 +45,7 @@ pub struct Gguf<'a> {
 }
 
 impl<'a> Gguf<'a> {
-    /// Parses a whole file: metadata, and the types, shapes and offsets of all tensors. The data of tensors is not
-    /// read.
+    /// Parses a whole file: metadata, and the types, shapes and offsets of all tensors, but not their data.
     ///
     /// # Errors
     /// [`GgufError`]; a truncated file names the key or the tensor that does not fit.

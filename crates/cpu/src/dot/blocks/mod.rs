@@ -41,8 +41,7 @@ const ROWS: core::ops::RangeInclusive<usize> = 4..=32;
 ///
 /// # Safety
 /// The caller of a function guarantees that the instruction set is available, and that `block` points to a readable
-/// block of [`Decoder::DTYPE`].
-/// Implementations return the bits of `Span::to_f32`.
+/// block of [`Decoder::DTYPE`]. Implementations return the bits of `Span::to_f32`.
 pub(crate) trait Decoder<F: Lanes> {
     /// The values that are computed once for a block, such as its scales and minima.
     type Scales: Copy;
@@ -68,7 +67,7 @@ pub(super) fn decodes(isa: Isa, weight: DType, rows: usize) -> bool {
 
 /// Creates the memory for decoded rows, if a call of up to `rows` hidden rows needs it.
 pub(super) fn scratch(isa: Isa, weight: DType, rows: usize) -> Vec<Line> {
-    // Short rows do without VNNI.
+    // VNNI kernels decode nothing. Rows that are too short for them take the AVX-512 kernel.
     let isa = if isa == Isa::Avx512Vnni { Isa::Avx512 } else { isa };
     if decodes(isa, weight, rows) { vec![Line::ZERO; DECODED / 16] } else { Vec::new() }
 }

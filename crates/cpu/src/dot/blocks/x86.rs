@@ -97,7 +97,7 @@ one_scale!(
     look_up([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], nibbles(at.add(1)))
 );
 
-/// The eight scales and the eight minima of a block of `Q4_K` or `Q5_K`, a byte each.
+/// Unpacks the eight scales and the eight minima of a block of `Q4_K` or `Q5_K` to bytes.
 ///
 /// # Safety
 /// `block` points to a readable block.
@@ -106,7 +106,8 @@ pub(crate) unsafe fn packed_scales_and_minima(block: *const u8) -> [u64; 2] {
     // SAFETY: by this function's contract; the 12 bytes are three words.
     let word = |i: usize| u64::from(unsafe { block.add(4 + 4 * i).cast::<u32>().read_unaligned() });
     let (a, b, c) = (word(0), word(1), word(2));
-    // Each byte of the low words has a 6-bit number, and the two bits above it belong to the high words.
+    // The low six bits of a byte of `a` (`b`) are a scale (minimum) of spans 0 to 3. Its high two bits, and four bits
+    // of `c`, are a scale (minimum) of spans 4 to 7.
     let (low, high) = (0x3f3f_3f3f, 0x0f0f_0f0f);
     let scales = a & low | (c & high | a >> 2 & 0x3030_3030) << 32;
     let minima = b & low | (c >> 4 & high | b >> 2 & 0x3030_3030) << 32;
