@@ -205,7 +205,7 @@ impl<'a> Matrix<'a> {
 /// Converts elements without scales to float32: exact, or for `Q4_K` and `Q5_K` rounded to nearest.
 ///
 /// # Panics
-/// If the numbers of elements of `out` and `bytes` differ, or the type is scaled.
+/// If the numbers of elements of `out` and `bytes` differ, they are not whole blocks, or the type is scaled.
 pub fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     widen_each(bytes, dtype, out, |value| value, Span::to_f32);
 }
@@ -223,6 +223,8 @@ fn widen_each<T: Copy>(
             *wide = float(bytemuck::pod_read_unaligned::<E>(bytes).widen());
         }
     }
+    assert!(!dtype.is_scaled(), "{} needs scales", dtype.name());
+    assert!(out.len().is_multiple_of(dtype.block_elements()), "{} elements of {}", out.len(), dtype.name());
     assert_eq!(Some(bytes.len()), dtype.bytes(out.len()));
     match dtype {
         DType::BF16 => each::<bf16, T>(bytes, out, float),
@@ -262,6 +264,7 @@ mod tests {
         assert_eq!(row, [4.0, 5.0]);
         assert_eq!(m.row_range(3..3).rows(), 0);
     }
+
     #[test]
     fn rows_of_blocks_are_whole_blocks() {
         let bytes = [0u8; 4 * 210];
@@ -276,6 +279,18 @@ mod tests {
             Matrix::from_bytes(&bytes, DType::Q8_0, 25, 32, 32),
             Err(HeadError::Length { needed: 850, .. })
         ));
+    }
+
+    #[test]
+    #[should_panic(expected = "i8 needs scales")]
+    fn widening_refuses_scaled_types() {
+        widen(&[1; 8], DType::I8, &mut [0.0; 8]);
+    }
+
+    #[test]
+    #[should_panic(expected = "33 elements of q8_0")]
+    fn widening_refuses_parts_of_blocks() {
+        widen(&[0; 34], DType::Q8_0, &mut [0.0; 33]);
     }
 
     #[test]
