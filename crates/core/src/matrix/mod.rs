@@ -83,11 +83,16 @@ impl<'a> Matrix<'a> {
     /// A weight is the exact product, which the kernels round to float32. Without scales, the factor is 1.
     ///
     /// # Errors
-    /// [`HeadError::Scales`]: another type, a block without rows or columns, or another number of scales.
+    /// * [`HeadError::Scales`]: another type, or another number of scales.
+    /// * [`HeadError::ScaleBlock`]: a block without rows or columns.
     pub fn with_scales(mut self, scales: &'a [f32], block: [usize; 2]) -> Result<Self, HeadError> {
         let wrong = |needed| HeadError::Scales { dtype: self.dtype, needed, found: scales.len() };
-        if !self.dtype.is_scaled() || block.contains(&0) {
+        if !self.dtype.is_scaled() {
             return Err(wrong(0));
+        }
+        let [rows, cols] = block;
+        if rows == 0 || cols == 0 {
+            return Err(HeadError::ScaleBlock { rows, cols });
         }
         self.scales = Some(Scales::new(scales, [self.rows, self.cols], block).map_err(wrong)?);
         Ok(self)
@@ -312,8 +317,12 @@ mod tests {
             }
         }
         assert!(matches!(m.with_scales(&scales[..8], [2, 3]), Err(HeadError::Scales { needed: 9, found: 8, .. })));
-        assert!(matches!(m.with_scales(&scales, [0, 3]), Err(HeadError::Scales { .. })));
+        for block in [[0, 3], [2, 0]] {
+            let error = m.with_scales(&scales, block).unwrap_err();
+            assert_eq!(error, HeadError::ScaleBlock { rows: block[0], cols: block[1] });
+            assert!(error.to_string().contains("both must be 1 or more"), "{error}");
+        }
         let floats = Matrix::from_bytes(&bytes, DType::F16, 2, 7, 7).unwrap();
-        assert!(matches!(floats.with_scales(&[1.0], [2, 7]), Err(HeadError::Scales { .. })));
+        assert!(matches!(floats.with_scales(&[1.0], [2, 7]), Err(HeadError::Scales { needed: 0, found: 1, .. })));
     }
 }
