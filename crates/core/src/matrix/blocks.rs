@@ -148,8 +148,22 @@ mod tests {
                 assert!(f64::from(wide) == exact || exact.is_nan() && wide.is_nan(), "{d} * {code}");
             }
         }
+    }
+
+    #[test]
+    fn weights_of_mxfp4_are_exact_unless_they_overflow() {
         for e in 0..=u8::MAX {
-            assert_eq!(f64::from(mxfp4_scale(e)), 2f64.powi(i32::from(e) - 128));
+            // All 16 codes, as the low halves of the bytes.
+            let block: [u8; 17] = core::array::from_fn(|i| if i == 0 { e } else { i as u8 - 1 });
+            let span = Span::decode(DType::MXFP4, &block, 0);
+            assert_eq!(f64::from(span.scales[0]), 2f64.powi(i32::from(e) - 128));
+            for ((times_two, wide), weight) in E2M1.into_iter().zip(span.to_f64()).zip(span.to_f32()) {
+                let exact = 2f64.powi(i32::from(e) - 128) * f64::from(times_two);
+                let overflows = exact.abs() > f64::from(f32::MAX);
+                assert_eq!(wide, exact, "e = {e}");
+                assert_eq!(f64::from(weight), if overflows { f64::INFINITY.copysign(exact) } else { exact }, "e = {e}");
+            }
+            assert_eq!(span.to_f32().iter().any(|weight| weight.is_infinite()), e >= 253, "e = {e}");
         }
     }
 
