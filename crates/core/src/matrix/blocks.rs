@@ -13,9 +13,9 @@ pub const SPAN: usize = 32;
 const HALF: usize = SPAN / 2;
 
 /// The table of `IQ4_NL`.
-const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-/// The values of e2m1 times two.
-const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// The values of e2m1 times two: the table of `MXFP4`.
+pub const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// 32 consecutive weights: `scales[i / 16] * codes[i] - minima[i / 16]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,7 +52,7 @@ fn scale_and_minimum(bytes: &[u8], span: usize) -> (u8, u8) {
 
 /// The power of two `2^(e - 128)` of an `MXFP4` block.
 #[inline(always)]
-fn power(e: u8) -> f32 {
+pub fn mxfp4_scale(e: u8) -> f32 {
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
 }
 
@@ -73,7 +73,7 @@ impl Span {
             DType::Q8_0 => Span::uniform(half_at(block, 0), core::array::from_fn(|i| block[2 + i] as i8)),
             DType::Q4_0 => Span::uniform(half_at(block, 0), nibbles(&block[2..18], |q| q as i8 - 8)),
             DType::IQ4_NL => Span::uniform(half_at(block, 0), nibbles(&block[2..18], |q| IQ4_NL[q as usize])),
-            DType::MXFP4 => Span::uniform(power(block[0]), nibbles(&block[1..17], |q| E2M1[q as usize])),
+            DType::MXFP4 => Span::uniform(mxfp4_scale(block[0]), nibbles(&block[1..17], |q| E2M1[q as usize])),
             DType::Q4_K | DType::Q5_K => {
                 let (scale, minimum) = scale_and_minimum(&block[4..16], span);
                 let is_five = dtype == DType::Q5_K;
@@ -148,8 +148,22 @@ mod tests {
                 assert!(f64::from(wide) == exact || exact.is_nan() && wide.is_nan(), "{d} * {code}");
             }
         }
+    }
+
+    #[test]
+    fn weights_of_mxfp4_are_exact_unless_they_overflow() {
         for e in 0..=u8::MAX {
-            assert_eq!(f64::from(power(e)), 2f64.powi(i32::from(e) - 128));
+            // All 16 codes, as the low halves of the bytes.
+            let block: [u8; 17] = core::array::from_fn(|i| if i == 0 { e } else { i as u8 - 1 });
+            let span = Span::decode(DType::MXFP4, &block, 0);
+            assert_eq!(f64::from(span.scales[0]), 2f64.powi(i32::from(e) - 128));
+            for ((times_two, wide), weight) in E2M1.into_iter().zip(span.to_f64()).zip(span.to_f32()) {
+                let exact = 2f64.powi(i32::from(e) - 128) * f64::from(times_two);
+                let overflows = exact.abs() > f64::from(f32::MAX);
+                assert_eq!(wide, exact, "e = {e}");
+                assert_eq!(f64::from(weight), if overflows { f64::INFINITY.copysign(exact) } else { exact }, "e = {e}");
+            }
+            assert_eq!(span.to_f32().iter().any(|weight| weight.is_infinite()), e >= 253, "e = {e}");
         }
     }
 

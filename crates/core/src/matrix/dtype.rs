@@ -18,7 +18,9 @@ use half::{bf16, f16};
 /// | `Q5_K` | 256 | 176 | the same, q of 5 bits |
 /// | `Q6_K` | 256 | 210 | `d s (q - 32)`, q of 6 bits, s of 8 bits for 16 weights |
 ///
-/// A weight is exactly this real number. `d` and `d'` have type f16, `e` is a byte, and the other letters are integers.
+/// A weight is exactly this real number. `d` and `d'` have type f16, `e` is a byte, and the other letters are integers. For
+/// `MXFP4` this holds for every `e`, as in ggml: e = 255 is not a NaN, unlike in OCP Microscaling. From e = 253 on, the
+/// largest weights overflow float32, where they are infinite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[expect(non_camel_case_types, reason = "the names of ggml")]
@@ -105,7 +107,8 @@ impl DType {
         matches!(self, DType::I8 | DType::F8_E4M3)
     }
 
-    /// Whether every finite weight of the type is exact in float32. Scaled types, `Q4_K` and `Q5_K` need float64.
+    /// Whether every weight of the type is exact in float32, except beyond its range. Scaled types, `Q4_K` and `Q5_K` need
+    /// float64.
     pub const fn is_exact_in_f32(self) -> bool {
         !matches!(self, DType::Q4_K | DType::Q5_K) && !self.is_scaled()
     }

@@ -83,11 +83,16 @@ impl<'a> Matrix<'a> {
     /// scale. A weight is the exact product, which the kernels round to float32. Without scales, the factor is 1.
     ///
     /// # Errors
-    /// [`HeadError::Scales`]: another element type, a block without rows or columns, or a wrong number of scales.
+    /// * [`HeadError::Scales`]: another type, or another number of scales.
+    /// * [`HeadError::ScaleBlock`]: a block without rows or columns.
     pub fn with_scales(mut self, scales: &'a [f32], block: [usize; 2]) -> Result<Self, HeadError> {
         let wrong = |needed| HeadError::Scales { dtype: self.dtype, needed, found: scales.len() };
-        if !self.dtype.is_scaled() || block.contains(&0) {
+        if !self.dtype.is_scaled() {
             return Err(wrong(0));
+        }
+        let [rows, cols] = block;
+        if rows == 0 || cols == 0 {
+            return Err(HeadError::ScaleBlock { rows, cols });
         }
         self.scales = Some(Scales::new(scales, [self.rows, self.cols], block).map_err(wrong)?);
         Ok(self)
@@ -205,7 +210,7 @@ impl<'a> Matrix<'a> {
 /// Converts elements without scales to float32: exactly, but for `Q4_K` and `Q5_K` rounded to nearest.
 ///
 /// # Panics
-/// If the numbers of elements of `out` and `bytes` differ, or the type is scaled.
+/// If the numbers of elements of `out` and `bytes` differ, they are not whole blocks, or the type is scaled.
 pub fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     widen_each(bytes, dtype, out, |value| value, Span::to_f32);
 }
@@ -223,6 +228,8 @@ fn widen_each<T: Copy>(
             *wide = float(bytemuck::pod_read_unaligned::<E>(bytes).widen());
         }
     }
+    assert!(!dtype.is_scaled(), "{} needs scales", dtype.name());
+    assert!(out.len().is_multiple_of(dtype.block_elements()), "{} elements of {}", out.len(), dtype.name());
     assert_eq!(Some(bytes.len()), dtype.bytes(out.len()));
     match dtype {
         DType::BF16 => each::<bf16, T>(bytes, out, float),
@@ -280,6 +287,18 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "i8 needs scales")]
+    fn widening_refuses_scaled_types() {
+        widen(&[1; 8], DType::I8, &mut [0.0; 8]);
+    }
+
+    #[test]
+    #[should_panic(expected = "33 elements of q8_0")]
+    fn widening_refuses_parts_of_blocks() {
+        widen(&[0; 34], DType::Q8_0, &mut [0.0; 33]);
+    }
+
+    #[test]
     fn scales_belong_to_blocks_of_rows_and_columns() {
         let bytes: Vec<u8> = (0..5 * 7).collect();
         let m = Matrix::from_bytes(&bytes, DType::I8, 5, 7, 7).unwrap();
@@ -298,8 +317,12 @@ mod tests {
             }
         }
         assert!(matches!(m.with_scales(&scales[..8], [2, 3]), Err(HeadError::Scales { needed: 9, found: 8, .. })));
-        assert!(matches!(m.with_scales(&scales, [0, 3]), Err(HeadError::Scales { .. })));
+        for block in [[0, 3], [2, 0]] {
+            let error = m.with_scales(&scales, block).unwrap_err();
+            assert_eq!(error, HeadError::ScaleBlock { rows: block[0], cols: block[1] });
+            assert!(error.to_string().contains("both must be 1 or more"), "{error}");
+        }
         let floats = Matrix::from_bytes(&bytes, DType::F16, 2, 7, 7).unwrap();
-        assert!(matches!(floats.with_scales(&[1.0], [2, 7]), Err(HeadError::Scales { .. })));
+        assert!(matches!(floats.with_scales(&[1.0], [2, 7]), Err(HeadError::Scales { needed: 0, found: 1, .. })));
     }
 }

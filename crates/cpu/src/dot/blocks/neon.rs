@@ -8,6 +8,7 @@ use core::arch::aarch64::*;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use flash_sampling_core::DType;
+use flash_sampling_core::backend::{E2M1, IQ4_NL, mxfp4_scale};
 
 /// The operations of a block type.
 ///
@@ -88,17 +89,8 @@ macro_rules! one_scale {
 
 one_scale!(Q8, |at, half| half_at(at), vld1q_s8(at.add(2 + 16 * half).cast()));
 one_scale!(Q4, |at, half| half_at(at), vsubq_s8(vreinterpretq_s8_u8(nibbles(at.add(2), half == 1)), vdupq_n_s8(8)));
-one_scale!(Iq4Nl, |at, half| half_at(at), {
-    look_up([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], nibbles(at.add(2), half == 1))
-});
-one_scale!(
-    Mxfp4,
-    |at, half| {
-        let e = u32::from(*at);
-        f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 })
-    },
-    look_up([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], nibbles(at.add(1), half == 1))
-);
+one_scale!(Iq4Nl, |at, half| half_at(at), look_up(IQ4_NL, nibbles(at.add(2), half == 1)));
+one_scale!(Mxfp4, |at, half| mxfp4_scale(*at), look_up(E2M1, nibbles(at.add(1), half == 1)));
 
 /// The scales and minima of the eight spans of a block of `Q4_K` or `Q5_K`.
 ///

@@ -3,6 +3,7 @@
 use crate::dot::blocks::formats::{Format, Iq4Nl, Mxfp4, Q4, Q4K, Q5K, Q6K, Q8};
 use crate::dot::blocks::x86::{half_at, packed_scales_and_minima};
 use core::arch::x86_64::*;
+use flash_sampling_core::backend::{E2M1, IQ4_NL, mxfp4_scale};
 
 /// The operations of a block type. A unit is 256 weights, or two blocks of 32.
 ///
@@ -154,22 +155,13 @@ two_blocks!(Q8, 34, 128, |at| half_at(at), {
 });
 two_blocks!(Q4, 18, 8, |at| half_at(at), nibbles(at.add(2), at.add(20)));
 two_blocks!(Iq4Nl, 18, 128, |at| half_at(at), {
-    const TABLE: [u8; 16] = shifted([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], 128);
+    const TABLE: [u8; 16] = shifted(IQ4_NL, 128);
     look_up(&TABLE, nibbles(at.add(2), at.add(20)))
 });
-two_blocks!(
-    Mxfp4,
-    17,
-    12,
-    |at| {
-        let e = u32::from(*at);
-        f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 })
-    },
-    {
-        const TABLE: [u8; 16] = shifted([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], 12);
-        look_up(&TABLE, nibbles(at.add(1), at.add(18)))
-    }
-);
+two_blocks!(Mxfp4, 17, 12, |at| mxfp4_scale(*at), {
+    const TABLE: [u8; 16] = shifted(E2M1, 12);
+    look_up(&TABLE, nibbles(at.add(1), at.add(18)))
+});
 
 /// Implements [`Codes`] for a type with a scale and a minimum for 32 weights.
 macro_rules! with_minima {
