@@ -131,7 +131,7 @@ fn missing_tensors_are_named() {
 fn names_of_files_are_escaped_and_cut() {
     let (files, head) = small_head();
     let tensor = |name: &str| files.safetensors("x.safetensors", &[(name, Dtype::I8, &[4, 32], vec![0; 128])]);
-    refuse_weight(&tensor("red\x1b[31m\r\u{9b}"), "red\\u{1b}[31m\\r\\u{9b} has dtype I8");
+    refuse_weight(&tensor("red\x1b[31m\r\u{9b}"), "red\\u{1b}[31m\\r\\u{9b} has elements of 8 bits without scales");
     refuse_weight(&tensor(&"long".repeat(2500)), "long...glonglong");
     for key in ["red\\u001b[31m", &"long".repeat(2500)] {
         let file = files.bytes("p.json", format!(r#"{{"{key}": 1, "{key}": 1}}"#).as_bytes());
