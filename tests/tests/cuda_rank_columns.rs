@@ -71,7 +71,7 @@ fn draws_are_those_of_one_gpu(factory: GpuRanks) {
     let of_filtered = [0..count, 0..17, 2..3, 3..4, 4..5, 7..8, 9..10, 10..11].map(|which| (&filtered, which));
     for (all, which) in of_plain.into_iter().chain(of_filtered.into_iter().filter(|_| gathers)) {
         let rows = &all[which.clone()];
-        let at = which.start * hidden.row_stride * hidden.dtype.size();
+        let at = which.start * hidden.row_stride * hidden.dtype.block_bytes();
         let hidden = DeviceMatrix { address: hidden.address.add(at), rows: rows.len(), ..hidden };
         let mut want = Samples::new();
         // SAFETY: the hidden states are on this device, and this call waits.

@@ -17,6 +17,9 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL.
     Avx512,
+    /// AVX-512 with VNNI, for quantised weights with rows of 1024 elements or more, a multiple of 64. Others run as
+    /// [`Isa::Avx512`].
+    Avx512Vnni,
     /// AVX-512 with BF16 dot products. Pairs other than bf16 x bf16 run as [`Isa::Avx512`].
     Avx512Bf16,
     /// AMX tiles in bf16. Pairs other than bf16 x bf16 run as [`Isa::Avx512`].
@@ -27,11 +30,12 @@ pub enum Isa {
 
 impl Isa {
     /// All instruction sets; for each architecture, the most general first.
-    pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon];
+    pub const ALL: [Isa; 7] =
+        [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni, Isa::Avx512Bf16, Isa::Amx, Isa::Neon];
 
     /// Whether this machine has the instruction set, and the operating system allows it.
     pub fn is_available(self) -> bool {
-        static AVAILABLE: OnceLock<[bool; 6]> = OnceLock::new();
+        static AVAILABLE: OnceLock<[bool; 7]> = OnceLock::new();
         AVAILABLE.get_or_init(|| Isa::ALL.map(detect))[self as usize]
     }
 
@@ -49,7 +53,10 @@ impl Isa {
     /// Returns the instruction set that actually runs if this one is requested.
     pub fn for_types(self, weight: DType, hidden: DType) -> Isa {
         let bf16 = weight == DType::BF16 && hidden == DType::BF16;
+        let is_block = weight.block_elements() > 1;
         match self {
+            Isa::Avx512Vnni if !is_block => Isa::Avx512,
+            Isa::Avx512Bf16 | Isa::Amx if is_block && Isa::Avx512Vnni.is_available() => Isa::Avx512Vnni,
             Isa::Avx512Bf16 | Isa::Amx if !bf16 => Isa::Avx512,
             isa => isa,
         }
@@ -61,6 +68,7 @@ impl Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Vnni => "avx512vnni",
             Isa::Avx512Bf16 => "avx512bf16",
             Isa::Amx => "amx",
             Isa::Neon => "neon",
@@ -76,7 +84,7 @@ impl fmt::Display for Isa {
 
 /// The name is not the name of an instruction set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no instruction set; known are portable, avx2, avx512, avx512bf16, amx, neon")]
+#[error("'{0}' is no instruction set; known are portable, avx2, avx512, avx512vnni, avx512bf16, amx, neon")]
 pub struct ParseIsaError(String);
 
 impl FromStr for Isa {
@@ -102,6 +110,7 @@ fn detect(isa: Isa) -> bool {
                 && is_x86_feature_detected!("popcnt")
                 && detect(Isa::Avx2)
         }
+        Isa::Avx512Vnni => is_x86_feature_detected!("avx512vnni") && detect(Isa::Avx512),
         Isa::Avx512Bf16 => is_x86_feature_detected!("avx512bf16") && detect(Isa::Avx512),
         Isa::Amx => detect(Isa::Avx512) && crate::dot::amx::is_available(),
         Isa::Neon => false,

@@ -45,7 +45,7 @@ impl OnRank {
 
     /// The hidden states of some rows.
     pub(crate) fn states(&self, rows: Range<usize>) -> DeviceMatrix {
-        let at = rows.start * self.hidden.row_stride * self.hidden.dtype.size();
+        let at = rows.start * self.hidden.row_stride * self.hidden.dtype.block_bytes();
         DeviceMatrix { address: self.hidden.address.add(at), rows: rows.len(), ..self.hidden }
     }
 

@@ -41,7 +41,7 @@ impl<'a> Matrix<'a> {
     /// # Errors
     /// * [`HeadError::Length`]: fewer bytes than the matrix needs.
     /// * [`HeadError::Shape`]: `cols` is zero, `row_stride < cols`, the size overflows, or `cols` or `row_stride` is not
-    ///   whole blocks.
+    ///   a whole number of blocks.
     pub fn from_bytes(
         bytes: &'a [u8],
         dtype: DType,
@@ -79,11 +79,11 @@ impl<'a> Matrix<'a> {
     /// Multiplies the elements of an `I8` or `F8_E4M3` matrix by scales.
     ///
     /// `scales` has one value for each block of `[block_rows, block_cols]` elements, row by row; the last blocks of rows
-    /// and columns may be smaller. A scale for each row has blocks `[1, cols]`, one for the whole matrix `[rows, cols]`.
-    /// A weight is the exact product, which the kernels round to float32. Without scales, the factor is 1.
+    /// and columns may be smaller. Blocks are `[1, cols]` for one scale per row, `[rows, cols]` for a single
+    /// scale. A weight is the exact product, which the kernels round to float32. Without scales, the factor is 1.
     ///
     /// # Errors
-    /// [`HeadError::Scales`]: another type, a block without rows or columns, or another number of scales.
+    /// [`HeadError::Scales`]: another element type, a block without rows or columns, or a wrong number of scales.
     pub fn with_scales(mut self, scales: &'a [f32], block: [usize; 2]) -> Result<Self, HeadError> {
         let wrong = |needed| HeadError::Scales { dtype: self.dtype, needed, found: scales.len() };
         if !self.dtype.is_scaled() || block.contains(&0) {
@@ -113,7 +113,7 @@ impl<'a> Matrix<'a> {
         self.row_stride
     }
 
-    /// All bytes, from the begin of the first row to the end of the last row.
+    /// All bytes, from the start of the first row to the end of the last row.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -135,7 +135,7 @@ impl<'a> Matrix<'a> {
         self.cols / self.dtype.block_elements() * self.dtype.block_bytes()
     }
 
-    /// The elements of a row in place; `None` unless they are float32 at an address that is a multiple of four.
+    /// Borrows the elements of a row; `None` unless the type is float32 and the address a multiple of four.
     ///
     /// # Panics
     /// If `row` is out of range.
@@ -160,7 +160,7 @@ impl<'a> Matrix<'a> {
         Matrix { bytes, rows: range.len(), scales, ..*self }
     }
 
-    /// Converts a row to float32: exact, or rounded to nearest unless [`DType::is_exact_in_f32`].
+    /// Converts a row to float32: exactly for types with [`DType::is_exact_in_f32`], else rounded to nearest.
     ///
     /// # Panics
     /// If `row` is out of range, or `out` does not have `cols` elements.
@@ -172,6 +172,19 @@ impl<'a> Matrix<'a> {
             return convert_row(self.row_bytes(row), self.dtype, scales, out, |value, scale| value * scale);
         }
         widen(self.row_bytes(row), self.dtype, out);
+    }
+
+    /// Writes the absolute values of a row. For types with minima, a value is that of the scaled code plus that of the
+    /// minimum, which bounds all terms from which kernels compute a weight.
+    ///
+    /// # Panics
+    /// As for [`Matrix::row_to_f32`].
+    pub fn row_magnitudes(&self, row: usize, out: &mut [f32]) {
+        if matches!(self.dtype, DType::Q4_K | DType::Q5_K) {
+            return widen_each(self.row_bytes(row), self.dtype, out, f32::abs, Span::magnitudes);
+        }
+        self.row_to_f32(row, out);
+        out.iter_mut().for_each(|weight| *weight = weight.abs());
     }
 
     /// Converts a row to float64, exactly.
@@ -189,7 +202,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Converts elements without scales to float32: exact, or for `Q4_K` and `Q5_K` rounded to nearest.
+/// Converts elements without scales to float32: exactly, but for `Q4_K` and `Q5_K` rounded to nearest.
 ///
 /// # Panics
 /// If the numbers of elements of `out` and `bytes` differ, or the type is scaled.
@@ -197,7 +210,7 @@ pub fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     widen_each(bytes, dtype, out, |value| value, Span::to_f32);
 }
 
-/// Converts elements: floats by `float`, spans of blocks by `span`.
+/// Converts elements: `float` converts a float, `span` a span of a block.
 fn widen_each<T: Copy>(
     bytes: &[u8],
     dtype: DType,
@@ -249,6 +262,7 @@ mod tests {
         assert_eq!(row, [4.0, 5.0]);
         assert_eq!(m.row_range(3..3).rows(), 0);
     }
+
     #[test]
     fn rows_of_blocks_are_whole_blocks() {
         let bytes = [0u8; 4 * 210];

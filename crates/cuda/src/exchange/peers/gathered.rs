@@ -70,7 +70,7 @@ impl DevicePeers {
     pub(crate) fn offer_logits(&self, rows: usize, vocab_size: u32) -> Result<LogitMatrix, CudaError> {
         let row_stride = vocab_size.next_multiple_of(8) as usize;
         // The fused kernel stores a multiple of eight rows.
-        let memory = Mailbox::of_bytes(DType::F32.size() * row_stride * rows.next_multiple_of(8), &self.device)?;
+        let memory = Mailbox::of_bytes(DType::F32.block_bytes() * row_stride * rows.next_multiple_of(8), &self.device)?;
         let descriptor = PeerDescriptor {
             process: PeerDescriptor::this_process(),
             mailbox: memory.id(),

@@ -10,7 +10,7 @@ use crate::abi::{DeviceAddress, FilterCall, RowColumns, TokenColumns};
 use crate::device::row_columns::ListedTokens;
 use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
-use crate::exchange::cuda_exchange::{CudaExchange, number_of};
+use crate::exchange::cuda_exchange::CudaExchange;
 use crate::sampler::column_call::ColumnCall;
 use crate::selection::filtered::{FilterKinds, LogitFilters, rows_within};
 use crate::selection::row_logprobs::DeviceLogprobs;
@@ -207,7 +207,7 @@ fn mark_of(
     (dtype, max_adjusted): (DType, usize),
     (first, count): (usize, usize),
 ) -> u64 {
-    let words = [MARK, number_of(dtype).into(), max_adjusted as u64, first as u64, count as u64];
+    let words = [MARK, dtype.code().into(), max_adjusted as u64, first as u64, count as u64];
     let arrays = [presence(columns), columns.mask_words.into(), whole_row.is_some().into()];
     of_words(words.into_iter().chain(arrays))
 }
