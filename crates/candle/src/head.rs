@@ -2,13 +2,14 @@
 
 #[cfg(feature = "cuda")]
 use crate::on_device::OnDevice;
-use crate::{with_matrix, wrap};
+use crate::{qtensor_matrix, with_matrix, wrap};
 #[cfg(feature = "cuda")]
 use candle_core::DeviceLocation;
-use candle_core::quantized::QMatMul;
-use candle_core::{Result, Tensor, bail};
+use candle_core::quantized::{QMatMul, QTensor};
+use candle_core::{Device, Result, Tensor, bail};
 use flash_sampling::cpu::{DetachedTiled, Tiled};
 use flash_sampling::{CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use std::sync::Arc;
 
 /// The model's own transforms of its logits; the default has none.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +46,8 @@ impl HeadOptions {
 /// An LM head that draws: hidden states `[rows, hidden]` in, tokens out, without `[rows, vocab]` logits in memory.
 ///
 /// The weight is shared with the model, and locked for reading during a call. The head copies only a weight that is not
-/// row-major (the transpose of `[hidden, vocab]`). On a GPU (feature `cuda`) a call launches on candle's stream, after
+/// row-major (the transpose of `[hidden, vocab]`). The weight of a quantised model stays quantised
+/// ([`FusedHead::from_qtensor`]). On a GPU (feature `cuda`) a call launches on candle's stream, after
 /// the work on the hidden states, and waits for the draws. `flash_sampling::cuda::DeviceSampler` describes knobs and
 /// costs.
 ///
@@ -65,18 +67,64 @@ impl HeadOptions {
 #[derive(Debug)]
 pub struct FusedHead {
     place: Place,
-    weight: Tensor,
-    options: HeadOptions,
+    vocab_size: usize,
+    device: Device,
     samples: Samples,
 }
 
 /// The device of a head, with its sampler.
 #[derive(Debug)]
 enum Place {
-    /// `None` after a call that failed midway.
-    Cpu(Option<DetachedTiled>),
+    Cpu(Box<OnCpu>),
     #[cfg(feature = "cuda")]
     Gpu(Box<OnDevice>),
+}
+
+/// A sampler over a weight in main memory.
+#[derive(Debug)]
+struct OnCpu {
+    weight: Weight,
+    options: HeadOptions,
+    /// `None` after a call that failed midway.
+    plan: Option<DetachedTiled>,
+}
+
+/// A weight in main memory, which keeps its storage alive.
+#[derive(Debug)]
+enum Weight {
+    Plain(Tensor),
+    Quantised(Arc<QTensor>),
+}
+
+impl Weight {
+    fn with_matrix<R>(&self, work: impl FnOnce(Matrix<'_>) -> Result<R>) -> Result<R> {
+        match self {
+            Weight::Plain(tensor) => with_matrix(tensor, work),
+            Weight::Quantised(tensor) => work(qtensor_matrix(tensor)?),
+        }
+    }
+}
+
+impl OnCpu {
+    fn new(weight: Weight, options: HeadOptions, plan: Plan, cpu: &CpuOptions) -> Result<Self> {
+        let detached = weight.with_matrix(|matrix| {
+            let sampler = wrap(Tiled::new(options.head(matrix)?, plan, cpu))?;
+            Ok(sampler.detach())
+        })?;
+        Ok(OnCpu { weight, options, plan: Some(detached) })
+    }
+
+    fn sample(&mut self, hidden: &Tensor, rows: &[RowParams<'_>], out: &mut Samples) -> Result<()> {
+        let OnCpu { weight, options, plan } = self;
+        weight.with_matrix(|matrix| {
+            let head = options.head(matrix)?;
+            let Some(detached) = plan.take() else { bail!("the plan was lost by a call that failed") };
+            let mut sampler = wrap(detached.attach(head))?;
+            let outcome = with_matrix(hidden, |hidden| wrap(sampler.sample(hidden, rows, out)));
+            *plan = Some(sampler.detach());
+            outcome
+        })
+    }
 }
 
 impl FusedHead {
@@ -86,31 +134,60 @@ impl FusedHead {
     /// An invalid weight, option or plan.
     pub fn new(weight: Tensor, options: HeadOptions, plan: Plan, cpu: &CpuOptions) -> Result<Self> {
         let weight = row_major(&weight)?;
-        let place = match weight.device().location() {
+        let vocab_size = options.vocab_size.unwrap_or(weight.dim(0)?);
+        let device = weight.device().clone();
+        let place = match device.location() {
             #[cfg(feature = "cuda")]
             DeviceLocation::Cuda { .. } => Place::Gpu(Box::new(OnDevice::new(&weight, &options, plan)?)),
-            _ => {
-                let detached = with_matrix(&weight, |matrix| {
-                    let sampler = wrap(Tiled::new(options.head(matrix)?, plan, cpu))?;
-                    Ok(sampler.detach())
-                })?;
-                Place::Cpu(Some(detached))
-            }
+            _ => Place::Cpu(Box::new(OnCpu::new(Weight::Plain(weight), options, plan, cpu)?)),
         };
-        Ok(FusedHead { place, weight, options, samples: Samples::new() })
+        Ok(FusedHead { place, vocab_size, device, samples: Samples::new() })
     }
 
-    /// As [`FusedHead::new`], for a layer of a quantised model with a plain tensor.
+    /// Plans for a weight `[vocab, hidden]` of a quantised model on the CPU. The head reads the blocks of the tensor, and
+    /// neither copies nor dequantizes them.
+    ///
+    /// candle's own matmul rounds hidden states to 8 bits per block. This head does not, so its logits differ from
+    /// candle's, and are those of the dequantized weight. [`flash_sampling::round_as_ggml`] rounds hidden states in the
+    /// same way.
+    ///
+    /// ```
+    /// use candle_core::quantized::{GgmlDType, QTensor};
+    /// use candle_core::{Device, Tensor};
+    /// use flash_sampling::{CpuOptions, Plan, RowParams};
+    /// use flash_sampling_candle::{FusedHead, HeadOptions};
+    ///
+    /// // A model has the tensor from `gguf_file::Content::tensor`.
+    /// let weight = QTensor::quantize(&Tensor::randn(0f32, 1.0, (1000, 256), &Device::Cpu)?, GgmlDType::Q6K)?;
+    /// let options = HeadOptions::default();
+    /// let mut head = FusedHead::from_qtensor(weight.into(), options, Plan::default(), &CpuOptions::default())?;
+    /// let hidden = Tensor::randn(0f32, 1.0, (1, 256), &Device::Cpu)?;
+    /// assert_eq!(head.draw(&hidden, &[RowParams { seed: 42, ..RowParams::default() }])?.dims(), [1, 1]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`FusedHead::new`], and a quantised weight, whose type the error names.
+    /// As [`qtensor_matrix`], and an invalid option or plan.
+    pub fn from_qtensor(weight: Arc<QTensor>, options: HeadOptions, plan: Plan, cpu: &CpuOptions) -> Result<Self> {
+        let vocab_size = options.vocab_size.unwrap_or(weight.shape().dims2()?.0);
+        let place = Place::Cpu(Box::new(OnCpu::new(Weight::Quantised(weight), options, plan, cpu)?));
+        Ok(FusedHead { place, vocab_size, device: Device::Cpu, samples: Samples::new() })
+    }
+
+    /// As [`FusedHead::new`] or [`FusedHead::from_qtensor`], for a layer of a quantised model.
+    ///
+    /// # Errors
+    /// As these functions.
     pub fn from_qmatmul(layer: &QMatMul, options: HeadOptions, plan: Plan, cpu: &CpuOptions) -> Result<Self> {
         match layer {
             QMatMul::Tensor(weight) | QMatMul::TensorF16(weight) => FusedHead::new(weight.clone(), options, plan, cpu),
-            QMatMul::QTensor(weight) => {
-                bail!("a head quantised as {:?} is not supported: dequantize it first", weight.dtype())
-            }
+            QMatMul::QTensor(weight) => FusedHead::from_qtensor(weight.clone(), options, plan, cpu),
         }
+    }
+
+    /// Number of tokens.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
     }
 
     /// Draws for `hidden [rows, hidden]` into `out`. Hidden states that are not row-major are copied. The error of a
@@ -121,21 +198,11 @@ impl FusedHead {
     pub fn sample(&mut self, hidden: &Tensor, rows: &[RowParams<'_>], out: &mut Samples) -> Result<()> {
         out.clear();
         let hidden = row_major(hidden)?;
-        let FusedHead { weight, options, place, .. } = self;
-        #[cfg_attr(not(feature = "cuda"), allow(clippy::infallible_destructuring_match))]
-        let plan = match place {
-            Place::Cpu(plan) => plan,
+        match &mut self.place {
+            Place::Cpu(cpu) => cpu.sample(&hidden, rows, out),
             #[cfg(feature = "cuda")]
-            Place::Gpu(gpu) => return gpu.sample(weight, &hidden, rows, out),
-        };
-        with_matrix(weight, |matrix| {
-            let head = options.head(matrix)?;
-            let Some(detached) = plan.take() else { bail!("the plan was lost by a call that failed") };
-            let mut sampler = wrap(detached.attach(head))?;
-            let outcome = with_matrix(&hidden, |hidden| wrap(sampler.sample(hidden, rows, out)));
-            *plan = Some(sampler.detach());
-            outcome
-        })
+            Place::Gpu(gpu) => gpu.sample(&hidden, rows, out),
+        }
     }
 
     /// Draws only tokens: u32 `[rows, draws]`, on the weight's device. All rows have the same number of draws.
@@ -147,7 +214,7 @@ impl FusedHead {
         if rows.iter().any(|row| row.draws != draws) {
             bail!("rows of one tensor must have the same number of draws");
         }
-        let device = self.weight.device().clone();
+        let device = self.device.clone();
         let mut samples = std::mem::take(&mut self.samples);
         let sampled = self.sample(hidden, rows, &mut samples);
         let mut tokens = Vec::with_capacity(rows.len() * draws as usize);
@@ -179,8 +246,7 @@ fn row_major(tensor: &Tensor) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::quantized::{GgmlDType, QTensor};
-    use candle_core::{DType, Device};
+    use candle_core::DType;
 
     fn tensor(rows: usize, cols: usize, salt: usize) -> Tensor {
         let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919 + salt) % 1009) as f32 / 504.5 - 1.0).collect();
@@ -252,9 +318,5 @@ mod tests {
         assert!(head.draw(&tensor(5, 16, 1), &[row; 5]).is_err());
         assert!(head.draw(&tensor(1, 16, 1), &[RowParams { temperature: -1.0, ..row }]).is_err());
         assert!(head.draw(&tensor(1, 16, 1), &[row]).is_ok());
-        let weight = QTensor::quantize(&tensor(64, 32, 1), GgmlDType::Q8_0).unwrap();
-        let layer = QMatMul::QTensor(std::sync::Arc::new(weight));
-        let refused = FusedHead::from_qmatmul(&layer, HeadOptions::default(), plan(), &CpuOptions::default());
-        assert!(refused.unwrap_err().to_string().contains("Q8_0"));
     }
 }

@@ -1,7 +1,7 @@
 //! A drop-in for candle-transformers' `LogitsProcessor`.
 
-use crate::{with_matrix, wrap};
-use candle_core::{DType, Device, Result, Tensor, bail};
+use crate::{FusedHead, with_matrix, wrap};
+use candle_core::{D, DType, Device, Result, Tensor, bail};
 use flash_sampling::cpu::Standalone;
 use flash_sampling::{CpuOptions, PerturbedArgmax, Plan, RowParams, Samples};
 
@@ -119,12 +119,31 @@ impl LogitsProcessor {
         self.draw(&Tensor::from_vec(logs, (1, weights.len()), &Device::Cpu)?, row)
     }
 
-    /// Logits `[1, vocab]`, float32.
-    fn on_cpu(&self, logits: &Tensor) -> Result<Tensor> {
-        let vocab = logits.dims1()?;
+    /// Draws a token from one row of hidden states, `[hidden]` or `[1, ..., 1, hidden]`, without logits in memory. The
+    /// token is that of [`LogitsProcessor::sample`] on the head's logits, up to their rounding.
+    ///
+    /// # Errors
+    /// As [`LogitsProcessor::sample`] and [`FusedHead::sample`], and a `TopKThenTopP` whose two filters are both enabled,
+    /// because candle takes `p` of the mass of all tokens.
+    pub fn sample_head(&mut self, head: &mut FusedHead, hidden: &Tensor) -> Result<u32> {
+        self.check_k()?;
+        let row = self.row(head.vocab_size(), |_| bail!("a fused head has no TopKThenTopP: sample from logits"))?;
+        let hidden = hidden.reshape((1, hidden.dim(D::Minus1)?))?;
+        head.sample(&hidden, &[row], &mut self.samples)?;
+        self.finish()
+    }
+
+    fn check_k(&self) -> Result<()> {
         if matches!(self.sampling, Sampling::TopK { k: 0, .. } | Sampling::TopKThenTopP { k: 0, .. }) {
             bail!("k is 0: no token would be left");
         }
+        Ok(())
+    }
+
+    /// Logits `[1, vocab]`, float32.
+    fn on_cpu(&self, logits: &Tensor) -> Result<Tensor> {
+        let vocab = logits.dims1()?;
+        self.check_k()?;
         logits.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.contiguous()?.reshape((1, vocab))
     }
 
@@ -135,6 +154,11 @@ impl LogitsProcessor {
             sampler => sampler.insert(wrap(Standalone::new(vocab, Plan::default(), &CpuOptions::default()))?),
         };
         with_matrix(logits, |logits| wrap(sampler.sample(logits, &[row], &mut self.samples)))?;
+        self.finish()
+    }
+
+    /// Ends a draw: its token.
+    fn finish(&mut self) -> Result<u32> {
         let token = wrap(self.samples.row(0))?.token();
         self.drawn += 1;
         Ok(token)

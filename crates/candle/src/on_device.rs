@@ -12,8 +12,9 @@ use flash_sampling::{Plan, RowParams, Samples};
 pub(crate) struct OnDevice {
     sampler: DeviceSampler,
     /// The memory that the sampler reads.
-    weight: DeviceMatrix,
-    _held: (Tensor, Option<Tensor>),
+    matrix: DeviceMatrix,
+    weight: Tensor,
+    _bias: Option<Tensor>,
 }
 
 impl OnDevice {
@@ -44,28 +45,23 @@ impl OnDevice {
             // SAFETY: both are storage of tensors that this value holds and drops after the sampler. `sample` holds the
             // lock of the weight during each call and checks that its storage did not move; no other code has the bias.
             let sampler = wrap(unsafe { DeviceSampler::new(head, vocab_size as u32, plan, &device) })?;
-            Ok(OnDevice { sampler, weight: matrix, _held: (weight.clone(), bias) })
+            Ok(OnDevice { sampler, matrix, weight: weight.clone(), _bias: bias })
         })
     }
 
-    pub(crate) fn sample(
-        &mut self,
-        weight: &Tensor,
-        hidden: &Tensor,
-        rows: &[RowParams<'_>],
-        out: &mut Samples,
-    ) -> Result<()> {
+    pub(crate) fn sample(&mut self, hidden: &Tensor, rows: &[RowParams<'_>], out: &mut Samples) -> Result<()> {
+        let OnDevice { sampler, matrix: planned, weight, .. } = self;
         if !weight.device().same_device(hidden.device()) {
             bail!("the hidden states are on {:?}, the weight is on {:?}", hidden.device(), weight.device());
         }
         with_device_matrix(weight, |_, matrix| {
-            if matrix != self.weight {
+            if matrix != *planned {
                 bail!("the weight's storage was replaced");
             }
             with_device_matrix(hidden, |stream, hidden| {
                 // SAFETY: the hidden states are storage of a tensor on the weight's device, whose stream made them.
                 // Both are locked for reading until the call returns, and the call waits.
-                wrap(unsafe { self.sampler.sample(stream, &hidden, rows, out) })
+                wrap(unsafe { sampler.sample(stream, &hidden, rows, out) })
             })
         })
     }

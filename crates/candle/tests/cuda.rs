@@ -3,7 +3,7 @@
 #![cfg(feature = "cuda")]
 #![allow(missing_docs)]
 
-use candle_core::quantized::QMatMul;
+use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{DType, Device, Tensor};
 use flash_sampling::{CpuOptions, History, Plan, RowParams, Samples};
 use flash_sampling_candle::{FusedHead, HeadOptions, LogitsProcessor};
@@ -176,6 +176,23 @@ fn what_cannot_be_drawn_from_is_an_error() {
 }
 
 #[test]
+fn a_quantised_head_is_on_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let values = integers(64, 32, 7, DType::F32);
+    let new = |weight: QTensor| {
+        let layer = QMatMul::QTensor(weight.into());
+        FusedHead::from_qmatmul(&layer, HeadOptions::default(), Plan::default(), &CpuOptions::default())
+    };
+    let refused = new(QTensor::quantize_onto(&values, GgmlDType::Q8_0, &gpu).unwrap());
+    let message = refused.unwrap_err().to_string();
+    assert!(message.contains("QTensor on Cuda"), "{message}");
+    let mut head = new(QTensor::quantize(&values, GgmlDType::Q8_0).unwrap()).unwrap();
+    let (hidden, row) = (integers(1, 32, 8, DType::F32), RowParams::default());
+    assert!(head.draw(&hidden.to_device(&gpu).unwrap(), &[row]).is_err(), "hidden states on a GPU");
+    assert!(head.draw(&hidden, &[row]).is_ok());
+}
+
+#[test]
 fn a_processor_takes_logits_on_the_device() {
     let Some(gpu) = gpu() else { return };
     let logits = integers(1, VOCAB, 6, DType::F32).flatten_all().unwrap();
@@ -184,4 +201,13 @@ fn a_processor_takes_logits_on_the_device() {
         (0..20).map(|_| processor.sample(logits).unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(tokens(&logits), tokens(&logits.to_device(&gpu).unwrap()));
+    // The same draws by a head.
+    let (weight, hidden) = (integers(VOCAB, HIDDEN, 3, DType::F32), integers(1, HIDDEN, 4, DType::F32));
+    let drawn = |device: &Device| {
+        let (weight, hidden) = (weight.to_device(device).unwrap(), hidden.to_device(device).unwrap());
+        let mut head = FusedHead::new(weight, HeadOptions::default(), Plan::default(), &CpuOptions::default()).unwrap();
+        let mut processor = LogitsProcessor::new(11, Some(8.0), Some(0.9));
+        (0..20).map(|_| processor.sample_head(&mut head, &hidden).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(drawn(&gpu), drawn(&Device::Cpu));
 }

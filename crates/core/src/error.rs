@@ -220,10 +220,18 @@ pub enum HeadError {
     Scales {
         /// Element type of the matrix.
         dtype: DType,
-        /// The required scales; 0 if the type has none or a block is empty.
+        /// The required scales; 0 if the type has none.
         needed: usize,
         /// The given scales.
         found: usize,
+    },
+    /// A block of weights that share a scale has no rows or no columns.
+    #[error("a scale cannot be for a block of {rows} rows and {cols} columns: both must be 1 or more")]
+    ScaleBlock {
+        /// Rows of a block.
+        rows: usize,
+        /// Columns of a block.
+        cols: usize,
     },
     /// The sampler does not support the weight's element type.
     #[error("the weight is {}, but this sampler supports {supported}", found.name())]

@@ -1,6 +1,7 @@
 //! The configuration of a model, from `config.json`.
 
 use crate::error::ModelError;
+use crate::quantization::Quantization;
 use crate::rotary::{Pairing, Scaling};
 use serde_json::Value;
 
@@ -51,11 +52,11 @@ pub struct ModelConfig {
 }
 
 /// The value of a key; `null` counts as absent.
-fn find<'v>(json: &'v Value, key: &str) -> Option<&'v Value> {
+pub(crate) fn find<'v>(json: &'v Value, key: &str) -> Option<&'v Value> {
     json.get(key).filter(|value| !value.is_null())
 }
 
-fn wrong(key: &str, value: &Value) -> ModelError {
+pub(crate) fn wrong(key: &str, value: &Value) -> ModelError {
     ModelError::Config(format!("{key} is {value}, which is not supported"))
 }
 
@@ -91,7 +92,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// [`ModelError::Config`], which names the key: another architecture, a missing or impossible size, and unsupported
-    /// features (sliding windows, quantised weights, other activations and rotary scalings).
+    /// features (sliding windows, other activations and rotary scalings, weights that [`Quantization`] refuses).
     pub fn parse(bytes: &[u8]) -> Result<Self, ModelError> {
         let json: Value = serde_json::from_slice(bytes).map_err(|error| ModelError::Config(error.to_string()))?;
         let family = match find(&json, "model_type").and_then(Value::as_str) {
@@ -188,9 +189,7 @@ fn refuse_unsupported(json: &Value) -> Result<(), ModelError> {
     if let Some(other) = layer_types.into_iter().flatten().find(|value| !full(value)) {
         return Err(wrong("layer_types", other));
     }
-    if find(json, "quantization_config").is_some() {
-        return Err(ModelError::Config("the weights are quantised (quantization_config)".into()));
-    }
+    Quantization::of(json)?;
     // The key is at the top level, or among the other rotary parameters.
     let places = [Some(json), find(json, "rope_parameters"), find(json, "rope_scaling")];
     let partial = places.into_iter().flatten().filter_map(|place| find(place, "partial_rotary_factor"));
@@ -294,6 +293,7 @@ mod tests {
             ("rms_norm_eps", "1e-60"),
             ("eos_token_id", r#""end""#),
             ("quantization_config", r#"{"bits": 4}"#),
+            ("quantization_config", r#"{"quant_method": "awq"}"#),
         ] {
             assert!(matches!(with(key, value), Err(ModelError::Config(_))), "{key} {value}");
         }

@@ -4,13 +4,14 @@
 //! | module | content |
 //! | --- | --- |
 //! | [`config`] | the configuration of a model, from `config.json`: [`ModelConfig`] |
+//! | [`quantization`] | the form of 8-bit weights, from `config.json`: [`Quantization`] |
 //! | [`gguf`] | files of llama.cpp: their container, and the configuration in their metadata |
 //! | [`rotary`] | rotary positions, with the scalings `linear` and `llama3` |
 //! | [`cache`] | the keys and values of one sequence: [`Cache`] |
 //! | [`model`] | the layers: [`Model`] |
 //!
 //! Families: Llama and Qwen3 (dense), as Hugging Face's `transformers` defines them. Weights are borrowed in bf16, f16,
-//! f32 or quantised blocks and multiplied by [`flash_sampling::cpu::matmul`]; activations are float32.
+//! f32, 8 bits with scales or quantised blocks, and multiplied by [`flash_sampling::cpu::matmul`]; activations are float32.
 //!
 //! # Replay
 //! The hidden states of a token have the same bits in every batch, for a prompt at once or token by token, and on any
@@ -25,9 +26,11 @@ mod error;
 pub mod gguf;
 mod layer;
 pub mod model;
+pub mod quantization;
 pub mod rotary;
 
 pub use cache::Cache;
 pub use config::{Family, ModelConfig};
 pub use error::ModelError;
 pub use model::{Model, Run};
+pub use quantization::Quantization;

@@ -1,8 +1,8 @@
-//! Any sampler over a quantised copy of the weight with the same dot products.
+//! Runs any sampler over a quantised weight with the same dot products as the head.
 //!
 //! A weight is a sum of digits: `w = sum_j digit_j 2^(e - bits j)`. The digits are codes of consecutive quantised weights,
-//! and the hidden state of digit `j` is multiplied by `2^(-bits j)`. So all products and sums are those of the head, and
-//! every law holds for the quantised head if it holds for the sampler.
+//! and the hidden state of digit `j` is multiplied by `2^(-bits j)`. So all dot products are those of the head, and a
+//! correct sampler over the quantised weight meets every law of the suite.
 
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
@@ -49,17 +49,17 @@ impl<F: SamplerFactory> SamplerFactory for Quantised<F> {
     }
 }
 
-/// How a weight becomes codes.
+/// How a float weight is split into codes.
 #[derive(Clone, Copy, Debug)]
 struct Digits {
     dtype: DType,
-    /// Quantised weights of a column of the head.
+    /// Quantised weights per column of the head.
     slots: usize,
     /// Bits of a digit.
     bits: i32,
-    /// All finite weights are below `2^exponent`.
+    /// All finite weights are below `2^exponent` in absolute value.
     exponent: i32,
-    /// Whether all weights are finite. Then the last slot is for infinite hidden states.
+    /// Whether all weights are finite. If they are, the last slot of a column is for infinite hidden states.
     is_finite: bool,
 }
 
@@ -84,7 +84,7 @@ impl Digits {
             DType::Q6_K => 5,
             _ => 3,
         };
-        // A bad factor of a block must not reach another column.
+        // A NaN or infinite factor of a block must not affect another column.
         let slots = match dtype {
             _ if !is_finite => dtype.block_elements(),
             DType::Q6_K => 16,
@@ -98,7 +98,7 @@ impl Digits {
         (hidden * self.slots).next_multiple_of(self.dtype.block_elements())
     }
 
-    /// The hidden states of a column's slots.
+    /// Writes the hidden states of a column's slots.
     fn expand(&self, h: f32, out: &mut [f32]) {
         let last = out.len() - 1;
         for (j, out) in out.iter_mut().enumerate() {
@@ -116,10 +116,10 @@ impl Digits {
         }
     }
 
-    /// The block of some columns' weights.
+    /// Writes the weights of some columns as a block.
     fn block(&self, weights: &[f32], block: &mut [u8]) {
         let finite = weights.iter().filter(|w| w.is_finite());
-        // The weights are scaled below 2^8.
+        // The scaled weights are below 2^8 in absolute value.
         let largest = finite.map(|w| exponent(*w)).fold(i32::MIN, i32::max).max(-1000) - self.exponent + 8;
         let unit = (largest - self.bits).max(-24);
         let bad = weights.iter().copied().find(|w| !w.is_finite());
@@ -148,7 +148,7 @@ impl Digits {
         }
     }
 
-    /// Number of the scales 1, 2, 4, ... in use: minima are scales times half of the codes, and have 6 bits.
+    /// How many of the scales 1, 2, 4, ... are in use. A minimum is a scale times half the number of codes, in 6 bits.
     fn scales(&self) -> usize {
         match self.dtype {
             DType::Q4_K => 3,
@@ -182,7 +182,7 @@ impl Digits {
     }
 }
 
-/// Sets the scale `2^log` of the weights at `i` and after it.
+/// Sets the scale `2^log` of the weights from `i` on.
 fn set_scale(dtype: DType, block: &mut [u8], i: usize, log: usize) {
     let scale = 1u8 << log;
     match dtype {
@@ -286,7 +286,7 @@ self_cell::self_cell!(
     }
 );
 
-/// A sampler over a quantised weight that takes the hidden states of the head.
+/// A sampler over a quantised weight that takes the hidden states of the float head.
 struct OverDigits {
     sampler: Owned,
     digits: Digits,

@@ -9,7 +9,7 @@ use flash_sampling::{Backend, BackendConfig, CpuOptions, Plan, VariantConfig};
 #[command(next_help_heading = "Backend and variant")]
 pub struct SamplerArgs {
     /// Where the sampler runs: cpu[:ISA[:THREADS]], cuda[:DEVICE], or reference, the slow float64 definition. ISA is
-    /// portable, avx2, avx512, avx512bf16, amx or neon (default: the fastest of this machine). `cpu::4` has four
+    /// portable, avx2, avx512, avx512vnni, avx512bf16, amx or neon (default: the fastest of this machine). `cpu::4` has four
     /// threads (default: one per processor).
     #[arg(long, default_value = "cpu")]
     pub backend: Backend,

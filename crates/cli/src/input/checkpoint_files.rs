@@ -2,12 +2,14 @@
 
 use crate::input::bounded;
 use crate::input::safetensors::Header;
+use crate::input::scales::{self, WeightFiles};
 use crate::input::tensor::{self, Role, Tensor};
 use crate::input::{LoadError, Problem};
 use crate::output::line;
+use flash_sampling_models::Quantization;
 use memmap2::{Mmap, MmapMut};
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
@@ -44,6 +46,8 @@ pub struct CheckpointFiles {
     shards: RefCell<BTreeMap<String, Shard>>,
     /// Files in memory, of a checkpoint without a folder.
     texts: &'static [(&'static str, &'static [u8])],
+    /// Rows and columns of the block of a scale, after the first read of the configuration.
+    scale_block: OnceCell<[usize; 2]>,
 }
 
 impl CheckpointFiles {
@@ -60,7 +64,7 @@ impl CheckpointFiles {
         let (index, single) = (folder.join(INDEX), folder.join(SINGLE));
         if let Some(bytes) = read_if_there(&index)? {
             let index = parse_index(&bytes).map_err(|problem| problem.at(&index))?;
-            return Ok(CheckpointFiles { folder: folder.into(), index, shards: RefCell::default(), texts: &[] });
+            return Ok(CheckpointFiles::with(folder, index, RefCell::default(), &[]));
         }
         if !single.exists() {
             return refused("the directory has neither model.safetensors nor model.safetensors.index.json");
@@ -87,7 +91,16 @@ impl CheckpointFiles {
     fn of_one(folder: &Path, shard: Shard, texts: &'static [(&'static str, &'static [u8])]) -> Self {
         let index = shard.header.names().into_iter().map(|name| (name, SINGLE.into())).collect();
         let shards = RefCell::new(BTreeMap::from([(SINGLE.into(), shard)]));
-        CheckpointFiles { folder: folder.into(), index, shards, texts }
+        CheckpointFiles::with(folder, index, shards, texts)
+    }
+
+    fn with(
+        folder: &Path,
+        index: Index,
+        shards: RefCell<BTreeMap<String, Shard>>,
+        texts: &'static [(&'static str, &'static [u8])],
+    ) -> Self {
+        CheckpointFiles { folder: folder.into(), index, shards, texts, scale_block: OnceCell::new() }
     }
 
     /// The folder.
@@ -122,18 +135,46 @@ impl CheckpointFiles {
         &self.index
     }
 
-    /// The tensor of a name.
+    /// The tensor of a name, with its scales in any of the files.
     ///
     /// # Errors
     /// An invalid file, or a tensor that does not fit the role.
     pub fn tensor(&self, name: &str, role: Role) -> Result<Tensor, LoadError> {
+        Tensor::of_files(self, name, role)
+    }
+}
+
+impl WeightFiles for CheckpointFiles {
+    fn place(&self) -> &Path {
+        &self.folder
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.index.contains_key(name)
+    }
+
+    fn scale_block(&self) -> Result<[usize; 2], LoadError> {
+        if let Some(block) = self.scale_block.get() {
+            return Ok(*block);
+        }
+        let config = self.text("config.json")?.map(|bytes| Quantization::parse(&bytes)).transpose();
+        let config = config.map_err(|error| Problem::Unusable(error.to_string()).at(&self.folder))?;
+        let block = config.flatten().and_then(|quantization| quantization.scale_block).unwrap_or(scales::BLOCK);
+        Ok(*self.scale_block.get_or_init(|| block))
+    }
+
+    fn in_file<R>(
+        &self,
+        name: &str,
+        work: impl FnOnce(&Arc<Mmap>, &Header) -> Result<R, Problem>,
+    ) -> Result<R, LoadError> {
         let file = self.index.get(name).map(String::as_str).unwrap_or_default();
         let (path, mut shards) = (self.path(file), self.shards.borrow_mut());
         if !shards.contains_key(file) {
             shards.insert(file.into(), Shard::new(&path, tensor::map(&path)?)?);
         }
         let Shard { map, header } = &shards[file];
-        Tensor::located(map, header, Some(name), role).map_err(|problem| problem.at(&path))
+        work(map, header).map_err(|problem| problem.at(&path))
     }
 }
 

@@ -6,6 +6,7 @@
 //! | module | input |
 //! | --- | --- |
 //! | [`tensor`] | `FILE[:TENSOR]`, safetensors, GGUF or `.npy`, as a mapped matrix |
+//! | [`scales`] | the scales of 8-bit weights in safetensors files |
 //! | [`safetensors`], [`npy`] | headers of tensor files |
 //! | [`checkpoint`] | the LM head of a Hugging Face checkpoint folder |
 //! | [`checkpoint_files`] | tensors and small files of such a folder |
@@ -35,6 +36,7 @@ pub mod npy;
 pub(crate) mod number;
 pub mod requests;
 pub mod safetensors;
+pub mod scales;
 pub(crate) mod similar;
 pub mod synthetic;
 pub mod tensor;

@@ -1,17 +1,27 @@
 //! The header of a safetensors file.
 
 use crate::input::Problem;
+use crate::input::scales::SUFFIXES;
 use crate::output::line;
 use flash_sampling::DType;
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 use std::ops::Range;
 
-/// A tensor of a file: type, shape and byte range.
+/// A tensor of any type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored<'a> {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape.
+    pub shape: &'a [usize],
+    /// The bytes from the start of the file, in C order.
+    pub range: Range<usize>,
+}
+
+/// A tensor of a type that this project reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// Its name.
-    pub name: String,
     /// Element type.
     pub dtype: DType,
     /// Shape.
@@ -43,35 +53,59 @@ impl Header {
         self.metadata.offset_keys()
     }
 
-    /// The tensor `name`. Without a name, the only tensor.
+    /// Whether there is a tensor `name`.
+    pub fn has(&self, name: &str) -> bool {
+        self.metadata.info(name).is_some()
+    }
+
+    /// The name of the only tensor. The tensors whose names are that of another tensor and `_scale` or `_scale_inv` do not
+    /// count.
     ///
     /// # Errors
-    /// [`Problem::Unusable`] without the tensor, or [`Problem::DType`] for a type other than bf16, f16 or
-    /// f32.
-    pub fn locate(&self, name: Option<&str>) -> Result<Located, Problem> {
-        let keys = self.metadata.offset_keys();
-        let name = match (name, &keys[..]) {
-            (Some(name), _) => name,
-            (None, [only]) => only,
-            (None, _) => {
+    /// [`Problem::Unusable`] without a tensor or with several tensors.
+    pub fn only(&self) -> Result<String, Problem> {
+        let is_scale = |key: &str| SUFFIXES.iter().any(|end| key.strip_suffix(end).is_some_and(|of| self.has(of)));
+        let mut keys = self.metadata.offset_keys();
+        keys.retain(|key| !is_scale(key));
+        match keys.pop() {
+            Some(only) if keys.is_empty() => Ok(only),
+            _ => {
                 let found = self.listing();
-                return Err(Problem::Unusable(format!("which tensor? Name one as FILE:TENSOR; it has {found}")));
+                Err(Problem::Unusable(format!("which tensor? Name one as FILE:TENSOR; it has {found}")))
             }
-        };
+        }
+    }
+
+    /// The tensor `name` of any type.
+    ///
+    /// # Errors
+    /// [`Problem::Unusable`] without the tensor.
+    pub fn stored(&self, name: &str) -> Result<Stored<'_>, Problem> {
         let info = self.metadata.info(name);
         let info = info.ok_or_else(|| Problem::Unusable(format!("no tensor {name:?}; it has {}", self.listing())))?;
-        let dtype = match info.dtype {
+        // The metadata was checked against the length of the file.
+        let range = self.data + info.data_offsets.0..self.data + info.data_offsets.1;
+        Ok(Stored { dtype: info.dtype, shape: &info.shape, range })
+    }
+
+    /// The matrix or vector `name`.
+    ///
+    /// # Errors
+    /// [`Problem::Unusable`] without the tensor, or [`Problem::DType`] for a type that is not a [`DType`].
+    pub fn locate(&self, name: &str) -> Result<Located, Problem> {
+        let Stored { dtype, shape, range } = self.stored(name)?;
+        let dtype = match dtype {
             Dtype::BF16 => DType::BF16,
             Dtype::F16 => DType::F16,
             Dtype::F32 => DType::F32,
+            Dtype::I8 => DType::I8,
+            Dtype::F8_E4M3 => DType::F8_E4M3,
             other => {
                 let (tensor, found) = (line::name(name), other.to_string());
-                return Err(Problem::DType { tensor, found, expected: "bf16, f16 or f32" });
+                return Err(Problem::DType { tensor, found, expected: "bf16, f16, f32, f8_e4m3 or i8" });
             }
         };
-        // The metadata was checked against the length of the file.
-        let range = self.data + info.data_offsets.0..self.data + info.data_offsets.1;
-        Ok(Located { name: name.into(), dtype, shape: info.shape.clone(), range })
+        Ok(Located { dtype, shape: shape.to_vec(), range })
     }
 
     /// Number and first names of the tensors, for messages.

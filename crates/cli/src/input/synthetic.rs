@@ -81,8 +81,11 @@ fn memory(length: usize) -> io::Result<MmapMut> {
     Ok(map)
 }
 
-/// A weight `[vocab, hidden]`, filled by all processors.
+/// A weight `[vocab, hidden]` of floats or blocks, filled by all processors.
 pub fn weight(vocab: usize, hidden: usize, dtype: DType) -> io::Result<Tensor> {
+    if dtype.is_scaled() {
+        return Err(io::Error::other("a weight of 8 bits needs scales"));
+    }
     let scale = 1.0 / (hidden as f32).sqrt();
     let levels = levels().map(|level| encode(level * scale, dtype));
     let row_bytes = dtype.bytes(hidden).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -168,9 +171,16 @@ mod tests {
     }
 
     #[test]
+    fn weights_that_need_scales_are_refused() {
+        for dtype in DType::ALL {
+            assert_eq!(weight(3, 256, dtype).is_err(), dtype.is_scaled(), "{dtype:?}");
+        }
+    }
+
+    #[test]
     fn logits_have_the_promised_spread_and_peaks() {
         // The scales of MXFP4 are powers of two, which cannot give this spread.
-        for dtype in DType::ALL.into_iter().filter(|dtype| *dtype != DType::MXFP4) {
+        for dtype in DType::ALL.into_iter().filter(|dtype| *dtype != DType::MXFP4 && !dtype.is_scaled()) {
             for row in logits(Logits::Gaussian, dtype) {
                 let variance = row.iter().map(|l| l * l).sum::<f32>() / row.len() as f32;
                 assert!((1.7..2.3).contains(&variance.sqrt()), "{dtype:?}: {variance}");

@@ -3,6 +3,7 @@
 use crate::input::gguf::HEADS;
 use crate::input::npy::{self, NpyHeader};
 use crate::input::safetensors::Header;
+use crate::input::scales::{self, WeightFiles, WeightScales};
 use crate::input::{LoadError, Problem};
 use crate::output::line;
 use flash_sampling::{DType, HeadError, Matrix};
@@ -72,6 +73,37 @@ pub struct Tensor {
     dtype: DType,
     rows: usize,
     cols: usize,
+    /// Scales of 8-bit elements.
+    scales: Option<Arc<WeightScales>>,
+}
+
+/// A safetensors file without the other files of its folder.
+struct SafetensorsFile<'p> {
+    path: &'p Path,
+    map: Arc<Mmap>,
+    header: Header,
+}
+
+impl WeightFiles for SafetensorsFile<'_> {
+    fn place(&self) -> &Path {
+        self.path
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.header.has(name)
+    }
+
+    fn scale_block(&self) -> Result<[usize; 2], LoadError> {
+        Ok(scales::BLOCK)
+    }
+
+    fn in_file<R>(
+        &self,
+        _: &str,
+        work: impl FnOnce(&Arc<Mmap>, &Header) -> Result<R, Problem>,
+    ) -> Result<R, LoadError> {
+        work(&self.map, &self.header).map_err(|problem| problem.at(self.path))
+    }
 }
 
 /// Maps a file into memory.
@@ -99,19 +131,48 @@ impl Tensor {
         let is_npy = map.starts_with(npy::MAGIC) || path.file.extension().is_some_and(|e| e == "npy");
         let name = path.tensor.as_deref();
         let is_gguf = map.starts_with(gguf::MAGIC) || path.file.extension().is_some_and(|e| e == "gguf");
-        let tensor = || match is_npy {
-            true => Tensor::from_npy(&map, name, role),
-            false if is_gguf => Tensor::in_gguf(&map, &Gguf::parse(&map)?, name, role),
-            false => Tensor::located(&map, &Header::parse(&map)?, name, role),
-        };
-        tensor().map_err(|problem| problem.at(&path.file))
+        let at_path = |problem: Problem| problem.at(&path.file);
+        if is_npy {
+            return Tensor::from_npy(&map, name, role).map_err(at_path);
+        }
+        if is_gguf {
+            let tensor = Gguf::parse(&map).map_err(Problem::from);
+            return tensor.and_then(|file| Tensor::in_gguf(&map, &file, name, role)).map_err(at_path);
+        }
+        let header = Header::parse(&map).map_err(at_path)?;
+        let name = name.map_or_else(|| header.only(), |name| Ok(name.into())).map_err(at_path)?;
+        Tensor::of_files(&SafetensorsFile { path: &path.file, map, header }, &name, role)
     }
 
-    /// The tensor `name` of a safetensors file. Without a name, the only tensor.
-    pub fn located(map: &Arc<Mmap>, header: &Header, name: Option<&str>, role: Role) -> Result<Self, Problem> {
-        let found = header.locate(name)?;
-        let (rows, cols) = role.rows_cols(&found.name, &found.shape)?;
-        Ok(Tensor { map: Arc::clone(map), range: found.range, dtype: found.dtype, rows, cols })
+    /// The tensor `name` of safetensors files, with its scales.
+    ///
+    /// # Errors
+    /// An invalid file, or a tensor that does not fit the role. Only weights and layers may have 8 bits.
+    pub fn of_files(files: &impl WeightFiles, name: &str, role: Role) -> Result<Self, LoadError> {
+        let mut tensor = files.in_file(name, |map, header| {
+            let found = header.locate(name)?;
+            Tensor::new(map, (found.dtype, found.range), name, &found.shape, role)
+        })?;
+        if tensor.dtype.is_scaled() {
+            tensor.scales = Some(Arc::new(WeightScales::read(files, name, [tensor.rows, tensor.cols])?));
+        }
+        Ok(tensor)
+    }
+
+    /// The tensor `name` in a part of a map. Only weights and layers may have other types than floats.
+    fn new(
+        map: &Arc<Mmap>,
+        (dtype, range): (DType, Range<usize>),
+        name: &str,
+        shape: &[usize],
+        role: Role,
+    ) -> Result<Self, Problem> {
+        if matches!(role, Role::Hidden | Role::Bias) && !dtype.is_float() {
+            let (tensor, found) = (line::name(name), dtype.name().into());
+            return Err(Problem::DType { tensor, found, expected: "bf16, f16 or f32" });
+        }
+        let (rows, cols) = role.rows_cols(name, shape)?;
+        Ok(Tensor { map: Arc::clone(map), range, dtype, rows, cols, scales: None })
     }
 
     /// The tensor `name` of a GGUF file. Without a name, the model's head for a weight, or the only tensor.
@@ -126,12 +187,7 @@ impl Tensor {
             Problem::Unusable(format!("which tensor? Name one as FILE:TENSOR; it has {count}"))
         })?;
         let found = file.tensor(name)?;
-        if matches!(role, Role::Hidden | Role::Bias) && found.dtype.block_elements() > 1 {
-            let (tensor, found) = (line::name(name), found.dtype.name().into());
-            return Err(Problem::DType { tensor, found, expected: "bf16, f16 or f32" });
-        }
-        let (rows, cols) = role.rows_cols(name, &found.shape)?;
-        Ok(Tensor { map: Arc::clone(map), range: found.range, dtype: found.dtype, rows, cols })
+        Tensor::new(map, (found.dtype, found.range), name, &found.shape, role)
     }
 
     /// The array of a `.npy` file.
@@ -145,8 +201,8 @@ impl Tensor {
         }
         let types = [("<f4", 4, DType::F32), ("<f2", 2, DType::F16)];
         let (dtype, bytes) = header.data_as(map, &types, "little-endian float32 (<f4) or float16 (<f2)")?;
-        let (rows, cols) = role.rows_cols("the array", &header.shape)?;
-        Ok(Tensor { map: Arc::clone(map), range: header.data..header.data + bytes.len(), dtype, rows, cols })
+        let range = header.data..header.data + bytes.len();
+        Tensor::new(map, (dtype, range), "the array", &header.shape, role)
     }
 
     /// A matrix `[rows, cols]` at the start of a map.
@@ -155,12 +211,16 @@ impl Tensor {
     /// [`HeadError::Length`] or [`HeadError::Shape`] if the map is too short.
     pub fn from_map(map: Mmap, dtype: DType, rows: usize, cols: usize) -> Result<Self, HeadError> {
         let length = Matrix::from_bytes(&map, dtype, rows, cols, cols)?.bytes().len();
-        Ok(Tensor { map: Arc::new(map), range: 0..length, dtype, rows, cols })
+        Ok(Tensor { map: Arc::new(map), range: 0..length, dtype, rows, cols, scales: None })
     }
 
     /// The matrix.
     pub fn matrix(&self) -> Result<Matrix<'_>, HeadError> {
-        Matrix::from_bytes(&self.map[self.range.clone()], self.dtype, self.rows, self.cols, self.cols)
+        let matrix = Matrix::from_bytes(&self.map[self.range.clone()], self.dtype, self.rows, self.cols, self.cols)?;
+        match &self.scales {
+            Some(scales) => matrix.with_scales(&scales.values, scales.block),
+            None => Ok(matrix),
+        }
     }
 
     /// Number of rows.

@@ -3,6 +3,8 @@
 mod bad_input;
 mod checkpoint;
 mod common;
+mod eight_bit;
+mod eight_bit_files;
 mod generate;
 mod gguf;
 mod gguf_files;

@@ -5,7 +5,7 @@
 //! are the weights of every quantised type.
 
 use crate::head::Head;
-use crate::matrix::Matrix;
+use crate::matrix::{DType, Matrix};
 
 /// Number of partial sums of the canonical order.
 pub const LANES: usize = 32;
@@ -45,12 +45,19 @@ pub fn canonical_logit(head: &Head<'_>, token: u32, hidden: &[f32], scratch: &mu
     logit[0]
 }
 
-/// The largest Euclidean norm of a row. With a hidden state's norm, it bounds the rounding error of all dot products.
+/// The terms that a weight's type adds to a row in [`dot_error_bound`].
+///
+/// One for types that float32 does not hold exactly, because kernels round the weights. Proof: `docs/exactness.md`.
+pub fn extra_terms(weight: DType) -> usize {
+    usize::from(!weight.is_exact_in_f32())
+}
+
+/// The largest Euclidean norm of a row's [magnitudes](Matrix::row_magnitudes). With a hidden state's norm, it bounds the rounding error of all dot products.
 pub fn largest_norm(matrix: &Matrix<'_>) -> f64 {
     let mut row = vec![0.0; matrix.cols()];
     let mut largest = 0.0f64;
     for r in 0..matrix.rows() {
-        matrix.row_to_f32(r, &mut row);
+        matrix.row_magnitudes(r, &mut row);
         largest = largest.max(norm(&row));
     }
     largest

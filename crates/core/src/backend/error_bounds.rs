@@ -12,7 +12,7 @@
 //! the cap is flat there, so that all roundings are equal.) If the winner's score shows that no such token can be
 //! drawn, the whole row is evaluated canonically.
 
-use crate::backend::canonical::{dot_error_bound, largest_norm};
+use crate::backend::canonical::{dot_error_bound, extra_terms, largest_norm};
 use crate::head::Head;
 use crate::params::Row;
 use crate::params::adjustments::Adjustment;
@@ -79,8 +79,7 @@ impl ScoreBound {
         let cap_error = if head.soft_cap().is_some() { 2.0 * TANH * raw } else { 0.0 };
         let transformed = ((raw + list.shift) * list.factor + list.shift) * inv_t;
         let rounding = UNIT * (4.0 * transformed + raw * inv_t + NOISE);
-        // A pass rounds the weights of some types to float32, at most 2^-24 of each: less than a term of the bound.
-        let terms = head.hidden() + usize::from(!head.weight().dtype().is_exact_in_f32());
+        let terms = head.hidden() + extra_terms(head.weight().dtype());
         let sum = dot_error_bound(terms, hidden, self.largest_weight) + UNIT * before;
         let error = (sum * scale + cap_error) * list.factor * inv_t + rounding;
         RowScoreBound {

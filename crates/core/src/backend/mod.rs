@@ -12,6 +12,7 @@
 //! | --- | --- |
 //! | check a call and its rows | [`check_call`], [`check_scan`], [`check_rows`], [`Batch`], [`Row`] |
 //! | make one pass over a shard | [`Scan`], [`Request`], [`RowSummary`], [`Progress`]; from calls of a sampler that has no scan, [`SampledRows`] |
+//! | decode weights | [`widen`]; of blocks, [`Span`], [`IQ4_NL`], [`E2M1`], [`mxfp4_scale`] |
 //! | transform the logits of a row | [`RowTransform`], [`Adjustments`], [`is_allowed`], [`Filters`] |
 //! | refuse a bad logit | [`any_invalid`], [`first_invalid`], [`StagedError`] |
 //! | keep and merge maxima | [`Winner`], [`Candidate`], [`TopList`], [`Frontier`] |
@@ -35,7 +36,7 @@ mod scan;
 pub mod selection;
 
 pub use crate::error::{Stage, StagedError};
-pub use crate::matrix::blocks::{SPAN, Span};
+pub use crate::matrix::blocks::{E2M1, IQ4_NL, SPAN, Span, mxfp4_scale};
 pub use crate::matrix::widen;
 pub use crate::params::Row;
 pub use crate::params::adjustments::{Adjustment, Adjustments, IndexedAdjustments};

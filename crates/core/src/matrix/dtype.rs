@@ -4,11 +4,11 @@ use half::{bf16, f16};
 
 /// Element type of a [`Matrix`](crate::Matrix).
 ///
-/// Weights have any type. Hidden states and logits are bf16, f16 or f32. `I8` and `F8_E4M3` are for weights with
-/// [scales](crate::Matrix::with_scales). The block types are those of GGUF files, with the names and layouts of ggml. A block holds [`DType::block_elements`] consecutive weights of a row in
-/// [`DType::block_bytes`] bytes, little-endian:
+/// Weights can have any type. Hidden states and logits are bf16, f16 or f32. `I8` and `F8_E4M3` are for weights with
+/// [scales](crate::Matrix::with_scales). The block types are those of GGUF files, with the names and layouts of ggml. A
+/// block holds [`DType::block_elements`] consecutive weights of a row in [`DType::block_bytes`] bytes, little-endian:
 ///
-/// | type | elements | bytes | a weight |
+/// | type | elements | bytes | value of a weight |
 /// | --- | ---: | ---: | --- |
 /// | `Q8_0` | 32 | 34 | `d q`, q of 8 bits |
 /// | `Q4_0` | 32 | 18 | `d (q - 8)`, q of 4 bits |
@@ -18,7 +18,9 @@ use half::{bf16, f16};
 /// | `Q5_K` | 256 | 176 | the same, q of 5 bits |
 /// | `Q6_K` | 256 | 210 | `d s (q - 32)`, q of 6 bits, s of 8 bits for 16 weights |
 ///
-/// A weight is this real number, without rounding.
+/// A weight is exactly this real number. `d` and `d'` have type f16, `e` is a byte, and the other letters are integers. For
+/// `MXFP4` this holds for every `e`, as in ggml: e = 255 is not a NaN, unlike in OCP Microscaling. From e = 253 on, the
+/// largest weights overflow float32, where they are infinite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[expect(non_camel_case_types, reason = "the names of ggml")]
@@ -37,7 +39,7 @@ pub enum DType {
     Q8_0,
     /// 4-bit integers, one scale for 32 weights.
     Q4_0,
-    /// 4-bit indices of a table, one scale for 32 weights.
+    /// 4-bit indices into a table, one scale for 32 weights.
     IQ4_NL,
     /// 4-bit floats (e2m1), one power of two for 32 weights (OCP Microscaling 1.0).
     MXFP4,
@@ -90,7 +92,7 @@ impl DType {
         }
     }
 
-    /// Bytes of `elements` elements, which are whole blocks; `None` on overflow.
+    /// Bytes of `elements` elements, a multiple of [`DType::block_elements`]; `None` on overflow.
     pub const fn bytes(self, elements: usize) -> Option<usize> {
         (elements / self.block_elements()).checked_mul(self.block_bytes())
     }
@@ -105,7 +107,8 @@ impl DType {
         matches!(self, DType::I8 | DType::F8_E4M3)
     }
 
-    /// Whether every finite weight of the type is a float32. The others (scaled types, `Q4_K`, `Q5_K`) are float64.
+    /// Whether every weight of the type is exact in float32, except beyond its range. Scaled types, `Q4_K` and `Q5_K` need
+    /// float64.
     pub const fn is_exact_in_f32(self) -> bool {
         !matches!(self, DType::Q4_K | DType::Q5_K) && !self.is_scaled()
     }
@@ -115,7 +118,7 @@ impl DType {
         DType::ALL.iter().position(|dtype| *dtype == self).map_or(u8::MAX, |at| at as u8)
     }
 
-    /// The lower-case name: of safetensors for floats, of ggml for blocks.
+    /// The lower-case name: that of ggml for block types, that of safetensors for the others.
     pub const fn name(self) -> &'static str {
         match self {
             DType::BF16 => "bf16",

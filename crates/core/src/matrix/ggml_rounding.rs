@@ -1,13 +1,13 @@
-//! The rounding of hidden states in ggml, for its law of the draw.
+//! The rounding of hidden states in ggml, for draws from ggml's distribution.
 
 use super::DType;
 use half::{bf16, f16};
 
 /// Rounds a hidden state as ggml does before a product with a weight of this type.
 ///
-/// This project never rounds hidden states. ggml (llama.cpp) rounds them to 8 bits per block for quantised weights, and
-/// to the weight's type for bf16 and f16. Its logits are the dot products of the rounded hidden state, up to the rounding
-/// of float32 sums. A row that is rounded here first has ggml's distribution of tokens.
+/// This project never rounds hidden states to 8 bits. ggml (llama.cpp) rounds them to 8 bits per block for quantised
+/// weights, and to the weight's type for bf16 and f16. Its logits are the dot products of the rounded hidden state, up
+/// to the rounding of float32 sums. A hidden state that this function has rounded gives ggml's distribution of tokens.
 ///
 /// The rounding is that of ggml's generic code: `quantize_row_q8_0` for blocks of 32 weights, `quantize_row_q8_K` for
 /// blocks of 256. Its vector code may round a tie differently. Elements beyond the last whole block stay as they are.
@@ -21,7 +21,7 @@ pub fn round_as_ggml(weight: DType, hidden: &mut [f32]) {
     }
 }
 
-/// One f16 scale, the largest absolute value over 127; ties away from zero.
+/// Rounds to 8-bit integers times an f16 scale, the largest absolute value divided by 127. Ties round away from zero.
 fn round_32(block: &mut [f32; 32]) {
     let scale = block.iter().fold(0.0f32, |most, x| most.max(x.abs())) / 127.0;
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
@@ -29,7 +29,8 @@ fn round_32(block: &mut [f32; 32]) {
     block.iter_mut().for_each(|x| *x = (*x * inverse).round() * stored);
 }
 
-/// One f32 scale, so that the element with the largest absolute value becomes -127; ties to even.
+/// Rounds to 8-bit integers times an f32 scale. The element with the largest absolute value becomes -127. Ties round to
+/// even.
 fn round_256(block: &mut [f32; 256]) {
     let largest = block.iter().fold(0.0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
     if largest == 0.0 {

@@ -42,7 +42,7 @@ impl<'a> Matrix<'a> {
     /// # Errors
     /// * [`HeadError::Length`]: fewer bytes than the matrix needs.
     /// * [`HeadError::Shape`]: `cols` is zero, `row_stride < cols`, the size overflows, or `cols` or `row_stride` is not
-    ///   whole blocks.
+    ///   a whole number of blocks.
     pub fn from_bytes(
         bytes: &'a [u8],
         dtype: DType,
@@ -80,15 +80,20 @@ impl<'a> Matrix<'a> {
     /// Multiplies the elements of an `I8` or `F8_E4M3` matrix by scales.
     ///
     /// `scales` has one value for each block of `[block_rows, block_cols]` elements, row by row; the last blocks of rows
-    /// and columns may be smaller. A scale for each row has blocks `[1, cols]`, one for the whole matrix `[rows, cols]`.
-    /// A weight is the exact product, which the kernels round to float32. Without scales, the factor is 1.
+    /// and columns may be smaller. Blocks are `[1, cols]` for one scale per row, `[rows, cols]` for a single
+    /// scale. A weight is the exact product, which the kernels round to float32. Without scales, the factor is 1.
     ///
     /// # Errors
-    /// [`HeadError::Scales`]: another type, a block without rows or columns, or another number of scales.
+    /// * [`HeadError::Scales`]: another type, or another number of scales.
+    /// * [`HeadError::ScaleBlock`]: a block without rows or columns.
     pub fn with_scales(mut self, scales: &'a [f32], block: [usize; 2]) -> Result<Self, HeadError> {
         let wrong = |needed| HeadError::Scales { dtype: self.dtype, needed, found: scales.len() };
-        if !self.dtype.is_scaled() || block.contains(&0) {
+        if !self.dtype.is_scaled() {
             return Err(wrong(0));
+        }
+        let [rows, cols] = block;
+        if rows == 0 || cols == 0 {
+            return Err(HeadError::ScaleBlock { rows, cols });
         }
         self.scales = Some(Scales::new(scales, [self.rows, self.cols], block).map_err(wrong)?);
         Ok(self)
@@ -119,7 +124,7 @@ impl<'a> Matrix<'a> {
         self.row_stride
     }
 
-    /// All bytes, from the begin of the first row to the end of the last row.
+    /// All bytes, from the start of the first row to the end of the last row.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -141,7 +146,7 @@ impl<'a> Matrix<'a> {
         self.cols / self.dtype.block_elements() * self.dtype.block_bytes()
     }
 
-    /// The elements of a row in place; `None` unless they are float32 at an address that is a multiple of four.
+    /// Borrows the elements of a row; `None` unless the type is float32 and the address a multiple of four.
     ///
     /// # Panics
     /// If `row` is out of range.
@@ -166,7 +171,7 @@ impl<'a> Matrix<'a> {
         Matrix { bytes, rows: range.len(), scales, ..*self }
     }
 
-    /// Converts a row to float32: exact, or rounded to nearest unless [`DType::is_exact_in_f32`].
+    /// Converts a row to float32: exactly for types with [`DType::is_exact_in_f32`], else rounded to nearest.
     ///
     /// # Panics
     /// If `row` is out of range, or `out` does not have `cols` elements.
@@ -178,6 +183,19 @@ impl<'a> Matrix<'a> {
             return convert_row(self.row_bytes(row), self.dtype, scales, out, |value, scale| value * scale);
         }
         widen(self.row_bytes(row), self.dtype, out);
+    }
+
+    /// Writes the absolute values of a row. For types with minima, a value is that of the scaled code plus that of the
+    /// minimum, which bounds all terms from which kernels compute a weight.
+    ///
+    /// # Panics
+    /// As for [`Matrix::row_to_f32`].
+    pub fn row_magnitudes(&self, row: usize, out: &mut [f32]) {
+        if matches!(self.dtype, DType::Q4_K | DType::Q5_K) {
+            return widen_each(self.row_bytes(row), self.dtype, out, f32::abs, Span::magnitudes);
+        }
+        self.row_to_f32(row, out);
+        out.iter_mut().for_each(|weight| *weight = weight.abs());
     }
 
     /// Converts a row to float64, exactly.
@@ -195,15 +213,15 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Converts elements without scales to float32: exact, or for `Q4_K` and `Q5_K` rounded to nearest.
+/// Converts elements without scales to float32: exactly, but for `Q4_K` and `Q5_K` rounded to nearest.
 ///
 /// # Panics
-/// If the numbers of elements of `out` and `bytes` differ, or the type is scaled.
+/// If the numbers of elements of `out` and `bytes` differ, they are not whole blocks, or the type is scaled.
 pub fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     widen_each(bytes, dtype, out, |value| value, Span::to_f32);
 }
 
-/// Converts elements: floats by `float`, spans of blocks by `span`.
+/// Converts elements: `float` converts a float, `span` a span of a block.
 fn widen_each<T: Copy>(
     bytes: &[u8],
     dtype: DType,
@@ -216,6 +234,8 @@ fn widen_each<T: Copy>(
             *wide = float(bytemuck::pod_read_unaligned::<E>(bytes).widen());
         }
     }
+    assert!(!dtype.is_scaled(), "{} needs scales", dtype.name());
+    assert!(out.len().is_multiple_of(dtype.block_elements()), "{} elements of {}", out.len(), dtype.name());
     assert_eq!(Some(bytes.len()), dtype.bytes(out.len()));
     match dtype {
         DType::BF16 => each::<bf16, T>(bytes, out, float),
@@ -255,6 +275,7 @@ mod tests {
         assert_eq!(row, [4.0, 5.0]);
         assert_eq!(m.row_range(3..3).rows(), 0);
     }
+
     #[test]
     fn rows_of_blocks_are_whole_blocks() {
         let bytes = [0u8; 4 * 210];
@@ -269,6 +290,18 @@ mod tests {
             Matrix::from_bytes(&bytes, DType::Q8_0, 25, 32, 32),
             Err(HeadError::Length { needed: 850, .. })
         ));
+    }
+
+    #[test]
+    #[should_panic(expected = "i8 needs scales")]
+    fn widening_refuses_scaled_types() {
+        widen(&[1; 8], DType::I8, &mut [0.0; 8]);
+    }
+
+    #[test]
+    #[should_panic(expected = "33 elements of q8_0")]
+    fn widening_refuses_parts_of_blocks() {
+        widen(&[0; 34], DType::Q8_0, &mut [0.0; 33]);
     }
 
     #[test]
@@ -290,12 +323,16 @@ mod tests {
             }
         }
         assert!(matches!(m.with_scales(&scales[..8], [2, 3]), Err(HeadError::Scales { needed: 9, found: 8, .. })));
-        assert!(matches!(m.with_scales(&scales, [0, 3]), Err(HeadError::Scales { .. })));
         // The last two rows begin in the second row of a block.
         let last = m.row_range(3..5).scales().unwrap();
         assert_eq!((last.values(2), last.block(), last.row_of_block()), (&scales[3..], [2, 3], 1));
         assert_eq!(last.values(1), &scales[3..6]);
+        for block in [[0, 3], [2, 0]] {
+            let error = m.with_scales(&scales, block).unwrap_err();
+            assert_eq!(error, HeadError::ScaleBlock { rows: block[0], cols: block[1] });
+            assert!(error.to_string().contains("both must be 1 or more"), "{error}");
+        }
         let floats = Matrix::from_bytes(&bytes, DType::F16, 2, 7, 7).unwrap();
-        assert!(matches!(floats.with_scales(&[1.0], [2, 7]), Err(HeadError::Scales { .. })));
+        assert!(matches!(floats.with_scales(&[1.0], [2, 7]), Err(HeadError::Scales { needed: 0, found: 1, .. })));
     }
 }

@@ -1,4 +1,4 @@
-//! Weights of 8 bits with float32 scales, as safetensors files have them.
+//! 8-bit weights with float32 scales, as in safetensors files.
 
 use super::DType;
 
@@ -8,14 +8,14 @@ pub struct Scales<'a> {
     values: &'a [f32],
     block_rows: usize,
     block_cols: usize,
-    /// Blocks of a row.
+    /// Number of blocks in a row.
     row_blocks: usize,
-    /// The matrix's first row in the matrix of the scales.
+    /// The row of the scaled matrix at which this matrix begins.
     first_row: usize,
 }
 
 impl<'a> Scales<'a> {
-    /// The scales of a matrix `[rows, cols]`, or the required number of scales.
+    /// Creates the scales of a matrix `[rows, cols]`. The error is the required number of values.
     pub(crate) fn new(
         values: &'a [f32],
         [rows, cols]: [usize; 2],
@@ -48,7 +48,7 @@ impl<'a> Scales<'a> {
         Scales { first_row: self.first_row + row, ..self }
     }
 
-    /// The scales of a row, and the columns of each.
+    /// The scales of a row, and the number of columns of a scale.
     fn row(&self, row: usize) -> (&'a [f32], usize) {
         let at = (self.first_row + row) / self.block_rows * self.row_blocks;
         (&self.values[at..at + self.row_blocks], self.block_cols)
@@ -59,12 +59,12 @@ impl<'a> Scales<'a> {
 #[inline(always)]
 fn e4m3(bits: u8) -> f32 {
     let (sign, rest) = (u32::from(bits & 0x80) << 24, u32::from(bits & 0x7f));
-    // The exponent of a float32 has another bias: 127 instead of 7. Subnormal numbers are subnormal in both.
+    // The factor 2^120 corrects the bias of the exponent: 7 in e4m3, 127 in float32. It is right for subnormals too.
     let value = f32::from_bits(sign | rest << 20) * f32::from_bits((127 + 120) << 23);
     if rest == 0x7f { f32::NAN } else { value }
 }
 
-/// Converts a row of a scaled type: `convert` gets an element and its scale.
+/// Converts a row of a scaled type: `convert` takes an element and its scale.
 #[inline(always)]
 pub(crate) fn convert_row<T>(
     bytes: &[u8],

@@ -96,7 +96,8 @@ unsafe fn floats<const N: usize>(at: *const u8) -> [float32x4_t; N] {
 #[inline(always)]
 pub(super) unsafe fn widen_f16(halves: uint8x16_t) -> [float32x4_t; 2] {
     let (low, high): (float32x4_t, float32x4_t);
-    // SAFETY: both instructions are part of NEON; they read and write these registers only.
+    // SAFETY: both instructions are part of NEON; they read and write these registers only. A signalling NaN also sets a
+    // flag of FPSR, so the option `preserves_flags` would be wrong.
     unsafe {
         asm!(
             "fcvtl {low:v}.4s, {halves:v}.4h",
@@ -104,7 +105,7 @@ pub(super) unsafe fn widen_f16(halves: uint8x16_t) -> [float32x4_t; 2] {
             halves = in(vreg) halves,
             low = out(vreg) low,
             high = lateout(vreg) high,
-            options(pure, nomem, nostack, preserves_flags),
+            options(pure, nomem, nostack),
         );
     }
     [low, high]

@@ -18,6 +18,20 @@ pub(crate) fn floats_mut(lines: &mut [Line]) -> &mut [f32] {
     unsafe { core::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * 16) }
 }
 
+/// Returns lines as floats.
+#[cfg(target_arch = "x86_64")]
+fn floats(lines: &[Line]) -> &[f32] {
+    // SAFETY: as above.
+    unsafe { core::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * 16) }
+}
+
+/// Returns the bytes of lines.
+#[cfg(target_arch = "x86_64")]
+fn bytes_mut(lines: &mut [Line]) -> &mut [u8] {
+    // SAFETY: `lines` is initialised memory of 64 bytes each.
+    unsafe { core::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * 64) }
+}
+
 /// Returns the bytes of lines.
 pub(crate) fn bytes(lines: &[Line]) -> &[u8] {
     // SAFETY: `lines` is initialised memory of 64 bytes each.
@@ -35,6 +49,9 @@ pub(crate) enum Layout {
     /// float32. In each run of `step` elements the even ones come first, then the odd ones: a vector of bf16 pairs
     /// widens to its even elements by a shift and to its odd elements by a mask.
     EvenOdd { step: usize },
+    /// Digits of 8 bits for codes with an offset or (`None`) for weights with minima, then float32 in order.
+    #[cfg(target_arch = "x86_64")]
+    Digits { offset: Option<i32> },
     /// bfloat16 in order.
     Bf16,
     /// bfloat16 in AMX B tiles: 16 rows and 32 elements per tile of 16 pairs x 16 rows. A block's tiles are consecutive
@@ -46,20 +63,40 @@ pub(crate) enum Layout {
 #[derive(Debug)]
 pub(crate) struct Packed {
     layout: Layout,
+    weight: DType,
     max_rows: usize,
     rows: usize,
     cols: usize,
     lines: Vec<Line>,
     row: Vec<f32>,
+    /// For each row, whether [`Layout::Digits`] has its digits.
+    #[cfg(target_arch = "x86_64")]
+    has_digits: Vec<bool>,
 }
 
 impl Packed {
-    /// Reserves memory for up to `max_rows` rows of `cols` elements in any layout.
-    pub(crate) fn new(max_rows: usize, cols: usize) -> Self {
+    /// Reserves memory for up to `max_rows` rows of `cols` elements in any layout for a weight of this type.
+    pub(crate) fn new(max_rows: usize, cols: usize, weight: DType) -> Self {
         let padded = cols.next_multiple_of(ROUND);
-        let bytes = (max_rows * (padded * 4 + 64)).max(max_rows.next_multiple_of(16) * padded * 2);
-        let lines = vec![Line::ZERO; bytes / 64];
-        Packed { layout: Layout::F32, max_rows, rows: 0, cols, lines, row: vec![0.0; cols] }
+        let is_block = weight.block_elements() > 1;
+        let row_bytes = if is_block { padded * 10 + 64 } else { padded * 4 + 64 };
+        let bytes = (max_rows * row_bytes).max(max_rows.next_multiple_of(16) * padded * 2);
+        Packed {
+            layout: Layout::F32,
+            weight,
+            max_rows,
+            rows: 0,
+            cols,
+            lines: vec![Line::ZERO; bytes / 64],
+            row: vec![0.0; cols],
+            #[cfg(target_arch = "x86_64")]
+            has_digits: vec![false; if is_block { max_rows } else { 0 }],
+        }
+    }
+
+    /// Reserves memory for another number of rows.
+    pub(crate) fn replan(&mut self, max_rows: usize) {
+        *self = Packed::new(max_rows, self.cols, self.weight);
     }
 
     pub(crate) fn layout(&self) -> Layout {
@@ -82,12 +119,27 @@ impl Packed {
             Layout::Amx => padded * 2,
             Layout::Bf16 => padded * 2 + 64,
             Layout::F32 | Layout::EvenOdd { .. } => padded * 4 + 64,
+            // Six bytes of digits, scales and sums for a float of four.
+            #[cfg(target_arch = "x86_64")]
+            Layout::Digits { .. } => padded * 10 + 64,
         }
     }
 
     /// Returns the first byte. Packed rows are consecutive (AMX: blocks of 16 rows).
     pub(crate) fn as_ptr(&self) -> *const u8 {
         self.lines.as_ptr().cast()
+    }
+
+    /// Whether [`Layout::Digits`] has digits of a row.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn has_digits(&self, row: usize) -> bool {
+        self.has_digits[row]
+    }
+
+    /// Returns the float32 elements of a row in [`Layout::Digits`].
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn digit_floats(&self, row: usize) -> &[f32] {
+        floats(&self.lines[row * self.row_bytes() / 64 + self.cols / 32 * 3..][..self.cols / 16])
     }
 
     /// Returns the packed elements as float32.
@@ -134,6 +186,12 @@ impl Packed {
             hidden.row_to_f32(r, &mut row);
             match self.layout {
                 Layout::F32 => self.f32s()[r * stride / 4..][..cols].copy_from_slice(&row),
+                #[cfg(target_arch = "x86_64")]
+                Layout::Digits { offset } => {
+                    let (digits, floats) = self.lines[r * stride / 64..][..cols / 32 * 5].split_at_mut(cols / 32 * 3);
+                    floats_mut(floats).copy_from_slice(&row);
+                    self.has_digits[r] = super::vnni::pack(&row, offset, bytes_mut(digits));
+                }
                 Layout::EvenOdd { step } => {
                     let out = &mut self.f32s()[r * stride / 4..][..padded];
                     for (k, &v) in row.iter().enumerate() {
@@ -166,7 +224,7 @@ mod tests {
         for (rows, cols) in [(1, 1), (3, 64), (17, 71), (32, 130), (33, 32)] {
             let floats: Vec<f32> = (0..rows * cols).map(|i| (i * 37 % 251) as f32 - 125.0).collect();
             let halves: Vec<bf16> = floats.iter().map(|&f| bf16::from_f32(f)).collect();
-            let (mut slow, mut fast) = (Packed::new(rows, cols), Packed::new(rows, cols));
+            let (mut slow, mut fast) = (Packed::new(rows, cols, DType::BF16), Packed::new(rows, cols, DType::BF16));
             for _ in 0..2 {
                 slow.pack(Layout::Amx, &Matrix::new(&floats, rows, cols).unwrap());
                 fast.pack(Layout::Amx, &Matrix::new(&halves, rows, cols).unwrap());

@@ -21,7 +21,7 @@ pub(crate) struct PackedInput {
 impl PackedInput {
     pub(crate) fn new(head: &Head<'_>, plan: &Plan) -> Self {
         PackedInput {
-            packed: Packed::new(plan.max_rows, head.hidden()),
+            packed: Packed::new(plan.max_rows, head.hidden(), head.weight().dtype()),
             canonical: plan.canonical.then(|| Canonical::new(head)),
             gathered: Vec::new(),
         }
@@ -29,12 +29,12 @@ impl PackedInput {
 
     /// Reserves memory for another number of rows.
     pub(crate) fn replan(&mut self, max_rows: usize) {
-        self.packed = Packed::new(max_rows, self.packed.cols());
+        self.packed.replan(max_rows);
     }
 
     /// Packs all hidden states for a weight's kernel.
     pub(crate) fn pack(&mut self, isa: Isa, weight: DType, input: &Matrix<'_>) -> Dot {
-        let dot = Dot::new(isa, weight, input.dtype());
+        let dot = Dot::new(isa, weight, input.dtype(), input.cols());
         self.packed.pack(dot.layout(), input);
         dot
     }
@@ -47,7 +47,7 @@ impl PackedInput {
         self.gathered.clear();
         rows.iter().for_each(|&r| self.gathered.extend_from_slice(input.row_bytes(r)));
         let some = Matrix::from_bytes(&self.gathered, input.dtype(), rows.len(), input.cols(), input.cols());
-        let dot = Dot::new(isa, weight, input.dtype());
+        let dot = Dot::new(isa, weight, input.dtype(), input.cols());
         self.packed.pack(dot.layout(), &some.expect("these bytes are whole rows"));
         dot
     }

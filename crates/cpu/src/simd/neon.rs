@@ -1,7 +1,7 @@
-//! The NEON version of [`Vector`]: the operations that the compiler does not vectorise well. For the others, it does.
+//! The NEON version of [`Vector`]: only the operations that the compiler does not vectorise well.
 //!
-//! Instructions in the assembly: 32 instead of 72 for a Philox round of eight blocks, 34 instead of 173 for the largest
-//! logit of a span, 53 instead of 146 for the bits of a span.
+//! Instructions in the assembly, against those of the compiler's version: 32 instead of 72 for a Philox round of eight
+//! blocks, 34 instead of 173 for the largest logit of a span, 53 instead of 146 for the bits of a span.
 
 use super::{SPAN, Vector};
 use crate::scan::granules::{BLOCKS, Granules, PHILOX_M4X32, RoundKeys, Threshold};
@@ -51,7 +51,7 @@ impl Vector for Neon {
             batch
         }
     }
-    /// A maximum of this version is NaN if one of its logits is, so one comparison checks a whole span.
+    /// NEON's maximum is NaN if any of its operands is NaN, so one comparison checks a whole span.
     #[inline(always)]
     unsafe fn largest(spans: &[[f32; SPAN]], tops: &mut [f32]) -> Option<f32> {
         let (mut all, mut valid) = (f32::NEG_INFINITY, true);
@@ -86,14 +86,14 @@ impl Vector for Neon {
                 let (low, high) = (vuzp1q_u16(a, b), vuzp1q_u16(c, d));
                 vandq_u8(vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high)), weights)
             };
-            // Three sums of neighbours leave a byte for eight logits.
+            // Three pairwise sums leave one byte per eight logits.
             let quarters = vpaddq_u8(vpaddq_u8(group(0), group(1)), vpaddq_u8(group(2), group(3)));
             vgetq_lane_u64::<0>(vreinterpretq_u64_u8(vpaddq_u8(quarters, quarters)))
         }
     }
 }
 
-/// Returns the low and the high words of the products.
+/// Returns the low and the high words of the 64-bit products.
 ///
 /// # Safety
 /// NEON is available.

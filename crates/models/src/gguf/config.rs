@@ -1,4 +1,4 @@
-//! The configuration of a model in the metadata.
+//! Reads the configuration of a model from the metadata.
 
 use super::names::{ATTENTION, FEED_FORWARD, ROPE_FACTORS};
 use super::{Gguf, GgufError, Value, wrong};
@@ -6,7 +6,7 @@ use crate::config::{Family, ModelConfig};
 use crate::rotary::{Pairing, Scaling};
 use flash_sampling::DType;
 
-/// Keys after the architecture whose features are missing here, and the value that means none.
+/// Keys of unsupported features, without the prefix of the architecture, and the value that disables the feature.
 const UNSUPPORTED: [(&str, f64); 14] = [
     ("expert_count", 0.0),
     ("attention.sliding_window", 0.0),
@@ -39,7 +39,7 @@ impl<'a> Keys<'_, 'a> {
         self.file.value(&self.name(key))
     }
 
-    /// A size of at least one, or the default of a missing key.
+    /// Reads a size of at least one. `otherwise` is the default of a missing key.
     fn size(&self, key: &str, otherwise: Option<usize>) -> Result<usize, GgufError> {
         let read = |value: Value<'_>| value.as_u64().filter(|n| (1..1 << 32).contains(n)).map(|n| n as usize);
         let found = self.file.read(&self.name(key), "a size", read)?.or(otherwise);
@@ -57,8 +57,8 @@ impl<'a> Keys<'_, 'a> {
 }
 
 impl ModelConfig {
-    /// Reads the configuration of the architectures `llama` and `qwen3`. Rows of the queries' and keys' weights in a llama
-    /// file have the order of llama.cpp, which [`ModelConfig::rope_pairing`] names.
+    /// Reads the configuration of the architectures `llama` and `qwen3`. The rows of query and key weights in a llama
+    /// file have llama.cpp's order, and [`ModelConfig::rope_pairing`] accounts for this order.
     ///
     /// # Errors
     /// [`GgufError`], which names the key or the tensor: another architecture, a missing or impossible size, and
@@ -83,7 +83,7 @@ impl ModelConfig {
         let hidden = keys.size("embedding_length", None)?;
         let layers = keys.size("block_count", None)?;
         if layers > file.names().count() {
-            // A list of names would have this length.
+            // Bounds the list of tensor names, whose length is proportional to the number of layers.
             return Err(wrong(&keys.name("block_count"), Value::Unsigned(layers as u64), "fewer layers than tensors"));
         }
         let heads = keys.size("attention.head_count", None)?;
@@ -130,13 +130,13 @@ impl ModelConfig {
     }
 }
 
-/// Llama 3.1's scaling of the rotary frequencies has the form of a tensor.
+/// Reads the scaling of the rotary frequencies: from keys, or for Llama 3.1 from a tensor.
 fn scaling(keys: &Keys<'_, '_>, head_dim: usize) -> Result<Scaling, GgufError> {
     let kind = keys.find("rope.scaling.type");
     if let Some(kind) = kind.filter(|kind| !matches!(kind.as_str(), Some("none" | "linear"))) {
         return Err(keys.unsupported("rope.scaling.type", kind));
     }
-    // Older files have the factor under the second key, and no type.
+    // Older files have the factor in the key `rope.scale_linear`, and no type.
     let factor = keys.positive("rope.scaling.factor")?.or(keys.positive("rope.scale_linear")?);
     let linear = match (kind.and_then(|kind| kind.as_str()), factor) {
         (Some("none"), _) | (None, None) => None,
@@ -151,7 +151,7 @@ fn scaling(keys: &Keys<'_, '_>, head_dim: usize) -> Result<Scaling, GgufError> {
     }
 }
 
-/// The divisor of the frequency of each pair.
+/// Reads the divisors of the rotary frequencies, one per pair; `None` for a file without them.
 fn factors(file: &Gguf<'_>, pairs: usize) -> Result<Option<Vec<f32>>, GgufError> {
     if !file.has(ROPE_FACTORS) {
         return Ok(None);
@@ -170,13 +170,13 @@ fn factors(file: &Gguf<'_>, pairs: usize) -> Result<Option<Vec<f32>>, GgufError>
     }
 }
 
-/// A special token of the tokenizer.
+/// Reads the number of a special token of the tokenizer.
 fn token(file: &Gguf<'_>, name: &str) -> Result<Option<u32>, GgufError> {
     let read = |value: Value<'_>| value.as_u64().and_then(|id| u32::try_from(id).ok());
     file.read(&format!("tokenizer.ggml.{name}_token_id"), "a token", read)
 }
 
-/// The tokens that end a sequence, a turn or a message.
+/// Reads the tokens that end a sequence, a turn or a message.
 fn ends(file: &Gguf<'_>) -> Result<Vec<u32>, GgufError> {
     let mut ends = Vec::new();
     for name in ["eos", "eot", "eom"] {

@@ -1,12 +1,12 @@
-//! Numbers, texts and values at increasing offsets of the file.
+//! Reads numbers, texts and values at increasing offsets of the file.
 
 use super::error::Fault;
 use super::value::{Array, Value};
 
-/// The largest number of arrays around an array. Known files have no nested arrays.
+/// The largest number of arrays that enclose an array. Known files have no nested arrays.
 const MAX_DEPTH: u32 = 4;
 
-/// A position in the file. A read beyond the end is a fault, and nothing is allocated.
+/// A position in the file. A read beyond the end is a [`Fault`] and allocates nothing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -18,7 +18,7 @@ impl<'a> Cursor<'a> {
         Cursor { bytes, at }
     }
 
-    /// Bytes from the start of the file.
+    /// The position, in bytes from the start of the file.
     pub(super) fn at(&self) -> usize {
         self.at
     }
@@ -50,19 +50,19 @@ impl<'a> Cursor<'a> {
         self.take(length)
     }
 
-    /// A key or the name of a tensor.
+    /// Reads a key or the name of a tensor.
     pub(super) fn name(&mut self) -> Result<&'a str, Fault> {
         let bytes = self.text()?;
         core::str::from_utf8(bytes).map_err(|_| Fault::Invalid("has a name that is not UTF-8".into()))
     }
 
-    /// A value with its type before it.
+    /// Reads a type, then a value of this type.
     pub(super) fn typed_value(&mut self) -> Result<Value<'a>, Fault> {
         let kind = self.u32()?;
         self.value(kind, 0)
     }
 
-    /// A value of type `kind`, inside `depth` arrays.
+    /// Reads a value of type `kind` that `depth` arrays enclose.
     pub(super) fn value(&mut self, kind: u32, depth: u32) -> Result<Value<'a>, Fault> {
         Ok(match kind {
             0 => Value::Unsigned(u8::from_le_bytes(self.array()?).into()),
@@ -98,7 +98,7 @@ impl<'a> Cursor<'a> {
         if size > 0 {
             self.take(len.saturating_mul(size))?;
         } else {
-            // Every element has a length in the file, so a wrong count ends at the end of the file.
+            // Every element has at least 8 bytes for its length, so a wrong `len` stops at the end of the file.
             for _ in 0..len {
                 self.value(kind, depth + 1)?;
             }

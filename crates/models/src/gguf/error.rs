@@ -4,23 +4,23 @@
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
-    /// The file begins with other bytes.
+    /// The file does not begin with `GGUF`.
     #[error("it does not begin with GGUF")]
     Magic,
     /// The file is from a big-endian machine.
     #[error("it is big-endian; only little-endian files are supported")]
     BigEndian,
-    /// A version without support.
+    /// An unsupported version.
     #[error("it has version {0}; versions 2 and 3 are supported")]
     Version(u32),
-    /// The file is shorter than a part of it says.
+    /// The file ends before one of its parts does.
     #[error("it is truncated or damaged: {part} needs {needed} more bytes, but the file has {left}")]
     Truncated {
         /// The key, the tensor or the header.
         part: String,
         /// Bytes that the part needs.
         needed: u64,
-        /// Bytes that the file has from there.
+        /// Bytes from the start of the part to the end of the file.
         left: u64,
     },
     /// A part violates the format.
@@ -41,10 +41,10 @@ pub enum GgufError {
         key: String,
         /// Its value.
         found: String,
-        /// The possible values.
+        /// The supported values.
         expected: String,
     },
-    /// A key of a feature without support.
+    /// A key of an unsupported feature.
     #[error("the key {key} is {found}, which is not supported")]
     Unsupported {
         /// The key.
@@ -55,7 +55,7 @@ pub enum GgufError {
     /// The file has no such tensor.
     #[error("there is no tensor {0}")]
     MissingTensor(String),
-    /// A tensor that the model does not use, so its architecture is another one.
+    /// A tensor that the architecture does not have, so the model has another architecture.
     #[error("the tensor {tensor} is not part of the architecture {architecture}")]
     UnusedTensor {
         /// The tensor.
@@ -68,12 +68,12 @@ pub enum GgufError {
     DType {
         /// The tensor.
         tensor: String,
-        /// Its type by ggml's name.
+        /// ggml's name of its type.
         found: String,
     },
 }
 
-/// A fault of the bytes, before the part that has it is known.
+/// An error in the bytes, before the name of their part is known.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Fault {
     Short { needed: u64, left: u64 },
@@ -81,7 +81,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// Names the part.
+    /// Converts to an error that names the part.
     pub(super) fn of(self, part: impl Into<String>) -> GgufError {
         let part = part.into();
         match self {

@@ -5,12 +5,12 @@
 //! | this one | the container: [`Gguf`], in versions 2 and 3, little-endian |
 //! | `value`, `cursor` | values of the metadata, and their bytes |
 //! | `tensor` | types, shapes and byte ranges of tensors |
-//! | `names` | the names of tensors, as Hugging Face's |
+//! | `names` | the names of tensors, in Hugging Face's and in llama.cpp's form |
 //! | `config` | [`ModelConfig::from_gguf`](crate::ModelConfig::from_gguf) |
 //!
-//! A parsed file borrows from its bytes, so memory is at most a small multiple of the number of keys and tensors. A length
-//! in the file that exceeds the file is an error before any allocation. Reading accepts any bytes without a panic; the fuzz
-//! target `gguf` tests it.
+//! A parsed file borrows from its bytes, so its memory is at most a small multiple of the number of keys and tensors. A
+//! length that exceeds the file is an error before any allocation. No bytes make the reader panic; the fuzz target
+//! `gguf` tests this.
 
 mod config;
 mod cursor;
@@ -45,7 +45,7 @@ pub struct Gguf<'a> {
 }
 
 impl<'a> Gguf<'a> {
-    /// Parses a whole file: metadata, and types, shapes and places of all tensors. The data of tensors is not read.
+    /// Parses a whole file: metadata, and the types, shapes and offsets of all tensors, but not their data.
     ///
     /// # Errors
     /// [`GgufError`]; a truncated file names the key or the tensor that does not fit.
@@ -90,7 +90,7 @@ impl<'a> Gguf<'a> {
         value.as_u64().filter(fits).ok_or_else(|| wrong(ALIGNMENT, value, "a power of two up to 2^30"))
     }
 
-    /// 2 or 3. The versions differ only in the order of bytes that they allow.
+    /// The version, 2 or 3. The versions differ only in the byte orders that they allow.
     pub fn version(&self) -> u32 {
         self.version
     }
@@ -115,10 +115,10 @@ impl<'a> Gguf<'a> {
         self.tensors.contains_key(name)
     }
 
-    /// The value of a key as `read` reads it; `None` for a missing key.
+    /// Converts the value of a key by `read`; `None` for a missing key.
     ///
     /// # Errors
-    /// [`GgufError::Key`] if `read` returns `None`: the value is not what `expected` says.
+    /// [`GgufError::Key`] if `read` returns `None`. `expected` describes the supported values in this error.
     pub fn read<T>(
         &self,
         key: &str,
@@ -128,7 +128,7 @@ impl<'a> Gguf<'a> {
         self.value(key).map(|value| read(value).ok_or_else(|| wrong(key, value, expected))).transpose()
     }
 
-    /// [`Gguf::read`] of a key that must exist.
+    /// Converts the value of a key that must exist, as [`Gguf::read`] does.
     ///
     /// # Errors
     /// [`GgufError::MissingKey`], and those of [`Gguf::read`].
@@ -141,7 +141,7 @@ impl<'a> Gguf<'a> {
         self.read(key, expected, read)?.ok_or_else(|| GgufError::MissingKey(key.into()))
     }
 
-    /// `general.architecture`.
+    /// The value of `general.architecture`.
     ///
     /// # Errors
     /// A missing key, or another value than a text.
@@ -166,7 +166,7 @@ fn put<'a, T>(map: &mut BTreeMap<&'a str, T>, name: &'a str, value: T, part: &st
     }
 }
 
-/// A name of at most 100 characters without control characters, for messages.
+/// The first 100 characters of a name, for messages. Control characters are escaped.
 fn shown(name: &str) -> String {
     name.chars().take(100).flat_map(char::escape_debug).collect()
 }

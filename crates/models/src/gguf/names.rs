@@ -5,10 +5,10 @@ use super::error::GgufError;
 use crate::config::{Family, ModelConfig};
 use std::collections::BTreeSet;
 
-/// Outside of layers, Hugging Face's name first. Both have a suffix, `.weight` or `.bias`.
+/// Names of tensors outside of layers: Hugging Face's, then llama.cpp's. A suffix follows both: `.weight` or `.bias`.
 const MODEL: [(&str, &str); 3] =
     [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
-/// In a layer, after `model.layers.N.` and `blk.N.`.
+/// Names of tensors of a layer, after the prefixes `model.layers.N.` and `blk.N.`.
 const LAYER: [(&str, &str); 11] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -24,15 +24,16 @@ const LAYER: [(&str, &str); 11] = [
 ];
 /// The parts that only qwen3 has.
 const HEAD_NORMS: [&str; 2] = ["attn_q_norm", "attn_k_norm"];
-/// The factors of rotary frequencies, which [`ModelConfig::from_gguf`] reads.
+/// The tensor of rotary factors, which [`ModelConfig::from_gguf`] reads.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// The parts of a layer that the configuration can give a bias.
+/// The parts of a layer with a bias if [`ModelConfig::attention_bias`] is set.
 pub(super) const ATTENTION: [&str; 4] = ["attn_q", "attn_k", "attn_v", "attn_output"];
+/// The parts of a layer with a bias if [`ModelConfig::mlp_bias`] is set.
 pub(super) const FEED_FORWARD: [&str; 3] = ["ffn_gate", "ffn_up", "ffn_down"];
 
-/// The name in a GGUF file of a tensor with a name of Hugging Face; `None` for other tensors than those of the llama and
-/// qwen3 architectures.
+/// Converts Hugging Face's name of a tensor to the name in a GGUF file; `None` if the llama and qwen3 architectures do
+/// not have the tensor.
 pub fn gguf_name(hugging_face: &str) -> Option<String> {
     let (part, suffix) = hugging_face.rsplit_once('.')?;
     let of = |names: &[(&str, &'static str)], part| names.iter().find(|(name, _)| *name == part).map(|(_, name)| *name);
@@ -45,7 +46,7 @@ pub fn gguf_name(hugging_face: &str) -> Option<String> {
     }
 }
 
-/// The names of all tensors but the head, Hugging Face's first.
+/// The names of all tensors except the head, as pairs: Hugging Face's name, then the name in the file.
 ///
 /// # Errors
 /// [`GgufError::MissingTensor`], and [`GgufError::UnusedTensor`] for a tensor of another architecture.

@@ -17,7 +17,7 @@ pub struct GgufTensor {
     /// Shape, slowest dimension first as elsewhere in this project; the file has the reverse order. The last dimension is
     /// a whole number of blocks.
     pub shape: Vec<usize>,
-    /// The bytes from the start of the file, row by row.
+    /// The range of the tensor's bytes in the file, in row-major order.
     pub range: Range<usize>,
 }
 
@@ -27,13 +27,13 @@ pub(super) struct TensorInfo {
     kind: u32,
     /// Fastest dimension first.
     dims: Vec<u64>,
-    /// From the start of the data; after [`TensorInfo::place`] from the start of the file.
+    /// Offset in bytes: from the start of the data, but after [`TensorInfo::place`] from the start of the file.
     offset: u64,
-    /// Bytes; 0 for an unsupported type.
+    /// Size in bytes; 0 for an unsupported type.
     size: u64,
 }
 
-/// The element type of ggml's number.
+/// The element type that a number means in ggml.
 fn dtype(kind: u32) -> Option<DType> {
     Some(match kind {
         0 => DType::F32,
@@ -83,7 +83,7 @@ fn name(kind: u32) -> String {
 }
 
 impl TensorInfo {
-    /// Reads a record after its name.
+    /// Reads the rest of a record, after the name.
     pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<Self, Fault> {
         let count = cursor.u32()?;
         if count > MAX_DIMS {
@@ -93,7 +93,7 @@ impl TensorInfo {
         Ok(TensorInfo { kind: cursor.u32()?, dims, offset: cursor.u64()?, size: 0 })
     }
 
-    /// Checks size and place in a file of `length` bytes, whose data begin at `data`.
+    /// Computes the size, and checks that the tensor lies within a file of `length` bytes whose data begins at `data`.
     pub(super) fn place(&mut self, data: u64, alignment: u64, length: usize) -> Result<(), Fault> {
         if !self.offset.is_multiple_of(alignment) {
             return Err(Fault::Invalid(format!("has offset {}, not a multiple of {alignment}", self.offset)));
@@ -124,10 +124,10 @@ impl TensorInfo {
 }
 
 impl Gguf<'_> {
-    /// The tensor of a name.
+    /// Finds a tensor by its name.
     ///
     /// # Errors
-    /// [`GgufError::MissingTensor`], or [`GgufError::DType`], which has the name of the type.
+    /// [`GgufError::MissingTensor`], or [`GgufError::DType`], which names the unsupported type.
     pub fn tensor(&self, tensor: &str) -> Result<GgufTensor, GgufError> {
         let info = self.tensors.get(tensor).ok_or_else(|| GgufError::MissingTensor(shown(tensor)))?;
         let dtype =

@@ -1,10 +1,10 @@
-//! The reader on files that the tests build byte by byte.
+//! Tests of the reader on files that are built byte by byte.
 
 use super::*;
 use crate::config::{Family, ModelConfig};
 use crate::rotary::{Pairing, Scaling};
 
-/// The bytes of a value after its type.
+/// A value as bytes: its type, then `bytes`.
 fn value(kind: u32, bytes: &[u8]) -> Vec<u8> {
     [&kind.to_le_bytes()[..], bytes].concat()
 }
@@ -25,7 +25,7 @@ fn text(text: &str) -> Vec<u8> {
     value(8, &string(text))
 }
 
-/// A file of keys with values, and tensors of name, dimensions (fastest first), type, offset.
+/// A file of keys with values, tensors (name, dimensions with the fastest first, type, offset), and `data` zero bytes.
 fn file(keys: &[(&str, Vec<u8>)], tensors: &[(&str, &[u64], u32, u64)], data: usize) -> Vec<u8> {
     let counts = [tensors.len() as u64, keys.len() as u64].map(u64::to_le_bytes).concat();
     let mut bytes = [&b"GGUF\x03\0\0\0"[..], &counts].concat();
@@ -173,7 +173,7 @@ fn a_changed_byte_gives_an_error_or_another_file() {
     assert!(files > 1000 && configurations > 10, "{files} {configurations}");
 }
 
-/// The keys of a small llama, and more.
+/// The keys of a small llama model, with some values changed; `None` removes a key.
 fn llama(changed: &[(&'static str, Option<Vec<u8>>)]) -> Vec<(&'static str, Vec<u8>)> {
     let mut keys = vec![
         ("general.architecture", text("llama")),

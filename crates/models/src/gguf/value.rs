@@ -3,7 +3,7 @@
 use super::cursor::Cursor;
 use core::fmt;
 
-/// A value, borrowed from the file. The widths of numbers are dropped; all values are exact.
+/// A value, borrowed from the file. Numbers of all widths become 64-bit numbers of the same value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value<'a> {
     /// An unsigned integer.
@@ -12,7 +12,7 @@ pub enum Value<'a> {
     Signed(i64),
     /// A float.
     Float(f64),
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
     /// A text, which may be invalid UTF-8.
     Text(&'a [u8]),
@@ -25,7 +25,7 @@ pub enum Value<'a> {
 pub struct Array<'a> {
     pub(super) kind: u32,
     pub(super) len: usize,
-    /// The number of arrays around an element.
+    /// The number of arrays that enclose an element.
     pub(super) depth: u32,
     pub(super) bytes: &'a [u8],
 }
@@ -50,7 +50,7 @@ impl<'a> Array<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// An integer that is not negative.
+    /// The value as an integer; `None` for other types and for negative integers.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Value::Unsigned(n) => Some(n),
@@ -59,7 +59,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A number.
+    /// The value as a float; `None` if it is no number.
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
             Value::Unsigned(n) => Some(n as f64),
@@ -69,23 +69,23 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A truth value.
+    /// The value as a boolean; `None` for other types.
     pub fn as_bool(&self) -> Option<bool> {
         if let Value::Bool(value) = *self { Some(value) } else { None }
     }
 
-    /// A text in UTF-8.
+    /// The value as a text; `None` for other types and for invalid UTF-8.
     pub fn as_str(&self) -> Option<&'a str> {
         if let Value::Text(bytes) = *self { core::str::from_utf8(bytes).ok() } else { None }
     }
 
-    /// An array.
+    /// The value as an array; `None` for other types.
     pub fn as_array(&self) -> Option<Array<'a>> {
         if let Value::Array(array) = *self { Some(array) } else { None }
     }
 }
 
-/// For messages: texts are quoted and cut, arrays are counted.
+/// Formats a value for messages: a text is quoted and shortened, an array is its number of values.
 impl fmt::Display for Value<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

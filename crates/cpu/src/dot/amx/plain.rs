@@ -54,7 +54,7 @@ impl Unit for Plain {
 /// # Safety
 /// The unit of `U` is available.
 unsafe fn dots<U: Unit>(weight: &Matrix<'_>, hidden: &Matrix<'_>) -> Vec<f32> {
-    let mut packed = Packed::new(hidden.rows(), hidden.cols());
+    let mut packed = Packed::new(hidden.rows(), hidden.cols(), weight.dtype());
     packed.pack(Layout::Amx, hidden);
     let mut scratch = scratch(hidden.rows());
     let mut out = vec![f32::NAN; hidden.rows() * TILE];

@@ -2,17 +2,17 @@
 //!
 //! Plain version: decode the weight to float32, and multiply with the float32 kernel.
 //! Deviations, and why each keeps the result:
-//! 1. A few hidden rows take the weights from registers. The order of the sum is that of the float32 kernel, so a row has
-//!    the same bits alone and in a batch.
-//! 2. For more rows, a few weight rows are decoded to memory that stays in the second-level cache. So the whole batch
-//!    decodes a weight once.
+//! 1. For a few hidden rows, weights are decoded in registers. The order of the sum is that of the float32 kernel, so a
+//!    row has the same bits alone and in a batch.
+//! 2. For more hidden rows, a few weight rows at a time are decoded to memory that stays in the second-level cache. So
+//!    each weight is decoded once for the whole batch.
 
 pub(crate) mod formats;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod plain;
 #[cfg(target_arch = "x86_64")]
-mod x86;
+pub(crate) mod x86;
 
 use super::TILE;
 use super::lanes::Lanes;
@@ -30,28 +30,28 @@ pub(crate) use x86::{Spans256, Spans512};
 
 /// Weight rows that stay in the second-level cache while the hidden rows pass over them.
 const BLOCK: usize = 32;
-/// Weight rows from a row to its prefetched row.
+/// The distance of the prefetch, in weight rows.
 const AHEAD: usize = 8;
-/// Floats of the decoded rows of a worker.
+/// Floats in a worker's memory for decoded rows.
 const DECODED: usize = 64 << 10;
-/// The numbers of weight rows that are decoded at a time.
+/// The least and the largest number of weight rows that are decoded at a time.
 const ROWS: core::ops::RangeInclusive<usize> = 4..=32;
 
 /// The decoder of a block type for the float32 kernel `F`.
 ///
 /// # Safety
-/// The instruction set is available for every function, and `block` points to a readable block of [`Decoder::DTYPE`].
-/// Implementations return the bits of `Span::to_f32`.
+/// The caller of a function guarantees that the instruction set is available, and that `block` points to a readable
+/// block of [`Decoder::DTYPE`]. Implementations return the bits of `Span::to_f32`.
 pub(crate) trait Decoder<F: Lanes> {
-    /// What all weights of a block need.
+    /// The values that are computed once for a block, such as its scales and minima.
     type Scales: Copy;
     /// The block type.
     const DTYPE: DType;
 
-    /// Writes the scales of a block. In place, because a copy would load vectors that were just stored in parts.
+    /// Writes the scales of a block to `out`. Copying a return value would load vectors whose parts were just stored.
     unsafe fn scales(block: *const u8, out: &mut MaybeUninit<Self::Scales>);
 
-    /// The elements `step * F::STEP ..` of a block, in order.
+    /// Decodes the `F::STEP` weights from `step * F::STEP` on, in order.
     unsafe fn weights(block: *const u8, step: usize, scales: &Self::Scales) -> F::Weights;
 }
 
@@ -59,14 +59,15 @@ pub(crate) trait Decoder<F: Lanes> {
 pub(super) fn decodes(isa: Isa, weight: DType, rows: usize) -> bool {
     let most = match isa {
         Isa::Portable => 1,
+        Isa::Avx512Vnni => usize::MAX,
         _ => 4,
     };
     weight.is_scaled() || !weight.is_float() && rows > most
 }
 
-/// Creates the memory for decoded rows, if a call of up to `rows` hidden rows needs it.
+/// Creates the memory for decoded rows, if a call of up to `rows` hidden rows may need it.
 pub(super) fn scratch(isa: Isa, weight: DType, rows: usize) -> Vec<Line> {
-    if decodes(isa, weight, rows) { vec![Line::ZERO; DECODED / 16] } else { Vec::new() }
+    if isa == Isa::Avx512Vnni || decodes(isa, weight, rows) { vec![Line::ZERO; DECODED / 16] } else { Vec::new() }
 }
 
 /// Writes all rows of a weight with scales as floats, `stride` floats apart.
@@ -77,8 +78,10 @@ pub(super) fn decode_scaled(weight: &Matrix<'_>, stride: usize, out: &mut [f32])
     }
 }
 
-/// The weight rows that are decoded at a time, and the floats from one to the next. One more line per row, because rows
-/// of a power of two would share the sets of the first-level cache.
+/// The number of weight rows that are decoded at a time, and the stride of the decoded rows in floats.
+///
+/// The stride is one cache line longer than a row. At a stride of a power of two, rows would share sets of the
+/// first-level cache.
 pub(super) fn decoded_size(cols: usize) -> (usize, usize) {
     let stride = cols + 16;
     ((DECODED / stride / 4 * 4).clamp(*ROWS.start(), *ROWS.end()), stride)
@@ -142,7 +145,7 @@ impl All<'_, '_> {
         NR
     }
 
-    /// Computes `MR x NR` outputs, and prefetches the weight rows one block later.
+    /// Computes `MR x NR` outputs, and prefetches the weight rows [`AHEAD`] rows later.
     ///
     /// # Safety
     /// As for [`multiply`]; `MR` weight rows and `NR` hidden rows exist from `i` and `r` on.

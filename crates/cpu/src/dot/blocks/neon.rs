@@ -1,4 +1,4 @@
-//! Decoders in NEON: the 16 codes of half a span in 128 bits.
+//! Decoders in NEON. They unpack the 16 codes of half a span to a 128-bit vector.
 
 use super::Decoder;
 use super::formats::{Format, Iq4Nl, Mxfp4, Q4, Q4K, Q5K, Q6K, Q8};
@@ -8,6 +8,7 @@ use core::arch::aarch64::*;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use flash_sampling_core::DType;
+use flash_sampling_core::backend::{E2M1, IQ4_NL, mxfp4_scale};
 
 /// The operations of a block type.
 ///
@@ -20,13 +21,13 @@ pub(crate) trait Halves: Format {
     const HAS_MINIMA: bool = false;
 
     unsafe fn scales(block: *const u8, out: &mut MaybeUninit<Self::Scales>);
-    /// The scale and the minimum of the 16 weights `16 half ..`.
+    /// The scale and the minimum of the 16 weights from `16 * half` on.
     fn scale(scales: &Self::Scales, half: usize) -> (f32, f32);
     /// The codes of these weights.
     unsafe fn codes(block: *const u8, half: usize) -> int8x16_t;
 }
 
-/// The f16 at an address.
+/// Reads an f16 as a float32.
 ///
 /// # Safety
 /// NEON is available, and two bytes are readable.
@@ -39,7 +40,7 @@ unsafe fn half_at(at: *const u8) -> f32 {
     }
 }
 
-/// 16 codes of 4 bits of 16 bytes: the low halves of the bytes, or the high halves.
+/// Unpacks the low or the high nibbles of 16 bytes to 16 codes.
 ///
 /// # Safety
 /// NEON is available, and 16 bytes are readable.
@@ -52,7 +53,7 @@ unsafe fn nibbles(at: *const u8, is_high: bool) -> uint8x16_t {
     }
 }
 
-/// Entry `i` of a table for each code `i`.
+/// Looks up the table's entry for each code.
 ///
 /// # Safety
 /// NEON is available.
@@ -88,17 +89,8 @@ macro_rules! one_scale {
 
 one_scale!(Q8, |at, half| half_at(at), vld1q_s8(at.add(2 + 16 * half).cast()));
 one_scale!(Q4, |at, half| half_at(at), vsubq_s8(vreinterpretq_s8_u8(nibbles(at.add(2), half == 1)), vdupq_n_s8(8)));
-one_scale!(Iq4Nl, |at, half| half_at(at), {
-    look_up([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], nibbles(at.add(2), half == 1))
-});
-one_scale!(
-    Mxfp4,
-    |at, half| {
-        let e = u32::from(*at);
-        f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 })
-    },
-    look_up([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], nibbles(at.add(1), half == 1))
-);
+one_scale!(Iq4Nl, |at, half| half_at(at), look_up(IQ4_NL, nibbles(at.add(2), half == 1)));
+one_scale!(Mxfp4, |at, half| mxfp4_scale(*at), look_up(E2M1, nibbles(at.add(1), half == 1)));
 
 /// The scales and minima of the eight spans of a block of `Q4_K` or `Q5_K`.
 ///
@@ -110,7 +102,8 @@ unsafe fn scales_and_minima(block: *const u8) -> [[f32; 8]; 2] {
     unsafe {
         let word = |i: usize| u64::from(block.add(4 + 4 * i).cast::<u32>().read_unaligned());
         let (a, b, c) = (word(0), word(1), word(2));
-        // Each byte of the low words has a 6-bit number, and the two bits above it belong to the high words.
+        // The low six bits of a byte of `a` (`b`) are a scale (minimum) of spans 0 to 3. Its high two bits, and four
+        // bits of `c`, are a scale (minimum) of spans 4 to 7.
         let (low, high) = (0x3f3f_3f3f, 0x0f0f_0f0f);
         let scales = a & low | (c & high | a >> 2 & 0x3030_3030) << 32;
         let minima = b & low | (c >> 4 & high | b >> 2 & 0x3030_3030) << 32;

@@ -1,4 +1,4 @@
-//! The decoder in plain Rust: core's definition.
+//! The decoder in plain Rust, which calls the definition of the block types in `core`.
 
 use super::Decoder;
 use super::formats::Format;
@@ -8,16 +8,16 @@ use core::mem::MaybeUninit;
 use flash_sampling_core::DType;
 use flash_sampling_core::backend::{SPAN, Span};
 
-/// Decodes blocks of the format `T` by their definition, all spans at the same time.
+/// Decodes blocks of the format `T` by [`Span::decode`], all spans of a block at once.
 pub(crate) struct Plain<T>(PhantomData<T>);
 
 /// Floats per step of the kernel in plain Rust.
 const STEP: usize = 16;
-/// The most weights of a block.
+/// The largest number of weights in a block.
 const MOST: usize = 256;
 
 impl<T: Format, F: Lanes<Weights = [f32; STEP]>> Decoder<F> for Plain<T> {
-    /// The weights of the block.
+    /// All decoded weights of the block.
     type Scales = [[f32; STEP]; MOST / STEP];
     const DTYPE: DType = T::DTYPE;
 

@@ -1,4 +1,4 @@
-//! Decoders in AVX2 and AVX-512. Both unpack the 32 codes of a span in 256 bits.
+//! Decoders in AVX2 and AVX-512. Both unpack the 32 codes of a span to a 256-bit vector.
 
 use super::Decoder;
 use super::formats::{Format, Iq4Nl, Mxfp4, Q4, Q4K, Q5K, Q6K, Q8};
@@ -7,6 +7,7 @@ use core::arch::x86_64::*;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use flash_sampling_core::DType;
+use flash_sampling_core::backend::{E2M1, IQ4_NL, mxfp4_scale};
 
 /// The operations of a block type.
 ///
@@ -19,23 +20,23 @@ pub(crate) trait Spans: Format {
     const HAS_MINIMA: bool = false;
 
     unsafe fn scales(block: *const u8, out: &mut MaybeUninit<Self::Scales>);
-    /// The scale and the minimum of the 16 weights `16 half ..` of a span.
+    /// The scale and the minimum of a half of a span, 16 weights.
     fn scale(scales: &Self::Scales, span: usize, half: usize) -> (f32, f32);
     /// The codes of a span.
     unsafe fn codes(block: *const u8, span: usize) -> __m256i;
 }
 
-/// The f16 at an address.
+/// Reads an f16 as a float32.
 ///
 /// # Safety
 /// F16C is available, and two bytes are readable.
 #[inline(always)]
-unsafe fn half_at(at: *const u8) -> f32 {
+pub(crate) unsafe fn half_at(at: *const u8) -> f32 {
     // SAFETY: by this function's contract.
     unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(at.cast::<u16>().read_unaligned())))) }
 }
 
-/// 16 bytes as 32 codes of 4 bits: the low halves of the bytes, then the high halves.
+/// Unpacks 16 bytes to 32 codes of 4 bits: the low nibbles first, then the high nibbles.
 ///
 /// # Safety
 /// AVX2 is available, and 16 bytes are readable.
@@ -49,7 +50,7 @@ unsafe fn nibbles(at: *const u8) -> __m256i {
     }
 }
 
-/// Entry `i` of a table for each code `i`.
+/// Looks up the table's entry for each code.
 ///
 /// # Safety
 /// AVX2 is available.
@@ -85,17 +86,25 @@ macro_rules! one_scale {
 
 one_scale!(Q8, |at| half_at(at), _mm256_loadu_si256(at.add(2).cast()));
 one_scale!(Q4, |at| half_at(at), _mm256_sub_epi8(nibbles(at.add(2)), _mm256_set1_epi8(8)));
-one_scale!(Iq4Nl, |at| half_at(at), {
-    look_up([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], nibbles(at.add(2)))
-});
-one_scale!(
-    Mxfp4,
-    |at| {
-        let e = u32::from(*at);
-        f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 })
-    },
-    look_up([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], nibbles(at.add(1)))
-);
+one_scale!(Iq4Nl, |at| half_at(at), look_up(IQ4_NL, nibbles(at.add(2))));
+one_scale!(Mxfp4, |at| mxfp4_scale(*at), look_up(E2M1, nibbles(at.add(1))));
+
+/// Unpacks the eight scales and the eight minima of a block of `Q4_K` or `Q5_K` to bytes.
+///
+/// # Safety
+/// `block` points to a readable block.
+#[inline(always)]
+pub(crate) unsafe fn packed_scales_and_minima(block: *const u8) -> [u64; 2] {
+    // SAFETY: by this function's contract; the 12 bytes are three words.
+    let word = |i: usize| u64::from(unsafe { block.add(4 + 4 * i).cast::<u32>().read_unaligned() });
+    let (a, b, c) = (word(0), word(1), word(2));
+    // The low six bits of a byte of `a` (`b`) are a scale (minimum) of spans 0 to 3. Its high two bits, and four bits
+    // of `c`, are a scale (minimum) of spans 4 to 7.
+    let (low, high) = (0x3f3f_3f3f, 0x0f0f_0f0f);
+    let scales = a & low | (c & high | a >> 2 & 0x3030_3030) << 32;
+    let minima = b & low | (c >> 4 & high | b >> 2 & 0x3030_3030) << 32;
+    [scales, minima]
+}
 
 /// The scales and minima of the eight spans of a block of `Q4_K` or `Q5_K`.
 ///
@@ -103,14 +112,9 @@ one_scale!(
 /// As for [`Spans`].
 #[inline(always)]
 unsafe fn scales_and_minima(block: *const u8, out: &mut MaybeUninit<[[f32; 8]; 2]>) {
-    // SAFETY: by this function's contract; the 12 bytes are three words.
+    // SAFETY: by this function's contract.
     unsafe {
-        let word = |i: usize| u64::from(block.add(4 + 4 * i).cast::<u32>().read_unaligned());
-        let (a, b, c) = (word(0), word(1), word(2));
-        // Each byte of the low words has a 6-bit number, and the two bits above it belong to the high words.
-        let (low, high) = (0x3f3f_3f3f, 0x0f0f_0f0f);
-        let scales = a & low | (c & high | a >> 2 & 0x3030_3030) << 32;
-        let minima = b & low | (c >> 4 & high | b >> 2 & 0x3030_3030) << 32;
+        let [scales, minima] = packed_scales_and_minima(block);
         let times = |numbers: u64, factor: f32| {
             let wide = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(numbers as i64)));
             _mm256_mul_ps(wide, _mm256_set1_ps(factor))
@@ -223,7 +227,11 @@ impl<T: Spans, F: Lanes<Weights = [__m256; 2]>> Decoder<F> for Spans256<T> {
         // SAFETY: as above.
         unsafe {
             let codes = T::codes(block, step / 2);
-            let half = if step % 2 == 0 { _mm256_castsi256_si128(codes) } else { _mm256_extracti128_si256::<1>(codes) };
+            let half = if step.is_multiple_of(2) {
+                _mm256_castsi256_si128(codes)
+            } else {
+                _mm256_extracti128_si256::<1>(codes)
+            };
             let (scale, minimum) = T::scale(scales, step / 2, step % 2);
             let (scale, minimum) = (_mm256_set1_ps(scale), _mm256_set1_ps(minimum));
             [half, _mm_srli_si128::<8>(half)].map(|codes| {

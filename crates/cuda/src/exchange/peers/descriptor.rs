@@ -5,10 +5,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 /// First bytes of a descriptor; the last two digits are the version of the format.
-const MAGIC: [u8; 4] = *b"fp04";
+const MAGIC: [u8; 4] = *b"fp05";
 /// Bytes of a handle that opens memory in another process.
 pub(crate) const HANDLE: usize = 64;
-const DESCRIPTOR: usize = 4 + 4 * 8 + HANDLE;
+const DESCRIPTOR: usize = 4 + 5 * 8 + HANDLE;
 
 /// A random number that identifies this process.
 static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
@@ -24,6 +24,8 @@ pub(crate) struct PeerDescriptor {
     pub(crate) world: u32,
     /// The maximum number of rows of a call.
     pub(crate) max_rows: u64,
+    /// The number of logits in a row of the rank's matrix; 0 for a mailbox.
+    pub(crate) vocab_size: u64,
     /// The handle that opens the mailbox in another process.
     pub(crate) handle: [u8; HANDLE],
 }
@@ -37,7 +39,7 @@ impl PeerDescriptor {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         let ranks = u64::from(self.rank) | u64::from(self.world) << 32;
-        for word in [self.process, self.mailbox, ranks, self.max_rows] {
+        for word in [self.process, self.mailbox, ranks, self.max_rows, self.vocab_size] {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
         bytes.extend_from_slice(&self.handle);
@@ -51,9 +53,11 @@ impl PeerDescriptor {
         let (words, handle) = rest.split_last_chunk::<HANDLE>()?;
         let mut words = words.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
         let mut word = || words.next();
-        let (process, mailbox, ranks, max_rows) = (word()?, word()?, word()?, word()?);
+        let (process, mailbox, ranks) = (word()?, word()?, word()?);
+        let (max_rows, vocab_size) = (word()?, word()?);
         let (rank, world) = (ranks as u32, (ranks >> 32) as u32);
-        (*magic == MAGIC).then_some(PeerDescriptor { process, mailbox, rank, world, max_rows, handle: *handle })
+        let handle = *handle;
+        (*magic == MAGIC).then_some(PeerDescriptor { process, mailbox, rank, world, max_rows, vocab_size, handle })
     }
 
     /// Decodes the descriptors of all ranks, in order, and checks them against this rank's own descriptor.
@@ -77,6 +81,11 @@ impl PeerDescriptor {
             if descriptor.max_rows != self.max_rows {
                 return refused(rank, format!("is planned for {} rows, not {}", descriptor.max_rows, self.max_rows));
             }
+            // A rank stores its logits in the matrices of the other ranks, with its own vocabulary as their row length.
+            if descriptor.vocab_size != self.vocab_size {
+                let (found, expected) = (descriptor.vocab_size, self.vocab_size);
+                return refused(rank, format!("has a vocabulary of {found} tokens, not {expected}"));
+            }
             all.push(descriptor);
         }
         if all[self.rank as usize] != *self {
@@ -91,7 +100,8 @@ mod tests {
     use super::*;
 
     fn descriptor(rank: u32) -> PeerDescriptor {
-        PeerDescriptor { process: 7, mailbox: 9, rank, world: 3, max_rows: 64, handle: [rank as u8; HANDLE] }
+        let handle = [rank as u8; HANDLE];
+        PeerDescriptor { process: 7, mailbox: 9, rank, world: 3, max_rows: 64, vocab_size: 1000, handle }
     }
 
     #[test]
@@ -123,6 +133,9 @@ mod tests {
         assert_eq!(blamed(|descriptors| descriptors[1].rank = 2), 1);
         assert_eq!(blamed(|descriptors| descriptors[2].world = 4), 2);
         assert_eq!(blamed(|descriptors| descriptors[2].max_rows = 65), 2);
+        assert_eq!(blamed(|descriptors| descriptors[1].vocab_size = 1001), 1);
+        let error = all(|descriptors| descriptors[2].vocab_size = 0).unwrap_err().to_string();
+        assert!(error.contains("has a vocabulary of 0 tokens, not 1000"), "{error}");
         assert_eq!(blamed(|descriptors| descriptors[0].mailbox = 1), 0);
         assert_eq!(blamed(|descriptors| descriptors.truncate(2)), 0);
         assert!(matches!(descriptor(0).decode_all(&[vec![], vec![], vec![]]), Err(CudaError::Rank { rank: 0, .. })));

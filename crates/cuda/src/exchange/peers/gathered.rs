@@ -77,6 +77,7 @@ impl DevicePeers {
             rank: self.call.rank,
             world: self.call.world,
             max_rows: rows as u64,
+            vocab_size: u64::from(vocab_size),
             handle: memory.handle(),
         };
         let instance = SOURCE.instance();

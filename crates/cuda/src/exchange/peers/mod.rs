@@ -72,6 +72,7 @@ impl PeerEndpoint {
             rank: rank as u32,
             world: world as u32,
             max_rows: max_rows as u64,
+            vocab_size: 0,
             handle: mailbox.handle(),
         };
         Ok(PeerEndpoint { descriptor, mailbox, kernel, device: device.clone() })
