@@ -233,14 +233,6 @@ pub enum HeadError {
         /// Columns of a block.
         cols: usize,
     },
-    /// The sampler does not support the weight's element type.
-    #[error("the weight is {}, but this sampler supports {supported}", found.name())]
-    WeightType {
-        /// Element type of the weight.
-        found: DType,
-        /// The supported types.
-        supported: &'static str,
-    },
     /// The length of the bias is not the number of weight rows.
     #[error("the bias has {found} entries, but the weight has {expected} rows")]
     BiasLength {

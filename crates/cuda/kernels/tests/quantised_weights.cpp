@@ -1,6 +1,6 @@
 // Runs the kernels over quantised weights on the processor: the decoding of weights, the products of the kernel without tensor
 // cores, and the canonical logits. Reads problems from standard input, and writes all results to standard output.
-// crates/cuda/tests/quantised.rs makes the problems and compares the results with core's.
+// crates/cuda/tests/quantised_weights.rs makes the problems and compares the results with core's.
 #include "emulator.hpp"
 
 #include "flash_sampling/mainloop/plain.cuh"

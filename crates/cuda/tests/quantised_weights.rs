@@ -1,4 +1,4 @@
-//! Runs the kernels over quantised weights on the processor (kernels/tests/quantised.cpp), and compares weights, products
+//! Runs the kernels over quantised weights on the processor (kernels/tests/quantised_weights.cpp), and compares weights, products
 //! and canonical logits with the core's.
 
 mod emulated;
@@ -163,7 +163,7 @@ fn check(case: &Case, found: &mut Found) {
 }
 
 fn answers(cases: &[Case]) {
-    let Some(program) = emulated::program("quantised") else { return };
+    let Some(program) = emulated::program("quantised_weights") else { return };
     let mut bytes = (cases.len() as u32).to_le_bytes().to_vec();
     cases.iter().for_each(|case| case.write(&mut bytes));
     let found = emulated::answer(&program, bytes);
