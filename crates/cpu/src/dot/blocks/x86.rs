@@ -226,7 +226,7 @@ impl<T: Spans, F: Lanes<Weights = [__m256; 2]>> Decoder<F> for Spans256<T> {
         // SAFETY: as above.
         unsafe {
             let codes = T::codes(block, step / 2);
-            let half = if step % 2 == 0 { _mm256_castsi256_si128(codes) } else { _mm256_extracti128_si256::<1>(codes) };
+            let half = if step.is_multiple_of(2) { _mm256_castsi256_si128(codes) } else { _mm256_extracti128_si256::<1>(codes) };
             let (scale, minimum) = T::scale(scales, step / 2, step % 2);
             let (scale, minimum) = (_mm256_set1_ps(scale), _mm256_set1_ps(minimum));
             [half, _mm_srli_si128::<8>(half)].map(|codes| {
