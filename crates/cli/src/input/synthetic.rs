@@ -99,7 +99,7 @@ pub fn weight(vocab: usize, hidden: usize, dtype: DType) -> io::Result<Tensor> {
         for (part, bytes) in map.chunks_mut(rows_each * row_bytes).enumerate() {
             let levels = &levels;
             scope.spawn(move || match dtype.block_bytes() {
-                _ if !dtype.is_float() => blocks::fill(bytes, part * rows_each, dtype, scale),
+                _ if !dtype.is_float() => blocks::fill(bytes, part * rows_each, row_bytes, dtype, scale),
                 2 => fill::<2>(bytes, part * rows_each, hidden, 1, levels),
                 _ => fill::<4>(bytes, part * rows_each, hidden, 1, levels),
             });

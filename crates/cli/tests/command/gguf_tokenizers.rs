@@ -174,6 +174,14 @@ fn other_tokenizers_are_refused_by_name() {
         let found = of(&file).unwrap_err();
         assert!(found.contains(says), "{says}: {found}");
     }
+    // Distinct tokens of one length.
+    let with_length = |length: usize| {
+        let tokens: Vec<String> = (0..700).map(|at| format!("{at:0>length$}")).collect();
+        of(&pieces.clone().texts(&key("tokens"), &tokens))
+    };
+    assert!(with_length(256).is_ok());
+    let error = with_length(257).unwrap_err();
+    assert!(error.contains("has a token of 257 bytes; at most 256 are possible"), "{error}");
     // All bytes are tokens, so no character is unknown.
     assert!(of(&pieces.without(&key("unknown_token_id"))).is_ok());
 }

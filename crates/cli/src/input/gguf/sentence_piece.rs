@@ -14,9 +14,10 @@ const SCORES: &str = "tokenizer.ggml.scores";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 /// Stands for a space in tokens.
 const SPACE: &str = "\u{2581}";
-/// The longest token that merges can form, in bytes. Longer ones would take quadratic time. SentencePiece's default is 16
-/// characters.
-const MAX_PIECE: usize = 4096;
+/// The maximum length of a normal token in bytes. The time for the splits of a token is quadratic in its length.
+/// Without its merges a longer token would change the tokens of a text, so it is an error. SentencePiece's default is 16
+/// characters, at most 64 bytes.
+const MAX_PIECE: usize = 256;
 
 /// All splits of normal tokens into two normal tokens, with the largest score first.
 fn merges(file: &Gguf<'_>, tokens: &Tokens<'_>) -> Result<Vec<(String, String)>, GgufError> {
