@@ -159,7 +159,7 @@ fn decoded_weights_have_the_bits_of_their_definition() {
                 1 => -12345.0 / 8192.0,
                 _ => 1.0,
             };
-            let diagonal = |at: usize| if at % (cols + 1) == 0 { factor(at / cols) } else { 0.0 };
+            let diagonal = |at: usize| if at.is_multiple_of(cols + 1) { factor(at / cols) } else { 0.0 };
             let one: Vec<f32> = (0..cols * cols).map(diagonal).collect();
             let one = Matrix::new(&one, cols, cols).unwrap();
             let all = run(isa, &w, &one);
