@@ -188,7 +188,8 @@ mod tests {
             }
             for (row, peak) in logits(Logits::Peaked, dtype).iter().zip(PEAKS) {
                 let best = row.iter().copied().fold(0.0, f32::max);
-                assert!((best - peak).abs() < 8.0 && best > 9.0, "{dtype:?}: {best} for {peak}");
+                // The other peaks are noise of a standard deviation of about 3.5.
+                assert!((best - peak).abs() < 10.0 && best > 9.0, "{dtype:?}: {best} for {peak}");
             }
         }
     }
