@@ -266,6 +266,7 @@ inline unsigned long long atomicExch(unsigned long long* at, unsigned long long 
 }
 inline void __threadfence_block() {}
 inline void __threadfence() {}
+inline void __threadfence_system() {}
 template <class T>
 T __ldcg(const T* at) { return *at; }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
