@@ -233,6 +233,30 @@ pub enum HeadError {
         /// Columns of a block.
         cols: usize,
     },
+    /// The parts of a shadow do not match.
+    #[error("a shadow needs {needed} {part}, found {found}")]
+    ShadowLength {
+        /// The name of the part.
+        part: &'static str,
+        /// The required elements.
+        needed: usize,
+        /// The given elements.
+        found: usize,
+    },
+    /// The shadow is of another weight.
+    #[error("a shadow [{}, {}] does not fit a weight [{}, {}]", shadow[0], shadow[1], weight[0], weight[1])]
+    ShadowShape {
+        /// Rows and columns of the shadow.
+        shadow: [usize; 2],
+        /// Rows and columns of the weight.
+        weight: [usize; 2],
+    },
+    /// Only a weight of floats has a shadow.
+    #[error("a weight of type {} has no shadow: it must be bf16, f16 or f32", dtype.name())]
+    ShadowType {
+        /// Element type of the weight.
+        dtype: DType,
+    },
     /// The length of the bias is not the number of weight rows.
     #[error("the bias has {found} entries, but the weight has {expected} rows")]
     BiasLength {

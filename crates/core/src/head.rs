@@ -3,6 +3,7 @@
 use crate::backend::math;
 use crate::error::HeadError;
 use crate::matrix::Matrix;
+use crate::shadow::Shadow;
 use core::ops::Range;
 
 /// An LM head or a shard of it: `logits = scale * soft_cap(hidden x weight^T + bias)`.
@@ -16,6 +17,7 @@ pub struct Head<'w> {
     bias: Option<&'w [f32]>,
     soft_cap: Option<f32>,
     scale: f32,
+    shadow: Option<Shadow<'w>>,
 }
 
 impl<'w> Head<'w> {
@@ -47,6 +49,7 @@ impl<'w> Head<'w> {
             bias: None,
             soft_cap: None,
             scale: 1.0,
+            shadow: None,
         })
     }
 
@@ -104,6 +107,26 @@ impl<'w> Head<'w> {
         Ok(self)
     }
 
+    /// Adds a shadow of the weight, which samplers read instead of the weight where this gives the same draws in less
+    /// time. Samplers that cannot use a shadow ignore it.
+    ///
+    /// The draws are exact only if the shadow is of this weight.
+    ///
+    /// # Errors
+    /// [`HeadError::ShadowShape`] when the shadow has other rows or columns; [`HeadError::ShadowType`] for a quantised
+    /// weight.
+    pub fn with_shadow(mut self, shadow: Shadow<'w>) -> Result<Self, HeadError> {
+        let (of_shadow, weight) = ([shadow.rows(), shadow.cols()], [self.weight.rows(), self.weight.cols()]);
+        if of_shadow != weight {
+            return Err(HeadError::ShadowShape { shadow: of_shadow, weight });
+        }
+        if !self.weight.dtype().is_float() {
+            return Err(HeadError::ShadowType { dtype: self.weight.dtype() });
+        }
+        self.shadow = Some(shadow);
+        Ok(self)
+    }
+
     /// The weight, `[rows, hidden]`.
     pub fn weight(&self) -> Matrix<'w> {
         self.weight
@@ -140,6 +163,11 @@ impl<'w> Head<'w> {
         self.soft_cap
     }
 
+    /// The shadow of the weight.
+    pub fn shadow(&self) -> Option<Shadow<'w>> {
+        self.shadow
+    }
+
     /// The scale.
     pub fn scale(&self) -> f32 {
         self.scale
@@ -154,7 +182,8 @@ impl<'w> Head<'w> {
         Head {
             weight: self.weight.row_range(rows.clone()),
             vocab_start: range.start,
-            bias: self.bias.map(|b| &b[rows]),
+            bias: self.bias.map(|b| &b[rows.clone()]),
+            shadow: self.shadow.map(|shadow| shadow.row_range(rows)),
             ..*self
         }
     }

@@ -24,6 +24,7 @@ pub mod noise;
 mod params;
 pub mod reference;
 mod sampler;
+mod shadow;
 mod stream_head;
 mod summary;
 
@@ -38,6 +39,7 @@ pub use error::HeadError;
 pub use half::{bf16, f16};
 pub use head::Head;
 pub use matrix::{DType, Element, Matrix, Scales, round_as_ggml};
+pub use shadow::{Shadow, ShadowBuffer};
 pub use stream_head::{StreamError, StreamHead};
 // The parameters of a row, and of a request.
 pub use error::{KnobValue, RowError};
