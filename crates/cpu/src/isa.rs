@@ -17,11 +17,6 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL.
     Avx512,
-    /// AVX-512 with VNNI, for quantised weights whose columns are a multiple of 64. Others run as [`Isa::Avx512`].
-    ///
-    /// Only runs if it is named. It rounds hidden states to 23 bits of the largest of 16 elements, which is within the
-    /// rounding bound of a float32 sum. So scores may differ from the reference where a float32 sum is exact.
-    Avx512Vnni,
     /// AVX-512 with BF16 dot products. Pairs other than bf16 x bf16 run as [`Isa::Avx512`].
     Avx512Bf16,
     /// AMX tiles in bf16. Pairs other than bf16 x bf16 run as [`Isa::Avx512`].
@@ -32,12 +27,11 @@ pub enum Isa {
 
 impl Isa {
     /// All instruction sets; for each architecture, the most general first.
-    pub const ALL: [Isa; 7] =
-        [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni, Isa::Avx512Bf16, Isa::Amx, Isa::Neon];
+    pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon];
 
     /// Whether this machine has the instruction set, and the operating system allows it.
     pub fn is_available(self) -> bool {
-        static AVAILABLE: OnceLock<[bool; 7]> = OnceLock::new();
+        static AVAILABLE: OnceLock<[bool; 6]> = OnceLock::new();
         AVAILABLE.get_or_init(|| Isa::ALL.map(detect))[self as usize]
     }
 
@@ -46,11 +40,9 @@ impl Isa {
         Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
-    /// Returns the fastest available instruction set for a weight and hidden states of these types, except
-    /// [`Isa::Avx512Vnni`].
+    /// Returns the fastest available instruction set for a weight and hidden states of these types.
     pub fn best_for(weight: DType, hidden: DType) -> Isa {
-        let is_default = |isa: &Isa| isa.is_available() && *isa != Isa::Avx512Vnni;
-        let best = Isa::ALL.into_iter().rev().find(is_default).unwrap_or(Isa::Portable);
+        let best = Isa::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Portable);
         best.for_types(weight, hidden)
     }
 
@@ -58,7 +50,6 @@ impl Isa {
     pub fn for_types(self, weight: DType, hidden: DType) -> Isa {
         let bf16 = weight == DType::BF16 && hidden == DType::BF16;
         match self {
-            Isa::Avx512Vnni if weight.block_elements() == 1 => Isa::Avx512,
             Isa::Avx512Bf16 | Isa::Amx if !bf16 => Isa::Avx512,
             isa => isa,
         }
@@ -70,7 +61,6 @@ impl Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
-            Isa::Avx512Vnni => "avx512vnni",
             Isa::Avx512Bf16 => "avx512bf16",
             Isa::Amx => "amx",
             Isa::Neon => "neon",
@@ -86,7 +76,7 @@ impl fmt::Display for Isa {
 
 /// The name is not the name of an instruction set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no instruction set; known are portable, avx2, avx512, avx512vnni, avx512bf16, amx, neon")]
+#[error("'{0}' is no instruction set; known are portable, avx2, avx512, avx512bf16, amx, neon")]
 pub struct ParseIsaError(String);
 
 impl FromStr for Isa {
@@ -112,7 +102,6 @@ fn detect(isa: Isa) -> bool {
                 && is_x86_feature_detected!("popcnt")
                 && detect(Isa::Avx2)
         }
-        Isa::Avx512Vnni => is_x86_feature_detected!("avx512vnni") && detect(Isa::Avx512),
         Isa::Avx512Bf16 => is_x86_feature_detected!("avx512bf16") && detect(Isa::Avx512),
         Isa::Amx => detect(Isa::Avx512) && crate::dot::amx::is_available(),
         Isa::Neon => false,

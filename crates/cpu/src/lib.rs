@@ -14,9 +14,10 @@
 //! reduced while it is in the cache. There is no `[rows, vocab]` array.
 //!
 //! # Crate layout
-//! `dot` multiplies (its folder has a README), and `simd` has the AVX-512 and NEON code. `scan` is one pass over the
+//! `dot` multiplies (its folder has a README), `screen` finds the tokens that can win from 8-bit products, and `simd`
+//! has the AVX-512 and NEON code. `scan` is one pass over the
 //! tokens on all threads; its page lists the modules for the draw within a tile, for filters and for results. `variants`
-//! has the samplers, one file each. `unsafe` code is in `dot`, `simd`, `scan/perturb`, `scan/tile` and `scan/prefetch`.
+//! has the samplers, one file each. `unsafe` code is in `dot`, `screen`, `simd`, `scan/perturb`, `scan/tile` and `scan/prefetch`.
 
 mod dot;
 mod error;
@@ -25,6 +26,7 @@ mod matmul;
 mod options;
 mod peak;
 mod scan;
+mod screen;
 mod simd;
 mod variants;
 

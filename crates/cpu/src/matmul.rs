@@ -37,16 +37,16 @@ pub fn matmul(hidden: &Matrix<'_>, weight: &Matrix<'_>, isa: Option<Isa>, out: &
         let (needed, found) = (4 * rows * outputs, size_of_val(out));
         return Err(HeadError::Length { rows, cols: outputs, row_stride: outputs, needed, found }.into());
     }
-    let dot = Dot::new(isa, weight.dtype(), hidden.dtype(), cols);
+    let dot = Dot::new(isa, weight.dtype(), hidden.dtype());
     // As many rows at a time as the scratch of a thread should hold.
     for (first, out) in (0..rows).step_by(TILE).zip(out.chunks_mut((TILE * outputs).max(1))) {
         let hidden = hidden.row_range(first..rows.min(first + TILE));
-        let mut packed = Packed::new(hidden.rows(), cols, weight.dtype());
+        let mut packed = Packed::new(hidden.rows(), cols);
         packed.pack(dot.layout(), &hidden);
         let part = |at: usize| -> Vec<f32> {
             let part = weight.row_range(at..outputs.min(at + PART));
             let mut tile = vec![0.0; hidden.rows() * TILE];
-            dot.tile(&part, &packed, &mut tile, &mut Dot::scratch(isa, weight.dtype(), hidden.rows()));
+            dot.tile(&part, packed.all(), &mut tile, &mut Dot::scratch(isa, weight.dtype(), hidden.rows()));
             tile
         };
         let write = |(at, tile): (usize, Vec<f32>), out: &mut [f32]| {

@@ -18,7 +18,7 @@ pub fn products(isa: Option<Isa>, weight: DType, hidden: DType, count: u64) -> R
     if !isa.is_available() {
         return Err(CpuError::IsaUnavailable { isa, available: Isa::available() });
     }
-    Dot::new(isa, weight, hidden, 0).products(count);
+    Dot::new(isa, weight, hidden).products(count);
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use super::blocks::{self, Spans256, for_format};
 use super::lanes::{self, Lanes};
-use super::pack::Packed;
+use super::pack::PackedRows;
 use core::arch::x86_64::*;
 use core::marker::PhantomData;
 use flash_sampling_core::{DType, Matrix};
@@ -74,7 +74,7 @@ lanes!(f32, 64, |at| [_mm256_loadu_ps(at.cast()), _mm256_loadu_ps(at.add(32).cas
 /// # Safety
 /// AVX2, FMA and F16C are available, and the requirements of [`lanes::tile`] hold.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
+pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32]) {
     // SAFETY: by this function's contract.
     unsafe {
         match weight.dtype() {

@@ -2,7 +2,7 @@
 
 use super::blocks::{self, Spans512, for_format};
 use super::lanes::{self, Lanes};
-use super::pack::Packed;
+use super::pack::PackedRows;
 use core::arch::x86_64::*;
 use core::marker::PhantomData;
 use flash_sampling_core::{DType, Matrix};
@@ -70,7 +70,7 @@ lanes!(f32, 128, |at| [_mm512_loadu_ps(at.cast()), _mm512_loadu_ps(at.add(64).ca
 /// # Safety
 /// AVX-512 F, BW, DQ and VL are available, and the requirements of [`lanes::tile`] hold.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
+pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32]) {
     // SAFETY: by this function's contract.
     unsafe {
         match weight.dtype() {

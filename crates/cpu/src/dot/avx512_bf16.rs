@@ -2,7 +2,7 @@
 //! flushes subnormals, so its bits differ from the AVX-512 kernel's.
 
 use super::lanes::{self, Lanes};
-use super::pack::Packed;
+use super::pack::PackedRows;
 use core::arch::x86_64::*;
 use flash_sampling_core::Matrix;
 
@@ -54,7 +54,7 @@ impl Lanes for Avx512Bf16 {
 /// # Safety
 /// AVX-512 F, BW, DQ, VL and BF16 are available, and the requirements of [`lanes::tile`] hold.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
+pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32]) {
     // SAFETY: by this function's contract.
     unsafe { lanes::tile::<Avx512Bf16, 4, 6, 8>(weight, hidden, out) }
 }

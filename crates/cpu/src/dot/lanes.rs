@@ -18,7 +18,7 @@
 //! 5. The elements of a weight row beyond the last whole step are copied next to zeros. So are hidden states.
 
 use super::TILE;
-use super::pack::{Line, Packed};
+use super::pack::{Line, PackedRows};
 use flash_sampling_core::Matrix;
 
 /// The operations of an instruction set, without any loop.
@@ -121,7 +121,7 @@ unsafe fn register_block<L: Lanes, const MR: usize, const NR: usize, const AHEAD
 #[inline(always)]
 pub(crate) unsafe fn tile<L: Lanes, const MR: usize, const NR: usize, const M1: usize>(
     weight: &Matrix<'_>,
-    hidden: &Packed,
+    hidden: PackedRows<'_>,
     out: &mut [f32],
 ) {
     const { assert!(NR <= 6 && L::WEIGHT_BYTES <= TAIL_BYTES) }
@@ -163,7 +163,7 @@ pub(crate) unsafe fn tile<L: Lanes, const MR: usize, const NR: usize, const M1: 
 /// The operands of a tile.
 struct All<'a, 'w> {
     weight: &'a Matrix<'w>,
-    hidden: &'a Packed,
+    hidden: PackedRows<'a>,
     out: *mut f32,
 }
 

@@ -14,12 +14,10 @@ mod lanes;
 mod neon;
 pub(crate) mod pack;
 mod portable;
-#[cfg(target_arch = "x86_64")]
-mod vnni;
 
 use crate::isa::Isa;
 use flash_sampling_core::{DType, Matrix};
-use pack::{Layout, Packed};
+use pack::{Layout, PackedRows};
 
 /// Tokens per tile. The logits of a tile are `[rows, TILE]`; no larger array of logits exists.
 pub(crate) const TILE: usize = 256;
@@ -45,13 +43,10 @@ pub(crate) struct Dot {
 }
 
 impl Dot {
-    /// Chooses the kernel for these types and `cols` columns on an available instruction set.
-    pub(crate) fn new(isa: Isa, weight: DType, hidden: DType, cols: usize) -> Self {
+    /// Chooses the kernel for these types on an available instruction set.
+    pub(crate) fn new(isa: Isa, weight: DType, hidden: DType) -> Self {
         assert!(isa.is_available(), "{isa} was checked at planning");
-        match isa.for_types(weight, hidden) {
-            Isa::Avx512Vnni if !cols.is_multiple_of(64) => Dot { isa: Isa::Avx512, weight },
-            isa => Dot { isa, weight },
-        }
+        Dot { isa: isa.for_types(weight, hidden), weight }
     }
 
     /// Returns the layout of the hidden states for this kernel.
@@ -59,8 +54,6 @@ impl Dot {
         match (self.isa, self.weight) {
             (Isa::Amx, _) => Layout::Amx,
             (Isa::Avx512Bf16, _) => Layout::Bf16,
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Vnni, weight) => Layout::Digits { offset: vnni::offset(weight) },
             (Isa::Avx512, DType::BF16) => Layout::EvenOdd { step: 32 },
             (Isa::Avx2, DType::BF16) => Layout::EvenOdd { step: 16 },
             _ => Layout::F32,
@@ -87,9 +80,9 @@ impl Dot {
             // SAFETY: `new` has checked that the instruction set is available.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { avx2::products(self.weight, count) },
-            // SAFETY: as above. Integer products are not timed.
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Vnni => unsafe { avx512::products(self.weight, count) },
+            Isa::Avx512 => unsafe { avx512::products(self.weight, count) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => unsafe { avx512_bf16::products(count) },
@@ -109,7 +102,7 @@ impl Dot {
 
     /// Writes to `out[r * TILE + i]` the product of row `i` of `weight` (at most [`TILE`] rows) and row `r` of
     /// `hidden`.
-    pub(crate) fn tile(&self, weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
+    pub(crate) fn tile(&self, weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32], scratch: &mut DotScratch) {
         assert!(weight.rows() <= TILE && weight.dtype() == self.weight);
         assert!(weight.cols() == hidden.cols() && hidden.layout() == self.layout());
         assert!(out.len() >= hidden.rows().saturating_sub(1) * TILE + weight.rows());
@@ -125,12 +118,6 @@ impl Dot {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { avx512::tile(weight, hidden, out) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni => unsafe {
-                reserve(&mut scratch.decoded, weight.cols());
-                vnni::tile(weight, hidden, out, pack::floats_mut(&mut scratch.decoded))
-            },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => unsafe { avx512_bf16::tile(weight, hidden, out) },
@@ -154,7 +141,7 @@ fn reserve(decoded: &mut Vec<pack::Line>, floats: usize) {
 
 impl Dot {
     /// [`Dot::tile`] for a quantised weight and many hidden rows: decodes some weight rows at a time.
-    fn decoded_tile(&self, weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
+    fn decoded_tile(&self, weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32], scratch: &mut DotScratch) {
         let (count, stride) = blocks::decoded_size(weight.cols());
         let mut decoded = core::mem::take(&mut scratch.decoded);
         reserve(&mut decoded, count * stride);
@@ -188,4 +175,4 @@ impl Dot {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -6,7 +6,7 @@
 
 use super::blocks::{self, Spans128, for_format};
 use super::lanes::{self, Lanes};
-use super::pack::Packed;
+use super::pack::PackedRows;
 use core::arch::aarch64::*;
 use core::arch::asm;
 use core::marker::PhantomData;
@@ -116,7 +116,7 @@ pub(super) unsafe fn widen_f16(halves: uint8x16_t) -> [float32x4_t; 2] {
 /// # Safety
 /// NEON is available, and the requirements of [`lanes::tile`] hold.
 #[target_feature(enable = "neon")]
-pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
+pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32]) {
     // SAFETY: by this function's contract.
     unsafe {
         match weight.dtype() {

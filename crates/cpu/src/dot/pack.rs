@@ -18,24 +18,16 @@ pub(crate) fn floats_mut(lines: &mut [Line]) -> &mut [f32] {
     unsafe { core::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * 16) }
 }
 
-/// Returns lines as floats.
-#[cfg(target_arch = "x86_64")]
-fn floats(lines: &[Line]) -> &[f32] {
-    // SAFETY: as above.
-    unsafe { core::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * 16) }
-}
-
-/// Returns the bytes of lines.
-#[cfg(target_arch = "x86_64")]
-fn bytes_mut(lines: &mut [Line]) -> &mut [u8] {
-    // SAFETY: `lines` is initialised memory of 64 bytes each.
-    unsafe { core::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * 64) }
-}
-
 /// Returns the bytes of lines.
 pub(crate) fn bytes(lines: &[Line]) -> &[u8] {
     // SAFETY: `lines` is initialised memory of 64 bytes each.
     unsafe { core::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * 64) }
+}
+
+/// Returns the bytes of lines.
+pub(crate) fn bytes_mut(lines: &mut [Line]) -> &mut [u8] {
+    // SAFETY: `lines` is initialised memory of 64 bytes each.
+    unsafe { core::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * 64) }
 }
 
 /// Every layout rounds the hidden size up to a multiple of this, with zeros.
@@ -49,9 +41,6 @@ pub(crate) enum Layout {
     /// float32. In each run of `step` elements the even ones come first, then the odd ones: a vector of bf16 pairs
     /// widens to its even elements by a shift and to its odd elements by a mask.
     EvenOdd { step: usize },
-    /// Digits of 8 bits for codes with an offset or (`None`) for weights with minima, then float32 in order.
-    #[cfg(target_arch = "x86_64")]
-    Digits { offset: Option<i32> },
     /// bfloat16 in order.
     Bf16,
     /// bfloat16 in AMX B tiles: 16 rows and 32 elements per tile of 16 pairs x 16 rows. A block's tiles are consecutive
@@ -59,46 +48,45 @@ pub(crate) enum Layout {
     Amx,
 }
 
+impl Layout {
+    /// Bytes between packed rows, a multiple of 64. Except for AMX, a row has one additional line. Otherwise rows with
+    /// a power-of-two size would all map to the same sets of the first-level cache.
+    fn row_bytes(self, cols: usize) -> usize {
+        let padded = cols.next_multiple_of(ROUND);
+        match self {
+            Layout::Amx => padded * 2,
+            Layout::Bf16 => padded * 2 + 64,
+            Layout::F32 | Layout::EvenOdd { .. } => padded * 4 + 64,
+        }
+    }
+
+    /// The number of rows whose elements are interleaved.
+    fn block_rows(self) -> usize {
+        if self == Layout::Amx { 16 } else { 1 }
+    }
+}
+
 /// Packed hidden states.
 #[derive(Debug)]
 pub(crate) struct Packed {
     layout: Layout,
-    weight: DType,
     max_rows: usize,
     rows: usize,
     cols: usize,
     lines: Vec<Line>,
     row: Vec<f32>,
-    /// For each row, whether [`Layout::Digits`] has its digits.
-    #[cfg(target_arch = "x86_64")]
-    has_digits: Vec<bool>,
 }
 
-impl Packed {
-    /// Reserves memory for up to `max_rows` rows of `cols` elements in any layout for a weight of this type.
-    pub(crate) fn new(max_rows: usize, cols: usize, weight: DType) -> Self {
-        let padded = cols.next_multiple_of(ROUND);
-        let is_block = weight.block_elements() > 1;
-        let row_bytes = if is_block { padded * 10 + 64 } else { padded * 4 + 64 };
-        let bytes = (max_rows * row_bytes).max(max_rows.next_multiple_of(16) * padded * 2);
-        Packed {
-            layout: Layout::F32,
-            weight,
-            max_rows,
-            rows: 0,
-            cols,
-            lines: vec![Line::ZERO; bytes / 64],
-            row: vec![0.0; cols],
-            #[cfg(target_arch = "x86_64")]
-            has_digits: vec![false; if is_block { max_rows } else { 0 }],
-        }
-    }
+/// Some rows of packed hidden states.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PackedRows<'a> {
+    layout: Layout,
+    rows: usize,
+    cols: usize,
+    lines: &'a [Line],
+}
 
-    /// Reserves memory for another number of rows.
-    pub(crate) fn replan(&mut self, max_rows: usize) {
-        *self = Packed::new(max_rows, self.cols, self.weight);
-    }
-
+impl PackedRows<'_> {
     pub(crate) fn layout(&self) -> Layout {
         self.layout
     }
@@ -111,35 +99,43 @@ impl Packed {
         self.cols
     }
 
-    /// Bytes between packed rows, a multiple of 64. Except for AMX, a row has one additional line. Otherwise rows with
-    /// a power-of-two size would all map to the same sets of the first-level cache.
+    /// Bytes between packed rows, a multiple of 64.
     pub(crate) fn row_bytes(&self) -> usize {
-        let padded = self.cols.next_multiple_of(ROUND);
-        match self.layout {
-            Layout::Amx => padded * 2,
-            Layout::Bf16 => padded * 2 + 64,
-            Layout::F32 | Layout::EvenOdd { .. } => padded * 4 + 64,
-            // Six bytes of digits, scales and sums for a float of four.
-            #[cfg(target_arch = "x86_64")]
-            Layout::Digits { .. } => padded * 10 + 64,
-        }
+        self.layout.row_bytes(self.cols)
     }
 
     /// Returns the first byte. Packed rows are consecutive (AMX: blocks of 16 rows).
     pub(crate) fn as_ptr(&self) -> *const u8 {
         self.lines.as_ptr().cast()
     }
+}
 
-    /// Whether [`Layout::Digits`] has digits of a row.
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn has_digits(&self, row: usize) -> bool {
-        self.has_digits[row]
+impl Packed {
+    /// Reserves memory for up to `max_rows` rows of `cols` elements in any layout.
+    pub(crate) fn new(max_rows: usize, cols: usize) -> Self {
+        let most = |layout: Layout| max_rows.next_multiple_of(layout.block_rows()) * layout.row_bytes(cols);
+        let bytes = most(Layout::F32).max(most(Layout::Amx));
+        let lines = vec![Line::ZERO; bytes / 64];
+        Packed { layout: Layout::F32, max_rows, rows: 0, cols, lines, row: vec![0.0; cols] }
     }
 
-    /// Returns the float32 elements of a row in [`Layout::Digits`].
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn digit_floats(&self, row: usize) -> &[f32] {
-        floats(&self.lines[row * self.row_bytes() / 64 + self.cols / 32 * 3..][..self.cols / 16])
+    /// Reserves memory for another number of rows.
+    pub(crate) fn replan(&mut self, max_rows: usize) {
+        *self = Packed::new(max_rows, self.cols);
+    }
+
+    /// All rows.
+    pub(crate) fn all(&self) -> PackedRows<'_> {
+        let Packed { layout, rows, cols, ref lines, .. } = *self;
+        PackedRows { layout, rows, cols, lines }
+    }
+
+    /// The smallest part that a kernel reads and that has a row, and the index of the row in it.
+    pub(crate) fn around(&self, row: usize) -> (PackedRows<'_>, usize) {
+        let block = self.layout.block_rows();
+        let at = row % block;
+        let lines = &self.lines[(row - at) * self.layout.row_bytes(self.cols) / 64..];
+        (PackedRows { rows: (self.rows + at - row).min(block), lines, ..self.all() }, at)
     }
 
     /// Returns the packed elements as float32.
@@ -167,10 +163,10 @@ impl Packed {
         let cols = self.cols;
         let padded = cols.next_multiple_of(ROUND);
         // The elements between the rows must be zero, whatever the previous content was.
-        let used = (self.rows.next_multiple_of(16) * self.row_bytes() / 64).min(self.lines.len());
+        let used = (self.rows.next_multiple_of(16) * layout.row_bytes(cols) / 64).min(self.lines.len());
         self.lines[..used].fill(Line::ZERO);
         let mut row = core::mem::take(&mut self.row);
-        let stride = self.row_bytes();
+        let stride = layout.row_bytes(cols);
         for r in 0..hidden.rows() {
             if let (Layout::Amx, DType::BF16) = (self.layout, hidden.dtype()) {
                 // Copies pairs directly. Through float32 this took 0.92 of the 15 ms of a call with 64 rows on 16
@@ -186,12 +182,6 @@ impl Packed {
             hidden.row_to_f32(r, &mut row);
             match self.layout {
                 Layout::F32 => self.f32s()[r * stride / 4..][..cols].copy_from_slice(&row),
-                #[cfg(target_arch = "x86_64")]
-                Layout::Digits { offset } => {
-                    let (digits, floats) = self.lines[r * stride / 64..][..cols / 32 * 5].split_at_mut(cols / 32 * 3);
-                    floats_mut(floats).copy_from_slice(&row);
-                    self.has_digits[r] = super::vnni::pack(&row, offset, bytes_mut(digits));
-                }
                 Layout::EvenOdd { step } => {
                     let out = &mut self.f32s()[r * stride / 4..][..padded];
                     for (k, &v) in row.iter().enumerate() {
@@ -224,7 +214,7 @@ mod tests {
         for (rows, cols) in [(1, 1), (3, 64), (17, 71), (32, 130), (33, 32)] {
             let floats: Vec<f32> = (0..rows * cols).map(|i| (i * 37 % 251) as f32 - 125.0).collect();
             let halves: Vec<bf16> = floats.iter().map(|&f| bf16::from_f32(f)).collect();
-            let (mut slow, mut fast) = (Packed::new(rows, cols, DType::BF16), Packed::new(rows, cols, DType::BF16));
+            let (mut slow, mut fast) = (Packed::new(rows, cols), Packed::new(rows, cols));
             for _ in 0..2 {
                 slow.pack(Layout::Amx, &Matrix::new(&floats, rows, cols).unwrap());
                 fast.pack(Layout::Amx, &Matrix::new(&halves, rows, cols).unwrap());

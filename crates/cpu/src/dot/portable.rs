@@ -2,7 +2,7 @@
 
 use super::blocks::{self, Plain, for_format};
 use super::lanes::{self, Lanes};
-use super::pack::Packed;
+use super::pack::PackedRows;
 use core::marker::PhantomData;
 use flash_sampling_core::{DType, Element, Matrix};
 use half::{bf16, f16};
@@ -53,7 +53,7 @@ impl<T: Element> Lanes for Portable<T> {
 }
 
 /// Multiplies a tile; see [`lanes::tile`], and for blocks [`blocks::multiply`].
-pub(super) fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
+pub(super) fn tile(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32]) {
     // SAFETY: plain Rust is always available; the dispatcher has checked types and sizes.
     unsafe {
         match weight.dtype() {

@@ -1,6 +1,7 @@
 //! Tests of all kernels.
 
 use super::*;
+use crate::dot::pack::Packed;
 use flash_sampling_core::backend::canonical::{canonical_dot, dot_error_bound, extra_terms, norm};
 use flash_sampling_core::round_as_ggml;
 use half::{bf16, f16};
@@ -42,7 +43,7 @@ fn scaled<'a>(m: Matrix<'a>, integers: bool) -> Matrix<'a> {
 }
 
 /// Returns the bytes of a matrix of test values in any type.
-fn bytes(rows: usize, cols: usize, salt: usize, dtype: DType, integers: bool) -> Vec<u8> {
+pub(crate) fn bytes(rows: usize, cols: usize, salt: usize, dtype: DType, integers: bool) -> Vec<u8> {
     if dtype.is_scaled() {
         let codes = [0x38, 0xb8, 0x40, 0xc0, 0u8];
         let code = |i: usize| if integers { codes[(i * 7 + salt) % 5] } else { (i * 31 + salt) as u8 & 0xf7 };
@@ -70,12 +71,12 @@ fn magnitude(weight: &Matrix<'_>, row: usize) -> f64 {
 }
 
 fn run(isa: Isa, weight: &Matrix<'_>, hidden: &Matrix<'_>) -> Vec<f32> {
-    let dot = Dot::new(isa, weight.dtype(), hidden.dtype(), weight.cols());
-    let mut packed = Packed::new(hidden.rows(), hidden.cols(), weight.dtype());
+    let dot = Dot::new(isa, weight.dtype(), hidden.dtype());
+    let mut packed = Packed::new(hidden.rows(), hidden.cols());
     packed.pack(dot.layout(), hidden);
     let mut scratch = Dot::scratch(isa, weight.dtype(), hidden.rows());
     let mut out = vec![f32::NAN; hidden.rows() * TILE];
-    dot.tile(weight, &packed, &mut out, &mut scratch);
+    dot.tile(weight, packed.all(), &mut out, &mut scratch);
     out
 }
 

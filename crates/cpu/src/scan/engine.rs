@@ -160,7 +160,6 @@ impl Engine {
             Isa::Portable => "cpu (portable)",
             Isa::Avx2 => "cpu (avx2)",
             Isa::Avx512 => "cpu (avx512)",
-            Isa::Avx512Vnni => "cpu (avx512vnni)",
             Isa::Avx512Bf16 => "cpu (avx512bf16)",
             Isa::Amx => "cpu (amx)",
             Isa::Neon => "cpu (neon)",

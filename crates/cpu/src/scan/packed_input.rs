@@ -1,11 +1,13 @@
-//! The input of a call: packed hidden states, and the canonical re-evaluation of draws.
+//! The input of a call: packed hidden states, their upper bounds, and the canonical re-evaluation of draws.
 
 use crate::dot::Dot;
 use crate::dot::pack::Packed;
 use crate::isa::Isa;
+use crate::options::Threads;
 use crate::scan::canonical::Canonical;
 use crate::scan::finish::Summary;
 use crate::scan::tile::Source;
+use crate::screen::{Digits, Screen};
 use flash_sampling_core::backend::{Row, RowSummary};
 use flash_sampling_core::{DType, Head, Matrix, Plan};
 
@@ -13,6 +15,8 @@ use flash_sampling_core::{DType, Head, Matrix, Plan};
 #[derive(Debug)]
 pub(crate) struct PackedInput {
     packed: Packed,
+    /// Upper bounds of logits, and the hidden states in digits.
+    screen: Option<(Screen, Digits)>,
     canonical: Option<Canonical>,
     /// The bytes of some rows of the input.
     gathered: Vec<u8>,
@@ -21,34 +25,70 @@ pub(crate) struct PackedInput {
 impl PackedInput {
     pub(crate) fn new(head: &Head<'_>, plan: &Plan) -> Self {
         PackedInput {
-            packed: Packed::new(plan.max_rows, head.hidden(), head.weight().dtype()),
+            packed: Packed::new(plan.max_rows, head.hidden()),
+            screen: None,
             canonical: plan.canonical.then(|| Canonical::new(head)),
             gathered: Vec::new(),
         }
     }
 
+    /// Prepares upper bounds, if the head has any.
+    pub(crate) fn with_screen(mut self, head: &Head<'_>, plan: &Plan, isa: Isa, threads: &Threads) -> Self {
+        let screen = Screen::new(head, isa, threads);
+        self.screen = screen.map(|screen| {
+            let digits = screen.digits(plan.max_rows, head);
+            (screen, digits)
+        });
+        self
+    }
+
+    /// Removes the upper bounds.
+    #[cfg(test)]
+    pub(crate) fn without_screen(&mut self) {
+        self.screen = None;
+    }
+
+    /// Whether calls of this number of rows have upper bounds of this head's logits, which take less time.
+    pub(crate) fn has_bounds(&self, head: &Head<'_>, rows: usize) -> bool {
+        self.screen.as_ref().is_some_and(|(screen, _)| screen.fits(head) && screen.pays(head, rows))
+    }
+
     /// Reserves memory for another number of rows.
     pub(crate) fn replan(&mut self, max_rows: usize) {
         self.packed.replan(max_rows);
+        if let Some((_, digits)) = &mut self.screen {
+            digits.replan(max_rows);
+        }
     }
 
     /// Packs all hidden states for a weight's kernel.
     pub(crate) fn pack(&mut self, isa: Isa, weight: DType, input: &Matrix<'_>) -> Dot {
-        let dot = Dot::new(isa, weight, input.dtype(), input.cols());
+        let dot = Dot::new(isa, weight, input.dtype());
         self.packed.pack(dot.layout(), input);
         dot
     }
 
-    /// Packs some rows of the hidden states, ascending.
-    pub(crate) fn pack_rows(&mut self, isa: Isa, weight: DType, input: &Matrix<'_>, rows: &[usize]) -> Dot {
-        if rows.len() == input.rows() {
-            return self.pack(isa, weight, input);
+    /// Packs some rows of the hidden states, ascending; for upper bounds, if `bounds`.
+    pub(crate) fn pack_rows(
+        &mut self,
+        (isa, weight): (Isa, DType),
+        input: &Matrix<'_>,
+        rows: &[usize],
+        bounds: bool,
+    ) -> Dot {
+        let mut some = *input;
+        let mut gathered = core::mem::take(&mut self.gathered);
+        if rows.len() < input.rows() {
+            gathered.clear();
+            rows.iter().for_each(|&r| gathered.extend_from_slice(input.row_bytes(r)));
+            some = Matrix::from_bytes(&gathered, input.dtype(), rows.len(), input.cols(), input.cols())
+                .expect("these bytes are whole rows");
         }
-        self.gathered.clear();
-        rows.iter().for_each(|&r| self.gathered.extend_from_slice(input.row_bytes(r)));
-        let some = Matrix::from_bytes(&self.gathered, input.dtype(), rows.len(), input.cols(), input.cols());
-        let dot = Dot::new(isa, weight, input.dtype(), input.cols());
-        self.packed.pack(dot.layout(), &some.expect("these bytes are whole rows"));
+        let dot = self.pack(isa, weight, &some);
+        if let (Some((screen, digits)), true) = (&mut self.screen, bounds) {
+            screen.pack(&some, digits);
+        }
+        self.gathered = gathered;
         dot
     }
 
@@ -59,7 +99,13 @@ impl PackedInput {
 
     /// The matmul of `head` with these hidden states.
     pub(crate) fn source<'a>(&'a self, head: &'a Head<'a>, dot: Dot) -> Source<'a> {
-        Source::Head { head, dot, hidden: &self.packed }
+        Source::Head { head, dot, hidden: &self.packed, screen: None }
+    }
+
+    /// [`PackedInput::source`] with upper bounds of the logits.
+    pub(crate) fn bounds<'a>(&'a self, head: &'a Head<'a>, dot: Dot) -> Source<'a> {
+        let screen = self.screen.as_ref().map(|(screen, digits)| (screen, digits));
+        Source::Head { head, dot, hidden: &self.packed, screen }
     }
 
     /// Writes the canonical draws and largest logits of row `r` to `out`, which [`RowSummary::begin`] prepared.

@@ -34,7 +34,11 @@ impl<'w> HeadScan<'w> {
     /// Plans a scan. With `weigh`, all rows keep masses.
     pub(super) fn new(head: Head<'w>, plan: Plan, options: &CpuOptions, weigh: bool) -> Result<Self, CpuError> {
         let engine = Engine::new(plan, head.weight().dtype(), options, weigh)?;
-        Ok(HeadScan { logits: HeadLogits { hidden: PackedInput::new(&head, &plan), head }, engine, chunk: CHUNK })
+        let mut hidden = PackedInput::new(&head, &plan);
+        if !weigh {
+            hidden = hidden.with_screen(&head, &plan, engine.isa, &engine.threads);
+        }
+        Ok(HeadScan { logits: HeadLogits { hidden, head }, engine, chunk: CHUNK })
     }
 
     pub(super) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
@@ -70,6 +74,15 @@ impl<'w> Tiled<'w> {
     /// * [`CpuError::EmptyPlan`], [`CpuError::PlanSize`]: the plan has no rows or no draws, or too many.
     pub fn new(head: Head<'w>, plan: Plan, options: &CpuOptions) -> Result<Self, CpuError> {
         Ok(Tiled { scan: HeadScan::new(head, plan, options, false)?, driver: Driver::default() })
+    }
+}
+
+#[cfg(test)]
+impl Tiled<'_> {
+    /// Makes every pass without upper bounds.
+    pub(crate) fn without_bounds(mut self) -> Self {
+        self.scan.logits.hidden.without_screen();
+        self
     }
 }
 

@@ -25,7 +25,7 @@ mod plain;
 mod schedule;
 mod transpose;
 
-use super::pack::{Line, Packed};
+use super::pack::{Line, PackedRows};
 use super::{DotScratch, TILE};
 use copy::copy_unit;
 use flash_sampling_core::Matrix;
@@ -94,7 +94,7 @@ pub(super) fn scratch(rows: usize) -> DotScratch {
 /// # Safety
 /// AMX-BF16 and AVX-512 F are available; `weight` holds bf16 and at most [`TILE`] rows; `hidden` is in AMX layout with the
 /// same columns; `out` holds [`TILE`] floats per hidden row.
-pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
+pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32], scratch: &mut DotScratch) {
     // SAFETY: by this function's contract.
     unsafe { tile_on::<Amx>(weight, hidden, out, scratch) }
 }
@@ -111,7 +111,7 @@ pub(super) unsafe fn products(count: u64) {
 
 /// # Safety
 /// As for [`tile`], with the unit of `U`.
-unsafe fn tile_on<U: Unit>(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
+unsafe fn tile_on<U: Unit>(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32], scratch: &mut DotScratch) {
     if weight.rows() == 0 || hidden.rows() == 0 {
         return; // An empty shard has a tile, too.
     }

@@ -54,12 +54,12 @@ impl Unit for Plain {
 /// # Safety
 /// The unit of `U` is available.
 unsafe fn dots<U: Unit>(weight: &Matrix<'_>, hidden: &Matrix<'_>) -> Vec<f32> {
-    let mut packed = Packed::new(hidden.rows(), hidden.cols(), weight.dtype());
+    let mut packed = Packed::new(hidden.rows(), hidden.cols());
     packed.pack(Layout::Amx, hidden);
     let mut scratch = scratch(hidden.rows());
     let mut out = vec![f32::NAN; hidden.rows() * TILE];
     // SAFETY: by this function's contract; the types, the layout and the sizes are right.
-    unsafe { tile_on::<U>(weight, &packed, &mut out, &mut scratch) };
+    unsafe { tile_on::<U>(weight, packed.all(), &mut out, &mut scratch) };
     out
 }
 

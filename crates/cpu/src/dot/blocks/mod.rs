@@ -16,7 +16,7 @@ pub(crate) mod x86;
 
 use super::TILE;
 use super::lanes::Lanes;
-use super::pack::{Line, Packed};
+use super::pack::{Line, PackedRows};
 use crate::isa::Isa;
 use core::mem::MaybeUninit;
 use core::ops::Range;
@@ -57,17 +57,13 @@ pub(crate) trait Decoder<F: Lanes> {
 
 /// Whether a weight is decoded to memory for this number of hidden rows, instead of in registers.
 pub(super) fn decodes(isa: Isa, weight: DType, rows: usize) -> bool {
-    let most = match isa {
-        Isa::Portable => 1,
-        Isa::Avx512Vnni => usize::MAX,
-        _ => 4,
-    };
+    let most = if isa == Isa::Portable { 1 } else { 4 };
     weight.is_scaled() || !weight.is_float() && rows > most
 }
 
 /// Creates the memory for decoded rows, if a call of up to `rows` hidden rows may need it.
 pub(super) fn scratch(isa: Isa, weight: DType, rows: usize) -> Vec<Line> {
-    if isa == Isa::Avx512Vnni || decodes(isa, weight, rows) { vec![Line::ZERO; DECODED / 16] } else { Vec::new() }
+    if decodes(isa, weight, rows) { vec![Line::ZERO; DECODED / 16] } else { Vec::new() }
 }
 
 /// Writes all rows of a weight with scales as floats, `stride` floats apart.
@@ -92,7 +88,7 @@ pub(super) fn decoded_size(cols: usize) -> (usize, usize) {
 /// # Safety
 /// As for [`lanes::tile`](super::lanes::tile), with a weight of `D`'s type.
 #[inline(always)]
-pub(super) unsafe fn multiply<F: Lanes, D: Decoder<F>>(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
+pub(super) unsafe fn multiply<F: Lanes, D: Decoder<F>>(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32]) {
     let all = All { weight, hidden, out: out.as_mut_ptr() };
     for start in (0..weight.rows()).step_by(BLOCK) {
         let rows = start..weight.rows().min(start + BLOCK);
@@ -114,7 +110,7 @@ pub(super) unsafe fn multiply<F: Lanes, D: Decoder<F>>(weight: &Matrix<'_>, hidd
 /// The operands of a tile.
 struct All<'a, 'w> {
     weight: &'a Matrix<'w>,
-    hidden: &'a Packed,
+    hidden: PackedRows<'a>,
     out: *mut f32,
 }
 

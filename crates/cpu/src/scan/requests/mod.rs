@@ -27,8 +27,13 @@ pub(crate) trait Logits {
     /// Size of the whole vocabulary.
     fn vocab_size(&self) -> u32;
 
-    /// The logits of some rows of the input, ascending.
-    fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize]) -> Source<'s>;
+    /// Whether calls of this number of rows may have upper bounds of logits instead of logits.
+    fn has_bounds(&self, _rows: usize) -> bool {
+        false
+    }
+
+    /// The logits of some rows of the input, ascending; or, with `bounds`, their upper bounds.
+    fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize], bounds: bool) -> Source<'s>;
 
     /// Returns the largest gap below the best score of a canonical candidate.
     fn slack(&mut self, _row: &Row<'_>, _input: &Matrix<'_>, _r: usize) -> f32 {
@@ -64,9 +69,13 @@ impl Logits for HeadLogits<'_> {
         self.head.vocab_size()
     }
 
-    fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize]) -> Source<'s> {
-        let dot = self.hidden.pack_rows(isa, self.head.weight().dtype(), &input, rows);
-        self.packed(dot)
+    fn has_bounds(&self, rows: usize) -> bool {
+        self.hidden.has_bounds(&self.head, rows)
+    }
+
+    fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize], bounds: bool) -> Source<'s> {
+        let dot = self.hidden.pack_rows((isa, self.head.weight().dtype()), &input, rows, bounds);
+        if bounds { self.hidden.bounds(&self.head, dot) } else { self.packed(dot) }
     }
 
     fn slack(&mut self, row: &Row<'_>, input: &Matrix<'_>, r: usize) -> f32 {
@@ -93,10 +102,13 @@ impl Logits for ExistingLogits {
         self.vocab_size
     }
 
-    fn source<'s>(&'s mut self, _: Isa, input: Matrix<'s>, rows: &'s [usize]) -> Source<'s> {
+    fn source<'s>(&'s mut self, _: Isa, input: Matrix<'s>, rows: &'s [usize], _: bool) -> Source<'s> {
         Source::Logits { logits: input, rows: Some(rows) }
     }
 }
+
+/// With a larger slack of canonical candidates, in nats, nearly every token may be one.
+const WIDEST_SLACK: f32 = 2.0;
 
 /// A token with a requested logit. Sorted by token, so that one evaluation serves all rows.
 #[derive(Clone, Copy, Debug)]
@@ -167,19 +179,48 @@ impl Engine {
                 _ => {}
             };
             let (tokens, vocab_size) = (logits.tokens(), logits.vocab_size());
-            let source = logits.source(self.isa, batch.input, &members);
-            self.pass(&source, &rows, tokens, chunk, begin_row);
-            self.gather_and_decide(&rows, vocab_size);
+            // Upper bounds give the draws of a row, but no masses and no largest logits.
+            let draws_only = |planned: &Planned<'_>| {
+                let row = &planned.row;
+                planned.kind == PassKind::Summary
+                    && planned.slack <= WIDEST_SLACK
+                    && row.filters.is_none()
+                    && row.logprobs.is_none()
+                    && row.raw_logprobs.is_none()
+            };
+            let mut bounds = rows.iter().flatten().all(draws_only) && logits.has_bounds(members.len());
+            let mut passes = 1;
+            loop {
+                let source = logits.source(self.isa, batch.input, &members, bounds);
+                self.pass(&source, &rows, tokens.clone(), chunk, begin_row);
+                self.gather_and_decide(&rows, vocab_size);
+                members.retain(|&r| {
+                    let (Ok(planned), state) = (rows[r], &self.workers[0].rows[r]) else { return false };
+                    let is_open = bounds && state.is_open(&planned.row);
+                    if !is_open {
+                        self.write(r, &planned, logits, &batch.input, &mut out[r]);
+                        out[r].passes = passes;
+                        rows[r] = Err(RowError::NoFiniteLogit);
+                    }
+                    is_open
+                });
+                if members.is_empty() {
+                    break;
+                }
+                for (at, &r) in members.iter().enumerate() {
+                    rows[r] = rows[r].map(|planned| Planned { at, ..planned });
+                }
+                (bounds, passes) = (false, 2);
+            }
         }
         for (r, (summary, request)) in out.iter_mut().zip(requests).enumerate() {
-            match (request, &rows[r], &batch.rows[r]) {
-                (Request::Skip, ..) | (.., Err(_)) => {}
-                (Request::Logits { .. }, ..) => summary.clear(),
-                (_, Ok(planned), _) => self.write(r, planned, logits, &batch.input, summary),
-                (_, Err(_), Ok(row)) => {
+            match (request, &batch.rows[r]) {
+                (Request::Logits { .. }, Ok(_)) => summary.clear(),
+                (Request::PrefixMass { .. } | Request::List { .. }, Ok(row)) if row.filters.is_none() => {
                     summary.begin(row);
                     summary.refuse();
                 }
+                _ => {}
             }
         }
         self.trim();
@@ -209,7 +250,7 @@ impl Engine {
             members.push(r);
         }
         if !requested.is_empty() {
-            let source = logits.source(self.isa, batch.input, members);
+            let source = logits.source(self.isa, batch.input, members, false);
             requested.sort_unstable_by_key(|d| d.token);
             for same in requested.chunk_by_mut(|a, b| a.token == b.token) {
                 let logits = self.workers[0].raw_logits(&source, same[0].token);

@@ -28,7 +28,7 @@ impl Simd {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Simd::Avx2,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx => Simd::Avx512,
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => Simd::Avx512,
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => Simd::Neon,
             _ => Simd::Portable,

@@ -13,15 +13,17 @@ use crate::scan::row_state::RowState;
 use crate::simd::{SPAN, Vector};
 use core::ops::Range;
 pub(crate) use dispatch::Simd;
+use exact::ExactLogits;
 use flash_sampling_core::RowError;
 use flash_sampling_core::backend::{
     Candidate, IndexedAdjustments, Row, RowTransform, Stage, StagedError, any_invalid, first_invalid,
 };
 pub(crate) use source::Source;
 use std::sync::Arc;
-use threshold_scan::{draw_tile, rank};
+use threshold_scan::{draw_exactly, rank};
 
 mod dispatch;
+mod exact;
 mod filtered;
 mod source;
 mod threshold_scan;
@@ -73,6 +75,8 @@ pub(crate) struct Worker {
     /// [`LOGITS_TILE`] of one row.
     logits: Vec<f32>,
     dot: DotScratch,
+    /// The logits of one token.
+    exact: Vec<f32>,
     pub(crate) rows: Vec<RowState>,
     /// The token lists of a pass, one per row with a list.
     pub(crate) lists: Vec<Vec<Candidate>>,
@@ -86,7 +90,8 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch, known: Arc<SharedBounds>) -> Self {
         let logits = vec![0.0; (rows.len() * TILE + SPAN).max(LOGITS_TILE)];
-        Worker { logits, dot, rows, lists: Vec::new(), groups: Vec::new(), above: LogitCache::default(), known }
+        let (exact, lists, groups, above) = (Vec::new(), Vec::new(), Vec::new(), LogitCache::default());
+        Worker { logits, dot, exact, rows, lists, groups, above, known }
     }
 
     /// Resets the states for the rows of a pass.
@@ -150,7 +155,8 @@ impl Worker {
                     Source::Logits { .. } => &mut self.logits[..LOGITS_TILE],
                 };
                 let (lists, above, known) = (&mut self.lists, &mut self.above, (r, &*self.known));
-                let span = Span { source, planned, first, at, len: part.len(), logits, lists, above, known };
+                let exact = source.exact(planned, &mut self.dot, &mut self.exact);
+                let span = Span { source, planned, first, at, len: part.len(), logits, lists, above, known, exact };
                 simd.summarize(span, &mut self.rows[r]);
             }
         }
@@ -171,6 +177,8 @@ struct Span<'a, 'b> {
     above: &'a mut LogitCache,
     /// The index of the row, and the shared bounds.
     known: (usize, &'a SharedBounds),
+    /// If `logits` are upper bounds.
+    exact: Option<ExactLogits<'a, 'b>>,
 }
 
 /// Transforms the logits of one row of one tile, and adds the logits to the row's state.
@@ -179,7 +187,7 @@ struct Span<'a, 'b> {
 /// The instruction set of `V` is available.
 #[inline(always)]
 unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
-    let Span { source, planned, first, at, len, logits, lists, above, known } = span;
+    let Span { source, planned, first, at, len, logits, lists, above, known, exact } = span;
     let row = &planned.row;
     let (token, end) = (first + at as u32, at + len);
     let tokens = token..token + len as u32;
@@ -233,7 +241,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
         PassKind::Summary if top > f32::NEG_INFINITY => {
             state.has_finite = true;
             // SAFETY: by this function's contract.
-            unsafe { add::<V>(planned, first, spans, tops, (known.1.row(known.0), above), state) };
+            unsafe { add::<V>(planned, first, spans, tops, (known.1.row(known.0), above), exact, state) };
             if let (Some(_), Some(mass)) = (&row.filters, &mut state.mass) {
                 let FilterState { floor, largest_logit, .. } = &mut state.filter;
                 floor.learn(mass, len as u32, source.tokens(), *largest_logit, known.0, known.1);
@@ -283,6 +291,7 @@ unsafe fn add<V: Vector>(
     spans: &[[f32; SPAN]],
     (top, tops): (f32, &[f32]),
     (known, above): (&RowBounds, &mut LogitCache),
+    mut exact: Option<ExactLogits<'_, '_>>,
     state: &mut RowState,
 ) {
     if let Some(filters) = &row.filters {
@@ -307,12 +316,13 @@ unsafe fn add<V: Vector>(
         let known = Some(known).filter(|_| state.shares && draw == row.first_draw);
         let mut keep = KeepWinner::new(winner, known);
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), &mut keep) };
+        unsafe { draw_exactly::<V>(row, keys, draw, first, spans, (top, tops), (exact.as_mut(), &mut keep)) };
     }
     for (list, draw) in state.best.lists_mut().iter_mut().zip(row.first_draw..) {
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), list) };
+        unsafe { draw_exactly::<V>(row, keys, draw, first, spans, (top, tops), (exact.as_mut(), list)) };
     }
+    state.fails |= exact.is_some_and(|exact| exact.fails);
 }
 
 /// The winner of a draw, and the best score of all workers, which prunes tokens with a lower score.

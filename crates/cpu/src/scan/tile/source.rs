@@ -1,8 +1,10 @@
 //! The sources of a tile's logits.
 
-use super::LOGITS_TILE;
+use super::exact::ExactLogits;
+use super::{LOGITS_TILE, Planned};
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, DotScratch, TILE};
+use crate::screen::{Digits, Screen};
 use crate::simd::SPAN;
 use core::ops::Range;
 use flash_sampling_core::backend::widen;
@@ -11,13 +13,13 @@ use flash_sampling_core::{Head, Matrix};
 /// The source of logits.
 #[derive(Clone, Copy)]
 pub(crate) enum Source<'a> {
-    /// The matmul with a head.
-    Head { head: &'a Head<'a>, dot: Dot, hidden: &'a Packed },
+    /// The matmul with a head. With a screen, a tile has upper bounds of the logits.
+    Head { head: &'a Head<'a>, dot: Dot, hidden: &'a Packed, screen: Option<(&'a Screen, &'a Digits)> },
     /// Existing logits, `[rows, vocab]`. `rows` selects rows, in this order.
     Logits { logits: Matrix<'a>, rows: Option<&'a [usize]> },
 }
 
-impl Source<'_> {
+impl<'a> Source<'a> {
     /// Returns the number of tokens of a row.
     pub(crate) fn tokens(&self) -> u32 {
         match self {
@@ -37,15 +39,30 @@ impl Source<'_> {
     /// Writes the raw logits of `tokens` (at most [`TILE`]) to `out[r * TILE ..]`, for all rows.
     pub(super) fn fill(&self, tokens: Range<u32>, out: &mut [f32], scratch: &mut DotScratch) {
         match self {
-            Source::Head { head, dot, hidden } => {
+            Source::Head { head, dot, hidden, screen } => {
                 let rows = head.weight_row(tokens.start)..head.weight_row(tokens.end);
-                dot.tile(&head.weight().row_range(rows), hidden, out, scratch);
+                match screen {
+                    Some((screen, digits)) => screen.tile(head, rows, digits, out),
+                    None => dot.tile(&head.weight().row_range(rows), hidden.all(), out, scratch),
+                }
             }
             Source::Logits { logits, rows } => {
                 let count = rows.map_or(logits.rows(), <[usize]>::len);
                 (0..count).for_each(|at| self.read(at, tokens.clone(), &mut out[at * TILE..]));
             }
         }
+    }
+
+    /// The computation of single logits, if a tile has upper bounds.
+    #[inline(always)]
+    pub(super) fn exact<'s>(
+        &'s self,
+        planned: &'s Planned<'a>,
+        scratch: &'s mut DotScratch,
+        out: &'s mut Vec<f32>,
+    ) -> Option<ExactLogits<'s, 'a>> {
+        let Source::Head { head, dot, hidden, screen: Some(_) } = self else { return None };
+        Some(ExactLogits { head, dot, hidden, planned, scratch, out, fails: false })
     }
 
     /// Returns the existing logits of `tokens` of row `at` without a copy, if they are whole spans of float32.

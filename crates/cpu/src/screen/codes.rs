@@ -1,15 +1,15 @@
-//! The codes of 64 weights as unsigned bytes, and their scales, for each block type.
+//! The codes of 64 weights as unsigned bytes, and their scales, for shadows and each block type.
 
-use crate::dot::blocks::formats::{Format, Iq4Nl, Mxfp4, Q4, Q4K, Q5K, Q6K, Q8};
+use crate::dot::blocks::formats::{Iq4Nl, Mxfp4, Q4, Q4K, Q5K, Q6K, Q8};
 use crate::dot::blocks::x86::{half_at, packed_scales_and_minima};
 use core::arch::x86_64::*;
 use flash_sampling_core::backend::{E2M1, IQ4_NL, mxfp4_scale};
 
-/// The operations of a block type. A unit is 256 weights, or two blocks of 32.
+/// The operations of a type. A unit is 256 weights, two blocks of 32, or 64 codes of a shadow.
 ///
 /// # Safety
 /// AVX-512 F, BW, DQ and VL are available, and `unit` points to a readable unit.
-pub(crate) trait Codes: Format {
+pub(crate) trait Codes {
     /// The scales of a unit.
     type Scales: Copy;
     /// Groups of 64 weights in a unit.
@@ -20,6 +20,8 @@ pub(crate) trait Codes: Format {
     const OFFSET: i32;
     /// Whether weights have minima.
     const HAS_MINIMA: bool = false;
+    /// Whether a row has one scale. Then sums are integers, and [`Codes::scale`] is not used.
+    const HAS_ROW_SCALE: bool = false;
 
     unsafe fn scales(unit: *const u8) -> Self::Scales;
     /// The codes of a group, with the offset.
@@ -80,6 +82,30 @@ unsafe fn low_then_high(bytes: __m512i) -> __m512i {
 unsafe fn two(first: f32, second: f32) -> __m512 {
     // SAFETY: by this function's contract.
     unsafe { _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(first), _mm512_set1_ps(second)) }
+}
+
+/// The codes of a [`Shadow`](flash_sampling_core::Shadow).
+pub(crate) struct ShadowCodes;
+
+impl Codes for ShadowCodes {
+    type Scales = ();
+    const GROUPS: usize = 1;
+    const UNIT_BYTES: usize = 64;
+    const OFFSET: i32 = 128;
+    const HAS_ROW_SCALE: bool = true;
+
+    #[inline(always)]
+    unsafe fn scales(_: *const u8) {}
+    #[inline(always)]
+    unsafe fn codes(unit: *const u8, _: usize) -> __m512i {
+        // SAFETY: by the trait's contract.
+        unsafe { _mm512_xor_si512(_mm512_loadu_si512(unit.cast()), _mm512_set1_epi8(-128)) }
+    }
+    #[inline(always)]
+    unsafe fn scale((): &(), _: usize) -> (__m512, __m512) {
+        // SAFETY: by the trait's contract.
+        unsafe { (_mm512_set1_ps(1.0), _mm512_setzero_ps()) }
+    }
 }
 
 /// Implements [`Codes`] for a type with one scale for 32 weights.

@@ -1,0 +1,174 @@
+//! Products of codes and digits by AVX-512 VNNI.
+
+use super::codes::Codes;
+use super::digits::{Digits, Sums};
+use crate::dot::TILE;
+use core::arch::x86_64::*;
+use core::ops::Range;
+
+/// Weight rows that stay in the second-level cache while the hidden rows pass over them.
+const BLOCK: usize = 32;
+/// Weight rows from a row to its prefetched row.
+const AHEAD: usize = 8;
+
+/// What the groups of hidden states hold for codes of `T`.
+pub(super) const fn sums<T: Codes>() -> Sums {
+    if T::HAS_ROW_SCALE {
+        Sums::None
+    } else if T::HAS_MINIMA {
+        Sums::Float
+    } else {
+        Sums::Offset(T::OFFSET)
+    }
+}
+
+/// The operands of a tile.
+pub(super) struct Operands<'a> {
+    /// The codes of `rows` rows, and the bytes between two of them.
+    pub(super) codes: *const u8,
+    pub(super) stride: usize,
+    pub(super) rows: usize,
+    pub(super) hidden: &'a Digits,
+    /// The number of groups of a row.
+    pub(super) groups: usize,
+    pub(super) out: *mut f32,
+}
+
+/// The sums of an output: of high and of low digits as integers; or in the first vector of all as floats.
+#[derive(Clone, Copy)]
+struct Accumulator([__m512i; 2]);
+
+impl Accumulator {
+    /// Adds the products of a group.
+    ///
+    /// # Safety
+    /// AVX-512 F and VNNI are available; `hidden` points to a group for codes of `T`.
+    #[inline(always)]
+    unsafe fn add<T: Codes>(self, codes: __m512i, hidden: *const u8, (scale, minimum): (__m512, __m512)) -> Self {
+        // SAFETY: by this function's contract.
+        unsafe {
+            let vector = |i: usize| _mm512_loadu_si512(hidden.add(64 * i).cast());
+            let Accumulator([first, second]) = self;
+            if T::HAS_ROW_SCALE {
+                let high = _mm512_dpbusd_epi32(first, codes, vector(0));
+                return Accumulator([high, _mm512_dpbusd_epi32(second, codes, vector(1))]);
+            }
+            let zero = _mm512_setzero_si512();
+            let begin = if T::HAS_MINIMA { zero } else { vector(2) };
+            let high = _mm512_dpbusd_epi32(zero, codes, vector(0));
+            let low = _mm512_dpbusd_epi32(begin, codes, vector(1));
+            let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
+            let total = _mm512_fmadd_ps(sum, scale, _mm512_castsi512_ps(first));
+            let total =
+                if T::HAS_MINIMA { _mm512_fnmadd_ps(_mm512_castsi512_ps(vector(2)), minimum, total) } else { total };
+            Accumulator([_mm512_castps_si512(total), second])
+        }
+    }
+
+    /// Returns the product; `totals` are the sums of the hidden state's digits.
+    ///
+    /// # Safety
+    /// AVX-512 F is available.
+    #[inline(always)]
+    unsafe fn total<T: Codes>(self, totals: [i32; 2]) -> f32 {
+        let Accumulator([first, second]) = self;
+        // SAFETY: by this function's contract.
+        unsafe {
+            if T::HAS_ROW_SCALE {
+                // Sums of products with the offset may wrap around; the differences do not.
+                let [high, low] = [_mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(second)];
+                let signed = |sum: i32, total: i32| sum.wrapping_sub(total.wrapping_mul(T::OFFSET)) as f32;
+                return 256.0 * signed(high, totals[0]) + signed(low, totals[1]);
+            }
+            _mm512_reduce_add_ps(_mm512_castsi512_ps(first))
+        }
+    }
+}
+
+impl Operands<'_> {
+    /// Writes to `out[r * TILE + i]` the product of row `i` of the codes and the digits of hidden row `r`.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW, DQ, VL and VNNI are available; the codes are of `T`, in whole units; the hidden rows are packed
+    /// with [`sums`] of `T`, and have at least as many groups; `out` has [`TILE`] floats per hidden row.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    pub(super) unsafe fn multiply<T: Codes>(&self) {
+        for start in (0..self.rows).step_by(BLOCK) {
+            let rows = start..self.rows.min(start + BLOCK);
+            let mut r = 0;
+            while r < self.hidden.rows.len() {
+                // SAFETY: by this function's contract; a panel has at most the hidden rows that are left.
+                r += unsafe {
+                    match self.hidden.rows.len() - r {
+                        4.. => self.panel::<T, 2, 4>(rows.clone(), r),
+                        2.. => self.panel::<T, 4, 2>(rows.clone(), r),
+                        _ => self.panel::<T, 4, 1>(rows.clone(), r),
+                    }
+                };
+            }
+        }
+    }
+
+    /// Multiplies the rows `rows` of the codes by `NR` hidden rows, starting at `r`, and returns `NR`.
+    ///
+    /// # Safety
+    /// As for [`Operands::multiply`]; the rows exist.
+    #[inline(always)]
+    unsafe fn panel<T: Codes, const MR: usize, const NR: usize>(&self, rows: Range<usize>, r: usize) -> usize {
+        let mut i = rows.start;
+        // SAFETY: `i + MR <= rows.end` in the first loop and `i < rows.end` in the second.
+        unsafe {
+            while i + MR <= rows.end {
+                self.register_block::<T, MR, NR>(i, r);
+                i += MR;
+            }
+            while i < rows.end {
+                self.register_block::<T, 1, NR>(i, r);
+                i += 1;
+            }
+        }
+        NR
+    }
+
+    /// Computes `MR x NR` outputs. The first panel of hidden rows prefetches later rows of the codes.
+    ///
+    /// # Safety
+    /// As for [`Operands::multiply`]; `MR` and `NR` rows exist from `i` and `r` on.
+    #[inline(always)]
+    unsafe fn register_block<T: Codes, const MR: usize, const NR: usize>(&self, i: usize, r: usize) {
+        let (stride, bytes) = (self.stride, T::UNIT_BYTES);
+        // SAFETY: by this function's contract.
+        unsafe {
+            let mut sums = [[Accumulator([_mm512_setzero_si512(); 2]); MR]; NR];
+            let hidden: [*const u8; NR] =
+                core::array::from_fn(|n| self.hidden.as_ptr().add((r + n) * self.hidden.row_bytes()));
+            let first = self.codes.add(i * stride);
+            for unit in 0..self.groups / T::GROUPS {
+                let at: [*const u8; MR] = core::array::from_fn(|m| first.add(m * stride + unit * bytes));
+                if r == 0 {
+                    for at in at {
+                        for line in (0..bytes).step_by(64) {
+                            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(AHEAD * stride + line).cast());
+                        }
+                    }
+                }
+                let scales: [T::Scales; MR] = core::array::from_fn(|m| T::scales(at[m]));
+                for group in 0..T::GROUPS {
+                    let offset = (unit * T::GROUPS + group) * self::sums::<T>().group_bytes();
+                    for m in 0..MR {
+                        let (codes, scale) = (T::codes(at[m], group), T::scale(&scales[m], group));
+                        for n in 0..NR {
+                            sums[n][m] = sums[n][m].add::<T>(codes, hidden[n].add(offset), scale);
+                        }
+                    }
+                }
+            }
+            for (n, sums) in sums.into_iter().enumerate() {
+                let totals = self.hidden.rows[r + n].totals;
+                for (m, sums) in sums.into_iter().enumerate() {
+                    *self.out.add((r + n) * TILE + i + m) = sums.total::<T>(totals);
+                }
+            }
+        }
+    }
+}
