@@ -39,28 +39,30 @@ pub(super) struct Operands<'a> {
 struct Accumulator([__m512i; 2]);
 
 impl Accumulator {
-    /// Adds the products of a group.
+    /// Adds the products of a group of codes and a group of hidden states.
     ///
     /// # Safety
-    /// AVX-512 F and VNNI are available; `hidden` points to a group for codes of `T`.
+    /// AVX-512 F and VNNI are available.
     #[inline(always)]
-    unsafe fn add<T: Codes>(self, codes: __m512i, hidden: *const u8, (scale, minimum): (__m512, __m512)) -> Self {
+    unsafe fn add<T: Codes>(
+        self,
+        codes: __m512i,
+        [high, low, sums]: [__m512i; 3],
+        (scale, minimum): (__m512, __m512),
+    ) -> Self {
         // SAFETY: by this function's contract.
         unsafe {
-            let vector = |i: usize| _mm512_loadu_si512(hidden.add(64 * i).cast());
             let Accumulator([first, second]) = self;
             if T::HAS_ROW_SCALE {
-                let high = _mm512_dpbusd_epi32(first, codes, vector(0));
-                return Accumulator([high, _mm512_dpbusd_epi32(second, codes, vector(1))]);
+                let high = _mm512_dpbusd_epi32(first, codes, high);
+                return Accumulator([high, _mm512_dpbusd_epi32(second, codes, low)]);
             }
             let zero = _mm512_setzero_si512();
-            let begin = if T::HAS_MINIMA { zero } else { vector(2) };
-            let high = _mm512_dpbusd_epi32(zero, codes, vector(0));
-            let low = _mm512_dpbusd_epi32(begin, codes, vector(1));
+            let high = _mm512_dpbusd_epi32(zero, codes, high);
+            let low = _mm512_dpbusd_epi32(if T::HAS_MINIMA { zero } else { sums }, codes, low);
             let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
             let total = _mm512_fmadd_ps(sum, scale, _mm512_castsi512_ps(first));
-            let total =
-                if T::HAS_MINIMA { _mm512_fnmadd_ps(_mm512_castsi512_ps(vector(2)), minimum, total) } else { total };
+            let total = if T::HAS_MINIMA { _mm512_fnmadd_ps(_mm512_castsi512_ps(sums), minimum, total) } else { total };
             Accumulator([_mm512_castps_si512(total), second])
         }
     }
@@ -155,10 +157,14 @@ impl Operands<'_> {
                 let scales: [T::Scales; MR] = core::array::from_fn(|m| T::scales(at[m]));
                 for group in 0..T::GROUPS {
                     let offset = (unit * T::GROUPS + group) * self::sums::<T>().group_bytes();
-                    for m in 0..MR {
-                        let (codes, scale) = (T::codes(at[m], group), T::scale(&scales[m], group));
-                        for n in 0..NR {
-                            sums[n][m] = sums[n][m].add::<T>(codes, hidden[n].add(offset), scale);
+                    let codes: [__m512i; MR] = core::array::from_fn(|m| T::codes(at[m], group));
+                    let scales: [(__m512, __m512); MR] = core::array::from_fn(|m| T::scale(&scales[m], group));
+                    for n in 0..NR {
+                        let vector = |i: usize| _mm512_loadu_si512(hidden[n].add(offset + 64 * i).cast());
+                        let third = if T::HAS_ROW_SCALE { _mm512_setzero_si512() } else { vector(2) };
+                        let digits = [vector(0), vector(1), third];
+                        for m in 0..MR {
+                            sums[n][m] = sums[n][m].add::<T>(codes[m], digits, scales[m]);
                         }
                     }
                 }

@@ -208,7 +208,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
         }
         None => {
             match source {
-                Source::Head { head, .. } => head.transform(token, &mut logits[at..end]),
+                Source::Head { .. } => source.transform(token, &mut logits[at..end]),
                 Source::Logits { .. } => source.read(planned.at, tokens, &mut logits[at..end]),
             }
             if !is_raw {

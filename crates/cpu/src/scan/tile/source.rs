@@ -53,6 +53,19 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// Turns the dot products of a head into raw logits, or their upper bounds into upper bounds.
+    #[inline(always)]
+    pub(super) fn transform(&self, first: u32, dots: &mut [f32]) {
+        /// The largest rise of the float32 tanh where tanh falls or stays, with a factor of 2.
+        const TANH_RISE: f32 = 2e-6;
+        let Source::Head { head, screen, .. } = self else { return };
+        head.transform(first, dots);
+        if let (Some(_), Some(cap)) = (screen, head.soft_cap()) {
+            let rise = TANH_RISE * cap * head.scale();
+            dots.iter_mut().for_each(|bound| *bound += rise);
+        }
+    }
+
     /// The computation of single logits, if a tile has upper bounds.
     #[inline(always)]
     pub(super) fn exact<'s>(
