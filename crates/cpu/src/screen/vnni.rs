@@ -157,14 +157,18 @@ impl Operands<'_> {
                 let scales: [T::Scales; MR] = core::array::from_fn(|m| T::scales(at[m]));
                 for group in 0..T::GROUPS {
                     let offset = (unit * T::GROUPS + group) * self::sums::<T>().group_bytes();
-                    let codes: [__m512i; MR] = core::array::from_fn(|m| T::codes(at[m], group));
-                    let scales: [(__m512, __m512); MR] = core::array::from_fn(|m| T::scale(&scales[m], group));
+                    // Large closures of `from_fn` would be compiled without the target features.
+                    let mut codes = [_mm512_setzero_si512(); MR];
+                    let mut factors = [(_mm512_setzero_ps(), _mm512_setzero_ps()); MR];
+                    for m in 0..MR {
+                        (codes[m], factors[m]) = (T::codes(at[m], group), T::scale(&scales[m], group));
+                    }
                     for n in 0..NR {
                         let vector = |i: usize| _mm512_loadu_si512(hidden[n].add(offset + 64 * i).cast());
                         let third = if T::HAS_ROW_SCALE { _mm512_setzero_si512() } else { vector(2) };
                         let digits = [vector(0), vector(1), third];
                         for m in 0..MR {
-                            sums[n][m] = sums[n][m].add::<T>(codes[m], digits, scales[m]);
+                            sums[n][m] = sums[n][m].add::<T>(codes[m], digits, factors[m]);
                         }
                     }
                 }
