@@ -106,8 +106,7 @@ pub struct ShadowBuffer {
 }
 
 impl ShadowBuffer {
-    /// Makes the shadow of a weight on the caller's thread. Takes about as long as a conversion of the weight to
-    /// float32.
+    /// Makes the shadow of a weight on the caller's thread.
     ///
     /// # Errors
     /// [`HeadError::ShadowType`] if the weight has not bf16, f16 or f32 elements.
@@ -121,7 +120,7 @@ impl ShadowBuffer {
     /// As for [`ShadowBuffer::new`].
     pub fn with<'w>(
         weight: &Matrix<'w>,
-        fill: impl FnOnce(&mut dyn Iterator<Item = ShadowRows<'_, 'w>>),
+        fill: impl FnOnce(&mut (dyn Iterator<Item = ShadowRows<'_, 'w>> + Send)),
     ) -> Result<Self, HeadError> {
         /// Weight rows of a part.
         const PART: usize = 256;
@@ -170,6 +169,11 @@ pub struct ShadowRows<'a, 'w> {
 }
 
 impl ShadowRows<'_, '_> {
+    /// The number of rows.
+    pub fn count(&self) -> usize {
+        self.weight.rows()
+    }
+
     /// Computes the rows.
     pub fn fill(self) {
         let [scales, errors, norms] = self.numbers;
@@ -178,17 +182,19 @@ impl ShadowRows<'_, '_> {
         let numbers = scales.iter_mut().zip(errors).zip(norms);
         for ((r, codes), ((scale, error), norm)) in codes.enumerate().zip(numbers) {
             self.weight.row_to_f32(r, &mut row);
-            (*scale, *error, *norm) = quantise(&row, &mut codes[..row.len()]);
+            [*scale, *error, *norm] = shadow_row(&row, &mut codes[..row.len()]);
         }
     }
 }
 
-/// Writes the codes of a row; returns scale, error and norm.
-fn quantise(row: &[f32], codes: &mut [i8]) -> (f32, f32, f32) {
+/// Writes the codes of a weight row; returns its scale, error and norm.
+///
+/// A code is the weight times `1 / scale` (0 for a scale of 0) in float32, rounded to nearest, ties to even.
+pub fn shadow_row(row: &[f32], codes: &mut [i8]) -> [f32; 3] {
     let largest = row.iter().fold(0.0f32, |most, weight| most.max(weight.abs()));
     if !row.iter().all(|weight| weight.is_finite()) {
         codes.fill(0);
-        return (0.0, f32::INFINITY, 0.0);
+        return [0.0, f32::INFINITY, 0.0];
     }
     // A scale that is not a normal number would not have the precision for the largest code.
     let scale = (largest / MOST).next_up();
@@ -206,7 +212,7 @@ fn quantise(row: &[f32], codes: &mut [i8]) -> (f32, f32, f32) {
         norm[k % 8] += copy * copy;
     }
     let [error, norm] = [error, norm].map(|squares| squares.iter().sum::<f64>().sqrt());
-    (scale, round_up(error + 1e-15 * f64::from(largest) * (row.len() as f64).sqrt()), round_up(norm))
+    [scale, round_up(error + 1e-15 * f64::from(largest) * (row.len() as f64).sqrt()), round_up(norm)]
 }
 
 /// Returns a float above a sum of squares' root, whose own error is at most 2^-20 of it.
@@ -348,7 +354,7 @@ mod tests {
         for row in [values(100, 0.1), vec![0.0; 5], vec![1e-40, -1e-41], vec![1.0], vec![-3e38, 1e30], vec![1.1e-36; 9]]
         {
             let mut codes = vec![99; row.len()];
-            let (scale, error, size) = quantise(&row, &mut codes);
+            let [scale, error, size] = shadow_row(&row, &mut codes);
             let half = if scale > 0.0 { 0.5001 * f64::from(scale) } else { 127.0 * f64::from(f32::MIN_POSITIVE) };
             let copy = codes.iter().map(|c| f64::from(scale) * f64::from(*c));
             let residual = row.iter().zip(copy.clone()).map(|(w, c)| f64::from(*w) - c);
@@ -358,7 +364,7 @@ mod tests {
             assert!(norm(&mut copy.clone()) <= f64::from(size), "{row:?}");
         }
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            assert_eq!(quantise(&[1.0, bad, 2.0], &mut [1; 3]), (0.0, f32::INFINITY, 0.0));
+            assert_eq!(shadow_row(&[1.0, bad, 2.0], &mut [1; 3]), [0.0, f32::INFINITY, 0.0]);
         }
     }
 

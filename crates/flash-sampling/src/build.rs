@@ -1,6 +1,7 @@
 //! Builds samplers from configurations.
 
 use crate::config::{Backend, BackendConfig, VariantConfig};
+use crate::owned::build_with_shadow;
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Capabilities, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, bf16};
 #[cfg(feature = "cpu")]
@@ -76,6 +77,9 @@ pub enum BuildError {
 /// [`BuildError`] if the backend is missing, does not support the variant, or refuses the plan.
 pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
     let plan = config.plan;
+    if config.shadow && head.shadow().is_none() {
+        return build_with_shadow(head, config);
+    }
     Ok(match (&config.backend, &config.variant) {
         #[cfg(feature = "distributed")]
         (_, VariantConfig::Sharded { shards, merge }) => sharded(head, config, *shards, *merge)?,
@@ -211,7 +215,8 @@ fn sharded<'w>(
         return Err(BuildError::Shards { shards });
     }
     let plan = shard_plan(merge, config.plan);
-    let of_shard = BackendConfig { backend: config.backend.clone(), variant: VariantConfig::Tiled, plan };
+    let of_shard =
+        BackendConfig { backend: config.backend.clone(), variant: VariantConfig::Tiled, plan, shadow: false };
     let parts = head.split(&shard_starts(head.tokens(), shards)).into_iter().map(|part| build(part, &of_shard));
     Ok(Box::new(Sharded::new(parts.collect::<Result<_, _>>()?, merge)?.with_plan(config.plan)?))
 }

@@ -82,6 +82,9 @@ pub struct BackendConfig {
     pub variant: VariantConfig,
     /// The plan.
     pub plan: Plan,
+    /// Make a [`Shadow`](crate::Shadow) of the weight, if the head has none: the same draws in less time, for half the
+    /// memory of a bf16 weight more.
+    pub shadow: bool,
 }
 
 /// A text that is not a backend or variant.

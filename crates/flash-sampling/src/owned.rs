@@ -5,7 +5,8 @@ use crate::config::BackendConfig;
 use core::fmt;
 use flash_sampling_core::backend::Scan;
 use flash_sampling_core::{
-    Capabilities, DType, Head, HeadError, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
+    Capabilities, DType, Head, HeadError, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, ShadowBuffer,
+    Shape,
 };
 
 /// The owner of a head's weight, for [`build_owned`].
@@ -45,18 +46,50 @@ impl<B> fmt::Debug for OwnedWeight<B> {
     }
 }
 
-type Owner = Box<dyn HeadOwner>;
+/// A head, and the shadow of its weight.
+struct WithShadow<'w> {
+    head: Head<'w>,
+    shadow: ShadowBuffer,
+}
+
+impl HeadOwner for WithShadow<'_> {
+    fn head(&self) -> Result<Head<'_>, HeadError> {
+        self.head.with_shadow(self.shadow.shadow())
+    }
+}
+
+/// Makes the shadow of a weight, on all threads if the CPU backend is there.
+///
+/// # Errors
+/// [`HeadError::ShadowType`] if the weight has not bf16, f16 or f32 elements.
+pub fn shadow(weight: &Matrix<'_>) -> Result<ShadowBuffer, HeadError> {
+    #[cfg(feature = "cpu")]
+    return flash_sampling_cpu::shadow(weight, |_| ());
+    #[cfg(not(feature = "cpu"))]
+    ShadowBuffer::new(weight)
+}
+
+/// [`build`] for a head without a shadow, with a shadow that the sampler owns.
+pub(crate) fn build_with_shadow<'w>(
+    head: Head<'w>,
+    config: &BackendConfig,
+) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+    let owner: Owner<'w> = Box::new(WithShadow { shadow: shadow(&head.weight())?, head });
+    Ok(Box::new(Owned::try_new(owner, |owner| build(owner.head()?, config))?))
+}
+
+type Owner<'w> = Box<dyn HeadOwner + 'w>;
 type Sampler<'w> = Box<dyn PerturbedArgmax + 'w>;
 
 self_cell::self_cell!(
-    struct Owned {
-        owner: Owner,
+    struct Owned<'w> {
+        owner: Owner<'w>,
         #[not_covariant]
         dependent: Sampler,
     }
 );
 
-impl PerturbedArgmax for Owned {
+impl PerturbedArgmax for Owned<'_> {
     fn capabilities(&self) -> Capabilities {
         self.with_dependent(|_, sampler| sampler.capabilities())
     }
@@ -109,6 +142,6 @@ pub fn build_owned(
     owner: impl HeadOwner + 'static,
     config: &BackendConfig,
 ) -> Result<Box<dyn PerturbedArgmax>, BuildError> {
-    let owned = Owned::try_new(Box::new(owner), |owner| build(owner.head()?, config))?;
+    let owned: Owned<'static> = Owned::try_new(Box::new(owner), |owner| build(owner.head()?, config))?;
     Ok(Box::new(owned))
 }

@@ -30,7 +30,7 @@ fn tokens(sampler: &mut dyn PerturbedArgmax) -> Vec<u32> {
 const PLAN: Plan = Plan { max_rows: 4, max_draws: 3, max_logprobs: None, canonical: false };
 
 fn config(backend: Backend, variant: VariantConfig) -> BackendConfig {
-    BackendConfig { backend, variant, plan: PLAN }
+    BackendConfig { backend, variant, plan: PLAN, shadow: false }
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_configuration_is_read_from_json() {
     let found: BackendConfig = serde_json::from_str(text).unwrap();
     let backend = Backend::Cpu(CpuOptions { isa: Some(Isa::Portable), threads: None });
     let plan = Plan { max_rows: 8, ..Plan::default() };
-    assert_eq!(found, BackendConfig { backend, variant: VariantConfig::Online { size: 64 }, plan });
+    assert_eq!(found, BackendConfig { backend, variant: VariantConfig::Online { size: 64 }, plan, shadow: false });
     assert_eq!(serde_json::from_str::<BackendConfig>(&serde_json::to_string(&found).unwrap()).unwrap(), found);
     for wrong in [r#"{"backend": "gpu"}"#, r#"{"backends": "cpu"}"#, r#"{"plan": {"rows": 1}}"#] {
         assert!(serde_json::from_str::<BackendConfig>(wrong).is_err(), "{wrong}");

@@ -52,7 +52,7 @@ impl Options<'_> {
             }
         }
         let plan = Plan { max_rows, max_draws, max_logprobs, canonical };
-        Ok(BackendConfig { backend, variant: parse("variant", self.variant)?, plan })
+        Ok(BackendConfig { backend, variant: parse("variant", self.variant)?, plan, shadow: self.shadow })
     }
 }
 

@@ -21,6 +21,9 @@ pub struct BenchArgs {
     /// The variants to time: tiled, grouped:SIZE[:reuse], online:SIZE or sharded:SHARDS[:log-mass].
     #[arg(long, value_name = "A,B,...", value_delimiter = ',', default_values = VARIANTS)]
     pub variants: Vec<VariantConfig>,
+    /// Also time the tiled variant with a shadow, an 8-bit copy of the weight.
+    #[arg(long)]
+    pub shadow: bool,
     /// Heads, batches and rounds.
     #[command(flatten)]
     pub sizes: SizeArgs,

@@ -31,6 +31,8 @@ pub struct Ours {
     pub variants: Vec<VariantConfig>,
     /// Further instruction sets, for the tiled variant.
     pub isas: Vec<Isa>,
+    /// Whether the tiled variant also runs with a shadow of the weight.
+    pub shadow: bool,
 }
 
 /// The number of threads of samplers with these options.
@@ -46,7 +48,7 @@ pub fn sampler<'w>(
     max_rows: usize,
 ) -> Result<Box<dyn PerturbedArgmax + 'w>, CommandError> {
     let plan = Plan { max_rows, ..Plan::default() };
-    build(head, &BackendConfig { backend, variant, plan }).map_err(named)
+    build(head, &BackendConfig { backend, variant, plan, shadow: false }).map_err(named)
 }
 
 /// Parameters of the argmax.
@@ -119,7 +121,12 @@ impl Inputs {
 
     /// The contenders for the first rows: the tiled variant without noise, and the draws. On a CPU, a read of the
     /// weight and the multiplications alone precede them.
-    pub fn contenders<'a>(&'a self, ours: &Ours, rows: usize) -> Result<Vec<Contender<'a>>, CommandError> {
+    pub fn contenders<'a>(
+        &'a self,
+        ours: &Ours,
+        shadow: Option<Shadow<'a>>,
+        rows: usize,
+    ) -> Result<Vec<Contender<'a>>, CommandError> {
         let weight = self.weight()?;
         let head = Head::new(weight)?;
         let (gaussian, peaked) = (self.states(Logits::Gaussian, rows)?, self.states(Logits::Peaked, rows)?);
@@ -147,6 +154,17 @@ impl Inputs {
             }
             let drawn = draw(sampler(variant)?, peaked, RowParams::default());
             contenders.push(Contender::new(format!("{variant}, peaked"), drawn));
+        }
+        if let Some(shadow) = shadow {
+            let head = head.with_shadow(shadow).map_err(|error| CommandError::usage(error.to_string()))?;
+            for (input, row, what) in [
+                (peaked, argmax(), "greedy"),
+                (gaussian, RowParams::default(), "gaussian"),
+                (peaked, RowParams::default(), "peaked"),
+            ] {
+                let sampler = self::sampler(head, ours.backend.clone(), VariantConfig::Tiled, rows)?;
+                contenders.push(Contender::new(format!("tiled with a shadow, {what}"), draw(sampler, input, row)));
+            }
         }
         if let Backend::Cpu(options) = &ours.backend {
             for &isa in &ours.isas {

@@ -5,7 +5,7 @@ pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 pub(crate) mod blocks;
@@ -31,8 +31,11 @@ pub(crate) struct DotScratch {
     /// Weight rows copied into AMX tiles.
     #[cfg(target_arch = "x86_64")]
     pub(crate) tiles: Vec<pack::Line>,
-    /// Decoded rows of a quantised weight.
+    /// Decoded rows of a quantised weight, or their codes.
     pub(crate) decoded: Vec<pack::Line>,
+    /// Integer sums.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) integers: Vec<f32>,
 }
 
 /// The dot products with one weight, on one instruction set.
@@ -65,7 +68,8 @@ impl Dot {
         let mut scratch = DotScratch::default();
         #[cfg(target_arch = "x86_64")]
         if isa == Isa::Amx {
-            scratch = amx::scratch(rows);
+            // Integer products have two rows of digits for a hidden row.
+            scratch = amx::scratch(rows.max(2 * rows.min(crate::screen::MOST_ROWS)));
         }
         let isa = isa.for_types(weight, DType::BF16);
         scratch.decoded = blocks::scratch(isa, weight, rows);

@@ -86,7 +86,14 @@ pub(crate) struct PackedRows<'a> {
     lines: &'a [Line],
 }
 
-impl PackedRows<'_> {
+impl<'a> PackedRows<'a> {
+    /// Rows in [`Layout::Amx`] that are already in their order.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn panels(rows: usize, cols: usize, lines: &'a [Line]) -> Self {
+        assert!(lines.len() * 64 >= rows.next_multiple_of(16) * Layout::Amx.row_bytes(cols));
+        PackedRows { layout: Layout::Amx, rows, cols, lines }
+    }
+
     pub(crate) fn layout(&self) -> Layout {
         self.layout
     }

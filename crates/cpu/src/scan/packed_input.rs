@@ -50,7 +50,7 @@ impl PackedInput {
 
     /// Whether calls of this number of rows have upper bounds of this head's logits, which take less time.
     pub(crate) fn has_bounds(&self, head: &Head<'_>, rows: usize) -> bool {
-        self.screen.as_ref().is_some_and(|(screen, _)| screen.fits(head) && screen.pays(head, rows))
+        self.screen.as_ref().is_some_and(|(screen, _)| screen.pays(head, rows))
     }
 
     /// Reserves memory for another number of rows.
@@ -71,7 +71,8 @@ impl PackedInput {
     /// Packs some rows of the hidden states, ascending; for upper bounds, if `bounds`.
     pub(crate) fn pack_rows(
         &mut self,
-        (isa, weight): (Isa, DType),
+        isa: Isa,
+        head: &Head<'_>,
         input: &Matrix<'_>,
         rows: &[usize],
         bounds: bool,
@@ -84,9 +85,9 @@ impl PackedInput {
             some = Matrix::from_bytes(&gathered, input.dtype(), rows.len(), input.cols(), input.cols())
                 .expect("these bytes are whole rows");
         }
-        let dot = self.pack(isa, weight, &some);
+        let dot = self.pack(isa, head.weight().dtype(), &some);
         if let (Some((screen, digits)), true) = (&mut self.screen, bounds) {
-            screen.pack(&some, digits);
+            screen.pack(head, &some, digits);
         }
         self.gathered = gathered;
         dot

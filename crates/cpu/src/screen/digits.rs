@@ -1,29 +1,48 @@
 //! Hidden states in two digits of 8 bits, packed once per call.
 
+use super::MOST_ROWS;
 use crate::dot::pack::{Line, bytes, bytes_mut};
 use flash_sampling_core::Matrix;
-use flash_sampling_core::backend::{ShadowBound, hidden_digits};
+use flash_sampling_core::backend::{ShadowBound, code_stride, hidden_digits};
 
 /// Elements of a group.
 pub(crate) const GROUP: usize = 64;
 
-/// What a group holds after its high digits and its low digits, 64 bytes each.
+/// The order of the digits in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sums {
-    /// Nothing.
-    None,
-    /// For each four elements, minus this offset times the sum of the integers, as i32.
+pub(crate) enum Order {
+    /// For each group of a row, the high digits, then the low digits.
+    Groups,
+    /// Groups, each followed by 16 numbers: for each four elements, minus this offset times the sum of the integers, as
+    /// i32.
     #[cfg(target_arch = "x86_64")]
-    Offset(i32),
-    /// For each four elements, the sum of the integers as f32.
+    WithOffset(i32),
+    /// Groups, each followed by 16 numbers: for each four elements, the sum of the integers as f32.
     #[cfg(target_arch = "x86_64")]
-    Float,
+    WithSums,
+    /// AMX tiles of 16 rows by 64 elements. The rows alternate between high and low digits.
+    #[cfg(target_arch = "x86_64")]
+    Panels,
 }
 
-impl Sums {
+impl Order {
     /// Bytes of a group.
     pub(crate) const fn group_bytes(self) -> usize {
-        if matches!(self, Sums::None) { 128 } else { 192 }
+        if matches!(self, Order::Groups) { 128 } else { 192 }
+    }
+
+    /// Bytes from one row to the next: its groups, and a line, so that rows do not share sets of the cache.
+    fn row_bytes(self, cols: usize) -> usize {
+        cols.div_ceil(GROUP) * self.group_bytes() + 64
+    }
+
+    /// Bytes of `rows` rows.
+    fn bytes(self, rows: usize, cols: usize) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Order::Panels => (2 * rows).next_multiple_of(16) * code_stride(cols),
+            _ => rows * self.row_bytes(cols),
+        }
     }
 }
 
@@ -40,7 +59,9 @@ pub(crate) struct RowDigits {
 /// The packed hidden states of a call.
 #[derive(Debug)]
 pub(crate) struct Digits {
-    sums: Sums,
+    /// The orders for which there is room.
+    orders: Vec<Order>,
+    order: Order,
     cols: usize,
     lines: Vec<Line>,
     pub(crate) rows: Vec<RowDigits>,
@@ -48,66 +69,91 @@ pub(crate) struct Digits {
 }
 
 impl Digits {
-    /// Reserves memory for up to `max_rows` rows.
-    pub(crate) fn new(max_rows: usize, cols: usize, sums: Sums) -> Self {
-        let rows = Vec::with_capacity(max_rows);
-        let mut digits = Digits { sums, cols, lines: Vec::new(), rows, row: vec![0.0; cols] };
-        digits.lines = vec![Line::ZERO; max_rows * digits.row_bytes() / 64];
-        digits
+    /// Reserves memory for up to `max_rows` rows, at most [`MOST_ROWS`], in any of these orders.
+    pub(crate) fn new(max_rows: usize, cols: usize, orders: Vec<Order>) -> Self {
+        let max_rows = max_rows.min(MOST_ROWS);
+        let most = orders.iter().map(|order| order.bytes(max_rows, cols)).max().unwrap_or(0);
+        let (lines, rows) = (vec![Line::ZERO; most / 64], Vec::with_capacity(max_rows));
+        Digits { orders, order: Order::Groups, cols, lines, rows, row: vec![0.0; cols] }
     }
 
     /// Reserves memory for another number of rows.
     pub(crate) fn replan(&mut self, max_rows: usize) {
-        *self = Digits::new(max_rows, self.cols, self.sums);
+        *self = Digits::new(max_rows, self.cols, core::mem::take(&mut self.orders));
     }
 
-    /// Bytes from one row to the next: its groups, and a line, so that rows do not share sets of the cache.
-    pub(crate) fn row_bytes(&self) -> usize {
-        self.cols.div_ceil(GROUP) * self.sums.group_bytes() + 64
+    /// The order of the packed rows.
+    pub(crate) fn order(&self) -> Order {
+        self.order
     }
 
-    /// Returns the first byte of the first row.
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn as_ptr(&self) -> *const u8 {
-        self.lines.as_ptr().cast()
-    }
-
-    /// The groups of a row without sums: high digits, then low digits.
+    /// The groups of a row without numbers: high digits, then low digits.
     pub(crate) fn groups(&self, row: usize) -> &[[u8; 2 * GROUP]] {
-        assert_eq!(self.sums, Sums::None);
-        bytes(&self.lines)[row * self.row_bytes()..][..self.row_bytes() - 64].as_chunks().0
+        assert_eq!(self.order, Order::Groups);
+        let size = self.order.row_bytes(self.cols);
+        bytes(&self.lines)[row * size..][..size - 64].as_chunks().0
+    }
+
+    /// The first byte of the groups, and the bytes from one row to the next.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn first_group(&self) -> (*const u8, usize) {
+        assert_ne!(self.order, Order::Panels);
+        (self.lines.as_ptr().cast(), self.order.row_bytes(self.cols))
+    }
+
+    /// The panels, for [`integer_tile`](crate::dot::amx::integer_tile).
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn panels(&self) -> crate::dot::pack::PackedRows<'_> {
+        assert_eq!(self.order, Order::Panels);
+        crate::dot::pack::PackedRows::panels(2 * self.rows.len(), code_stride(self.cols) / 2, &self.lines)
     }
 
     /// Packs hidden states. `largest` is the largest norm of a token plus its error, and `terms` the number of terms of
     /// a dot product in the bound.
-    pub(crate) fn pack(&mut self, hidden: &Matrix<'_>, largest: f64, terms: usize) {
-        let (lines, group) = (self.row_bytes() / 64, self.sums.group_bytes());
+    pub(crate) fn pack(&mut self, order: Order, hidden: &Matrix<'_>, largest: f64, terms: usize) {
+        let (cols, size, group) = (self.cols, order.row_bytes(self.cols), order.group_bytes());
+        self.order = order;
         self.rows.clear();
+        let out = &mut bytes_mut(&mut self.lines)[..order.bytes(hidden.rows(), cols)];
+        out.fill(0);
         for r in 0..hidden.rows() {
             hidden.row_to_f32(r, &mut self.row);
-            let out = bytes_mut(&mut self.lines[r * lines..][..lines - 1]);
-            out.fill(0);
             let mut totals = [0i32; 2];
             let (scale, norm, error) = hidden_digits(&self.row, |k, digits| {
-                let at = k / GROUP * group + k % GROUP;
                 for (i, digit) in digits.into_iter().enumerate() {
-                    out[at + 64 * i] = digit as u8;
+                    let at = match order {
+                        #[cfg(target_arch = "x86_64")]
+                        Order::Panels => {
+                            let row = 2 * r + i;
+                            row / 16 * 16 * code_stride(cols) + k / 64 * 1024 + k % 64 / 4 * 64 + row % 16 * 4 + k % 4
+                        }
+                        _ => r * size + k / GROUP * group + i * GROUP + k % GROUP,
+                    };
+                    out[at] = digit as u8;
                     totals[i] += i32::from(digit);
                 }
             });
             #[cfg(target_arch = "x86_64")]
-            for group in out.chunks_exact_mut(group).filter(|_| self.sums != Sums::None) {
-                let (digits, sums) = group.split_at_mut(128);
-                for (q, sum) in sums.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                    let integer = |k: usize| 256 * i32::from(digits[k] as i8) + i32::from(digits[64 + k] as i8);
-                    let integers: i32 = (4 * q..4 * q + 4).map(integer).sum();
-                    *sum = match self.sums {
-                        Sums::Offset(offset) => (-offset * integers).to_ne_bytes(),
-                        _ => (integers as f32).to_ne_bytes(),
-                    };
-                }
+            if let Order::WithOffset(_) | Order::WithSums = order {
+                add_sums(order, out[r * size..][..size - 64].as_chunks_mut().0);
             }
             self.rows.push(RowDigits { scale, bound: ShadowBound::new(terms, norm, error, largest), totals });
+        }
+    }
+}
+
+/// Writes the numbers of each group.
+#[cfg(target_arch = "x86_64")]
+fn add_sums(order: Order, groups: &mut [[u8; 3 * GROUP]]) {
+    for group in groups {
+        let (digits, sums) = group.split_at_mut(2 * GROUP);
+        for (four, sum) in sums.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let integer = |k: usize| 256 * i32::from(digits[k] as i8) + i32::from(digits[GROUP + k] as i8);
+            let integers: i32 = (4 * four..4 * four + 4).map(integer).sum();
+            *sum = match order {
+                Order::WithOffset(offset) => (-offset * integers).to_ne_bytes(),
+                _ => (integers as f32).to_ne_bytes(),
+            };
         }
     }
 }

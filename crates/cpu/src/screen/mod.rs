@@ -9,114 +9,197 @@
 //! token that may win gets its logit by the kernel of `dot`, so the winner has the bits of a pass without bounds. A row
 //! takes a pass without bounds if a number is not finite, or if a draw has no token.
 //!
-//! The products are of a head's [`Shadow`](flash_sampling_core::Shadow), or of the codes of a quantised weight, with
-//! hidden states in two digits of 8 bits. Proof of the bounds: `docs/exactness.md`.
+//! The products are of codes and of hidden states in two digits of 8 bits. The codes are those of a head's
+//! [`Shadow`](flash_sampling_core::Shadow), or of a quantised weight. AMX multiplies codes with one scale for a row. For
+//! a quantised weight, a worker makes such codes from some rows at a time. Proof of the bounds: `docs/exactness.md`.
 
 #[cfg(target_arch = "x86_64")]
 mod codes;
 mod digits;
 mod plain;
+#[cfg(test)]
+mod tests;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
-use crate::dot::TILE;
+#[cfg(target_arch = "x86_64")]
+use crate::dot::pack::PackedRows;
+use crate::dot::{DotScratch, TILE};
 use crate::isa::Isa;
 use crate::options::Threads;
 use core::ops::Range;
-pub(crate) use digits::{Digits, Sums};
+pub(crate) use digits::Digits;
+use digits::Order;
 use flash_sampling_core::backend::canonical::{extra_terms, norm};
+use flash_sampling_core::backend::shadow_row;
 use flash_sampling_core::{DType, Head, Matrix, Shadow};
 use rayon::prelude::*;
 
 /// With more columns, integer sums may overflow.
 const MAX_COLS: usize = 1 << 17;
+/// The largest number of rows of a call with bounds.
+pub(crate) const MOST_ROWS: usize = 64;
+/// Weight rows whose codes are in a worker's memory at a time.
+#[cfg(target_arch = "x86_64")]
+const CODED: usize = 64;
+
+/// The instructions of the products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernel {
+    /// Plain Rust, compiled for the instruction set.
+    Plain,
+    /// AVX-512 VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Vnni,
+    /// AMX-INT8, for calls of more rows than the others serve well.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
+}
+
+/// A number for each row of the codes: scale, error, norm.
+#[derive(Debug, Default)]
+struct RowNumbers([Vec<f32>; 3]);
 
 /// What a head's upper bounds need, computed once.
 #[derive(Debug)]
 pub(crate) struct Screen {
-    /// The norms of a quantised weight's rows; empty for a head with a shadow.
-    norms: Vec<f32>,
+    isa: Isa,
+    /// The kernels of this machine for this head: for few rows, and for more.
+    kernels: [Option<Kernel>; 2],
+    /// The rows of a quantised weight as they are stored, with the kernel for few rows.
+    blocks: RowNumbers,
+    /// The codes with one scale for a row of a quantised weight.
+    coded: RowNumbers,
     /// The largest norm plus error of a token.
     largest: f64,
+    /// Terms of a dot product in its bound.
     terms: usize,
-    isa: Isa,
-    has_vnni: bool,
 }
 
-/// Whether the processor has AVX-512 VNNI.
-fn has_vnni() -> bool {
+/// The kernels for a weight of this type and size.
+fn kernels(isa: Isa, weight: &Matrix<'_>) -> [Option<Kernel>; 2] {
     #[cfg(target_arch = "x86_64")]
-    return is_x86_feature_detected!("avx512vnni");
+    {
+        let is_wide = matches!(isa, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx);
+        let vnni = is_wide && is_x86_feature_detected!("avx512vnni");
+        let amx = isa == Isa::Amx && crate::dot::amx::has_integers();
+        let few = match weight.dtype().is_float() {
+            true if !vnni => Some(Kernel::Plain),
+            is_float => (vnni && (is_float || weight.cols().is_multiple_of(64))).then_some(Kernel::Vnni),
+        };
+        [few, amx.then_some(Kernel::Amx)]
+    }
     #[cfg(not(target_arch = "x86_64"))]
-    false
+    {
+        let _ = isa;
+        [weight.dtype().is_float().then_some(Kernel::Plain), None]
+    }
 }
 
 impl Screen {
-    /// Prepares upper bounds, if bounds take less time than logits for this head on this instruction set.
+    /// Prepares upper bounds, if this machine has a kernel for the head. Reads a quantised weight once.
     pub(crate) fn new(head: &Head<'_>, isa: Isa, threads: &Threads) -> Option<Self> {
         let weight = head.weight();
-        let has_vnni = matches!(isa, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) && has_vnni();
-        if weight.cols() > MAX_COLS {
+        let has_codes = head.shadow().is_some() || weight.dtype().block_elements() > 1;
+        let kernels = kernels(isa, &weight);
+        if !has_codes || weight.cols() > MAX_COLS || kernels == [None; 2] {
             return None;
         }
-        let (norms, largest) = match head.shadow() {
-            Some(shadow) => (Vec::new(), largest_size(&shadow)),
-            None if has_vnni && weight.dtype().block_elements() > 1 && weight.cols().is_multiple_of(64) => {
-                let norms = threads.install(|| norms(&weight));
-                let largest = norms.iter().fold(0.0, |most: f64, norm| most.max(f64::from(*norm)));
-                (norms, largest)
-            }
-            None => return None,
+        let (blocks, coded) = match head.shadow() {
+            Some(_) => Default::default(),
+            None => threads.install(|| {
+                let blocks = kernels[0].map(|_| RowNumbers::of_blocks(&weight)).unwrap_or_default();
+                (blocks, kernels[1].map(|_| RowNumbers::of_codes(&weight)).unwrap_or_default())
+            }),
+        };
+        let largest = match head.shadow() {
+            Some(shadow) => largest(shadow.errors(), shadow.norms()),
+            None => blocks.largest().max(coded.largest()),
         };
         let terms = weight.cols() + extra_terms(weight.dtype());
-        Some(Screen { norms, largest, terms, isa, has_vnni })
+        Some(Screen { isa, kernels, blocks, coded, largest, terms })
     }
 
-    /// Whether this head is the head of [`Screen::new`], as far as the bounds need.
-    pub(crate) fn fits(&self, head: &Head<'_>) -> bool {
-        head.shadow().is_some() == self.norms.is_empty()
+    /// The kernel for a call of `rows` rows of this head, if bounds take less time than logits.
+    fn kernel(&self, head: &Head<'_>, rows: usize) -> Option<Kernel> {
+        let is_quantised = !self.blocks.0[0].is_empty() || !self.coded.0[0].is_empty();
+        if head.shadow().is_some() == is_quantised || rows > MOST_ROWS {
+            return None;
+        }
+        let few = if self.kernels[1].is_some() {
+            4
+        } else if is_quantised {
+            8
+        } else {
+            6
+        };
+        if rows <= few && self.kernels[0].is_some() { self.kernels[0] } else { self.kernels[1] }
     }
 
-    /// Whether bounds take less time than logits in a call of `rows` rows.
-    pub(crate) fn pays(&self, _head: &Head<'_>, rows: usize) -> bool {
-        rows <= if self.norms.is_empty() { 64 } else { 8 }
+    /// Whether a call of `rows` rows takes less time with bounds.
+    pub(crate) fn pays(&self, head: &Head<'_>, rows: usize) -> bool {
+        self.kernel(head, rows).is_some()
+    }
+
+    /// The order of the hidden states for a kernel.
+    fn order(&self, head: &Head<'_>, kernel: Kernel) -> Order {
+        match kernel {
+            Kernel::Plain => Order::Groups,
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Amx => Order::Panels,
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Vnni => {
+                macro_rules! order {
+                    ($format:ident) => {
+                        vnni::order::<$format>()
+                    };
+                }
+                crate::dot::blocks::for_format!(head.weight().dtype(), order, Order::Groups)
+            }
+        }
     }
 
     /// Creates the memory for hidden states.
     pub(crate) fn digits(&self, max_rows: usize, head: &Head<'_>) -> Digits {
-        #[cfg(target_arch = "x86_64")]
-        macro_rules! sums {
-            ($format:ident) => {
-                vnni::sums::<$format>()
-            };
-        }
-        #[cfg(target_arch = "x86_64")]
-        let sums = crate::dot::blocks::for_format!(head.weight().dtype(), sums, Sums::None);
-        #[cfg(not(target_arch = "x86_64"))]
-        let sums = Sums::None;
-        Digits::new(max_rows, head.hidden(), sums)
+        let orders = self.kernels.iter().flatten().map(|&kernel| self.order(head, kernel)).collect();
+        Digits::new(max_rows, head.hidden(), orders)
     }
 
-    /// Packs hidden states.
-    pub(crate) fn pack(&self, hidden: &Matrix<'_>, digits: &mut Digits) {
-        digits.pack(hidden, self.largest, self.terms);
+    /// Packs hidden states, for which bounds pay.
+    pub(crate) fn pack(&self, head: &Head<'_>, hidden: &Matrix<'_>, digits: &mut Digits) {
+        if let Some(kernel) = self.kernel(head, hidden.rows()) {
+            digits.pack(self.order(head, kernel), hidden, self.largest, self.terms);
+        }
     }
 
     /// Writes to `out[r * TILE + i]` an upper bound of the dot product of row `i` of the weight's rows `rows` (at most
     /// [`TILE`]) and row `r` of `hidden`. For a row without bounds, writes NaN.
-    pub(crate) fn tile(&self, head: &Head<'_>, rows: Range<usize>, hidden: &Digits, out: &mut [f32]) {
+    pub(crate) fn tile(
+        &self,
+        head: &Head<'_>,
+        rows: Range<usize>,
+        hidden: &Digits,
+        out: &mut [f32],
+        scratch: &mut DotScratch,
+    ) {
         let count = rows.len();
         assert!(count <= TILE && out.len() >= hidden.rows.len().saturating_sub(1) * TILE + count);
-        let (ones, zeros) = ([1.0; TILE], [0.0; TILE]);
-        let (scales, errors, norms) = match head.shadow() {
+        let weight = head.weight().row_range(rows.clone());
+        let [scales, errors, norms] = match head.shadow() {
             Some(shadow) => {
                 let shadow = shadow.row_range(rows);
-                self.multiply_shadow(&shadow, hidden, out);
-                (shadow.scales(), shadow.errors(), shadow.norms())
+                self.multiply_shadow(&shadow, hidden, out, scratch);
+                [shadow.scales(), shadow.errors(), shadow.norms()]
+            }
+            #[cfg(target_arch = "x86_64")]
+            None if hidden.order() == Order::Panels => {
+                let numbers = self.coded.rows(rows);
+                multiply_coded(&weight, numbers[0], hidden, out, scratch);
+                numbers
             }
             None => {
-                self.multiply_blocks(&head.weight().row_range(rows.clone()), hidden, out);
-                (&ones[..count], &zeros[..count], &self.norms[rows])
+                multiply_blocks(&weight, hidden, out);
+                self.blocks.rows(rows)
             }
         };
         for (r, row) in hidden.rows.iter().enumerate() {
@@ -131,17 +214,23 @@ impl Screen {
         }
     }
 
-    fn multiply_shadow(&self, shadow: &Shadow<'_>, hidden: &Digits, out: &mut [f32]) {
+    fn multiply_shadow(&self, shadow: &Shadow<'_>, hidden: &Digits, out: &mut [f32], scratch: &mut DotScratch) {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = scratch;
         #[cfg(target_arch = "x86_64")]
-        if self.has_vnni {
+        if self.kernels != [Some(Kernel::Plain), None] {
             let stride = flash_sampling_core::backend::code_stride(shadow.cols());
-            let codes = shadow.codes().as_ptr().cast();
+            let codes = shadow.codes().as_ptr().cast::<u8>();
+            if hidden.order() == Order::Panels {
+                // SAFETY: the codes are as many bytes.
+                let codes = unsafe { core::slice::from_raw_parts(codes, shadow.codes().len()) };
+                return multiply_panels(codes, stride, hidden, out, scratch, integer_tile);
+            }
             let (rows, groups, out) = (shadow.rows(), stride / 64, out.as_mut_ptr());
-            // SAFETY: `new` found VNNI beside AVX-512. The shadow has `rows` rows of whole groups; the hidden rows are
+            let all = vnni::Operands { codes, stride, rows, hidden, groups, out };
+            // SAFETY: `kernels` found VNNI beside AVX-512. The shadow has `rows` rows of whole groups; the hidden rows are
             // as long, and `tile` has checked the size of `out`.
-            return unsafe {
-                vnni::Operands { codes, stride, rows, hidden, groups, out }.multiply::<codes::ShadowCodes>()
-            };
+            return unsafe { all.multiply::<codes::ShadowCodes>() };
         }
         match self.isa {
             Isa::Portable => plain::portable(shadow, hidden, out),
@@ -155,43 +244,117 @@ impl Screen {
             _ => plain::portable(shadow, hidden, out),
         }
     }
+}
 
-    #[cfg(target_arch = "x86_64")]
-    fn multiply_blocks(&self, weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32]) {
-        let (codes, stride, rows) = (weight.bytes().as_ptr(), weight.row_stride_bytes(), weight.rows());
-        let all = vnni::Operands { codes, stride, rows, hidden, groups: weight.cols() / 64, out: out.as_mut_ptr() };
-        macro_rules! multiply {
-            ($format:ident) => {
-                // SAFETY: as for shadows. `new` has checked that a row has whole units.
-                unsafe { all.multiply::<$format>() }
-            };
+#[cfg(target_arch = "x86_64")]
+fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32]) {
+    let (codes, stride, rows) = (weight.bytes().as_ptr(), weight.row_stride_bytes(), weight.rows());
+    let all = vnni::Operands { codes, stride, rows, hidden, groups: weight.cols() / 64, out: out.as_mut_ptr() };
+    macro_rules! multiply {
+        ($format:ident) => {
+            // SAFETY: as for shadows. `kernels` has checked that a row has whole units.
+            unsafe { all.multiply::<$format>() }
+        };
+    }
+    crate::dot::blocks::for_format!(weight.dtype(), multiply, unreachable!("a type without blocks"));
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn multiply_blocks(_: &Matrix<'_>, _: &Digits, _: &mut [f32]) {
+    unreachable!("quantised weights have bounds only with VNNI or AMX");
+}
+
+/// Makes the codes of some rows of a quantised weight at a time, and multiplies them.
+#[cfg(target_arch = "x86_64")]
+fn multiply_coded(weight: &Matrix<'_>, scales: &[f32], hidden: &Digits, out: &mut [f32], scratch: &mut DotScratch) {
+    let stride = flash_sampling_core::backend::code_stride(weight.cols());
+    let mut lines = core::mem::take(&mut scratch.decoded);
+    if lines.len() < CODED * stride / 64 {
+        lines.resize(CODED * stride / 64, crate::dot::pack::Line::ZERO);
+    }
+    let codes = &mut crate::dot::pack::bytes_mut(&mut lines)[..CODED * stride];
+    for (at, scales) in (0..weight.rows()).step_by(CODED).zip(scales.chunks(CODED)) {
+        let rows = weight.row_range(at..at + scales.len());
+        // SAFETY: AMX is there, and with it AVX-512.
+        unsafe { crate::dot::avx512::codes(&rows, scales, stride, codes) };
+        let codes = &codes[..scales.len() * stride];
+        multiply_panels(codes, stride, hidden, &mut out[at..], scratch, integer_tile);
+    }
+    scratch.decoded = lines;
+}
+
+/// [`amx::integer_tile`](crate::dot::amx::integer_tile) where AMX is there.
+#[cfg(target_arch = "x86_64")]
+fn integer_tile(codes: &Matrix<'_>, digits: PackedRows<'_>, out: &mut [f32], scratch: &mut DotScratch) {
+    // SAFETY: `kernels` found AMX-INT8. The codes and the panels have as many pairs, and `out` has a row for each row of
+    // digits.
+    unsafe { crate::dot::amx::integer_tile(codes, digits, out, scratch) }
+}
+
+/// Multiplies rows of codes, `stride` bytes apart, in tiles.
+#[cfg(target_arch = "x86_64")]
+fn multiply_panels(
+    codes: &[u8],
+    stride: usize,
+    hidden: &Digits,
+    out: &mut [f32],
+    scratch: &mut DotScratch,
+    multiply: impl Fn(&Matrix<'_>, PackedRows<'_>, &mut [f32], &mut DotScratch),
+) {
+    let rows = codes.len() / stride;
+    let pairs = Matrix::from_bytes(codes, DType::BF16, rows, stride / 2, stride / 2).expect("these are whole rows");
+    let mut integers = core::mem::take(&mut scratch.integers);
+    integers.resize(2 * hidden.rows.len() * TILE, 0.0);
+    multiply(&pairs, hidden.panels(), &mut integers, scratch);
+    for (integers, out) in integers.chunks_exact(2 * TILE).zip(out.chunks_mut(TILE)) {
+        let (high, low) = integers.split_at(TILE);
+        for (out, (high, low)) in out.iter_mut().zip(high.iter().zip(low)).take(rows) {
+            let [high, low] = [high, low].map(|bits| bits.to_bits() as i32 as f32);
+            *out = 256.0 * high + low;
         }
-        crate::dot::blocks::for_format!(weight.dtype(), multiply, unreachable!("a type without blocks"));
+    }
+    scratch.integers = integers;
+}
+
+impl RowNumbers {
+    /// The numbers of a quantised weight as it is stored: codes times 1, without an error, and the norms.
+    fn of_blocks(weight: &Matrix<'_>) -> Self {
+        let norm = |row: &mut Vec<f32>, r: usize| {
+            row.resize(weight.cols(), 0.0);
+            weight.row_magnitudes(r, row);
+            // The sum of squares has float64 roundings only.
+            let norm = ((norm(row) * (1.0 + 1e-6)) as f32).next_up();
+            if norm.is_nan() { f32::INFINITY } else { norm }
+        };
+        let norms = (0..weight.rows()).into_par_iter().map_init(Vec::new, norm).collect();
+        RowNumbers([vec![1.0; weight.rows()], vec![0.0; weight.rows()], norms])
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
-    fn multiply_blocks(&self, _: &Matrix<'_>, _: &Digits, _: &mut [f32]) {
-        unreachable!("quantised weights have bounds only with VNNI");
+    /// The numbers of codes with one scale for a row. Weights that float32 does not hold are rounded before, which a
+    /// further term of the bound covers.
+    fn of_codes(weight: &Matrix<'_>) -> Self {
+        let numbers = |(row, codes): &mut (Vec<f32>, Vec<i8>), r: usize| {
+            row.resize(weight.cols(), 0.0);
+            codes.resize(weight.cols(), 0);
+            weight.row_to_f32(r, row);
+            let [scale, error, norm] = shadow_row(row, codes);
+            ((scale, error), norm)
+        };
+        let ((scales, errors), norms) = (0..weight.rows()).into_par_iter().map_init(Default::default, numbers).unzip();
+        RowNumbers([scales, errors, norms])
+    }
+
+    fn largest(&self) -> f64 {
+        largest(&self.0[1], &self.0[2])
+    }
+
+    fn rows(&self, rows: Range<usize>) -> [&[f32]; 3] {
+        self.0.each_ref().map(|numbers| &numbers[rows.clone()])
     }
 }
 
-/// The largest norm plus error of a row.
-fn largest_size(shadow: &Shadow<'_>) -> f64 {
-    let sizes = shadow.norms().iter().zip(shadow.errors());
-    sizes.fold(0.0, |most, (norm, error)| most.max(f64::from(*norm) + f64::from(*error)))
+/// The largest error plus norm of a row.
+fn largest(errors: &[f32], norms: &[f32]) -> f64 {
+    let sizes = errors.iter().zip(norms).map(|(error, norm)| f64::from(*error) + f64::from(*norm));
+    sizes.fold(0.0, f64::max)
 }
-
-/// Upper bounds of the norms of a quantised weight's rows.
-fn norms(weight: &Matrix<'_>) -> Vec<f32> {
-    let of_row = |row: &mut Vec<f32>, r: usize| {
-        row.resize(weight.cols(), 0.0);
-        weight.row_magnitudes(r, row);
-        // The sum of squares has float64 roundings only.
-        let norm = ((norm(row) * (1.0 + 1e-6)) as f32).next_up();
-        if norm.is_nan() { f32::INFINITY } else { norm }
-    };
-    (0..weight.rows()).into_par_iter().map_init(Vec::new, of_row).collect()
-}
-
-#[cfg(test)]
-mod tests;

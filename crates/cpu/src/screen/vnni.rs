@@ -1,7 +1,7 @@
 //! Products of codes and digits by AVX-512 VNNI.
 
 use super::codes::Codes;
-use super::digits::{Digits, Sums};
+use super::digits::{Digits, Order};
 use crate::dot::TILE;
 use core::arch::x86_64::*;
 use core::ops::Range;
@@ -11,14 +11,14 @@ const BLOCK: usize = 32;
 /// Weight rows from a row to its prefetched row.
 const AHEAD: usize = 8;
 
-/// What the groups of hidden states hold for codes of `T`.
-pub(super) const fn sums<T: Codes>() -> Sums {
+/// The order of hidden states for codes of `T`.
+pub(super) const fn order<T: Codes>() -> Order {
     if T::HAS_ROW_SCALE {
-        Sums::None
+        Order::Groups
     } else if T::HAS_MINIMA {
-        Sums::Float
+        Order::WithSums
     } else {
-        Sums::Offset(T::OFFSET)
+        Order::WithOffset(T::OFFSET)
     }
 }
 
@@ -92,7 +92,7 @@ impl Operands<'_> {
     ///
     /// # Safety
     /// AVX-512 F, BW, DQ, VL and VNNI are available; the codes are of `T`, in whole units; the hidden rows are packed
-    /// with [`sums`] of `T`, and have at least as many groups; `out` has [`TILE`] floats per hidden row.
+    /// in the [`order`] for `T`, and have at least as many groups; `out` has [`TILE`] floats per hidden row.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     pub(super) unsafe fn multiply<T: Codes>(&self) {
         for start in (0..self.rows).step_by(BLOCK) {
@@ -142,8 +142,8 @@ impl Operands<'_> {
         // SAFETY: by this function's contract.
         unsafe {
             let mut sums = [[Accumulator([_mm512_setzero_si512(); 2]); MR]; NR];
-            let hidden: [*const u8; NR] =
-                core::array::from_fn(|n| self.hidden.as_ptr().add((r + n) * self.hidden.row_bytes()));
+            let (groups, row_bytes) = self.hidden.first_group();
+            let hidden: [*const u8; NR] = core::array::from_fn(|n| groups.add((r + n) * row_bytes));
             let first = self.codes.add(i * stride);
             for unit in 0..self.groups / T::GROUPS {
                 let at: [*const u8; MR] = core::array::from_fn(|m| first.add(m * stride + unit * bytes));
@@ -156,7 +156,7 @@ impl Operands<'_> {
                 }
                 let scales: [T::Scales; MR] = core::array::from_fn(|m| T::scales(at[m]));
                 for group in 0..T::GROUPS {
-                    let offset = (unit * T::GROUPS + group) * self::sums::<T>().group_bytes();
+                    let offset = (unit * T::GROUPS + group) * order::<T>().group_bytes();
                     // Large closures of `from_fn` would be compiled without the target features.
                     let mut codes = [_mm512_setzero_si512(); MR];
                     let mut factors = [(_mm512_setzero_ps(), _mm512_setzero_ps()); MR];

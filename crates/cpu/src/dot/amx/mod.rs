@@ -1,4 +1,4 @@
-//! Dot products in AMX-BF16 tiles, through stable inline assembly.
+//! Dot products in AMX tiles of bf16 or of 8-bit integers, through stable inline assembly.
 //!
 //! The weight is the A operand, with 16 rows x 32 elements per tile. The hidden states are the B operand, packed once
 //! per call. The sum of an output runs over hidden in ascending steps of 32, whatever the batch.
@@ -21,7 +21,7 @@ mod copy;
 mod multiply;
 mod permission;
 #[cfg(test)]
-mod plain;
+pub(crate) mod plain;
 mod schedule;
 mod transpose;
 
@@ -29,7 +29,7 @@ use super::pack::{Line, PackedRows};
 use super::{DotScratch, TILE};
 use copy::copy_unit;
 use flash_sampling_core::Matrix;
-pub(crate) use permission::is_available;
+pub(crate) use permission::{has_integers, is_available};
 use schedule::{CHUNK, Schedule};
 
 /// Weight rows of a unit: two tiles.
@@ -80,8 +80,11 @@ struct Block {
     ahead: *const u8,
 }
 
-/// The machine's tile unit.
+/// The machine's tile unit for bf16.
 struct Amx;
+
+/// The machine's tile unit for pairs of bytes, in the places of bf16, and integer sums, in the places of float32.
+struct AmxIntegers;
 
 /// Creates the memory of [`tile`] for up to `rows` hidden rows.
 pub(super) fn scratch(rows: usize) -> DotScratch {
@@ -97,6 +100,21 @@ pub(super) fn scratch(rows: usize) -> DotScratch {
 pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32], scratch: &mut DotScratch) {
     // SAFETY: by this function's contract.
     unsafe { tile_on::<Amx>(weight, hidden, out, scratch) }
+}
+
+/// Multiplies codes by digits. A pair of codes has the place of a bf16 of `codes`, and a pair of digits that of a hidden
+/// state. Writes the bits of integer sums.
+///
+/// # Safety
+/// As for [`tile`], with AMX-INT8 too.
+pub(crate) unsafe fn integer_tile(
+    codes: &Matrix<'_>,
+    digits: PackedRows<'_>,
+    out: &mut [f32],
+    scratch: &mut DotScratch,
+) {
+    // SAFETY: by this function's contract.
+    unsafe { tile_on::<AmxIntegers>(codes, digits, out, scratch) }
 }
 
 /// Runs at least `count` multiply-adds on tiles in the first-level cache; see [`super::lanes::products`].

@@ -7,7 +7,7 @@
 //! B is loaded with a hint not to fill the first-level cache (`tileloaddt1`): a unit's hidden states are many times
 //! larger than this cache, and evicted A from it.
 
-use super::{Amx, Block, Unit};
+use super::{Amx, AmxIntegers, Block, Unit};
 use core::arch::asm;
 
 /// Palette 1; all eight tiles have 16 rows of 64 bytes.
@@ -64,15 +64,11 @@ macro_rules! copy_four {
     };
 }
 
-/// The block, with the instructions that follow each of the four products.
-macro_rules! block {
-    ($name:ident: $first:expr, $second:expr, $third:expr, $fourth:expr) => {
-        /// # Safety
-        /// See [`Unit::multiply`].
-        unsafe fn $name(block: &Block) {
-            // SAFETY: by this function's contract; the assembly writes only to `c` and `target`, and clobbers what it
-            // declares.
-            unsafe {
+/// Multiplies `$block` by the instruction `$product`, with the instructions that follow each of the four products. The
+/// assembly writes only to `c` and `target`, and clobbers what it declares.
+macro_rules! multiply {
+    ($product:literal, $block:ident: $first:expr, $second:expr, $third:expr, $fourth:expr) => {{
+        let block = $block;
                 asm!(
                     "tileloadd tmm0, [{c} + {line}*1]",
                     "tileloadd tmm1, [{c} + {line}*1 + 1024]",
@@ -84,14 +80,14 @@ macro_rules! block {
                     "tileloaddt1 tmm4, [{b0} + {line}*1]",
                     "tileloadd tmm5, [{a} + {line}*1]",
                     "tileloadd tmm6, [{a} + {line}*1 + 1024]",
-                    "tdpbf16ps tmm0, tmm5, tmm4",
+                    concat!($product, " tmm0, tmm5, tmm4"),
                     $first,
                     "tileloaddt1 tmm7, [{b1} + {line}*1]",
-                    "tdpbf16ps tmm1, tmm6, tmm4",
+                    concat!($product, " tmm1, tmm6, tmm4"),
                     $second,
-                    "tdpbf16ps tmm2, tmm5, tmm7",
+                    concat!($product, " tmm2, tmm5, tmm7"),
                     $third,
-                    "tdpbf16ps tmm3, tmm6, tmm7",
+                    concat!($product, " tmm3, tmm6, tmm7"),
                     $fourth,
                     "add {b0}, 1024",
                     "add {b1}, 1024",
@@ -124,21 +120,58 @@ macro_rules! block {
                     out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _,
                     options(nostack),
                 );
+    }};
+}
+
+/// Implements [`Unit`] with the instruction `$product`.
+macro_rules! unit {
+    ($unit:ident, $product:literal) => {
+        impl Unit for $unit {
+            #[inline(always)]
+            unsafe fn begin() {
+                // SAFETY: AMX is available; the configuration is valid.
+                unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack)) };
+            }
+
+            #[inline(always)]
+            unsafe fn end() {
+                // SAFETY: AMX is available.
+                unsafe { asm!("tilerelease", options(nostack)) };
+            }
+
+            #[inline(never)]
+            unsafe fn multiply(block: &Block, share: usize) {
+                // SAFETY: by this function's contract.
+                unsafe {
+                    match share {
+                        0 => multiply!($product, block: "", "", "", ""),
+                        4 => multiply!($product, block: copy_four!("0"), "", "", ""),
+                        8 => multiply!($product, block: copy_four!("0"), "", copy_four!("1"), ""),
+                        16 => multiply!(
+                            $product, block: copy_four!("0"), copy_four!("1"), copy_four!("2"), copy_four!("3")
+                        ),
+                        _ => multiply!(
+                            $product, block:
+                            concat!(copy_four!("0"), copy_four!("1")),
+                            concat!(copy_four!("2"), copy_four!("3")),
+                            concat!(copy_four!("4"), copy_four!("5")),
+                            concat!(copy_four!("6"), copy_four!("7"))
+                        ),
+                    }
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn turn(tile: *const f32, out: *mut f32, rows: usize, count: usize) {
+                // SAFETY: by this function's contract; AMX implies AVX-512 F.
+                unsafe { super::transpose::turn(tile, out, rows, count) };
             }
         }
     };
 }
 
-block!(multiply_0: "", "", "", "");
-block!(multiply_4: copy_four!("0"), "", "", "");
-block!(multiply_8: copy_four!("0"), "", copy_four!("1"), "");
-block!(multiply_16: copy_four!("0"), copy_four!("1"), copy_four!("2"), copy_four!("3"));
-block!(multiply_32:
-    concat!(copy_four!("0"), copy_four!("1")),
-    concat!(copy_four!("2"), copy_four!("3")),
-    concat!(copy_four!("4"), copy_four!("5")),
-    concat!(copy_four!("6"), copy_four!("7"))
-);
+unit!(Amx, "tdpbf16ps");
+unit!(AmxIntegers, "tdpbssd");
 
 /// Runs `steps` steps of the block on the same four tiles, without costs of memory and caches. Drops the sums.
 ///
@@ -172,39 +205,5 @@ pub(super) unsafe fn products(tiles: *const u8, steps: u64) {
             options(nostack, readonly),
         );
         Amx::end();
-    }
-}
-
-impl Unit for Amx {
-    #[inline(always)]
-    unsafe fn begin() {
-        // SAFETY: AMX is available; the configuration is valid.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack)) };
-    }
-
-    #[inline(always)]
-    unsafe fn end() {
-        // SAFETY: AMX is available.
-        unsafe { asm!("tilerelease", options(nostack)) };
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(block: &Block, share: usize) {
-        // SAFETY: by this function's contract.
-        unsafe {
-            match share {
-                0 => multiply_0(block),
-                4 => multiply_4(block),
-                8 => multiply_8(block),
-                16 => multiply_16(block),
-                _ => multiply_32(block),
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn turn(tile: *const f32, out: *mut f32, rows: usize, count: usize) {
-        // SAFETY: by this function's contract; AMX implies AVX-512 F.
-        unsafe { super::transpose::turn(tile, out, rows, count) };
     }
 }

@@ -19,6 +19,11 @@ pub(crate) fn is_available() -> bool {
     bf16 == 1 && tile == 1 && os_keeps_tiles() && request_permission()
 }
 
+/// Whether AMX-INT8 may be used.
+pub(crate) fn has_integers() -> bool {
+    cpuid(7).edx >> 25 & 1 == 1 && is_available()
+}
+
 /// Whether the operating system saves the tile state (XCR0 bits 17 and 18).
 fn os_keeps_tiles() -> bool {
     if cpuid(1).ecx >> 27 & 1 == 0 {

@@ -2,16 +2,16 @@
 
 use super::{Amx, Block, Unit, scratch, tile_on};
 use crate::dot::TILE;
-use crate::dot::pack::{Layout, Packed};
+use crate::dot::pack::{Layout, Packed, PackedRows};
 use crate::isa::Isa;
 use flash_sampling_core::Matrix;
 use half::bf16;
 
-/// Plain Rust.
-struct Plain;
+/// Plain Rust: sums of bf16, or of bytes.
+struct Plain<const INTEGERS: bool = false>;
 
 // SAFETY (every block below): the pointers belong to a block or a tile, and the elements are inside them.
-impl Unit for Plain {
+impl<const INTEGERS: bool> Unit for Plain<INTEGERS> {
     unsafe fn begin() {}
     unsafe fn end() {}
 
@@ -22,6 +22,15 @@ impl Unit for Plain {
                 for (m, n) in (0..256).map(|i| (i / 16, i % 16)) {
                     // SAFETY: as above.
                     unsafe {
+                        if INTEGERS {
+                            let a = block.a.add((step * 2 + tile % 2) * 1024 + m * 64).cast::<i8>();
+                            let b = block.b[tile / 2].add(step * 1024 + n * 4).cast::<i8>();
+                            let c = block.c.add(tile * 1024 + m * 64 + n * 4).cast::<i32>();
+                            for k in 0..64 {
+                                *c += i32::from(a.add(k).read()) * i32::from(b.add(k / 4 * 64 + k % 4).read());
+                            }
+                            continue;
+                        }
                         let a = block.a.add((step * 2 + tile % 2) * 1024 + m * 64).cast::<bf16>();
                         let b = block.b[tile / 2].add(step * 1024 + n * 4).cast::<bf16>();
                         let c = block.c.add(tile * 1024 + m * 64 + n * 4).cast::<f32>();
@@ -47,6 +56,12 @@ impl Unit for Plain {
             unsafe { *out.add(row * TILE + i) = *tile.add(i * 16 + row) };
         }
     }
+}
+
+/// [`integer_tile`](super::integer_tile) in plain Rust.
+pub(crate) fn integer_tile(codes: &Matrix<'_>, digits: PackedRows<'_>, out: &mut [f32]) {
+    // SAFETY: plain Rust is always available; the sizes are right.
+    unsafe { tile_on::<Plain<true>>(codes, digits, out, &mut scratch(digits.rows())) }
 }
 
 /// Computes the dot products of a tile with the unit `U`.

@@ -74,7 +74,7 @@ impl Logits for HeadLogits<'_> {
     }
 
     fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize], bounds: bool) -> Source<'s> {
-        let dot = self.hidden.pack_rows((isa, self.head.weight().dtype()), &input, rows, bounds);
+        let dot = self.hidden.pack_rows(isa, &self.head, &input, rows, bounds);
         if bounds { self.hidden.bounds(&self.head, dot) } else { self.packed(dot) }
     }
 

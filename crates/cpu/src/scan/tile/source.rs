@@ -42,7 +42,7 @@ impl<'a> Source<'a> {
             Source::Head { head, dot, hidden, screen } => {
                 let rows = head.weight_row(tokens.start)..head.weight_row(tokens.end);
                 match screen {
-                    Some((screen, digits)) => screen.tile(head, rows, digits, out),
+                    Some((screen, digits)) => screen.tile(head, rows, digits, out, scratch),
                     None => dot.tile(&head.weight().row_range(rows), hidden.all(), out, scratch),
                 }
             }

@@ -1,0 +1,38 @@
+//! Makes the shadow of a weight on all threads.
+
+use flash_sampling_core::{HeadError, Matrix, ShadowBuffer};
+use rayon::prelude::*;
+
+/// Makes the shadow of a weight on rayon's current threads. Calls `done` with the number of rows that a thread has
+/// finished.
+///
+/// # Errors
+/// [`HeadError::ShadowType`] if the weight has not bf16, f16 or f32 elements.
+pub fn shadow(weight: &Matrix<'_>, done: impl Fn(usize) + Sync) -> Result<ShadowBuffer, HeadError> {
+    ShadowBuffer::with(weight, |parts| {
+        parts.par_bridge().for_each(|part| {
+            let rows = part.count();
+            part.fill();
+            done(rows);
+        });
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn threads_make_the_shadow_of_one_thread() {
+        let weight: Vec<f32> = (0..1000 * 33).map(|i| (i as f32 * 0.7).sin()).collect();
+        let weight = Matrix::new(&weight, 1000, 33).unwrap();
+        let rows = AtomicUsize::new(0);
+        let count = |count| {
+            rows.fetch_add(count, Ordering::Relaxed);
+        };
+        let made = shadow(&weight, count).unwrap();
+        assert_eq!(made, ShadowBuffer::new(&weight).unwrap());
+        assert_eq!(rows.into_inner(), 1000);
+    }
+}
