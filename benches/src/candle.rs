@@ -178,7 +178,7 @@ pub fn run(
     }
     let (size, options) = (args.sizes().remove(0), args.cpu.options());
     let variants = vec![VariantConfig::Tiled];
-    let ours = Ours { backend: Backend::Cpu(options), variants, isas: Vec::new() };
+    let ours = Ours { backend: Backend::Cpu(options), variants, isas: Vec::new(), shadow: false };
     let most = size.rows.iter().copied().max().unwrap_or(1);
     let inputs = Inputs::new(size.vocab, size.hidden, most, args.sizes.dtype)?;
     let weight = tensor(inputs.weight()?, args.sizes.dtype)?;

@@ -223,8 +223,8 @@ fn round_up(x: f64) -> f32 {
 /// The bounds of a hidden state on all tokens: a shadow's dot product differs from the float32 dot product of the weight
 /// by at most `error * errors[v] + norm * norms[v] + constant`.
 ///
-/// The shadow's dot product is of the hidden state in digits, and has any order of summation with at most `cols / 2 +
-/// 8` roundings of float32. Proof: `docs/exactness.md`.
+/// The shadow's dot product is of the hidden state in [digits](hidden_digits), and has at most `cols / 16 + 40` roundings
+/// of float32. Proof: `docs/exactness.md`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShadowBound {
     /// The factor of [`Shadow::errors`].
@@ -245,11 +245,13 @@ impl ShadowBound {
             return None;
         }
         let terms = cols as f64 + 2.0;
-        let (rounding, tiny) = (terms * 2f64.powi(-23) + 2f64.powi(-18), terms * 2f64.powi(-126));
+        let rounding = terms * (2f64.powi(-23) + 2f64.powi(-28)) + 2f64.powi(-18);
+        let tiny = terms * 2f64.powi(-126);
         Some(ShadowBound {
             error: round_up(hidden * (1.0 + rounding) + tiny),
             norm: round_up(digits * (1.0 + rounding) + hidden * rounding + tiny),
-            constant: round_up(tiny * (hidden + 2.0)),
+            // The product of two scales may be zero instead of subnormal; its integers are below 2^22.
+            constant: round_up(tiny * (hidden + 2f64.powi(23))),
         })
     }
 

@@ -33,6 +33,7 @@ pub(crate) struct Options<'a> {
     pub(crate) threads: Option<usize>,
     pub(crate) backend: Option<&'a str>,
     pub(crate) canonical: bool,
+    pub(crate) shadow: bool,
 }
 
 impl Options<'_> {
@@ -96,6 +97,9 @@ impl Engine {
             if is_set {
                 return Err(invalid(knob, format!("{knob} must be None for a head on {place}")));
             }
+        }
+        if config.shadow {
+            return Err(invalid("shadow", format!("shadow must be False for a head on {place}")));
         }
         if config.variant != VariantConfig::Tiled {
             return Err(invalid(

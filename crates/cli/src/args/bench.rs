@@ -140,6 +140,6 @@ impl BenchArgs {
             Backend::Cpu(CpuOptions { isa: None, .. }) => Isa::available().into_iter().filter(is_other).collect(),
             _ => Vec::new(),
         };
-        Ours { backend: self.backend.clone(), variants: self.variants.clone(), isas }
+        Ours { backend: self.backend.clone(), variants: self.variants.clone(), isas, shadow: self.shadow }
     }
 }

@@ -10,7 +10,7 @@ use crate::input::synthetic::{self, Logits};
 use crate::sampler::named;
 use flash_sampling::cpu::products;
 use flash_sampling::{
-    Backend, BackendConfig, CpuOptions, DType, Head, Isa, Matrix, PerturbedArgmax, Plan, RowParams, Samples,
+    Backend, BackendConfig, CpuOptions, DType, Head, Isa, Matrix, PerturbedArgmax, Plan, RowParams, Samples, Shadow,
     VariantConfig, build,
 };
 

@@ -111,6 +111,8 @@ fn draws_with_a_shadow_are_the_draws_without() {
                     let mut without = Tiled::new(head, plan, &options).unwrap();
                     let outcome = compare(&mut with, &mut without, 10);
                     assert!(outcome.is_ok(), "{name}, {isa}: {outcome:?}");
+                    // Rows at temperature 1e-38 overflow, and take a second pass.
+                    assert!(name != "plain" || outcome == Ok(2), "{isa}: {outcome:?}");
                 }
             }
         }

@@ -196,6 +196,7 @@ class Sampler:
         threads: int | None = None,
         backend: str | None = None,
         canonical: bool = False,
+        shadow: bool = False,
         group: _Group | None = None,
     ) -> Sampler: ...
     @staticmethod
