@@ -137,14 +137,6 @@ impl Packed {
         PackedRows { layout, rows, cols, lines }
     }
 
-    /// The smallest part that a kernel reads and that has a row, and the index of the row in it.
-    pub(crate) fn around(&self, row: usize) -> (PackedRows<'_>, usize) {
-        let block = self.layout.block_rows();
-        let at = row % block;
-        let lines = &self.lines[(row - at) * self.layout.row_bytes(self.cols) / 64..];
-        (PackedRows { rows: (self.rows + at - row).min(block), lines, ..self.all() }, at)
-    }
-
     /// Returns the packed elements as float32.
     fn f32s(&mut self) -> &mut [f32] {
         floats_mut(&mut self.lines)

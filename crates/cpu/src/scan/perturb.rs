@@ -33,12 +33,6 @@ pub(crate) trait Keep {
         self.cut()
     }
 
-    /// Returns the logit of a token, given the logit that the tile has, or an upper bound of it; -inf excludes the token.
-    #[inline(always)]
-    fn logit(&mut self, _token: u32, logit: f32) -> f32 {
-        logit
-    }
-
     /// Adds a candidate. A scan may offer the same candidate twice.
     fn offer(&mut self, candidate: Candidate);
 
@@ -110,9 +104,8 @@ impl Perturbed<'_> {
                 }
                 let place = spans.as_flattened().iter().position(|&logit| logit == top).unwrap_or(0);
                 let token = self.first + (from * SPAN + place) as u32;
-                let logit = keep.logit(token, top);
-                let score = logit + self.noise.gumbel(Domain::Token, self.draw, token);
-                cut = keep.offer_first(Candidate { winner: Winner::new(score, token), logit }, of_batch);
+                let score = top + self.noise.gumbel(Domain::Token, self.draw, token);
+                cut = keep.offer_first(Candidate { winner: Winner::new(score, token), logit: top }, of_batch);
             }
             let block = self.first / SPAN as u32 + from as u32;
             let counter = self.noise.counter(Domain::Granule.code(), self.draw, block);
@@ -152,10 +145,9 @@ impl Perturbed<'_> {
         let least = granule::minimum_bits(word) as f32 + token_word as f32;
         if least <= exponential_limit(logit, cut) {
             let granule = self.noise.granule(Domain::Token, self.draw, token, word);
-            let ln_exponential = ln(granule.exponential(token, || token_word));
-            if logit - ln_exponential >= cut {
-                let logit = keep.logit(token, logit);
-                keep.offer(Candidate { winner: Winner::new(logit - ln_exponential, token), logit });
+            let score = logit - ln(granule.exponential(token, || token_word));
+            if score >= cut {
+                keep.offer(Candidate { winner: Winner::new(score, token), logit });
             }
         }
     }

@@ -43,13 +43,6 @@ impl Best {
         self.used = 0;
     }
 
-    /// Whether some draw of a row has no candidate.
-    pub(crate) fn lacks_draws(&self, row: &Row<'_>) -> bool {
-        let least = if row.without_replacement { row.draws as usize } else { 1 };
-        let is_short = |list: &TopList| list.as_slice().len() < least;
-        self.winners.contains(&Candidate::NONE) || self.lists().iter().any(is_short)
-    }
-
     /// Returns the lists; empty if there are winners.
     pub(crate) fn lists(&self) -> &[TopList] {
         &self.lists[..self.used]
@@ -101,8 +94,6 @@ pub(crate) struct RowState {
     pub(crate) invalid: Option<StagedError>,
     /// Whether any logit was finite.
     pub(crate) has_finite: bool,
-    /// Whether upper bounds do not decide the row.
-    pub(crate) fails: bool,
     /// Whether the best score of all workers may prune tokens here, because each draw has one winner of all tokens.
     pub(crate) shares: bool,
 }
@@ -122,7 +113,6 @@ impl RowState {
             prefix_counts: Vec::new(),
             invalid: None,
             has_finite: false,
-            fails: false,
             shares: false,
         };
         if !plan.canonical {
@@ -152,7 +142,7 @@ impl RowState {
         }
         self.top.reset(largest, slack);
         self.invalid = None;
-        (self.has_finite, self.fails) = (false, false);
+        self.has_finite = false;
         self.shares = shares;
     }
 
@@ -187,16 +177,10 @@ impl RowState {
         }
     }
 
-    /// Whether upper bounds do not decide a row without filters.
-    pub(crate) fn is_open(&self, row: &Row<'_>) -> bool {
-        self.fails || self.invalid.is_some() || !self.has_finite || self.best.lacks_draws(row)
-    }
-
     /// Adds another worker's state of the same row.
     pub(crate) fn merge(&mut self, other: &RowState) {
         self.invalid = StagedError::first(self.invalid, other.invalid);
         self.has_finite |= other.has_finite;
-        self.fails |= other.fails;
         self.best.merge(&other.best);
         if self.filtered {
             self.filter.merge(&other.filter);

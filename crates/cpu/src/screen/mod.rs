@@ -6,8 +6,8 @@
 //! ```
 //! Deviation: a token whose upper bound scores below the best so far cannot win, so its logit is not computed. All
 //! transforms of logits are monotone, also in float32, so the bound of a dot product becomes a bound of the score. A
-//! token that may win gets its logit by the kernel of `dot`, so the winner has the bits of a pass without bounds. A row
-//! takes a pass without bounds if a number is not finite, or if a draw has no token.
+//! token that may win gets its logit by the kernel of `dot`, so the winner has the bits of a pass without bounds. If a
+//! bound is not finite, or many tokens of a tile may win, all logits of the tile are computed (`scan/tile/bounds.rs`).
 //!
 //! The products are of codes and of hidden states in two digits of 8 bits. The codes are those of a head's
 //! [`Shadow`](flash_sampling_core::Shadow), or of a quantised weight. AMX multiplies codes with one scale for a row. For

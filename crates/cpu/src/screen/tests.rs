@@ -63,12 +63,10 @@ fn params<'a>(rows: usize, step: u64, mask: &'a [u32], bias: &'a [(u32, f32)]) -
         .collect()
 }
 
-/// Compares the rows of `steps` calls of two samplers. Returns the largest number of passes of a row of the first, or
-/// the first difference.
-fn compare(a: &mut Tiled<'_>, b: &mut Tiled<'_>, steps: u64) -> Result<u32, String> {
+/// Compares the rows of `steps` calls of two samplers. Returns the first difference.
+fn compare(a: &mut Tiled<'_>, b: &mut Tiled<'_>, steps: u64) -> Result<(), String> {
     let mask: Vec<u32> = (0..VOCAB.div_ceil(32) as u32).map(|i| i.wrapping_mul(0x9e37_79b9)).collect();
     let bias = [(3, 2.5), (77, -4.0), (2999, f32::NEG_INFINITY)];
-    let mut passes = 0;
     let (mut out, mut expected) = (Samples::new(), Samples::new());
     for step in 0..steps {
         let rows = [1, 3, 6, 12, 17][step as usize % 5];
@@ -87,10 +85,9 @@ fn compare(a: &mut Tiled<'_>, b: &mut Tiled<'_>, steps: u64) -> Result<u32, Stri
             if found != expected {
                 return Err(format!("step {step}, row {r}: {found:?} instead of {expected:?}"));
             }
-            passes = passes.max(out.row(r).map_or(0, |row| row.passes));
         }
     }
-    Ok(passes)
+    Ok(())
 }
 
 #[test]
@@ -111,8 +108,6 @@ fn draws_with_a_shadow_are_the_draws_without() {
                     let mut without = Tiled::new(head, plan, &options).unwrap();
                     let outcome = compare(&mut with, &mut without, 10);
                     assert!(outcome.is_ok(), "{name}, {isa}: {outcome:?}");
-                    // Rows at temperature 1e-38 overflow, and take a second pass.
-                    assert!(name != "plain" || outcome == Ok(2), "{isa}: {outcome:?}");
                 }
             }
         }

@@ -188,39 +188,20 @@ impl Engine {
                     && row.logprobs.is_none()
                     && row.raw_logprobs.is_none()
             };
-            let mut bounds = rows.iter().flatten().all(draws_only) && logits.has_bounds(members.len());
-            let mut passes = 1;
-            loop {
-                let source = logits.source(self.isa, batch.input, &members, bounds);
-                self.pass(&source, &rows, tokens.clone(), chunk, begin_row);
-                self.gather_and_decide(&rows, vocab_size);
-                members.retain(|&r| {
-                    let (Ok(planned), state) = (rows[r], &self.workers[0].rows[r]) else { return false };
-                    let is_open = bounds && state.is_open(&planned.row);
-                    if !is_open {
-                        self.write(r, &planned, logits, &batch.input, &mut out[r]);
-                        out[r].passes = passes;
-                        rows[r] = Err(RowError::NoFiniteLogit);
-                    }
-                    is_open
-                });
-                if members.is_empty() {
-                    break;
-                }
-                for (at, &r) in members.iter().enumerate() {
-                    rows[r] = rows[r].map(|planned| Planned { at, ..planned });
-                }
-                (bounds, passes) = (false, 2);
-            }
+            let bounds = rows.iter().flatten().all(draws_only) && logits.has_bounds(members.len());
+            let source = logits.source(self.isa, batch.input, &members, bounds);
+            self.pass(&source, &rows, tokens, chunk, begin_row);
+            self.gather_and_decide(&rows, vocab_size);
         }
         for (r, (summary, request)) in out.iter_mut().zip(requests).enumerate() {
-            match (request, &batch.rows[r]) {
-                (Request::Logits { .. }, Ok(_)) => summary.clear(),
-                (Request::PrefixMass { .. } | Request::List { .. }, Ok(row)) if row.filters.is_none() => {
+            match (request, &rows[r], &batch.rows[r]) {
+                (Request::Skip, ..) | (.., Err(_)) => {}
+                (Request::Logits { .. }, ..) => summary.clear(),
+                (_, Ok(planned), _) => self.write(r, planned, logits, &batch.input, summary),
+                (_, Err(_), Ok(row)) => {
                     summary.begin(row);
                     summary.refuse();
                 }
-                _ => {}
             }
         }
         self.trim();

@@ -11,19 +11,19 @@ use crate::scan::prefetch::prefetch;
 use crate::scan::row_groups::{GroupWinner, RowGroups};
 use crate::scan::row_state::RowState;
 use crate::simd::{SPAN, Vector};
+use bounds::Contenders;
 use core::ops::Range;
 pub(crate) use dispatch::Simd;
-use exact::ExactLogits;
 use flash_sampling_core::RowError;
 use flash_sampling_core::backend::{
     Candidate, IndexedAdjustments, Row, RowTransform, Stage, StagedError, any_invalid, first_invalid,
 };
 pub(crate) use source::Source;
 use std::sync::Arc;
-use threshold_scan::{draw_exactly, rank};
+use threshold_scan::{draw_tile, rank};
 
+mod bounds;
 mod dispatch;
-mod exact;
 mod filtered;
 mod source;
 mod threshold_scan;
@@ -75,8 +75,8 @@ pub(crate) struct Worker {
     /// [`LOGITS_TILE`] of one row.
     logits: Vec<f32>,
     dot: DotScratch,
-    /// The logits of one token.
-    exact: Vec<f32>,
+    /// The tokens that may win by their upper bounds.
+    contenders: Contenders,
     pub(crate) rows: Vec<RowState>,
     /// The token lists of a pass, one per row with a list.
     pub(crate) lists: Vec<Vec<Candidate>>,
@@ -90,14 +90,16 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch, known: Arc<SharedBounds>) -> Self {
         let logits = vec![0.0; (rows.len() * TILE + SPAN).max(LOGITS_TILE)];
-        let (exact, lists, groups, above) = (Vec::new(), Vec::new(), Vec::new(), LogitCache::default());
-        Worker { logits, dot, exact, rows, lists, groups, above, known }
+        let (lists, groups) = (Vec::new(), Vec::new());
+        let (above, contenders) = (LogitCache::default(), Contenders::default());
+        Worker { logits, dot, contenders, rows, lists, groups, above, known }
     }
 
     /// Resets the states for the rows of a pass.
     ///
     /// `short` and `shares` go to [`RowState::begin`].
     pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>], short: Option<ListBudget>, shares: bool) {
+        self.contenders.reset();
         for (state, row) in self.rows.iter_mut().zip(rows) {
             if let Ok(planned) = row {
                 state.begin(&planned.row, planned.slack, short.filter(|_| planned.is_whole), shares);
@@ -125,40 +127,62 @@ impl Worker {
         tokens: Range<u32>,
         simd: Simd,
     ) {
-        let grid = tokens.start / SPAN as u32 * SPAN as u32;
+        let mut tokens = tokens;
+        if source.has_bounds() && self.contenders.begin() {
+            // The first logits give the scores that the bounds of other tokens must reach.
+            let end = (tokens.start / SPAN as u32 + 1).saturating_mul(SPAN as u32).min(tokens.end);
+            self.evaluate_part(&source.without_bounds(), rows, tokens.start..end, simd);
+            tokens.start = end;
+        }
         let size = source.tile();
-        for first in (grid..tokens.end).step_by(size) {
-            let part = first.max(tokens.start)..first.saturating_add(size as u32).min(tokens.end);
-            let at = (part.start - first) as usize;
-            if let Source::Head { .. } = source {
-                source.fill(part.clone(), &mut self.logits[at..], &mut self.dot);
+        while tokens.start < tokens.end {
+            let grid = tokens.start / SPAN as u32 * SPAN as u32;
+            let part = tokens.start..grid.saturating_add(size as u32).min(tokens.end);
+            if !source.has_bounds() || !self.draw_by_bounds(source, rows, part.clone(), simd) {
+                self.evaluate_part(&source.without_bounds(), rows, part.clone(), simd);
             }
-            for (r, row) in rows.iter().enumerate() {
-                let Ok(planned) = row else { continue };
-                prefetch(self.above.next());
-                // Pointers lead to a row's state. Each step follows pointers that the previous step prefetched.
-                if let (Some(state), Some(Ok(third))) = (self.rows.get(r + 3), rows.get(r + 3)) {
-                    state.prefetch();
-                    self.known.prefetch(r + 3);
-                    prefetch(third.adjustments.near_index(part.clone()));
-                }
-                if let (Some(state), Some(Ok(second))) = (self.rows.get(r + 2), rows.get(r + 2)) {
-                    state.prefetch_parts();
-                    let near = second.adjustments.near(part.clone());
-                    prefetch(&near[..near.len().min(16)]);
-                }
-                if let (Some(state), Some(Ok(_))) = (self.rows.get(r + 1), rows.get(r + 1)) {
-                    state.prefetch_points();
-                }
-                let logits = match source {
-                    Source::Head { .. } => &mut self.logits[planned.at * TILE..][..TILE],
-                    Source::Logits { .. } => &mut self.logits[..LOGITS_TILE],
-                };
-                let (lists, above, known) = (&mut self.lists, &mut self.above, (r, &*self.known));
-                let exact = source.exact(planned, &mut self.dot, &mut self.exact);
-                let span = Span { source, planned, first, at, len: part.len(), logits, lists, above, known, exact };
-                simd.summarize(span, &mut self.rows[r]);
+            tokens.start = part.end;
+        }
+    }
+
+    /// Evaluates tokens of one tile, which begins at a multiple of [`SPAN`].
+    fn evaluate_part(
+        &mut self,
+        source: &Source<'_>,
+        rows: &[Result<Planned<'_>, RowError>],
+        part: Range<u32>,
+        simd: Simd,
+    ) {
+        let first = part.start / SPAN as u32 * SPAN as u32;
+        let at = (part.start - first) as usize;
+        if let Source::Head { .. } = source {
+            source.fill(part.clone(), &mut self.logits[at..], &mut self.dot);
+        }
+        for (r, row) in rows.iter().enumerate() {
+            let Ok(planned) = row else { continue };
+            prefetch(self.above.next());
+            // Pointers lead to a row's state. Each step follows pointers that the previous step prefetched.
+            if let (Some(state), Some(Ok(third))) = (self.rows.get(r + 3), rows.get(r + 3)) {
+                state.prefetch();
+                self.known.prefetch(r + 3);
+                prefetch(third.adjustments.near_index(part.clone()));
             }
+            if let (Some(state), Some(Ok(second))) = (self.rows.get(r + 2), rows.get(r + 2)) {
+                state.prefetch_parts();
+                let near = second.adjustments.near(part.clone());
+                prefetch(&near[..near.len().min(16)]);
+            }
+            if let (Some(state), Some(Ok(_))) = (self.rows.get(r + 1), rows.get(r + 1)) {
+                state.prefetch_points();
+            }
+            let logits = match source {
+                Source::Head { .. } => &mut self.logits[planned.at * TILE..][..TILE],
+                Source::Logits { .. } => &mut self.logits[..LOGITS_TILE],
+            };
+            let (lists, above, known) = (&mut self.lists, &mut self.above, (r, &*self.known));
+            let contenders = source.has_bounds().then_some(&mut self.contenders);
+            let span = Span { source, planned, first, at, len: part.len(), logits, lists, above, known, contenders };
+            simd.summarize(span, &mut self.rows[r]);
         }
     }
 }
@@ -177,8 +201,8 @@ struct Span<'a, 'b> {
     above: &'a mut LogitCache,
     /// The index of the row, and the shared bounds.
     known: (usize, &'a SharedBounds),
-    /// If `logits` are upper bounds.
-    exact: Option<ExactLogits<'a, 'b>>,
+    /// If `logits` are upper bounds: the tokens that may win.
+    contenders: Option<&'a mut Contenders>,
 }
 
 /// Transforms the logits of one row of one tile, and adds the logits to the row's state.
@@ -187,7 +211,7 @@ struct Span<'a, 'b> {
 /// The instruction set of `V` is available.
 #[inline(always)]
 unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
-    let Span { source, planned, first, at, len, logits, lists, above, known, exact } = span;
+    let Span { source, planned, first, at, len, logits, lists, above, known, contenders } = span;
     let row = &planned.row;
     let (token, end) = (first + at as u32, at + len);
     let tokens = token..token + len as u32;
@@ -213,6 +237,9 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
             }
             if !is_raw {
                 if any_invalid(&logits[at..end]) {
+                    if let Some(contenders) = contenders {
+                        return contenders.refuse();
+                    }
                     state.invalid = StagedError::first(state.invalid, invalid(Stage::Raw, &logits[at..end]));
                     return;
                 }
@@ -230,6 +257,10 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     };
     let mut tops = [f32::NEG_INFINITY; SPANS];
     let tops = &mut tops[..spans.len().next_multiple_of(BLOCKS)];
+    if let Some(contenders) = contenders {
+        // SAFETY: by this function's contract.
+        return unsafe { contenders.add::<V>((planned, known), first, spans, tops, state) };
+    }
     // SAFETY: by this function's contract.
     let Some(top) = (unsafe { V::largest(spans, tops) }) else {
         let invalid = invalid(if is_raw { Stage::Raw } else { Stage::Transformed }, &spans.as_flattened()[at..end]);
@@ -241,7 +272,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
         PassKind::Summary if top > f32::NEG_INFINITY => {
             state.has_finite = true;
             // SAFETY: by this function's contract.
-            unsafe { add::<V>(planned, first, spans, tops, (known.1.row(known.0), above), exact, state) };
+            unsafe { add::<V>(planned, first, spans, tops, (known.1.row(known.0), above), state) };
             if let (Some(_), Some(mass)) = (&row.filters, &mut state.mass) {
                 let FilterState { floor, largest_logit, .. } = &mut state.filter;
                 floor.learn(mass, len as u32, source.tokens(), *largest_logit, known.0, known.1);
@@ -291,7 +322,6 @@ unsafe fn add<V: Vector>(
     spans: &[[f32; SPAN]],
     (top, tops): (f32, &[f32]),
     (known, above): (&RowBounds, &mut LogitCache),
-    mut exact: Option<ExactLogits<'_, '_>>,
     state: &mut RowState,
 ) {
     if let Some(filters) = &row.filters {
@@ -316,13 +346,12 @@ unsafe fn add<V: Vector>(
         let known = Some(known).filter(|_| state.shares && draw == row.first_draw);
         let mut keep = KeepWinner::new(winner, known);
         // SAFETY: by this function's contract.
-        unsafe { draw_exactly::<V>(row, keys, draw, first, spans, (top, tops), (exact.as_mut(), &mut keep)) };
+        unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), &mut keep) };
     }
     for (list, draw) in state.best.lists_mut().iter_mut().zip(row.first_draw..) {
         // SAFETY: by this function's contract.
-        unsafe { draw_exactly::<V>(row, keys, draw, first, spans, (top, tops), (exact.as_mut(), list)) };
+        unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), list) };
     }
-    state.fails |= exact.is_some_and(|exact| exact.fails);
 }
 
 /// The winner of a draw, and the best score of all workers, which prunes tokens with a lower score.

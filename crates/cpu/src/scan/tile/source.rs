@@ -1,7 +1,6 @@
 //! The sources of a tile's logits.
 
-use super::exact::ExactLogits;
-use super::{LOGITS_TILE, Planned};
+use super::LOGITS_TILE;
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, DotScratch, TILE};
 use crate::screen::{Digits, Screen};
@@ -66,16 +65,18 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The computation of single logits, if a tile has upper bounds.
+    /// Whether tiles have upper bounds of the logits.
     #[inline(always)]
-    pub(super) fn exact<'s>(
-        &'s self,
-        planned: &'s Planned<'a>,
-        scratch: &'s mut DotScratch,
-        out: &'s mut Vec<f32>,
-    ) -> Option<ExactLogits<'s, 'a>> {
-        let Source::Head { head, dot, hidden, screen: Some(_) } = self else { return None };
-        Some(ExactLogits { head, dot, hidden, planned, scratch, out, fails: false })
+    pub(super) fn has_bounds(&self) -> bool {
+        matches!(self, Source::Head { screen: Some(_), .. })
+    }
+
+    /// The source of logits for a source of upper bounds.
+    pub(super) fn without_bounds(self) -> Self {
+        match self {
+            Source::Head { head, dot, hidden, .. } => Source::Head { head, dot, hidden, screen: None },
+            logits => logits,
+        }
     }
 
     /// Returns the existing logits of `tokens` of row `at` without a copy, if they are whole spans of float32.

@@ -1,6 +1,5 @@
 //! Finds the tokens of a tile that can reach a cutoff, one by one.
 
-use super::exact::{ExactLogits, Exactly};
 use crate::scan::granules::RoundKeys;
 use crate::scan::perturb::{Keep, Perturbed};
 use crate::simd::{SPAN, Vector};
@@ -11,7 +10,7 @@ use flash_sampling_core::backend::{Candidate, Row, Winner};
 /// # Safety
 /// The instruction set of `V` is available.
 #[inline(always)]
-unsafe fn draw_tile<V: Vector>(
+pub(super) unsafe fn draw_tile<V: Vector>(
     row: &Row<'_>,
     keys: &RoundKeys,
     draw: u32,
@@ -26,37 +25,12 @@ unsafe fn draw_tile<V: Vector>(
         unsafe { tile.offer_to::<V>(keep) };
     } else if top >= keep.cut() {
         let cut = keep.cut();
-        let offer = |c: Candidate| {
-            let token = c.winner.token;
-            let logit = keep.logit(token, c.logit);
-            keep.offer(Candidate { winner: Winner::new(logit, token), logit });
+        let offer = |c| {
+            keep.offer(c);
             keep.cut()
         };
         // SAFETY: by this function's contract.
         unsafe { rank::<V>(first, spans, tops, cut, offer) };
-    }
-}
-
-/// [`draw_tile`], with `exact` for a tile of upper bounds.
-///
-/// # Safety
-/// The instruction set of `V` is available.
-#[inline(always)]
-pub(super) unsafe fn draw_exactly<V: Vector>(
-    row: &Row<'_>,
-    keys: &RoundKeys,
-    draw: u32,
-    first: u32,
-    spans: &[[f32; SPAN]],
-    tops: (f32, &[f32]),
-    (exact, keep): (Option<&mut ExactLogits<'_, '_>>, &mut impl Keep),
-) {
-    // SAFETY: by this function's contract.
-    unsafe {
-        match exact {
-            Some(exact) => draw_tile::<V>(row, keys, draw, first, spans, tops, &mut Exactly(keep, exact)),
-            None => draw_tile::<V>(row, keys, draw, first, spans, tops, keep),
-        }
     }
 }
 

@@ -1,0 +1,181 @@
+//! Draws from a tile of upper bounds: finds the tokens that may win, and computes their logits.
+
+use super::threshold_scan::draw_tile;
+use super::{Planned, Simd, Source, Worker};
+use crate::dot::TILE;
+use crate::scan::mass_cutoff::{RowBounds, SharedBounds};
+use crate::scan::perturb::Keep;
+use crate::scan::row_state::RowState;
+use crate::simd::{SPAN, Vector};
+use core::ops::Range;
+use flash_sampling_core::backend::{Candidate, RowTransform, Winner};
+use flash_sampling_core::{Domain, Matrix, RowError};
+
+/// If more tokens of a tile may win, all logits of the tile are computed.
+const MOST: usize = TILE / 4;
+
+/// A token that may win.
+#[derive(Clone, Copy, Debug)]
+struct Contender {
+    token: u32,
+    /// The row of the call, and the index of its draw.
+    row: usize,
+    draw: usize,
+}
+
+/// The tokens of a tile that may win, of all rows.
+#[derive(Debug, Default)]
+pub(super) struct Contenders {
+    found: Vec<Contender>,
+    /// Whether a bound is not finite, so that all logits of the tile are needed.
+    refused: bool,
+    /// Whether the worker has computed logits in this pass.
+    has_begun: bool,
+    tokens: Vec<u32>,
+    weights: Vec<u8>,
+    logits: Vec<f32>,
+}
+
+/// Collects the tokens of one draw that reach a fixed cutoff.
+struct Collect<'a> {
+    found: &'a mut Vec<Contender>,
+    cut: f32,
+    row: usize,
+    draw: usize,
+}
+
+impl Keep for Collect<'_> {
+    #[inline(always)]
+    fn cut(&self) -> f32 {
+        self.cut
+    }
+
+    #[inline(always)]
+    fn offer(&mut self, candidate: Candidate) {
+        self.found.push(Contender { token: candidate.winner.token, row: self.row, draw: self.draw });
+    }
+}
+
+impl Contenders {
+    /// Begins a pass.
+    pub(super) fn reset(&mut self) {
+        self.has_begun = false;
+    }
+
+    /// Whether this is the worker's first part of a pass.
+    pub(super) fn begin(&mut self) -> bool {
+        !core::mem::replace(&mut self.has_begun, true)
+    }
+
+    /// Requests all logits of the tile.
+    #[cold]
+    pub(super) fn refuse(&mut self) {
+        self.refused = true;
+    }
+
+    /// Adds the tokens of a row whose bounds, transformed, reach the best scores of `state`.
+    ///
+    /// # Safety
+    /// The instruction set of `V` is available.
+    #[inline(always)]
+    pub(super) unsafe fn add<V: Vector>(
+        &mut self,
+        (planned, (r, known)): (&Planned<'_>, (usize, &SharedBounds)),
+        first: u32,
+        spans: &[[f32; SPAN]],
+        tops: &mut [f32],
+        state: &RowState,
+    ) {
+        let Planned { row, keys, .. } = planned;
+        // SAFETY: by this function's contract.
+        let Some(top) = (unsafe { V::largest(spans, tops) }) else { return self.refuse() };
+        let lists = state.best.lists().iter().map(|list| list.threshold());
+        let cuts = state.best.winners.iter().map(|best| best.winner.score).chain(lists);
+        for ((i, cut), draw) in cuts.enumerate().zip(row.first_draw..) {
+            let cut =
+                if i == 0 && state.best.lists().is_empty() { cut.max(RowBounds::best(known.row(r)).0) } else { cut };
+            if cut == f32::NEG_INFINITY && top > f32::NEG_INFINITY {
+                return self.refuse();
+            }
+            let mut collect = Collect { found: &mut self.found, cut, row: r, draw: i };
+            // SAFETY: by this function's contract.
+            unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), &mut collect) };
+        }
+    }
+}
+
+impl Worker {
+    /// Draws from a part of a tile by upper bounds. Returns false and changes no row if all logits are needed.
+    pub(super) fn draw_by_bounds(
+        &mut self,
+        source: &Source<'_>,
+        rows: &[Result<Planned<'_>, RowError>],
+        part: Range<u32>,
+        simd: Simd,
+    ) -> bool {
+        self.contenders.found.clear();
+        self.contenders.refused = false;
+        self.evaluate_part(source, rows, part, simd);
+        let Contenders { found, tokens, refused, .. } = &mut self.contenders;
+        if *refused {
+            return false;
+        }
+        tokens.clear();
+        tokens.extend(found.iter().map(|contender| contender.token));
+        tokens.sort_unstable();
+        tokens.dedup();
+        if tokens.len() > MOST {
+            return false;
+        }
+        if !tokens.is_empty() {
+            self.compute_logits(source);
+            self.offer_contenders(source, rows);
+        }
+        true
+    }
+
+    /// Computes the dot products of the contenders' tokens, for all rows.
+    fn compute_logits(&mut self, source: &Source<'_>) {
+        let Source::Head { head, dot, hidden, .. } = source else { return };
+        let (weight, Contenders { tokens, weights, logits, .. }) = (head.weight(), &mut self.contenders);
+        weights.clear();
+        tokens.iter().for_each(|&token| weights.extend_from_slice(weight.row_bytes(head.weight_row(token))));
+        let gathered = Matrix::from_bytes(weights, weight.dtype(), tokens.len(), weight.cols(), weight.cols());
+        let gathered = gathered.expect("these are whole rows");
+        logits.resize(hidden.all().rows() * TILE, 0.0);
+        dot.tile(&gathered, hidden.all(), logits, &mut self.dot);
+    }
+
+    /// Offers the contenders with their logits.
+    fn offer_contenders(&mut self, source: &Source<'_>, rows: &[Result<Planned<'_>, RowError>]) {
+        let Source::Head { head, .. } = source else { return };
+        let Contenders { found, tokens, logits, .. } = &self.contenders;
+        for &Contender { token, row: r, draw } in found {
+            let Ok(Planned { row, at, adjustments, .. }) = &rows[r] else { continue };
+            let place = tokens.binary_search(&token).expect("the token is in the list");
+            let mut logit = [logits[at * TILE + place]];
+            head.transform(token, &mut logit);
+            let adjustments = adjustments.near(token..token + 1);
+            RowTransform { adjustments, ..row.transform }.apply(token, &mut logit);
+            let [logit] = logit;
+            if logit == f32::NEG_INFINITY {
+                continue;
+            }
+            let state = &mut self.rows[r];
+            state.has_finite = true;
+            let noise = |draw: usize| row.noise.gumbel(Domain::Token, row.first_draw + draw as u32, token);
+            let score = if row.greedy { logit } else { logit + noise(draw) };
+            let candidate = Candidate { winner: Winner::new(score, token), logit };
+            match state.best.lists_mut().get_mut(draw) {
+                Some(list) => list.push(candidate),
+                None => {
+                    let winner = &mut state.best.winners[draw];
+                    *winner = winner.merge(candidate);
+                    if draw == 0 && state.shares {
+                        self.known.row(r).raise_best_score(score);
+                    }
+                }
+            }
+        }
+    }
+}
