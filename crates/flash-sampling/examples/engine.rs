@@ -58,6 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         backend: Backend::default(),
         variant: VariantConfig::Tiled,
         plan: Plan { max_rows: MAX_ROWS, ..Plan::default() },
+        ..BackendConfig::default()
     };
     let mut sampler = build(head, &config)?;
     let (mut rows, mut samples) = (RowBuffer::default(), Samples::new());

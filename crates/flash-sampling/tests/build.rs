@@ -5,7 +5,7 @@ use flash_sampling::distributed::Sharded;
 use flash_sampling::{
     Backend, BackendConfig, BuildError, CpuOptions, DType, Exactness, GroupDraw, Head, HeadError, HeadOwner, Isa,
     Matrix, OwnedWeight, PerturbedArgmax, Plan, RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
-    build_from_logits, build_owned, capabilities_of,
+    build_from_logits, build_owned, capabilities_of, shadow,
 };
 
 const VOCAB: usize = 700;
@@ -49,6 +49,28 @@ fn pathwise_configurations_give_the_same_tokens() {
             assert_eq!(tokens(&mut *sampler), want, "{backend:?}, {variant:?}");
         }
     }
+}
+
+#[test]
+fn a_shadow_changes_no_token_and_is_refused_for_quantised_weights() {
+    let weight = weight();
+    let sharded = VariantConfig::Sharded { shards: 3, merge: ShardMerge::Winners };
+    let reuse = VariantConfig::Grouped { size: 128, draw: GroupDraw::Reuse };
+    for variant in [VariantConfig::Tiled, sharded, reuse, VariantConfig::Online { size: 64 }] {
+        let plain = config(Backend::default(), variant);
+        let want = tokens(&mut *build(head(&weight), &plain).unwrap());
+        let with_shadow = BackendConfig { shadow: true, ..plain.clone() };
+        assert_eq!(tokens(&mut *build(head(&weight), &with_shadow).unwrap()), want, "{:?}", plain.variant);
+        let made = shadow(&head(&weight).weight()).unwrap();
+        let head = head(&weight).with_shadow(made.shadow()).unwrap();
+        assert_eq!(tokens(&mut *build(head, &plain).unwrap()), want, "{:?}", plain.variant);
+        assert!(head.with_shadow(made.shadow().row_range(1..VOCAB)).is_err());
+    }
+    let blocks = vec![0u8; 34 * VOCAB];
+    let head = Head::new(Matrix::from_bytes(&blocks, DType::Q8_0, VOCAB, 32, 32).unwrap()).unwrap();
+    let with_shadow = BackendConfig { shadow: true, ..BackendConfig::default() };
+    let error = build(head, &with_shadow).err().map(|error| error.to_string()).unwrap_or_default();
+    assert_eq!(error, "a weight of type q8_0 has no shadow: it must be bf16, f16 or f32");
 }
 
 #[test]

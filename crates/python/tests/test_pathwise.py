@@ -70,6 +70,7 @@ def test_a_row_draws_the_same_token_in_any_batch(problem):
         {"backend": "cpu:portable"},
         {"backend": "reference"},
         {"canonical": True},
+        {"shadow": True},
         {"max_draws": 4, "max_logprobs": 5},
     ],
     ids=str,

@@ -44,6 +44,8 @@ fn pathwise_variants_give_the_same_tokens() {
     for variant in pathwise.split(", ") {
         assert_eq!(run(&with(&head, &format!("--draws 200 --variant {variant}"))).tokens(), want, "{variant}");
     }
+    let shadow = run(&with(&head, "--draws 200 --shadow"));
+    assert_eq!(shadow.tokens(), want, "{}", shadow.stderr);
     for isa in flash_sampling::Isa::available() {
         assert_eq!(run(&with(&head, &format!("--draws 200 --backend cpu:{isa}"))).tokens(), want, "{isa}");
     }

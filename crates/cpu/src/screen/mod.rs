@@ -123,17 +123,17 @@ impl Screen {
     /// The kernel for a call of `rows` rows of this head, if bounds take less time than logits.
     fn kernel(&self, head: &Head<'_>, rows: usize) -> Option<Kernel> {
         let is_quantised = !self.blocks.0[0].is_empty() || !self.coded.0[0].is_empty();
-        if head.shadow().is_some() == is_quantised || rows > MOST_ROWS {
+        if head.shadow().is_some() == is_quantised {
             return None;
         }
-        let few = if self.kernels[1].is_some() {
-            4
-        } else if is_quantised {
-            8
-        } else {
-            6
+        // Measured on a Zen 4 and on a Xeon with AMX (docs/records/2026-11-27-xeon-16-bounds.txt).
+        let (few, most) = match (is_quantised, self.kernels[1].is_some()) {
+            (true, _) => (8, MOST_ROWS),
+            (false, true) => (4, 16),
+            (false, false) => (6, 6),
         };
-        if rows <= few && self.kernels[0].is_some() { self.kernels[0] } else { self.kernels[1] }
+        let kernel = if rows <= few { self.kernels[0].or(self.kernels[1]) } else { self.kernels[1] };
+        kernel.filter(|_| rows <= most)
     }
 
     /// Whether a call of `rows` rows takes less time with bounds.

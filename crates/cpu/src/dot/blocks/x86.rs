@@ -283,12 +283,16 @@ pub(crate) unsafe fn codes<F: Lanes<Weights = [__m512; 2]>, D: Decoder<F>>(
     out: &mut [u8],
 ) {
     let (elements, steps) = (D::DTYPE.block_elements(), D::DTYPE.block_elements() / F::STEP);
+    let ahead = super::AHEAD * weight.row_stride_bytes();
     for ((row, &scale), out) in (0..weight.rows()).zip(scales).zip(out.chunks_exact_mut(stride)) {
         let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
         let blocks = weight.row_bytes(row).chunks_exact(D::DTYPE.block_bytes());
         for (block, out) in blocks.zip(out.chunks_exact_mut(elements)) {
             // SAFETY: by this function's contract; `block` is a whole block, and `out` has a byte for each weight.
             unsafe {
+                (0..D::DTYPE.block_bytes())
+                    .step_by(64)
+                    .for_each(|line| F::prefetch(block.as_ptr().wrapping_add(ahead + line)));
                 let mut of_block = MaybeUninit::uninit();
                 D::scales(block.as_ptr(), &mut of_block);
                 for step in 0..steps {
