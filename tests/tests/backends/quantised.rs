@@ -116,8 +116,9 @@ impl Digits {
         }
     }
 
-    /// Writes the weights of some columns as a block.
-    fn block(&self, weights: &[f32], block: &mut [u8]) {
+    /// Writes the weights of some columns as a block over `zeros`, the block of codes 0.
+    fn block(&self, weights: &[f32], zeros: &[u8], block: &mut [u8]) {
+        block.copy_from_slice(zeros);
         let finite = weights.iter().filter(|w| w.is_finite());
         // The scaled weights are below 2^8 in absolute value.
         let largest = finite.map(|w| exponent(*w)).fold(i32::MIN, i32::max).max(-1000) - self.exponent + 8;
@@ -135,50 +136,51 @@ impl Digits {
         }
         let run = if self.dtype == DType::Q6_K { 16 } else { 32 };
         for i in (0..self.dtype.block_elements()).step_by(run) {
-            let column = i / self.slots;
-            let w = weights.get(column).copied().unwrap_or(0.0);
-            // Scales differ between the columns of a block, if it has several.
-            let scale = if self.slots == self.dtype.block_elements() { 0 } else { column % self.scales() };
-            set_scale(self.dtype, block, i, scale);
-            let first = i % self.slots;
-            let codes = self.codes(w, unit + scale as i32);
-            for (j, code) in codes[first..][..run].iter().enumerate() {
-                set_code(self.dtype, block, i + j, *code);
-            }
+            set_scale(self.dtype, block, i, self.scale(i / self.slots));
+        }
+        for (column, &w) in weights.iter().enumerate() {
+            self.codes(w, 2f64.powi(unit + self.scale(column) as i32), |slot, code| {
+                flip_code(self.dtype, block, column * self.slots + slot, 0);
+                flip_code(self.dtype, block, column * self.slots + slot, code);
+            });
         }
     }
 
-    /// How many of the scales 1, 2, 4, ... are in use. A minimum is a scale times half the number of codes, in 6 bits.
-    fn scales(&self) -> usize {
-        match self.dtype {
+    /// The binary logarithm of a column's scale. Scales differ between the columns of a block, if it has several.
+    fn scale(&self, column: usize) -> usize {
+        // A minimum is a scale times half the number of codes, in 6 bits.
+        let scales = match self.dtype {
             DType::Q4_K => 3,
             DType::Q5_K => 2,
             _ => 7,
-        }
+        };
+        if self.slots == self.dtype.block_elements() { 0 } else { column % scales }
     }
 
-    /// The codes of a weight; the first digit's unit is `2^unit` after scaling.
-    fn codes(&self, w: f32, unit: i32) -> Vec<i32> {
+    /// Calls `set` with the slot and the code of each digit of a weight that is not 0; `unit` is the first digit's unit
+    /// after scaling.
+    fn codes(&self, w: f32, mut unit: f64, mut set: impl FnMut(usize, i32)) {
         if !w.is_finite() {
-            return vec![1; self.slots];
+            return (0..self.slots).for_each(|slot| set(slot, 1));
         }
-        let sign = if w == 0.0 { 0 } else { f64::from(w).signum() as i32 };
+        let sign = if w < 0.0 { -1 } else { 1 };
         let mut left = f64::from(w).abs() * 2f64.powi(8 - self.exponent);
-        let mut codes: Vec<i32> = (0..self.slots as i32)
-            .map(|j| {
-                let unit = 2f64.powi(unit - self.bits * j);
-                let digit = if self.bits * j > 92 { 0.0 } else { (left / unit).floor() };
-                left -= digit * unit;
-                sign * digit as i32
-            })
-            .collect();
-        if self.is_finite {
-            let last = codes.last_mut().expect("a column has slots");
-            assert_eq!(*last, 0, "the last slot of {w} is not free");
-            *last = sign;
+        let slots = (92 / self.bits as usize + 1).min(self.slots - usize::from(self.is_finite));
+        for slot in 0..slots {
+            if left == 0.0 {
+                break;
+            }
+            let digit = (left / unit) as i32;
+            left -= f64::from(digit) * unit;
+            unit /= f64::from(1 << self.bits);
+            if digit != 0 {
+                set(slot, sign * digit);
+            }
         }
         assert_eq!(left, 0.0, "{w} has more digits than {:?} has slots", self.dtype);
-        codes
+        if self.is_finite && w != 0.0 {
+            set(self.slots - 1, sign);
+        }
     }
 }
 
@@ -203,24 +205,24 @@ fn set_scale(dtype: DType, block: &mut [u8], i: usize, log: usize) {
     }
 }
 
-/// Sets the code of weight `i` of a zeroed block.
-fn set_code(dtype: DType, block: &mut [u8], i: usize, code: i32) {
+/// Flips the bits of `code` in weight `i` of a block.
+fn flip_code(dtype: DType, block: &mut [u8], i: usize, code: i32) {
     let nibble = |at: usize, high: bool, code: i32| (at, (code as u8 & 15) << if high { 4 } else { 0 });
     let (at, bits) = match dtype {
         DType::Q8_0 => (2 + i, code as u8),
         DType::Q4_0 => nibble(2 + i % 16, i >= 16, code + 8),
         DType::Q4_K => nibble(16 + i / 64 * 32 + i % 32, i / 32 % 2 == 1, code + 8),
         DType::Q5_K => {
-            block[16 + i % 32] |= ((code + 16) as u8 >> 4) << (i / 32);
+            block[16 + i % 32] ^= ((code + 16) as u8 >> 4) << (i / 32);
             nibble(48 + i / 64 * 32 + i % 32, i / 32 % 2 == 1, code + 16)
         }
         _ => {
             let (half, part) = (i / 128, i / 32 % 4);
-            block[128 + half * 32 + i % 32] |= ((code + 32) as u8 >> 4) << (2 * part);
+            block[128 + half * 32 + i % 32] ^= ((code + 32) as u8 >> 4) << (2 * part);
             nibble(half * 64 + part % 2 * 32 + i % 32, part >= 2, code + 32)
         }
     };
-    block[at] |= bits;
+    block[at] ^= bits;
 }
 
 /// A quantised weight, and the transforms of its head.
@@ -243,11 +245,13 @@ impl Weight {
         let mut bytes = vec![0; weight.rows() * cols / digits.dtype.block_elements() * block_bytes];
         let mut row = vec![0.0; weight.cols()];
         let columns = digits.dtype.block_elements() / digits.slots;
+        let mut zeros = vec![0; block_bytes];
+        (0..digits.dtype.block_elements()).for_each(|i| flip_code(digits.dtype, &mut zeros, i, 0));
         let row_bytes = cols / digits.dtype.block_elements() * block_bytes;
         for (r, bytes) in bytes.chunks_exact_mut(row_bytes).enumerate() {
             weight.row_to_f32(r, &mut row);
             for (weights, block) in row.chunks(columns).zip(bytes.chunks_exact_mut(block_bytes)) {
-                digits.block(weights, block);
+                digits.block(weights, &zeros, block);
             }
         }
         Weight {
