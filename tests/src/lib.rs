@@ -57,6 +57,7 @@ pub mod logits;
 pub mod noise_map;
 pub mod problem;
 pub mod report;
+pub mod shared_reference;
 pub mod statistics;
 pub mod suite;
 pub mod tensor;

@@ -2,10 +2,11 @@
 
 use crate::factory::SamplerFactory;
 use crate::laws;
+use crate::shared_reference::ReferenceResults;
 use crate::trial::{Effort, Trial};
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// The environment variable of required words, separated by commas. A skip of a factory with one of these words in its
 /// name is a failure.
@@ -69,6 +70,12 @@ pub fn drop_outside_captures<T>(value: T) {
     drop(value);
 }
 
+/// Makes the trial of a factory in tests: the effort of [`EFFORT`], with results of the reference that all trials share.
+pub fn trial(factory: &dyn SamplerFactory) -> Trial<'_> {
+    static REFERENCE: LazyLock<ReferenceResults> = LazyLock::new(ReferenceResults::default);
+    Trial { effort: effort(), reference_results: Some(&REFERENCE), ..Trial::new(factory) }
+}
+
 /// Runs one law as a test.
 ///
 /// # Panics
@@ -76,7 +83,7 @@ pub fn drop_outside_captures<T>(value: T) {
 pub fn check(factory: &dyn SamplerFactory, law: &str) {
     let law = laws::ALL.iter().find(|l| l.name == law).expect("the macro names laws of the table");
     if runs(&factory.name(), factory.unavailable(), laws::ALL.len()) {
-        match law.check(&Trial { effort: effort(), ..Trial::new(factory) }) {
+        match law.check(&trial(factory)) {
             Ok(report) => println!("{report}"),
             Err(failure) => panic!("{failure}"),
         }

@@ -3,9 +3,10 @@
 use crate::factory::{BuildError, SamplerFactory};
 use crate::problem::Problem;
 use crate::report::Broken;
+use crate::shared_reference::{ReferenceResults, SharedReference};
 use core::cell::Cell;
 use core::fmt;
-use flash_sampling_core::reference::{Reference, ReferenceVariant};
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Capabilities, DType, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 
 /// The amount of work of the statistical laws.
@@ -31,6 +32,8 @@ pub struct Trial<'a> {
     pub progress: &'a dyn Fn(f64),
     /// A flag that a law sets if its number of draws depends on the effort.
     pub depends_on_effort: Option<&'a Cell<bool>>,
+    /// Results of the reference that this trial shares with other trials of the program. They stay in memory.
+    pub reference_results: Option<&'static ReferenceResults>,
 }
 
 impl core::fmt::Debug for Trial<'_> {
@@ -42,7 +45,7 @@ impl core::fmt::Debug for Trial<'_> {
 impl<'a> Trial<'a> {
     /// Makes a quick trial without a callback.
     pub fn new(factory: &'a dyn SamplerFactory) -> Self {
-        Trial { factory, effort: Effort::Quick, progress: &|_| (), depends_on_effort: None }
+        Trial { factory, effort: Effort::Quick, progress: &|_| (), depends_on_effort: None, reference_results: None }
     }
 
     /// Scales the number of draws `quick` of a quick trial to the effort.
@@ -66,10 +69,9 @@ impl<'a> Trial<'a> {
     }
 
     /// Makes the reference that must give the same tokens, if it has the factorisation.
-    pub fn reference<'w>(&self, head: Head<'w>, plan: Plan) -> Option<Reference<'w>> {
-        self.factory
-            .reference_variant(&head)
-            .map(|scheme| Reference::new(head, Plan { canonical: false, ..plan }, scheme))
+    pub fn reference<'w>(&self, head: Head<'w>, plan: Plan) -> Option<SharedReference<'w>> {
+        let variant = self.factory.reference_variant(&head)?;
+        Some(SharedReference::new(head, Plan { canonical: false, ..plan }, variant, self.reference_results))
     }
 
     /// Returns the capabilities of the factory's samplers.

@@ -3,7 +3,7 @@
 mod wrong;
 
 use flash_sampling_conformance::report::ALPHA;
-use flash_sampling_conformance::{Effort, Trial, granules, laws, noise_map, suite};
+use flash_sampling_conformance::{Effort, granules, laws, noise_map, suite};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use wrong::Fault;
@@ -85,7 +85,7 @@ suite!(without_a_fault, Fault::None);
 fn every_law_rejects_the_samplers_that_break_it() {
     let check = |&(fault, law): &(Fault, &str)| {
         let law = laws::named(law).expect("a law of the table");
-        match law.check(&Trial { effort: suite::effort(), ..Trial::new(&fault) }) {
+        match law.check(&suite::trial(&fault)) {
             Ok(report) => Some(format!("{fault:?}: {report}")),
             Err(failure) => {
                 println!("{fault:?}: {failure}");

@@ -6,7 +6,7 @@ use crate::report::{Broken, LawReport, ensure};
 use crate::tensor::Tensor;
 use crate::trial::{RowBits, Trial};
 use flash_sampling_core::backend::is_allowed;
-use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_core::{DType, Plan, RowParams, Samples};
 
 const SIZE: Size = Size::new(6, 1003, 40);
 const PLAN: Plan = Plan { max_rows: 6, max_draws: 8, max_logprobs: Some(4), canonical: false };

@@ -67,7 +67,8 @@ impl Report {
             bar.set_message(law.name);
             let show = |part: f64| bar.set_position(done * STEPS as u64 + (part * STEPS) as u64);
             let start = Instant::now();
-            let outcome = law.check(&Trial { factory, effort, progress: &show, depends_on_effort: Some(&depends) });
+            let outcome =
+                law.check(&Trial { effort, progress: &show, depends_on_effort: Some(&depends), ..Trial::new(factory) });
             let (report, reason, holds) = match outcome {
                 Ok(report) => (report, None, true),
                 Err(LawFailure { reason, report }) => (*report, reason, false),
