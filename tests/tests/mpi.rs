@@ -1,15 +1,14 @@
 //! The suite on ranks in processes, which exchange over MPI.
 //!
-//! This program starts itself under `mpirun` for each entry of [`SUITES`]. Arguments are words that select entries.
-//! With the arguments `rank NAME`, it runs one rank. All ranks run the same laws in the same order, each with its own
-//! shard of every head. The first rank with a broken law prints it and exits, and `mpirun` ends the other ranks.
+//! This program starts itself under `mpirun` for some entries of [`SUITES`]. Arguments are words that select entries;
+//! without arguments, each merge runs once, and the control. With the arguments `rank NAME`, the program is one rank.
+//! All ranks run the same laws in the same order, each with its own shard of every head. The first rank with a broken
+//! law prints it and exits, and `mpirun` ends the other ranks.
 
 mod backends;
 
 use backends::{Cpu, Kind, boxed, shard_plan, shard_starts};
-use flash_sampling_conformance::laws;
-use flash_sampling_conformance::suite::effort;
-use flash_sampling_conformance::{BuildError, SamplerFactory, Trial};
+use flash_sampling_conformance::{BuildError, SamplerFactory, laws, suite};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Head, PerturbedArgmax, Plan};
 use flash_sampling_cpu::Isa;
@@ -30,19 +29,22 @@ struct Suite {
     merge: ShardMerge,
 }
 
-const fn suite(name: &'static str, world: usize, merge: ShardMerge) -> Suite {
+const fn ranks(name: &'static str, world: usize, merge: ShardMerge) -> Suite {
     Suite { name, world, merge }
 }
 
 const SUITES: [Suite; 4] = [
-    suite("mpi/winners/2", 2, ShardMerge::Winners),
-    suite("mpi/log_mass/2", 2, ShardMerge::LogMass),
-    suite("mpi/winners/4", 4, ShardMerge::Winners),
-    suite("mpi/log_mass/4", 4, ShardMerge::LogMass),
+    ranks("mpi/winners/2", 2, ShardMerge::Winners),
+    ranks("mpi/log_mass/2", 2, ShardMerge::LogMass),
+    ranks("mpi/winners/4", 4, ShardMerge::Winners),
+    ranks("mpi/log_mass/4", 4, ShardMerge::LogMass),
 ];
 
+/// The words that select entries without arguments.
+const DEFAULT: [&str; 3] = ["winners/4", "log_mass/2", "control"];
+
 /// The negative control: the last rank compares its draws with another variant, so one law is broken on this rank only.
-const CONTROL: Suite = suite("mpi/control", 4, ShardMerge::Winners);
+const CONTROL: Suite = ranks("mpi/control", 4, ShardMerge::Winners);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -52,7 +54,8 @@ fn main() -> ExitCode {
         let suite = SUITES.into_iter().chain([CONTROL]).find(|suite| suite.name == name);
         return rank(suite.expect("a line of the table"));
     }
-    let is_chosen = |suite: &Suite| args.is_empty() || args.iter().any(|word| suite.name.contains(word.as_str()));
+    let words = if args.is_empty() { DEFAULT.map(String::from).to_vec() } else { args };
+    let is_chosen = |suite: &Suite| words.iter().any(|word| suite.name.contains(word.as_str()));
     let mut failed = 0;
     for suite in SUITES.into_iter().chain([CONTROL]).filter(is_chosen) {
         let begun = Instant::now();
@@ -105,7 +108,7 @@ fn rank(suite: Suite) -> ExitCode {
     assert_eq!(mpi.world(), suite.world);
     let factory = Ranks { suite, number, mpi: Shared(Arc::new(Mutex::new(mpi))) };
     for law in laws::ALL {
-        let found = catch_unwind(AssertUnwindSafe(|| law.check(&Trial { effort: effort(), ..Trial::new(&factory) })));
+        let found = catch_unwind(AssertUnwindSafe(|| law.check(&suite::trial(&factory))));
         let why = match found {
             Ok(Ok(_)) => continue,
             Ok(Err(failure)) => failure.to_string(),
