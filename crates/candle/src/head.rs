@@ -8,7 +8,7 @@ use candle_core::DeviceLocation;
 use candle_core::quantized::{QMatMul, QTensor};
 use candle_core::{Device, Result, Tensor, bail};
 use flash_sampling::cpu::{DetachedTiled, Tiled};
-use flash_sampling::{CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling::{CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, ShadowBuffer, shadow};
 use std::sync::Arc;
 
 /// The model's own transforms of its logits; the default has none.
@@ -22,11 +22,17 @@ pub struct HeadOptions {
     pub soft_cap: Option<f32>,
     /// Multiplies the logits, after the cap.
     pub scale: Option<f32>,
+    /// Make a [`Shadow`](flash_sampling::Shadow) of the weight: the same draws in less time, for half the memory of a bf16
+    /// weight more. An error for a quantised weight, and for a weight on a GPU.
+    pub shadow: bool,
 }
 
 impl HeadOptions {
-    fn head<'a>(&'a self, weight: Matrix<'a>) -> Result<Head<'a>> {
+    fn head<'a>(&'a self, weight: Matrix<'a>, shadow: Option<&'a ShadowBuffer>) -> Result<Head<'a>> {
         let mut head = wrap(Head::new(weight))?;
+        if let Some(shadow) = shadow {
+            head = wrap(head.with_shadow(shadow.shadow()))?;
+        }
         if let Some(bias) = &self.bias {
             head = wrap(head.with_bias(bias))?;
         }
@@ -84,6 +90,7 @@ enum Place {
 #[derive(Debug)]
 struct OnCpu {
     weight: Weight,
+    shadow: Option<ShadowBuffer>,
     options: HeadOptions,
     /// `None` after a call that failed midway.
     plan: Option<DetachedTiled>,
@@ -107,17 +114,18 @@ impl Weight {
 
 impl OnCpu {
     fn new(weight: Weight, options: HeadOptions, plan: Plan, cpu: &CpuOptions) -> Result<Self> {
-        let detached = weight.with_matrix(|matrix| {
-            let sampler = wrap(Tiled::new(options.head(matrix)?, plan, cpu))?;
-            Ok(sampler.detach())
+        let (shadow, detached) = weight.with_matrix(|matrix| {
+            let shadow = if options.shadow { Some(wrap(shadow(&matrix))?) } else { None };
+            let detached = wrap(Tiled::new(options.head(matrix, shadow.as_ref())?, plan, cpu))?.detach();
+            Ok((shadow, detached))
         })?;
-        Ok(OnCpu { weight, options, plan: Some(detached) })
+        Ok(OnCpu { weight, shadow, options, plan: Some(detached) })
     }
 
     fn sample(&mut self, hidden: &Tensor, rows: &[RowParams<'_>], out: &mut Samples) -> Result<()> {
-        let OnCpu { weight, options, plan } = self;
+        let OnCpu { weight, shadow, options, plan } = self;
         weight.with_matrix(|matrix| {
-            let head = options.head(matrix)?;
+            let head = options.head(matrix, shadow.as_ref())?;
             let Some(detached) = plan.take() else { bail!("the plan was lost by a call that failed") };
             let mut sampler = wrap(detached.attach(head))?;
             let outcome = with_matrix(hidden, |hidden| wrap(sampler.sample(hidden, rows, out)));
@@ -137,6 +145,8 @@ impl FusedHead {
         let vocab_size = options.vocab_size.unwrap_or(weight.dim(0)?);
         let device = weight.device().clone();
         let place = match device.location() {
+            #[cfg(feature = "cuda")]
+            DeviceLocation::Cuda { .. } if options.shadow => bail!("a weight on a GPU has no shadow"),
             #[cfg(feature = "cuda")]
             DeviceLocation::Cuda { .. } => Place::Gpu(Box::new(OnDevice::new(&weight, &options, plan)?)),
             _ => Place::Cpu(Box::new(OnCpu::new(Weight::Plain(weight), options, plan, cpu)?)),
@@ -268,12 +278,15 @@ mod tests {
         let found = head.draw(&hidden, &rows).unwrap().to_vec2::<u32>().unwrap();
         assert_eq!(head.draw(&hidden, &rows).unwrap().to_vec2::<u32>().unwrap(), found);
         let expected = with_matrix(&weight, |matrix| {
-            let mut sampler = wrap(Tiled::new(options.head(matrix)?, plan(), &CpuOptions::default()))?;
+            let mut sampler = wrap(Tiled::new(options.head(matrix, None)?, plan(), &CpuOptions::default()))?;
             let mut out = Samples::new();
             with_matrix(&hidden.contiguous()?, |hidden| wrap(sampler.sample(hidden, &rows, &mut out)))?;
             Ok(out.iter().map(|row| row.unwrap().draws.iter().map(|d| d.token).collect()).collect::<Vec<Vec<u32>>>())
         });
         assert_eq!(found, expected.unwrap());
+        let with_shadow = HeadOptions { shadow: true, ..options };
+        let mut head = FusedHead::new(weight, with_shadow, plan(), &CpuOptions::default()).unwrap();
+        assert_eq!(head.draw(&hidden, &rows).unwrap().to_vec2::<u32>().unwrap(), found);
     }
 
     #[test]

@@ -32,7 +32,7 @@ fn integers(rows: usize, cols: usize, salt: usize, dtype: DType) -> Tensor {
 
 fn options() -> HeadOptions {
     let bias = Some((0..VOCAB).map(|i| (i % 5) as f32 - 2.0).collect());
-    HeadOptions { vocab_size: Some(VOCAB - 7), bias, scale: Some(0.125), soft_cap: None }
+    HeadOptions { vocab_size: Some(VOCAB - 7), bias, scale: Some(0.125), ..HeadOptions::default() }
 }
 
 /// The results of each row as text: tokens, bits of scores and logits, log-probabilities, or the error.

@@ -34,8 +34,8 @@ impl Tiled<'_> {
 }
 
 impl DetachedTiled {
-    /// Restores the sampler, over a head with a weight of the same size and type. With [`Plan::canonical`] the weight's
-    /// values must also be the same, because the rounding bound depends on them.
+    /// Restores the sampler, over a head with a weight of the same size and type. With [`Plan::canonical`], a
+    /// shadow or a quantised weight, the values must also be the same, because bounds depend on them.
     ///
     /// # Errors
     /// [`CpuError::OtherWeight`]; then the plan is lost.
