@@ -14,10 +14,10 @@
 //! reduced while it is in the cache. There is no `[rows, vocab]` array.
 //!
 //! # Crate layout
-//! `dot` multiplies (its folder has a README), `screen` finds the tokens that can win from 8-bit products, and `simd`
+//! `dot` multiplies (its folder has a README), `upper_bounds` finds the tokens that can win from 8-bit products, and `simd`
 //! has the AVX-512 and NEON code. `scan` is one pass over the
 //! tokens on all threads; its page lists the modules for the draw within a tile, for filters and for results. `variants`
-//! has the samplers, one file each. `unsafe` code is in `dot`, `screen`, `simd`, `scan/perturb`, `scan/tile` and `scan/prefetch`.
+//! has the samplers, one file each. `unsafe` code is in `dot`, `upper_bounds`, `simd`, `scan/perturb`, `scan/tile` and `scan/prefetch`.
 
 mod dot;
 mod error;
@@ -26,9 +26,10 @@ mod matmul;
 mod options;
 mod peak;
 mod scan;
-mod screen;
+
 mod shadow;
 mod simd;
+mod upper_bounds;
 mod variants;
 
 pub use error::CpuError;

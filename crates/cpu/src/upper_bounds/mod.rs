@@ -28,8 +28,8 @@ use crate::dot::{DotScratch, TILE};
 use crate::isa::Isa;
 use crate::options::Threads;
 use core::ops::Range;
+use digits::DigitLayout;
 pub(crate) use digits::Digits;
-use digits::Order;
 use flash_sampling_core::backend::canonical::{extra_terms, norm};
 use flash_sampling_core::backend::shadow_row;
 use flash_sampling_core::{DType, Head, Matrix, Shadow};
@@ -38,10 +38,10 @@ use rayon::prelude::*;
 /// With more columns, integer sums may overflow.
 const MAX_COLS: usize = 1 << 17;
 /// The largest number of rows of a call with bounds.
-pub(crate) const MOST_ROWS: usize = 64;
+pub(crate) const MAX_ROWS: usize = 64;
 /// Weight rows whose codes are in a worker's memory at a time.
 #[cfg(target_arch = "x86_64")]
-const CODED: usize = 64;
+const REQUANTISED_ROWS: usize = 64;
 
 /// The instructions of the products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,14 +62,14 @@ struct RowNumbers([Vec<f32>; 3]);
 
 /// What a head's upper bounds need, computed once.
 #[derive(Debug)]
-pub(crate) struct Screen {
+pub(crate) struct UpperBounds {
     isa: Isa,
     /// The kernels of this machine for this head: for few rows, and for more.
     kernels: [Option<Kernel>; 2],
     /// The rows of a quantised weight as they are stored, with the kernel for few rows.
     blocks: RowNumbers,
     /// The codes with one scale for a row of a quantised weight.
-    coded: RowNumbers,
+    requantised: RowNumbers,
     /// The largest norm plus error of a token.
     largest: f64,
     /// Terms of a dot product in its bound.
@@ -96,7 +96,7 @@ fn kernels(isa: Isa, weight: &Matrix<'_>) -> [Option<Kernel>; 2] {
     }
 }
 
-impl Screen {
+impl UpperBounds {
     /// Prepares upper bounds, if this machine has a kernel for the head. Reads a quantised weight once.
     pub(crate) fn new(head: &Head<'_>, isa: Isa, threads: &Threads) -> Option<Self> {
         let weight = head.weight();
@@ -105,30 +105,30 @@ impl Screen {
         if !has_codes || weight.cols() > MAX_COLS || kernels == [None; 2] {
             return None;
         }
-        let (blocks, coded) = match head.shadow() {
+        let (blocks, requantised) = match head.shadow() {
             Some(_) => Default::default(),
             None => threads.install(|| {
                 let blocks = kernels[0].map(|_| RowNumbers::of_blocks(&weight)).unwrap_or_default();
-                (blocks, kernels[1].map(|_| RowNumbers::of_codes(&weight)).unwrap_or_default())
+                (blocks, kernels[1].map(|_| RowNumbers::of_requantised(&weight)).unwrap_or_default())
             }),
         };
         let largest = match head.shadow() {
             Some(shadow) => largest(shadow.errors(), shadow.norms()),
-            None => blocks.largest().max(coded.largest()),
+            None => blocks.largest().max(requantised.largest()),
         };
         let terms = weight.cols() + extra_terms(weight.dtype());
-        Some(Screen { isa, kernels, blocks, coded, largest, terms })
+        Some(UpperBounds { isa, kernels, blocks, requantised, largest, terms })
     }
 
     /// The kernel for a call of `rows` rows of this head, if bounds take less time than logits.
     fn kernel(&self, head: &Head<'_>, rows: usize) -> Option<Kernel> {
-        let is_quantised = !self.blocks.0[0].is_empty() || !self.coded.0[0].is_empty();
+        let is_quantised = !self.blocks.0[0].is_empty() || !self.requantised.0[0].is_empty();
         if head.shadow().is_some() == is_quantised {
             return None;
         }
         // Measured on a Zen 4 and on a Xeon with AMX (docs/records/2026-11-27-xeon-16-bounds.txt).
         let (few, most) = match (is_quantised, self.kernels[1].is_some()) {
-            (true, _) => (8, MOST_ROWS),
+            (true, _) => (8, MAX_ROWS),
             (false, true) => (4, 16),
             (false, false) => (6, 6),
         };
@@ -137,38 +137,38 @@ impl Screen {
     }
 
     /// Whether a call of `rows` rows takes less time with bounds.
-    pub(crate) fn pays(&self, head: &Head<'_>, rows: usize) -> bool {
+    pub(crate) fn is_faster(&self, head: &Head<'_>, rows: usize) -> bool {
         self.kernel(head, rows).is_some()
     }
 
-    /// The order of the hidden states for a kernel.
-    fn order(&self, head: &Head<'_>, kernel: Kernel) -> Order {
+    /// The layout of the hidden states for a kernel.
+    fn layout(&self, head: &Head<'_>, kernel: Kernel) -> DigitLayout {
         match kernel {
-            Kernel::Plain => Order::Groups,
+            Kernel::Plain => DigitLayout::Groups,
             #[cfg(target_arch = "x86_64")]
-            Kernel::Amx => Order::Panels,
+            Kernel::Amx => DigitLayout::Panels,
             #[cfg(target_arch = "x86_64")]
             Kernel::Vnni => {
-                macro_rules! order {
+                macro_rules! layout {
                     ($format:ident) => {
-                        vnni::order::<$format>()
+                        vnni::layout::<$format>()
                     };
                 }
-                crate::dot::blocks::for_format!(head.weight().dtype(), order, Order::Groups)
+                crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups)
             }
         }
     }
 
     /// Creates the memory for hidden states.
     pub(crate) fn digits(&self, max_rows: usize, head: &Head<'_>) -> Digits {
-        let orders = self.kernels.iter().flatten().map(|&kernel| self.order(head, kernel)).collect();
-        Digits::new(max_rows, head.hidden(), orders)
+        let layouts = self.kernels.iter().flatten().map(|&kernel| self.layout(head, kernel)).collect();
+        Digits::new(max_rows, head.hidden(), layouts)
     }
 
     /// Packs hidden states, for which bounds pay.
     pub(crate) fn pack(&self, head: &Head<'_>, hidden: &Matrix<'_>, digits: &mut Digits) {
         if let Some(kernel) = self.kernel(head, hidden.rows()) {
-            digits.pack(self.order(head, kernel), hidden, self.largest, self.terms);
+            digits.pack(self.layout(head, kernel), hidden, self.largest, self.terms);
         }
     }
 
@@ -192,9 +192,9 @@ impl Screen {
                 [shadow.scales(), shadow.errors(), shadow.norms()]
             }
             #[cfg(target_arch = "x86_64")]
-            None if hidden.order() == Order::Panels => {
-                let numbers = self.coded.rows(rows);
-                multiply_coded(&weight, numbers[0], hidden, out, scratch);
+            None if hidden.layout() == DigitLayout::Panels => {
+                let numbers = self.requantised.rows(rows);
+                multiply_requantised(&weight, numbers[0], hidden, out, scratch);
                 numbers
             }
             None => {
@@ -221,7 +221,7 @@ impl Screen {
         if self.kernels != [Some(Kernel::Plain), None] {
             let stride = flash_sampling_core::backend::code_stride(shadow.cols());
             let codes = shadow.codes().as_ptr().cast::<u8>();
-            if hidden.order() == Order::Panels {
+            if hidden.layout() == DigitLayout::Panels {
                 // SAFETY: the codes are as many bytes.
                 let codes = unsafe { core::slice::from_raw_parts(codes, shadow.codes().len()) };
                 return multiply_panels(codes, stride, hidden, out, scratch, integer_tile);
@@ -266,17 +266,23 @@ fn multiply_blocks(_: &Matrix<'_>, _: &Digits, _: &mut [f32]) {
 
 /// Makes the codes of some rows of a quantised weight at a time, and multiplies them.
 #[cfg(target_arch = "x86_64")]
-fn multiply_coded(weight: &Matrix<'_>, scales: &[f32], hidden: &Digits, out: &mut [f32], scratch: &mut DotScratch) {
+fn multiply_requantised(
+    weight: &Matrix<'_>,
+    scales: &[f32],
+    hidden: &Digits,
+    out: &mut [f32],
+    scratch: &mut DotScratch,
+) {
     let stride = flash_sampling_core::backend::code_stride(weight.cols());
     let mut lines = core::mem::take(&mut scratch.decoded);
-    if lines.len() < CODED * stride / 64 {
-        lines.resize(CODED * stride / 64, crate::dot::pack::Line::ZERO);
+    if lines.len() < REQUANTISED_ROWS * stride / 64 {
+        lines.resize(REQUANTISED_ROWS * stride / 64, crate::dot::pack::Line::ZERO);
     }
-    let codes = &mut crate::dot::pack::bytes_mut(&mut lines)[..CODED * stride];
-    for (at, scales) in (0..weight.rows()).step_by(CODED).zip(scales.chunks(CODED)) {
+    let codes = &mut crate::dot::pack::bytes_mut(&mut lines)[..REQUANTISED_ROWS * stride];
+    for (at, scales) in (0..weight.rows()).step_by(REQUANTISED_ROWS).zip(scales.chunks(REQUANTISED_ROWS)) {
         let rows = weight.row_range(at..at + scales.len());
         // SAFETY: AMX is there, and with it AVX-512.
-        unsafe { crate::dot::avx512::codes(&rows, scales, stride, codes) };
+        unsafe { crate::dot::avx512::requantise(&rows, scales, stride, codes) };
         let codes = &codes[..scales.len() * stride];
         multiply_panels(codes, stride, hidden, &mut out[at..], scratch, integer_tile);
     }
@@ -332,7 +338,7 @@ impl RowNumbers {
 
     /// The numbers of codes with one scale for a row. Weights that float32 does not hold are rounded before, which a
     /// further term of the bound covers.
-    fn of_codes(weight: &Matrix<'_>) -> Self {
+    fn of_requantised(weight: &Matrix<'_>) -> Self {
         let numbers = |(row, codes): &mut (Vec<f32>, Vec<i8>), r: usize| {
             row.resize(weight.cols(), 0.0);
             codes.resize(weight.cols(), 0);

@@ -1,4 +1,4 @@
-use super::digits::Order;
+use super::digits::DigitLayout;
 use super::{Digits, RowNumbers};
 #[cfg(target_arch = "x86_64")]
 use crate::dot::pack::PackedRows;
@@ -165,8 +165,8 @@ fn panels_and_vectors_have_the_products_of_groups() {
         let buffer = ShadowBuffer::new(&Matrix::new(&weight, vocab, cols).unwrap()).unwrap();
         let (shadow, floats) = (buffer.shadow(), hidden(rows, cols));
         let states = Matrix::new(&floats, rows, cols).unwrap();
-        let mut digits = Digits::new(rows, cols, vec![Order::Groups, Order::Panels]);
-        digits.pack(Order::Groups, &states, 1.0, cols);
+        let mut digits = Digits::new(rows, cols, vec![DigitLayout::Groups, DigitLayout::Panels]);
+        digits.pack(DigitLayout::Groups, &states, 1.0, cols);
         let want = products(&shadow, &digits);
         let stride = code_stride(cols);
         if is_x86_feature_detected!("avx512vnni") {
@@ -179,7 +179,7 @@ fn panels_and_vectors_have_the_products_of_groups() {
             }
             assert!(out.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits()), "VNNI, [{vocab}, {cols}], {rows}");
         }
-        digits.pack(Order::Panels, &states, 1.0, cols);
+        digits.pack(DigitLayout::Panels, &states, 1.0, cols);
         let codes: Vec<u8> = shadow.codes().iter().map(|code| *code as u8).collect();
         let mut scratch = DotScratch::default();
         let multiply = |pairs: &Matrix<'_>, panels: PackedRows<'_>, integers: &mut [f32], _: &mut DotScratch| {
@@ -202,10 +202,10 @@ fn codes_of_quantised_weights_are_those_of_their_floats() {
         let weight = bytes(rows, cols, 3, dtype, false);
         let weight = Matrix::from_bytes(&weight, dtype, rows, cols, cols).unwrap();
         let (mut row, mut want) = (vec![0.0; cols], vec![0i8; cols]);
-        let numbers = RowNumbers::of_codes(&weight);
+        let numbers = RowNumbers::of_requantised(&weight);
         let mut out = vec![0u8; rows * cols];
         // SAFETY: AVX-512 is there.
-        unsafe { crate::dot::avx512::codes(&weight, numbers.rows(0..rows)[0], cols, &mut out) };
+        unsafe { crate::dot::avx512::requantise(&weight, numbers.rows(0..rows)[0], cols, &mut out) };
         for (r, codes) in out.chunks_exact(cols).enumerate() {
             weight.row_to_f32(r, &mut row);
             shadow_row(&row, &mut want);
