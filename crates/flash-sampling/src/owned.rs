@@ -62,9 +62,9 @@ impl HeadOwner for WithShadow<'_> {
 ///
 /// # Errors
 /// [`HeadError::ShadowType`] if the weight has not bf16, f16 or f32 elements.
-pub fn shadow(weight: &Matrix<'_>) -> Result<ShadowBuffer, HeadError> {
+pub fn make_shadow(weight: &Matrix<'_>) -> Result<ShadowBuffer, HeadError> {
     #[cfg(feature = "cpu")]
-    return flash_sampling_cpu::shadow(weight, |_| ());
+    return flash_sampling_cpu::make_shadow(weight, |_| ());
     #[cfg(not(feature = "cpu"))]
     ShadowBuffer::new(weight)
 }
@@ -74,7 +74,7 @@ pub(crate) fn build_with_shadow<'w>(
     head: Head<'w>,
     config: &BackendConfig,
 ) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
-    let owner: Owner<'w> = Box::new(WithShadow { shadow: shadow(&head.weight())?, head });
+    let owner: Owner<'w> = Box::new(WithShadow { shadow: make_shadow(&head.weight())?, head });
     Ok(Box::new(Owned::try_new(owner, |owner| build(owner.head()?, config))?))
 }
 

@@ -1,4 +1,4 @@
-//! Hidden states in two digits of 8 bits, packed once per call.
+//! Hidden states in two 8-bit digits per element, packed once per call.
 
 use super::MAX_ROWS;
 use crate::dot::pack::{Line, bytes, bytes_mut};
@@ -8,16 +8,15 @@ use flash_sampling_core::backend::{ShadowBound, code_stride, hidden_digits};
 /// Elements of a group.
 pub(crate) const GROUP: usize = 64;
 
-/// The layout of the digits in memory.
+/// The order of the digits in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DigitLayout {
-    /// For each group of a row, the high digits, then the low digits.
+    /// Rows of groups: the high digits of 64 elements, then their low digits.
     Groups,
-    /// Groups, each followed by 16 numbers: for each four elements, minus this offset times the sum of the integers, as
-    /// i32.
+    /// Groups, each followed by 16 numbers in i32: minus this offset times the sum of four elements' integers.
     #[cfg(target_arch = "x86_64")]
     GroupsAndOffsets(i32),
-    /// Groups, each followed by 16 numbers: for each four elements, the sum of the integers as f32.
+    /// Groups, each followed by 16 numbers in f32: the sum of four elements' integers.
     #[cfg(target_arch = "x86_64")]
     GroupsAndSums,
     /// AMX tiles of 16 rows by 64 elements. The rows alternate between high and low digits.
@@ -31,7 +30,7 @@ impl DigitLayout {
         if matches!(self, DigitLayout::Groups) { 128 } else { 192 }
     }
 
-    /// Bytes from one row to the next: its groups, and a line, so that rows do not share sets of the cache.
+    /// Bytes from one row to the next: the groups, and a cache line, so that rows do not share sets of the cache.
     fn row_bytes(self, cols: usize) -> usize {
         cols.div_ceil(GROUP) * self.group_bytes() + 64
     }
@@ -50,7 +49,7 @@ impl DigitLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowDigits {
     pub(crate) scale: f32,
-    /// `None`: no upper bound of this row is known.
+    /// `None` if the row has no upper bounds.
     pub(crate) bound: Option<ShadowBound>,
     /// The sums of the high digits, and of the low digits.
     pub(crate) totals: [i32; 2],
@@ -59,7 +58,7 @@ pub(crate) struct RowDigits {
 /// The packed hidden states of a call.
 #[derive(Debug)]
 pub(crate) struct Digits {
-    /// The layouts for which there is room.
+    /// The layouts that the memory has room for.
     layouts: Vec<DigitLayout>,
     layout: DigitLayout,
     cols: usize,
@@ -69,7 +68,7 @@ pub(crate) struct Digits {
 }
 
 impl Digits {
-    /// Reserves memory for up to `max_rows` rows, at most [`MAX_ROWS`], in any of these layouts.
+    /// Reserves memory for `max_rows` rows, but at most [`MAX_ROWS`], in any of these layouts.
     pub(crate) fn new(max_rows: usize, cols: usize, layouts: Vec<DigitLayout>) -> Self {
         let max_rows = max_rows.min(MAX_ROWS);
         let most = layouts.iter().map(|layout| layout.bytes(max_rows, cols)).max().unwrap_or(0);
@@ -87,14 +86,14 @@ impl Digits {
         self.layout
     }
 
-    /// The groups of a row without numbers: high digits, then low digits.
+    /// The groups of a row in [`DigitLayout::Groups`].
     pub(crate) fn groups(&self, row: usize) -> &[[u8; 2 * GROUP]] {
         assert_eq!(self.layout, DigitLayout::Groups);
         let size = self.layout.row_bytes(self.cols);
         bytes(&self.lines)[row * size..][..size - 64].as_chunks().0
     }
 
-    /// The first byte of the groups, and the bytes from one row to the next.
+    /// The address of the first group, and the bytes from one row to the next, for every layout with groups.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn first_group(&self) -> (*const u8, usize) {
         assert_ne!(self.layout, DigitLayout::Panels);
@@ -108,9 +107,8 @@ impl Digits {
         crate::dot::pack::PackedRows::panels(2 * self.rows.len(), code_stride(self.cols) / 2, &self.lines)
     }
 
-    /// Packs hidden states. `largest` is the largest norm of a token plus its error, and `terms` the number of terms of
-    /// a dot product in the bound.
-    pub(crate) fn pack(&mut self, layout: DigitLayout, hidden: &Matrix<'_>, largest: f64, terms: usize) {
+    /// Packs hidden states. `largest_norm` and `terms` go to [`ShadowBound::new`].
+    pub(crate) fn pack(&mut self, layout: DigitLayout, hidden: &Matrix<'_>, largest_norm: f64, terms: usize) {
         let (cols, size, group) = (self.cols, layout.row_bytes(self.cols), layout.group_bytes());
         self.layout = layout;
         self.rows.clear();
@@ -135,16 +133,16 @@ impl Digits {
             });
             #[cfg(target_arch = "x86_64")]
             if let DigitLayout::GroupsAndOffsets(_) | DigitLayout::GroupsAndSums = layout {
-                add_sums(layout, out[r * size..][..size - 64].as_chunks_mut().0);
+                write_sums(layout, out[r * size..][..size - 64].as_chunks_mut().0);
             }
-            self.rows.push(RowDigits { scale, bound: ShadowBound::new(terms, norm, error, largest), totals });
+            self.rows.push(RowDigits { scale, bound: ShadowBound::new(terms, norm, error, largest_norm), totals });
         }
     }
 }
 
-/// Writes the numbers of each group.
+/// Writes the 16 numbers after the digits of each group.
 #[cfg(target_arch = "x86_64")]
-fn add_sums(layout: DigitLayout, groups: &mut [[u8; 3 * GROUP]]) {
+fn write_sums(layout: DigitLayout, groups: &mut [[u8; 3 * GROUP]]) {
     for group in groups {
         let (digits, sums) = group.split_at_mut(2 * GROUP);
         for (four, sum) in sums.as_chunks_mut::<4>().0.iter_mut().enumerate() {

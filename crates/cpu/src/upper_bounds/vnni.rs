@@ -6,12 +6,12 @@ use crate::dot::TILE;
 use core::arch::x86_64::*;
 use core::ops::Range;
 
-/// Weight rows that stay in the second-level cache while the hidden rows pass over them.
+/// Weight rows that stay in the second-level cache while all hidden rows are multiplied by them.
 const BLOCK: usize = 32;
-/// Weight rows from a row to its prefetched row.
+/// The distance of prefetches, in weight rows.
 const AHEAD: usize = 8;
 
-/// The layout of hidden states for codes of `T`.
+/// The layout of the digits for codes of `T`.
 pub(super) const fn layout<T: Codes>() -> DigitLayout {
     if T::HAS_ROW_SCALE {
         DigitLayout::Groups
@@ -24,7 +24,7 @@ pub(super) const fn layout<T: Codes>() -> DigitLayout {
 
 /// The operands of a tile.
 pub(super) struct Operands<'a> {
-    /// The codes of `rows` rows, and the bytes between two of them.
+    /// The codes of `rows` rows, which begin `stride` bytes apart.
     pub(super) codes: *const u8,
     pub(super) stride: usize,
     pub(super) rows: usize,
@@ -34,7 +34,8 @@ pub(super) struct Operands<'a> {
     pub(super) out: *mut f32,
 }
 
-/// The sums of an output: of high and of low digits as integers; or in the first vector of all as floats.
+/// The sums of an output. With one scale for a row: the integer sums of the high and of the low digits. Otherwise: the
+/// float sums of both in the first vector.
 #[derive(Clone, Copy)]
 struct Accumulator([__m512i; 2]);
 

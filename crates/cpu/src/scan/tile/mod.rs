@@ -75,7 +75,7 @@ pub(crate) struct Worker {
     /// [`LOGITS_TILE`] of one row.
     logits: Vec<f32>,
     dot: DotScratch,
-    /// The tokens that may win by their upper bounds.
+    /// The tokens of a tile whose upper bounds may win.
     possible_winners: PossibleWinners,
     pub(crate) rows: Vec<RowState>,
     /// The token lists of a pass, one per row with a list.

@@ -1,4 +1,4 @@
-//! Draws from a tile of upper bounds: finds the tokens that may win, and computes their logits.
+//! Draws from a tile by upper bounds: finds the tokens that may win, and computes their logits.
 
 use super::threshold_scan::draw_tile;
 use super::{Planned, Simd, Source, Worker};
@@ -11,15 +11,16 @@ use core::ops::Range;
 use flash_sampling_core::backend::{Candidate, RowTransform, Winner};
 use flash_sampling_core::{Domain, Matrix, RowError};
 
-/// If more tokens of a tile may win, all logits of the tile are computed.
+/// The largest number of tokens of a tile that get single logits. If more may win, all logits of the tile are computed.
 const MAX_TOKENS: usize = TILE / 4;
 
 /// A token that may win.
 #[derive(Clone, Copy, Debug)]
 struct PossibleWinner {
     token: u32,
-    /// The row of the call, and the index of its draw.
+    /// The row of the pass.
     row: usize,
+    /// The index of the draw in the row.
     draw: usize,
 }
 
@@ -31,8 +32,11 @@ pub(super) struct PossibleWinners {
     needs_all_logits: bool,
     /// Whether the worker has computed logits in this pass.
     has_computed_logits: bool,
+    /// The tokens of `found`, ascending, each once.
     tokens: Vec<u32>,
+    /// The weight rows of `tokens`.
     weights: Vec<u8>,
+    /// The dot products of `tokens`, `[rows, TILE]`.
     logits: Vec<f32>,
 }
 
@@ -73,7 +77,7 @@ impl PossibleWinners {
         self.needs_all_logits = true;
     }
 
-    /// Adds the tokens of a row whose bounds, transformed, reach the best scores of `state`.
+    /// Adds the tokens of a row whose score, with the upper bound for the logit, reaches the best score of a draw.
     ///
     /// # Safety
     /// The instruction set of `V` is available.
@@ -105,7 +109,7 @@ impl PossibleWinners {
 }
 
 impl Worker {
-    /// Draws from a part of a tile by upper bounds. Returns false and changes no row if all logits are needed.
+    /// Draws from a part of a tile by upper bounds. If all logits are needed, returns false and changes no row.
     pub(super) fn draw_by_bounds(
         &mut self,
         source: &Source<'_>,
@@ -129,7 +133,7 @@ impl Worker {
         }
         if !tokens.is_empty() {
             self.compute_logits(source);
-            self.offer_possible_winners(source, rows);
+            self.merge_possible_winners(source, rows);
         }
         true
     }
@@ -146,8 +150,8 @@ impl Worker {
         dot.tile(&gathered, hidden.all(), logits, &mut self.dot);
     }
 
-    /// Offers the possible winners with their logits.
-    fn offer_possible_winners(&mut self, source: &Source<'_>, rows: &[Result<Planned<'_>, RowError>]) {
+    /// Merges the possible winners, with the scores of their logits, into the draws of the rows.
+    fn merge_possible_winners(&mut self, source: &Source<'_>, rows: &[Result<Planned<'_>, RowError>]) {
         let Source::Head { head, .. } = source else { return };
         let PossibleWinners { found, tokens, logits, .. } = &self.possible_winners;
         for &PossibleWinner { token, row: r, draw } in found {

@@ -12,7 +12,7 @@ use flash_sampling_core::{Head, Matrix};
 /// The source of logits.
 #[derive(Clone, Copy)]
 pub(crate) enum Source<'a> {
-    /// The matmul with a head. With a bounds, a tile has upper bounds of the logits.
+    /// The matmul with a head. With `bounds`, a tile has upper bounds of the logits.
     Head { head: &'a Head<'a>, dot: Dot, hidden: &'a Packed, bounds: Option<(&'a UpperBounds, &'a Digits)> },
     /// Existing logits, `[rows, vocab]`. `rows` selects rows, in this order.
     Logits { logits: Matrix<'a>, rows: Option<&'a [usize]> },
@@ -55,7 +55,7 @@ impl<'a> Source<'a> {
     /// Turns the dot products of a head into raw logits, or their upper bounds into upper bounds.
     #[inline(always)]
     pub(super) fn transform(&self, first: u32, dots: &mut [f32]) {
-        /// The largest rise of the float32 tanh where tanh falls or stays, with a factor of 2.
+        /// More than the errors of the float32 tanh of a logit and of its upper bound (`docs/exactness.md`).
         const TANH_RISE: f32 = 2e-6;
         let Source::Head { head, bounds, .. } = self else { return };
         head.transform(first, dots);
@@ -71,7 +71,7 @@ impl<'a> Source<'a> {
         matches!(self, Source::Head { bounds: Some(_), .. })
     }
 
-    /// The source of logits for a source of upper bounds.
+    /// This source, with logits instead of upper bounds.
     pub(super) fn without_bounds(self) -> Self {
         match self {
             Source::Head { head, dot, hidden, .. } => Source::Head { head, dot, hidden, bounds: None },
