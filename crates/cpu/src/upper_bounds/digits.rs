@@ -3,7 +3,9 @@
 use super::MAX_ROWS;
 use crate::dot::pack::{Line, bytes, bytes_mut};
 use flash_sampling_core::Matrix;
-use flash_sampling_core::backend::{ShadowBound, code_stride, hidden_digits};
+#[cfg(target_arch = "x86_64")]
+use flash_sampling_core::backend::code_stride;
+use flash_sampling_core::backend::{ShadowBound, hidden_digits};
 
 /// Elements of a group.
 pub(crate) const GROUP: usize = 64;
@@ -52,6 +54,7 @@ pub(crate) struct RowDigits {
     /// `None` if the row has no upper bounds.
     pub(crate) bound: Option<ShadowBound>,
     /// The sums of the high digits, and of the low digits.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) totals: [i32; 2],
 }
 
@@ -82,6 +85,7 @@ impl Digits {
     }
 
     /// The layout of the packed rows.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn layout(&self) -> DigitLayout {
         self.layout
     }

@@ -34,9 +34,11 @@ use crate::options::Threads;
 use core::ops::Range;
 use digits::DigitLayout;
 pub(crate) use digits::Digits;
+#[cfg(target_arch = "x86_64")]
+use flash_sampling_core::DType;
 use flash_sampling_core::backend::canonical::{extra_terms, norm};
 use flash_sampling_core::backend::shadow_row;
-use flash_sampling_core::{DType, Head, Matrix, Shadow};
+use flash_sampling_core::{Head, Matrix, Shadow};
 use rayon::prelude::*;
 
 /// The largest number of columns for which integer sums cannot overflow.
@@ -151,6 +153,8 @@ impl UpperBounds {
 
     /// The layout of the digits for a kernel.
     fn layout(&self, head: &Head<'_>, kernel: Kernel) -> DigitLayout {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = head;
         match kernel {
             Kernel::Plain => DigitLayout::Groups,
             #[cfg(target_arch = "x86_64")]
