@@ -20,7 +20,7 @@ pub struct SamplerArgs {
     pub variant: VariantConfig,
     /// Make an 8-bit copy of the weight, which takes half the memory of a bf16 weight. Calls of few rows without
     /// filters and log-probabilities read the copy instead of the weight: the same draws in about half the time. Only
-    /// for weights in bf16, f16 or f32; only the variants tiled and sharded:SHARDS on the CPU gain time.
+    /// for weights in bf16, f16 or f32; only variants that draw the tokens of tiled gain time, on the CPU.
     #[arg(long)]
     pub shadow: bool,
 }
