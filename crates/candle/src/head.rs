@@ -8,7 +8,7 @@ use candle_core::DeviceLocation;
 use candle_core::quantized::{QMatMul, QTensor};
 use candle_core::{Device, Result, Tensor, bail};
 use flash_sampling::cpu::{DetachedTiled, Tiled};
-use flash_sampling::{CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, ShadowBuffer, shadow};
+use flash_sampling::{CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, ShadowBuffer, make_shadow};
 use std::sync::Arc;
 
 /// The model's own transforms of its logits; the default has none.
@@ -115,7 +115,7 @@ impl Weight {
 impl OnCpu {
     fn new(weight: Weight, options: HeadOptions, plan: Plan, cpu: &CpuOptions) -> Result<Self> {
         let (shadow, detached) = weight.with_matrix(|matrix| {
-            let shadow = if options.shadow { Some(wrap(shadow(&matrix))?) } else { None };
+            let shadow = if options.shadow { Some(wrap(make_shadow(&matrix))?) } else { None };
             let detached = wrap(Tiled::new(options.head(matrix, shadow.as_ref())?, plan, cpu))?.detach();
             Ok((shadow, detached))
         })?;

@@ -107,8 +107,8 @@ impl<'w> Head<'w> {
         Ok(self)
     }
 
-    /// Adds a shadow of the weight, which samplers read instead of the weight where this gives the same draws in less
-    /// time. Samplers that cannot use a shadow ignore it.
+    /// Adds a shadow of the weight. Samplers that can use a shadow make the same draws in less time, and other samplers
+    /// ignore it.
     ///
     /// The draws are exact only if the shadow is of this weight.
     ///

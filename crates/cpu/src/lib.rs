@@ -7,17 +7,21 @@
 //! | [`Online`], [`OnlineStream`] | online, also over a reader | Alg. I.3 | in distribution |
 //! | [`Standalone`] | over existing logits | Alg. I.1 | pathwise |
 //!
-//! [`shadow()`] makes the shadow of a weight on all threads. [`DetachedTiled`] is a plan between calls, for weights borrowed per call; [`matmul`] is the matmul alone.
+//! [`make_shadow`] makes the shadow of a weight on all threads. [`DetachedTiled`] is a plan between calls, for weights
+//! borrowed per call; [`matmul`] is the matmul alone.
 //!
 //! Weight and hidden states are any pair of bf16, f16 and f32, borrowed and never repacked; sums are float32. A tile of
 //! 256 tokens is multiplied with all rows of the batch ([`Isa`] selects the instructions), transformed, perturbed and
 //! reduced while it is in the cache. There is no `[rows, vocab]` array.
 //!
 //! # Crate layout
-//! `dot` multiplies (its folder has a README), `screen` finds the tokens that can win from 8-bit products, and `simd`
-//! has the AVX-512 and NEON code. `scan` is one pass over the
-//! tokens on all threads; its page lists the modules for the draw within a tile, for filters and for results. `variants`
-//! has the samplers, one file each. `unsafe` code is in `dot`, `screen`, `simd`, `scan/perturb`, `scan/tile` and `scan/prefetch`.
+//! * `dot` multiplies (its folder has a README), and `simd` has the AVX-512 and NEON code.
+//! * `upper_bounds` computes upper bounds of logits from 8-bit products, which select the tokens that may win.
+//! * `scan` is one pass over the tokens on all threads. Its page lists the modules for the draw within a tile, for filters
+//!   and for results.
+//! * `variants` has the samplers, one file each.
+//!
+//! `unsafe` code is in `dot`, `upper_bounds`, `simd`, `scan/perturb`, `scan/tile` and `scan/prefetch`.
 
 mod dot;
 mod error;
@@ -26,9 +30,9 @@ mod matmul;
 mod options;
 mod peak;
 mod scan;
-mod screen;
 mod shadow;
 mod simd;
+mod upper_bounds;
 mod variants;
 
 pub use error::CpuError;
@@ -36,5 +40,5 @@ pub use isa::{Isa, ParseIsaError};
 pub use matmul::matmul;
 pub use options::CpuOptions;
 pub use peak::products;
-pub use shadow::shadow;
+pub use shadow::make_shadow;
 pub use variants::{DetachedTiled, Grouped, Online, OnlineStream, Standalone, Tiled};

@@ -3,13 +3,13 @@
 use flash_sampling_core::{HeadError, Matrix, ShadowBuffer};
 use rayon::prelude::*;
 
-/// Makes the shadow of a weight on rayon's current threads. Calls `done` with the number of rows that a thread has
-/// finished.
+/// Makes the shadow of a weight `[rows, cols]` on rayon's current threads. After every part, calls `done` with the
+/// number of rows in the part.
 ///
 /// # Errors
-/// [`HeadError::ShadowType`] if the weight has not bf16, f16 or f32 elements.
-pub fn shadow(weight: &Matrix<'_>, done: impl Fn(usize) + Sync) -> Result<ShadowBuffer, HeadError> {
-    ShadowBuffer::with(weight, |parts| {
+/// [`HeadError::ShadowType`] if the weight's elements are not bf16, f16 or f32.
+pub fn make_shadow(weight: &Matrix<'_>, done: impl Fn(usize) + Sync) -> Result<ShadowBuffer, HeadError> {
+    ShadowBuffer::new_in_parts(weight, |parts| {
         parts.par_bridge().for_each(|part| {
             let rows = part.count();
             part.fill();
@@ -31,7 +31,7 @@ mod tests {
         let count = |count| {
             rows.fetch_add(count, Ordering::Relaxed);
         };
-        let made = shadow(&weight, count).unwrap();
+        let made = make_shadow(&weight, count).unwrap();
         assert_eq!(made, ShadowBuffer::new(&weight).unwrap());
         assert_eq!(rows.into_inner(), 1000);
     }

@@ -82,8 +82,12 @@ pub struct BackendConfig {
     pub variant: VariantConfig,
     /// The plan.
     pub plan: Plan,
-    /// Make a [`Shadow`](crate::Shadow) of the weight, if the head has none: the same draws in less time, for half the
-    /// memory of a bf16 weight more.
+    /// Whether the sampler makes a [`Shadow`](crate::Shadow) of the weight, if the head has none.
+    ///
+    /// The draws are the same. Calls of few rows without filters and log-probabilities take about half the time. The
+    /// shadow takes a byte for each weight: half the memory of a bf16 weight. Only the CPU's pathwise variants
+    /// (tiled, grouped with [`GroupDraw::Reuse`], shards that merge winners) use a shadow. For a quantised weight, [`build`](crate::build()) returns
+    /// [`HeadError::ShadowType`](crate::HeadError::ShadowType).
     pub shadow: bool,
 }
 

@@ -30,7 +30,7 @@
 //! | sample | [`PerturbedArgmax`], [`RowParams`], [`Samples`] |
 //! | parse a request, and draw its next token | [`SamplingParams`], [`History`], [`RowBuffer`] |
 //! | borrow weights and hidden states | [`Head`], [`Matrix`] |
-//! | read half the bytes of a weight | [`shadow()`], [`Shadow`], [`Head::with_shadow`], [`BackendConfig`] |
+//! | read half the bytes of a weight | [`make_shadow`], [`Shadow`], [`Head::with_shadow`], [`BackendConfig`] |
 //! | replay the noise of a token | [`Noise`], [`noise`](mod@noise) |
 //! | verify draft tokens of a smaller model | [`speculation`] |
 //! | compare with a plain implementation | [`reference`](mod@reference) |
@@ -96,7 +96,7 @@ pub use build::{BuildError, MAX_SHARDS, build, build_from_logits, capabilities_o
 pub use config::{Backend, BackendConfig, ParseConfigError, VariantConfig};
 #[cfg(all(feature = "cuda", feature = "distributed"))]
 pub use cuda_rank::{CudaRank, CudaRankOptions, GpuExchange};
-pub use owned::{HeadOwner, OwnedWeight, build_owned, shadow};
+pub use owned::{HeadOwner, OwnedWeight, build_owned, make_shadow};
 // Samplers and their results.
 #[doc(inline)]
 pub use flash_sampling_core::{

@@ -27,7 +27,7 @@ pub struct OwnedWeight<B> {
 }
 
 impl<B: AsRef<[u8]> + Send + Sync> OwnedWeight<B> {
-    /// A weight of `vocab` rows and `hidden` columns. [`build_owned`] checks the sizes.
+    /// A weight of `vocab` rows and `hidden` columns. [`build_owned`] checks the number of bytes.
     pub fn new(bytes: B, dtype: DType, vocab: usize, hidden: usize) -> Self {
         OwnedWeight { bytes, dtype, vocab, hidden }
     }
@@ -58,23 +58,45 @@ impl HeadOwner for WithShadow<'_> {
     }
 }
 
-/// Makes the shadow of a weight, on all threads if the CPU backend is there.
+/// Makes the shadow of a weight `[vocab, hidden]`, with the feature `cpu` on all threads.
+///
+/// ```
+/// use flash_sampling::{BackendConfig, Head, Matrix, RowParams, Samples, build, make_shadow};
+///
+/// let weight: Vec<f32> = (0..1000 * 64).map(|i| (i as f32 * 0.7).sin()).collect();
+/// let weight = Matrix::new(&weight, 1000, 64)?; // [vocab, hidden]
+///
+/// // The sampler makes and owns the shadow.
+/// let mut sampler = build(Head::new(weight)?, &BackendConfig { shadow: true, ..BackendConfig::default() })?;
+///
+/// // Or several samplers share a shadow, which outlives them.
+/// let buffer = make_shadow(&weight)?;
+/// let head = Head::new(weight)?.with_shadow(buffer.shadow())?;
+/// let mut other = build(head, &BackendConfig::default())?;
+///
+/// let (hidden, mut samples) = ([0.5f32; 64], Samples::new());
+/// sampler.sample(Matrix::new(&hidden, 1, 64)?, &[RowParams::default()], &mut samples)?;
+/// let token = samples.row(0)?.token();
+/// other.sample(Matrix::new(&hidden, 1, 64)?, &[RowParams::default()], &mut samples)?;
+/// assert_eq!(samples.row(0)?.token(), token);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
-/// [`HeadError::ShadowType`] if the weight has not bf16, f16 or f32 elements.
-pub fn shadow(weight: &Matrix<'_>) -> Result<ShadowBuffer, HeadError> {
+/// [`HeadError::ShadowType`] if the weight's elements are not bf16, f16 or f32.
+pub fn make_shadow(weight: &Matrix<'_>) -> Result<ShadowBuffer, HeadError> {
     #[cfg(feature = "cpu")]
-    return flash_sampling_cpu::shadow(weight, |_| ());
+    return flash_sampling_cpu::make_shadow(weight, |_| ());
     #[cfg(not(feature = "cpu"))]
     ShadowBuffer::new(weight)
 }
 
-/// [`build`] for a head without a shadow, with a shadow that the sampler owns.
+/// [`build`] for a head without a shadow. The sampler makes the shadow, and owns it.
 pub(crate) fn build_with_shadow<'w>(
     head: Head<'w>,
     config: &BackendConfig,
 ) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
-    let owner: Owner<'w> = Box::new(WithShadow { shadow: shadow(&head.weight())?, head });
+    let owner: Owner<'w> = Box::new(WithShadow { shadow: make_shadow(&head.weight())?, head });
     Ok(Box::new(Owned::try_new(owner, |owner| build(owner.head()?, config))?))
 }
 

@@ -5,7 +5,7 @@ use flash_sampling::distributed::Sharded;
 use flash_sampling::{
     Backend, BackendConfig, BuildError, CpuOptions, DType, Exactness, GroupDraw, Head, HeadError, HeadOwner, Isa,
     Matrix, OwnedWeight, PerturbedArgmax, Plan, RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
-    build_from_logits, build_owned, capabilities_of, shadow,
+    build_from_logits, build_owned, capabilities_of, make_shadow,
 };
 
 const VOCAB: usize = 700;
@@ -61,10 +61,10 @@ fn a_shadow_changes_no_token_and_is_refused_for_quantised_weights() {
         let want = tokens(&mut *build(head(&weight), &plain).unwrap());
         let with_shadow = BackendConfig { shadow: true, ..plain.clone() };
         assert_eq!(tokens(&mut *build(head(&weight), &with_shadow).unwrap()), want, "{:?}", plain.variant);
-        let made = shadow(&head(&weight).weight()).unwrap();
-        let head = head(&weight).with_shadow(made.shadow()).unwrap();
+        let buffer = make_shadow(&head(&weight).weight()).unwrap();
+        let head = head(&weight).with_shadow(buffer.shadow()).unwrap();
         assert_eq!(tokens(&mut *build(head, &plain).unwrap()), want, "{:?}", plain.variant);
-        assert!(head.with_shadow(made.shadow().row_range(1..VOCAB)).is_err());
+        assert!(head.with_shadow(buffer.shadow().row_range(1..VOCAB)).is_err());
     }
     let blocks = vec![0u8; 34 * VOCAB];
     let head = Head::new(Matrix::from_bytes(&blocks, DType::Q8_0, VOCAB, 32, 32).unwrap()).unwrap();

@@ -23,7 +23,7 @@ use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::output;
 use cases::{Inputs, Ours};
-use flash_sampling::{DType, ShadowBuffer, shadow};
+use flash_sampling::{DType, ShadowBuffer, make_shadow};
 use record::{Record, Section};
 use serde::Serialize;
 use std::io::{self, Write};
@@ -84,7 +84,8 @@ pub fn variants(
 ) -> Result<(), CommandError> {
     let most = size.rows.iter().copied().max().unwrap_or(1);
     let inputs = Inputs::new(size.vocab, size.hidden, most, dtype)?;
-    let shadow = ours.shadow.then(|| shadow(&inputs.weight()?).map_err(|error| CommandError::usage(error.to_string())));
+    let shadow =
+        ours.shadow.then(|| make_shadow(&inputs.weight()?).map_err(|error| CommandError::usage(error.to_string())));
     let shadow = shadow.transpose()?;
     for &rows in &size.rows {
         let section = inputs.section(ours, rows, size.rounds);

@@ -28,12 +28,13 @@ pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
 pub fn legend(out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
-        "\nlines: with the fastest instruction set for the types, unless a line or --isa names another\n  \
+        "\nlines: with the fastest instruction set for the types, unless a line or a flag names another\n  \
          read         plain reads of the weight (or of the logits), without a sampler\n  \
          products     the multiplications alone, on cached data\n  \
          greedy       the tiled variant at temperature 0, which adds no noise\n  \
          gaussian     a draw at temperature 1 from Gaussian logits\n  \
-         peaked       a draw at temperature 1 from logits with a few tokens far above a Gaussian bulk\n\
+         peaked       a draw at temperature 1 from logits with a few tokens far above a Gaussian bulk\n  \
+         shadow       the draw reads an 8-bit copy of the weight, so \"of read\" can be above 1\n\
          columns\n  \
          ms           time of the shortest call\n  \
          GB/s         bytes of the weight, or of the logits, over this time\n  \

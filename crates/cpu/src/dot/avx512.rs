@@ -110,15 +110,15 @@ pub(super) unsafe fn decode(weight: &Matrix<'_>, stride: usize, out: &mut [f32])
 /// # Safety
 /// AVX-512 F, BW, DQ and VL are available.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn codes(weight: &Matrix<'_>, scales: &[f32], stride: usize, out: &mut [u8]) {
+pub(crate) unsafe fn requantise(weight: &Matrix<'_>, scales: &[f32], stride: usize, out: &mut [u8]) {
     assert!(stride >= weight.cols());
-    macro_rules! codes {
+    macro_rules! requantise {
         ($format:ident) => {
             // SAFETY: by this function's contract, and the type is that of the weight.
-            unsafe { blocks::x86::codes::<Avx512<f32>, Spans512<$format>>(weight, scales, stride, out) }
+            unsafe { blocks::x86::requantise::<Avx512<f32>, Spans512<$format>>(weight, scales, stride, out) }
         };
     }
-    for_format!(weight.dtype(), codes, unreachable!("a type without blocks"));
+    for_format!(weight.dtype(), requantise, unreachable!("a type without blocks"));
 }
 
 /// Runs multiply-adds; see [`lanes::products`].

@@ -69,7 +69,7 @@ impl Dot {
         #[cfg(target_arch = "x86_64")]
         if isa == Isa::Amx {
             // Integer products have two rows of digits for a hidden row.
-            scratch = amx::scratch(rows.max(2 * rows.min(crate::screen::MOST_ROWS)));
+            scratch = amx::scratch(rows.max(2 * rows.min(crate::upper_bounds::MAX_ROWS)));
         }
         let isa = isa.for_types(weight, DType::BF16);
         scratch.decoded = blocks::scratch(isa, weight, rows);

@@ -7,7 +7,7 @@ use crate::options::Threads;
 use crate::scan::canonical::Canonical;
 use crate::scan::finish::Summary;
 use crate::scan::tile::Source;
-use crate::screen::{Digits, Screen};
+use crate::upper_bounds::{Digits, UpperBounds};
 use flash_sampling_core::backend::{Row, RowSummary};
 use flash_sampling_core::{DType, Head, Matrix, Plan};
 
@@ -16,7 +16,7 @@ use flash_sampling_core::{DType, Head, Matrix, Plan};
 pub(crate) struct PackedInput {
     packed: Packed,
     /// Upper bounds of logits, and the hidden states in digits.
-    screen: Option<(Screen, Digits)>,
+    bounds: Option<(UpperBounds, Digits)>,
     canonical: Option<Canonical>,
     /// The bytes of some rows of the input.
     gathered: Vec<u8>,
@@ -26,37 +26,37 @@ impl PackedInput {
     pub(crate) fn new(head: &Head<'_>, plan: &Plan) -> Self {
         PackedInput {
             packed: Packed::new(plan.max_rows, head.hidden()),
-            screen: None,
+            bounds: None,
             canonical: plan.canonical.then(|| Canonical::new(head)),
             gathered: Vec::new(),
         }
     }
 
     /// Prepares upper bounds, if the head has any.
-    pub(crate) fn with_screen(mut self, head: &Head<'_>, plan: &Plan, isa: Isa, threads: &Threads) -> Self {
-        let screen = Screen::new(head, isa, threads);
-        self.screen = screen.map(|screen| {
-            let digits = screen.digits(plan.max_rows, head);
-            (screen, digits)
+    pub(crate) fn with_bounds(mut self, head: &Head<'_>, plan: &Plan, isa: Isa, threads: &Threads) -> Self {
+        let bounds = UpperBounds::new(head, isa, threads);
+        self.bounds = bounds.map(|bounds| {
+            let digits = bounds.digits(plan.max_rows, head);
+            (bounds, digits)
         });
         self
     }
 
     /// Removes the upper bounds.
     #[cfg(test)]
-    pub(crate) fn without_screen(&mut self) {
-        self.screen = None;
+    pub(crate) fn without_bounds(&mut self) {
+        self.bounds = None;
     }
 
     /// Whether calls of this number of rows have upper bounds of this head's logits, which take less time.
     pub(crate) fn has_bounds(&self, head: &Head<'_>, rows: usize) -> bool {
-        self.screen.as_ref().is_some_and(|(screen, _)| screen.pays(head, rows))
+        self.bounds.as_ref().is_some_and(|(bounds, _)| bounds.is_faster(head, rows))
     }
 
     /// Reserves memory for another number of rows.
     pub(crate) fn replan(&mut self, max_rows: usize) {
         self.packed.replan(max_rows);
-        if let Some((_, digits)) = &mut self.screen {
+        if let Some((_, digits)) = &mut self.bounds {
             digits.replan(max_rows);
         }
     }
@@ -68,14 +68,14 @@ impl PackedInput {
         dot
     }
 
-    /// Packs some rows of the hidden states, ascending; for upper bounds, if `bounds`.
+    /// Packs some rows of the hidden states, ascending; also in digits, if `with_bounds`.
     pub(crate) fn pack_rows(
         &mut self,
         isa: Isa,
         head: &Head<'_>,
         input: &Matrix<'_>,
         rows: &[usize],
-        bounds: bool,
+        with_bounds: bool,
     ) -> Dot {
         let mut some = *input;
         let mut gathered = core::mem::take(&mut self.gathered);
@@ -86,8 +86,8 @@ impl PackedInput {
                 .expect("these bytes are whole rows");
         }
         let dot = self.pack(isa, head.weight().dtype(), &some);
-        if let (Some((screen, digits)), true) = (&mut self.screen, bounds) {
-            screen.pack(head, &some, digits);
+        if let (Some((bounds, digits)), true) = (&mut self.bounds, with_bounds) {
+            bounds.pack(head, &some, digits);
         }
         self.gathered = gathered;
         dot
@@ -100,13 +100,13 @@ impl PackedInput {
 
     /// The matmul of `head` with these hidden states.
     pub(crate) fn source<'a>(&'a self, head: &'a Head<'a>, dot: Dot) -> Source<'a> {
-        Source::Head { head, dot, hidden: &self.packed, screen: None }
+        Source::Head { head, dot, hidden: &self.packed, bounds: None }
     }
 
     /// [`PackedInput::source`] with upper bounds of the logits.
-    pub(crate) fn bounds<'a>(&'a self, head: &'a Head<'a>, dot: Dot) -> Source<'a> {
-        let screen = self.screen.as_ref().map(|(screen, digits)| (screen, digits));
-        Source::Head { head, dot, hidden: &self.packed, screen }
+    pub(crate) fn source_of_bounds<'a>(&'a self, head: &'a Head<'a>, dot: Dot) -> Source<'a> {
+        let bounds = self.bounds.as_ref().map(|(bounds, digits)| (bounds, digits));
+        Source::Head { head, dot, hidden: &self.packed, bounds }
     }
 
     /// Writes the canonical draws and largest logits of row `r` to `out`, which [`RowSummary::begin`] prepared.

@@ -36,7 +36,7 @@ impl<'w> HeadScan<'w> {
         let engine = Engine::new(plan, head.weight().dtype(), options, weigh)?;
         let mut hidden = PackedInput::new(&head, &plan);
         if !weigh {
-            hidden = hidden.with_screen(&head, &plan, engine.isa, &engine.threads);
+            hidden = hidden.with_bounds(&head, &plan, engine.isa, &engine.threads);
         }
         Ok(HeadScan { logits: HeadLogits { hidden, head }, engine, chunk: CHUNK })
     }
@@ -81,7 +81,7 @@ impl<'w> Tiled<'w> {
 impl Tiled<'_> {
     /// Makes every pass without upper bounds.
     pub(crate) fn without_bounds(mut self) -> Self {
-        self.scan.logits.hidden.without_screen();
+        self.scan.logits.hidden.without_bounds();
         self
     }
 }

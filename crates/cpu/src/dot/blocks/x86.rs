@@ -276,7 +276,7 @@ impl<T: Spans, F: Lanes<Weights = [__m512; 2]>> Decoder<F> for Spans512<T> {
 /// # Safety
 /// AVX-512 F, BW, DQ and VL are available, and the weight has `D`'s type.
 #[inline(always)]
-pub(crate) unsafe fn codes<F: Lanes<Weights = [__m512; 2]>, D: Decoder<F>>(
+pub(crate) unsafe fn requantise<F: Lanes<Weights = [__m512; 2]>, D: Decoder<F>>(
     weight: &Matrix<'_>,
     scales: &[f32],
     stride: usize,

@@ -32,8 +32,8 @@ pub(crate) trait Logits {
         false
     }
 
-    /// The logits of some rows of the input, ascending; or, with `bounds`, their upper bounds.
-    fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize], bounds: bool) -> Source<'s>;
+    /// The logits of some rows of the input, ascending; or, if `with_bounds`, their upper bounds.
+    fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize], with_bounds: bool) -> Source<'s>;
 
     /// Returns the largest gap below the best score of a canonical candidate.
     fn slack(&mut self, _row: &Row<'_>, _input: &Matrix<'_>, _r: usize) -> f32 {
@@ -73,9 +73,9 @@ impl Logits for HeadLogits<'_> {
         self.hidden.has_bounds(&self.head, rows)
     }
 
-    fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize], bounds: bool) -> Source<'s> {
-        let dot = self.hidden.pack_rows(isa, &self.head, &input, rows, bounds);
-        if bounds { self.hidden.bounds(&self.head, dot) } else { self.packed(dot) }
+    fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize], with_bounds: bool) -> Source<'s> {
+        let dot = self.hidden.pack_rows(isa, &self.head, &input, rows, with_bounds);
+        if with_bounds { self.hidden.source_of_bounds(&self.head, dot) } else { self.packed(dot) }
     }
 
     fn slack(&mut self, row: &Row<'_>, input: &Matrix<'_>, r: usize) -> f32 {
@@ -188,8 +188,8 @@ impl Engine {
                     && row.logprobs.is_none()
                     && row.raw_logprobs.is_none()
             };
-            let bounds = rows.iter().flatten().all(draws_only) && logits.has_bounds(members.len());
-            let source = logits.source(self.isa, batch.input, &members, bounds);
+            let with_bounds = rows.iter().flatten().all(draws_only) && logits.has_bounds(members.len());
+            let source = logits.source(self.isa, batch.input, &members, with_bounds);
             self.pass(&source, &rows, tokens, chunk, begin_row);
             self.gather_and_decide(&rows, vocab_size);
         }

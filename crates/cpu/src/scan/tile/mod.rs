@@ -11,20 +11,20 @@ use crate::scan::prefetch::prefetch;
 use crate::scan::row_groups::{GroupWinner, RowGroups};
 use crate::scan::row_state::RowState;
 use crate::simd::{SPAN, Vector};
-use bounds::Contenders;
 use core::ops::Range;
 pub(crate) use dispatch::Simd;
 use flash_sampling_core::RowError;
 use flash_sampling_core::backend::{
     Candidate, IndexedAdjustments, Row, RowTransform, Stage, StagedError, any_invalid, first_invalid,
 };
+use possible_winners::PossibleWinners;
 pub(crate) use source::Source;
 use std::sync::Arc;
 use threshold_scan::{draw_tile, rank};
 
-mod bounds;
 mod dispatch;
 mod filtered;
+mod possible_winners;
 mod source;
 mod threshold_scan;
 
@@ -75,8 +75,8 @@ pub(crate) struct Worker {
     /// [`LOGITS_TILE`] of one row.
     logits: Vec<f32>,
     dot: DotScratch,
-    /// The tokens that may win by their upper bounds.
-    contenders: Contenders,
+    /// The tokens of a tile whose upper bounds may win.
+    possible_winners: PossibleWinners,
     pub(crate) rows: Vec<RowState>,
     /// The token lists of a pass, one per row with a list.
     pub(crate) lists: Vec<Vec<Candidate>>,
@@ -91,15 +91,15 @@ impl Worker {
     pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch, known: Arc<SharedBounds>) -> Self {
         let logits = vec![0.0; (rows.len() * TILE + SPAN).max(LOGITS_TILE)];
         let (lists, groups) = (Vec::new(), Vec::new());
-        let (above, contenders) = (LogitCache::default(), Contenders::default());
-        Worker { logits, dot, contenders, rows, lists, groups, above, known }
+        let (above, possible_winners) = (LogitCache::default(), PossibleWinners::default());
+        Worker { logits, dot, possible_winners, rows, lists, groups, above, known }
     }
 
     /// Resets the states for the rows of a pass.
     ///
     /// `short` and `shares` go to [`RowState::begin`].
     pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>], short: Option<ListBudget>, shares: bool) {
-        self.contenders.reset();
+        self.possible_winners.reset();
         for (state, row) in self.rows.iter_mut().zip(rows) {
             if let Ok(planned) = row {
                 state.begin(&planned.row, planned.slack, short.filter(|_| planned.is_whole), shares);
@@ -128,7 +128,7 @@ impl Worker {
         simd: Simd,
     ) {
         let mut tokens = tokens;
-        if source.has_bounds() && self.contenders.begin() {
+        if source.has_bounds() && self.possible_winners.is_first_part() {
             // The first logits give the scores that the bounds of other tokens must reach.
             let end = (tokens.start / SPAN as u32 + 1).saturating_mul(SPAN as u32).min(tokens.end);
             self.evaluate_part(&source.without_bounds(), rows, tokens.start..end, simd);
@@ -180,8 +180,9 @@ impl Worker {
                 Source::Logits { .. } => &mut self.logits[..LOGITS_TILE],
             };
             let (lists, above, known) = (&mut self.lists, &mut self.above, (r, &*self.known));
-            let contenders = source.has_bounds().then_some(&mut self.contenders);
-            let span = Span { source, planned, first, at, len: part.len(), logits, lists, above, known, contenders };
+            let possible_winners = source.has_bounds().then_some(&mut self.possible_winners);
+            let span =
+                Span { source, planned, first, at, len: part.len(), logits, lists, above, known, possible_winners };
             simd.summarize(span, &mut self.rows[r]);
         }
     }
@@ -202,7 +203,7 @@ struct Span<'a, 'b> {
     /// The index of the row, and the shared bounds.
     known: (usize, &'a SharedBounds),
     /// If `logits` are upper bounds: the tokens that may win.
-    contenders: Option<&'a mut Contenders>,
+    possible_winners: Option<&'a mut PossibleWinners>,
 }
 
 /// Transforms the logits of one row of one tile, and adds the logits to the row's state.
@@ -211,7 +212,7 @@ struct Span<'a, 'b> {
 /// The instruction set of `V` is available.
 #[inline(always)]
 unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
-    let Span { source, planned, first, at, len, logits, lists, above, known, contenders } = span;
+    let Span { source, planned, first, at, len, logits, lists, above, known, possible_winners } = span;
     let row = &planned.row;
     let (token, end) = (first + at as u32, at + len);
     let tokens = token..token + len as u32;
@@ -237,8 +238,8 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
             }
             if !is_raw {
                 if any_invalid(&logits[at..end]) {
-                    if let Some(contenders) = contenders {
-                        return contenders.refuse();
+                    if let Some(possible_winners) = possible_winners {
+                        return possible_winners.request_all_logits();
                     }
                     state.invalid = StagedError::first(state.invalid, invalid(Stage::Raw, &logits[at..end]));
                     return;
@@ -257,9 +258,9 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     };
     let mut tops = [f32::NEG_INFINITY; SPANS];
     let tops = &mut tops[..spans.len().next_multiple_of(BLOCKS)];
-    if let Some(contenders) = contenders {
+    if let Some(possible_winners) = possible_winners {
         // SAFETY: by this function's contract.
-        return unsafe { contenders.add::<V>((planned, known), first, spans, tops, state) };
+        return unsafe { possible_winners.add::<V>((planned, known), first, spans, tops, state) };
     }
     // SAFETY: by this function's contract.
     let Some(top) = (unsafe { V::largest(spans, tops) }) else {

@@ -3,8 +3,8 @@
 use super::LOGITS_TILE;
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, DotScratch, TILE};
-use crate::screen::{Digits, Screen};
 use crate::simd::SPAN;
+use crate::upper_bounds::{Digits, UpperBounds};
 use core::ops::Range;
 use flash_sampling_core::backend::widen;
 use flash_sampling_core::{Head, Matrix};
@@ -12,8 +12,8 @@ use flash_sampling_core::{Head, Matrix};
 /// The source of logits.
 #[derive(Clone, Copy)]
 pub(crate) enum Source<'a> {
-    /// The matmul with a head. With a screen, a tile has upper bounds of the logits.
-    Head { head: &'a Head<'a>, dot: Dot, hidden: &'a Packed, screen: Option<(&'a Screen, &'a Digits)> },
+    /// The matmul with a head. With `bounds`, a tile has upper bounds of the logits.
+    Head { head: &'a Head<'a>, dot: Dot, hidden: &'a Packed, bounds: Option<(&'a UpperBounds, &'a Digits)> },
     /// Existing logits, `[rows, vocab]`. `rows` selects rows, in this order.
     Logits { logits: Matrix<'a>, rows: Option<&'a [usize]> },
 }
@@ -38,10 +38,10 @@ impl<'a> Source<'a> {
     /// Writes the raw logits of `tokens` (at most [`TILE`]) to `out[r * TILE ..]`, for all rows.
     pub(super) fn fill(&self, tokens: Range<u32>, out: &mut [f32], scratch: &mut DotScratch) {
         match self {
-            Source::Head { head, dot, hidden, screen } => {
+            Source::Head { head, dot, hidden, bounds } => {
                 let rows = head.weight_row(tokens.start)..head.weight_row(tokens.end);
-                match screen {
-                    Some((screen, digits)) => screen.tile(head, rows, digits, out, scratch),
+                match bounds {
+                    Some((bounds, digits)) => bounds.tile(head, rows, digits, out, scratch),
                     None => dot.tile(&head.weight().row_range(rows), hidden.all(), out, scratch),
                 }
             }
@@ -55,11 +55,11 @@ impl<'a> Source<'a> {
     /// Turns the dot products of a head into raw logits, or their upper bounds into upper bounds.
     #[inline(always)]
     pub(super) fn transform(&self, first: u32, dots: &mut [f32]) {
-        /// The largest rise of the float32 tanh where tanh falls or stays, with a factor of 2.
+        /// More than the errors of the float32 tanh of a logit and of its upper bound (`docs/exactness.md`).
         const TANH_RISE: f32 = 2e-6;
-        let Source::Head { head, screen, .. } = self else { return };
+        let Source::Head { head, bounds, .. } = self else { return };
         head.transform(first, dots);
-        if let (Some(_), Some(cap)) = (screen, head.soft_cap()) {
+        if let (Some(_), Some(cap)) = (bounds, head.soft_cap()) {
             let rise = TANH_RISE * cap * head.scale();
             dots.iter_mut().for_each(|bound| *bound += rise);
         }
@@ -68,13 +68,13 @@ impl<'a> Source<'a> {
     /// Whether tiles have upper bounds of the logits.
     #[inline(always)]
     pub(super) fn has_bounds(&self) -> bool {
-        matches!(self, Source::Head { screen: Some(_), .. })
+        matches!(self, Source::Head { bounds: Some(_), .. })
     }
 
-    /// The source of logits for a source of upper bounds.
+    /// This source, with logits instead of upper bounds.
     pub(super) fn without_bounds(self) -> Self {
         match self {
-            Source::Head { head, dot, hidden, .. } => Source::Head { head, dot, hidden, screen: None },
+            Source::Head { head, dot, hidden, .. } => Source::Head { head, dot, hidden, bounds: None },
             logits => logits,
         }
     }

@@ -1,13 +1,10 @@
-use super::digits::Order;
-use super::{Digits, RowNumbers};
 #[cfg(target_arch = "x86_64")]
-use crate::dot::pack::PackedRows;
+mod x86;
+
 use crate::dot::tests::bytes;
-use crate::dot::{DotScratch, TILE};
 use crate::isa::Isa;
 use crate::options::CpuOptions;
 use crate::variants::Tiled;
-use flash_sampling_core::backend::{code_stride, shadow_row};
 use flash_sampling_core::{
     DType, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, Shadow, ShadowBuffer, bf16,
 };
@@ -46,7 +43,7 @@ fn hidden(rows: usize, cols: usize) -> Vec<f32> {
     (0..rows * cols).map(|i| 2.0 * noise(i + 999_983) * if i % cols == 11 { 8.0 } else { 1.0 }).collect()
 }
 
-/// Rows of all kinds whose draws may come from upper bounds.
+/// Rows with every parameter that allows upper bounds.
 fn params<'a>(rows: usize, step: u64, mask: &'a [u32], bias: &'a [(u32, f32)]) -> Vec<RowParams<'a>> {
     (0..rows)
         .map(|r| {
@@ -131,7 +128,7 @@ fn draws_of_quantised_weights_are_the_draws_without_bounds() {
     }
 }
 
-/// The negative control: without the errors of the shadow, some draw is another.
+/// The negative control: if the errors of the shadow are set to 0, some draws differ.
 #[test]
 fn draws_without_the_errors_of_the_shadow_differ() {
     let (_, floats) = heads().swap_remove(0);
@@ -141,75 +138,8 @@ fn draws_without_the_errors_of_the_shadow_differ() {
     let head = Head::new(weight).unwrap();
     let plan = Plan { max_rows: 17, max_draws: 3, ..Plan::default() };
     let options = CpuOptions { threads: Some(1), isa: None };
-    let bold = Shadow::new(shadow.codes(), COLS, [shadow.scales(), &[0.0; VOCAB], shadow.norms()]).unwrap();
-    let mut with = Tiled::new(head.with_shadow(bold).unwrap(), plan, &options).unwrap();
+    let without_errors = Shadow::new(shadow.codes(), COLS, [shadow.scales(), &[0.0; VOCAB], shadow.norms()]).unwrap();
+    let mut with = Tiled::new(head.with_shadow(without_errors).unwrap(), plan, &options).unwrap();
     let mut without = Tiled::new(head, plan, &options).unwrap();
     assert!(compare(&mut with, &mut without, 3000).is_err());
-}
-
-/// Dot products of codes and digits, one by one.
-fn products(shadow: &Shadow<'_>, digits: &Digits) -> Vec<f32> {
-    let mut out = vec![f32::NAN; digits.rows.len() * TILE];
-    super::plain::portable(shadow, digits, &mut out);
-    out
-}
-
-#[cfg(target_arch = "x86_64")]
-#[test]
-fn panels_and_vectors_have_the_products_of_groups() {
-    use super::{codes::ShadowCodes, multiply_panels, vnni};
-    use crate::dot::amx;
-    for (vocab, cols, rows) in [(256, 4096, 1), (77, 100, 9), (33, 64, 64), (256, 1000, 17), (5, 63, 3), (64, 129, 40)]
-    {
-        let weight: Vec<f32> = (0..vocab * cols).map(noise).collect();
-        let buffer = ShadowBuffer::new(&Matrix::new(&weight, vocab, cols).unwrap()).unwrap();
-        let (shadow, floats) = (buffer.shadow(), hidden(rows, cols));
-        let states = Matrix::new(&floats, rows, cols).unwrap();
-        let mut digits = Digits::new(rows, cols, vec![Order::Groups, Order::Panels]);
-        digits.pack(Order::Groups, &states, 1.0, cols);
-        let want = products(&shadow, &digits);
-        let stride = code_stride(cols);
-        if is_x86_feature_detected!("avx512vnni") {
-            let mut out = want.clone();
-            let (codes, out_at) = (shadow.codes().as_ptr().cast(), out.as_mut_ptr());
-            let (hidden, groups) = (&digits, stride / 64);
-            // SAFETY: VNNI is there, and the sizes are those of the shadow and the hidden states.
-            unsafe {
-                vnni::Operands { codes, stride, rows: vocab, hidden, groups, out: out_at }.multiply::<ShadowCodes>();
-            }
-            assert!(out.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits()), "VNNI, [{vocab}, {cols}], {rows}");
-        }
-        digits.pack(Order::Panels, &states, 1.0, cols);
-        let codes: Vec<u8> = shadow.codes().iter().map(|code| *code as u8).collect();
-        let mut scratch = DotScratch::default();
-        let multiply = |pairs: &Matrix<'_>, panels: PackedRows<'_>, integers: &mut [f32], _: &mut DotScratch| {
-            amx::plain::integer_tile(pairs, panels, integers);
-        };
-        let mut out = vec![f32::NAN; rows * TILE];
-        multiply_panels(&codes, stride, &digits, &mut out, &mut scratch, multiply);
-        assert!(out.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits()), "tiles, [{vocab}, {cols}], {rows}");
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[test]
-fn codes_of_quantised_weights_are_those_of_their_floats() {
-    if !Isa::Avx512.is_available() {
-        return;
-    }
-    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.block_elements() > 1) {
-        let (rows, cols) = (40, 768);
-        let weight = bytes(rows, cols, 3, dtype, false);
-        let weight = Matrix::from_bytes(&weight, dtype, rows, cols, cols).unwrap();
-        let (mut row, mut want) = (vec![0.0; cols], vec![0i8; cols]);
-        let numbers = RowNumbers::of_codes(&weight);
-        let mut out = vec![0u8; rows * cols];
-        // SAFETY: AVX-512 is there.
-        unsafe { crate::dot::avx512::codes(&weight, numbers.rows(0..rows)[0], cols, &mut out) };
-        for (r, codes) in out.chunks_exact(cols).enumerate() {
-            weight.row_to_f32(r, &mut row);
-            shadow_row(&row, &mut want);
-            assert!(codes.iter().zip(&want).all(|(a, b)| *a as i8 == *b), "{dtype:?}, row {r}");
-        }
-    }
 }

@@ -1,17 +1,21 @@
-//! Upper bounds of logits from 8-bit products, which select the tokens that get their logit from the weight.
+//! Upper bounds of logits from 8-bit products, which select the tokens that may win.
 //!
 //! Plain version, for a row of a call:
 //! ```text
 //! for each token: best = merge(best, (logit + gumbel, token))
 //! ```
-//! Deviation: a token whose upper bound scores below the best so far cannot win, so its logit is not computed. All
-//! transforms of logits are monotone, also in float32, so the bound of a dot product becomes a bound of the score. A
-//! token that may win gets its logit by the kernel of `dot`, so the winner has the bits of a pass without bounds. If a
-//! bound is not finite, or many tokens of a tile may win, all logits of the tile are computed (`scan/tile/bounds.rs`).
+//! Deviations:
+//! 1. A token whose upper bound scores below the best score so far cannot win, so its logit is not computed. All
+//!    transforms of logits are monotone, also in float32, so the bound of a dot product becomes a bound of the score.
+//! 2. The kernel of `dot` computes the logit of a token that may win. So the winner has the bits of a pass without
+//!    bounds.
+//! 3. If a bound is not finite, or many tokens of a tile may win, all logits of the tile are computed
+//!    (`scan/tile/possible_winners.rs`).
 //!
-//! The products are of codes and of hidden states in two digits of 8 bits. The codes are those of a head's
-//! [`Shadow`](flash_sampling_core::Shadow), or of a quantised weight. AMX multiplies codes with one scale for a row. For
-//! a quantised weight, a worker makes such codes from some rows at a time. Proof of the bounds: `docs/exactness.md`.
+//! A product is the dot product of a row of codes and a hidden state in two 8-bit digits per element. The codes come
+//! from the head's [`Shadow`](flash_sampling_core::Shadow), or from a quantised weight. The AMX kernel needs one scale
+//! for a row of codes. So for AMX, a worker *requantises* some rows of a quantised weight at a time: it computes codes
+//! with one scale for a row. Proof of the bounds: `docs/exactness.md`.
 
 #[cfg(target_arch = "x86_64")]
 mod codes;
@@ -28,20 +32,22 @@ use crate::dot::{DotScratch, TILE};
 use crate::isa::Isa;
 use crate::options::Threads;
 use core::ops::Range;
+use digits::DigitLayout;
 pub(crate) use digits::Digits;
-use digits::Order;
+#[cfg(target_arch = "x86_64")]
+use flash_sampling_core::DType;
 use flash_sampling_core::backend::canonical::{extra_terms, norm};
 use flash_sampling_core::backend::shadow_row;
-use flash_sampling_core::{DType, Head, Matrix, Shadow};
+use flash_sampling_core::{Head, Matrix, Shadow};
 use rayon::prelude::*;
 
-/// With more columns, integer sums may overflow.
+/// The largest number of columns for which integer sums cannot overflow.
 const MAX_COLS: usize = 1 << 17;
 /// The largest number of rows of a call with bounds.
-pub(crate) const MOST_ROWS: usize = 64;
-/// Weight rows whose codes are in a worker's memory at a time.
+pub(crate) const MAX_ROWS: usize = 64;
+/// The number of weight rows that a worker requantises at a time.
 #[cfg(target_arch = "x86_64")]
-const CODED: usize = 64;
+const REQUANTISED_ROWS: usize = 64;
 
 /// The instructions of the products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,32 +57,36 @@ enum Kernel {
     /// AVX-512 VNNI.
     #[cfg(target_arch = "x86_64")]
     Vnni,
-    /// AMX-INT8, for calls of more rows than the others serve well.
+    /// AMX-INT8, which is faster than the others for more rows.
     #[cfg(target_arch = "x86_64")]
     Amx,
 }
 
-/// A number for each row of the codes: scale, error, norm.
+/// The scale, the error and the norm of each row of codes of a quantised weight; as for a shadow.
 #[derive(Debug, Default)]
-struct RowNumbers([Vec<f32>; 3]);
+struct RowNumbers {
+    scales: Vec<f32>,
+    errors: Vec<f32>,
+    norms: Vec<f32>,
+}
 
-/// What a head's upper bounds need, computed once.
+/// The kernels of a head's upper bounds, and the numbers of its rows, computed once.
 #[derive(Debug)]
-pub(crate) struct Screen {
+pub(crate) struct UpperBounds {
     isa: Isa,
     /// The kernels of this machine for this head: for few rows, and for more.
     kernels: [Option<Kernel>; 2],
-    /// The rows of a quantised weight as they are stored, with the kernel for few rows.
+    /// For the blocks of a quantised weight; empty for a head with a shadow, or without the kernel for few rows.
     blocks: RowNumbers,
-    /// The codes with one scale for a row of a quantised weight.
-    coded: RowNumbers,
-    /// The largest norm plus error of a token.
-    largest: f64,
-    /// Terms of a dot product in its bound.
+    /// For the requantised rows of a quantised weight; empty for a head with a shadow, or without AMX.
+    requantised: RowNumbers,
+    /// The largest sum of a token's norm and error.
+    largest_norm: f64,
+    /// The number of terms of a dot product, for the bound of its rounding.
     terms: usize,
 }
 
-/// The kernels for a weight of this type and size.
+/// The kernels for a weight of this type and size: for few rows of a call, and for more.
 fn kernels(isa: Isa, weight: &Matrix<'_>) -> [Option<Kernel>; 2] {
     #[cfg(target_arch = "x86_64")]
     {
@@ -96,7 +106,7 @@ fn kernels(isa: Isa, weight: &Matrix<'_>) -> [Option<Kernel>; 2] {
     }
 }
 
-impl Screen {
+impl UpperBounds {
     /// Prepares upper bounds, if this machine has a kernel for the head. Reads a quantised weight once.
     pub(crate) fn new(head: &Head<'_>, isa: Isa, threads: &Threads) -> Option<Self> {
         let weight = head.weight();
@@ -105,30 +115,30 @@ impl Screen {
         if !has_codes || weight.cols() > MAX_COLS || kernels == [None; 2] {
             return None;
         }
-        let (blocks, coded) = match head.shadow() {
+        let (blocks, requantised) = match head.shadow() {
             Some(_) => Default::default(),
             None => threads.install(|| {
                 let blocks = kernels[0].map(|_| RowNumbers::of_blocks(&weight)).unwrap_or_default();
-                (blocks, kernels[1].map(|_| RowNumbers::of_codes(&weight)).unwrap_or_default())
+                (blocks, kernels[1].map(|_| RowNumbers::of_requantised(&weight)).unwrap_or_default())
             }),
         };
-        let largest = match head.shadow() {
-            Some(shadow) => largest(shadow.errors(), shadow.norms()),
-            None => blocks.largest().max(coded.largest()),
+        let largest_norm = match head.shadow() {
+            Some(shadow) => largest_norm(shadow.errors(), shadow.norms()),
+            None => blocks.largest_norm().max(requantised.largest_norm()),
         };
         let terms = weight.cols() + extra_terms(weight.dtype());
-        Some(Screen { isa, kernels, blocks, coded, largest, terms })
+        Some(UpperBounds { isa, kernels, blocks, requantised, largest_norm, terms })
     }
 
-    /// The kernel for a call of `rows` rows of this head, if bounds take less time than logits.
+    /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds.
     fn kernel(&self, head: &Head<'_>, rows: usize) -> Option<Kernel> {
-        let is_quantised = !self.blocks.0[0].is_empty() || !self.coded.0[0].is_empty();
+        let is_quantised = !self.blocks.scales.is_empty() || !self.requantised.scales.is_empty();
         if head.shadow().is_some() == is_quantised {
             return None;
         }
         // Measured on a Zen 4 and on a Xeon with AMX (docs/records/2026-11-27-xeon-16-bounds.txt).
         let (few, most) = match (is_quantised, self.kernels[1].is_some()) {
-            (true, _) => (8, MOST_ROWS),
+            (true, _) => (8, MAX_ROWS),
             (false, true) => (4, 16),
             (false, false) => (6, 6),
         };
@@ -136,44 +146,46 @@ impl Screen {
         kernel.filter(|_| rows <= most)
     }
 
-    /// Whether a call of `rows` rows takes less time with bounds.
-    pub(crate) fn pays(&self, head: &Head<'_>, rows: usize) -> bool {
+    /// Whether a call of `rows` rows is faster with bounds.
+    pub(crate) fn is_faster(&self, head: &Head<'_>, rows: usize) -> bool {
         self.kernel(head, rows).is_some()
     }
 
-    /// The order of the hidden states for a kernel.
-    fn order(&self, head: &Head<'_>, kernel: Kernel) -> Order {
+    /// The layout of the digits for a kernel.
+    fn layout(&self, head: &Head<'_>, kernel: Kernel) -> DigitLayout {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = head;
         match kernel {
-            Kernel::Plain => Order::Groups,
+            Kernel::Plain => DigitLayout::Groups,
             #[cfg(target_arch = "x86_64")]
-            Kernel::Amx => Order::Panels,
+            Kernel::Amx => DigitLayout::Panels,
             #[cfg(target_arch = "x86_64")]
             Kernel::Vnni => {
-                macro_rules! order {
+                macro_rules! layout {
                     ($format:ident) => {
-                        vnni::order::<$format>()
+                        vnni::layout::<$format>()
                     };
                 }
-                crate::dot::blocks::for_format!(head.weight().dtype(), order, Order::Groups)
+                crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups)
             }
         }
     }
 
-    /// Creates the memory for hidden states.
+    /// Creates the memory for up to `max_rows` hidden states in digits.
     pub(crate) fn digits(&self, max_rows: usize, head: &Head<'_>) -> Digits {
-        let orders = self.kernels.iter().flatten().map(|&kernel| self.order(head, kernel)).collect();
-        Digits::new(max_rows, head.hidden(), orders)
+        let layouts = self.kernels.iter().flatten().map(|&kernel| self.layout(head, kernel)).collect();
+        Digits::new(max_rows, head.hidden(), layouts)
     }
 
-    /// Packs hidden states, for which bounds pay.
+    /// Packs hidden states as digits. Does nothing if the call is faster without bounds.
     pub(crate) fn pack(&self, head: &Head<'_>, hidden: &Matrix<'_>, digits: &mut Digits) {
         if let Some(kernel) = self.kernel(head, hidden.rows()) {
-            digits.pack(self.order(head, kernel), hidden, self.largest, self.terms);
+            digits.pack(self.layout(head, kernel), hidden, self.largest_norm, self.terms);
         }
     }
 
     /// Writes to `out[r * TILE + i]` an upper bound of the dot product of row `i` of the weight's rows `rows` (at most
-    /// [`TILE`]) and row `r` of `hidden`. For a row without bounds, writes NaN.
+    /// [`TILE`]) and row `r` of `hidden`. Writes NaN for a row of `hidden` without a bound.
     pub(crate) fn tile(
         &self,
         head: &Head<'_>,
@@ -192,9 +204,9 @@ impl Screen {
                 [shadow.scales(), shadow.errors(), shadow.norms()]
             }
             #[cfg(target_arch = "x86_64")]
-            None if hidden.order() == Order::Panels => {
-                let numbers = self.coded.rows(rows);
-                multiply_coded(&weight, numbers[0], hidden, out, scratch);
+            None if hidden.layout() == DigitLayout::Panels => {
+                let numbers = self.requantised.rows(rows);
+                multiply_requantised(&weight, numbers[0], hidden, out, scratch);
                 numbers
             }
             None => {
@@ -221,16 +233,16 @@ impl Screen {
         if self.kernels != [Some(Kernel::Plain), None] {
             let stride = flash_sampling_core::backend::code_stride(shadow.cols());
             let codes = shadow.codes().as_ptr().cast::<u8>();
-            if hidden.order() == Order::Panels {
+            if hidden.layout() == DigitLayout::Panels {
                 // SAFETY: the codes are as many bytes.
                 let codes = unsafe { core::slice::from_raw_parts(codes, shadow.codes().len()) };
                 return multiply_panels(codes, stride, hidden, out, scratch, integer_tile);
             }
             let (rows, groups, out) = (shadow.rows(), stride / 64, out.as_mut_ptr());
-            let all = vnni::Operands { codes, stride, rows, hidden, groups, out };
-            // SAFETY: `kernels` found VNNI beside AVX-512. The shadow has `rows` rows of whole groups; the hidden rows are
+            let operands = vnni::Operands { codes, stride, rows, hidden, groups, out };
+            // SAFETY: `kernels` found VNNI and AVX-512. The shadow has `rows` rows of whole groups; the hidden rows are
             // as long, and `tile` has checked the size of `out`.
-            return unsafe { all.multiply::<codes::ShadowCodes>() };
+            return unsafe { operands.multiply::<codes::ShadowCodes>() };
         }
         match self.isa {
             Isa::Portable => plain::portable(shadow, hidden, out),
@@ -249,11 +261,11 @@ impl Screen {
 #[cfg(target_arch = "x86_64")]
 fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32]) {
     let (codes, stride, rows) = (weight.bytes().as_ptr(), weight.row_stride_bytes(), weight.rows());
-    let all = vnni::Operands { codes, stride, rows, hidden, groups: weight.cols() / 64, out: out.as_mut_ptr() };
+    let operands = vnni::Operands { codes, stride, rows, hidden, groups: weight.cols() / 64, out: out.as_mut_ptr() };
     macro_rules! multiply {
         ($format:ident) => {
             // SAFETY: as for shadows. `kernels` has checked that a row has whole units.
-            unsafe { all.multiply::<$format>() }
+            unsafe { operands.multiply::<$format>() }
         };
     }
     crate::dot::blocks::for_format!(weight.dtype(), multiply, unreachable!("a type without blocks"));
@@ -264,34 +276,40 @@ fn multiply_blocks(_: &Matrix<'_>, _: &Digits, _: &mut [f32]) {
     unreachable!("quantised weights have bounds only with VNNI or AMX");
 }
 
-/// Makes the codes of some rows of a quantised weight at a time, and multiplies them.
+/// Requantises some rows of a quantised weight at a time, and multiplies their codes.
 #[cfg(target_arch = "x86_64")]
-fn multiply_coded(weight: &Matrix<'_>, scales: &[f32], hidden: &Digits, out: &mut [f32], scratch: &mut DotScratch) {
+fn multiply_requantised(
+    weight: &Matrix<'_>,
+    scales: &[f32],
+    hidden: &Digits,
+    out: &mut [f32],
+    scratch: &mut DotScratch,
+) {
     let stride = flash_sampling_core::backend::code_stride(weight.cols());
     let mut lines = core::mem::take(&mut scratch.decoded);
-    if lines.len() < CODED * stride / 64 {
-        lines.resize(CODED * stride / 64, crate::dot::pack::Line::ZERO);
+    if lines.len() < REQUANTISED_ROWS * stride / 64 {
+        lines.resize(REQUANTISED_ROWS * stride / 64, crate::dot::pack::Line::ZERO);
     }
-    let codes = &mut crate::dot::pack::bytes_mut(&mut lines)[..CODED * stride];
-    for (at, scales) in (0..weight.rows()).step_by(CODED).zip(scales.chunks(CODED)) {
+    let codes = &mut crate::dot::pack::bytes_mut(&mut lines)[..REQUANTISED_ROWS * stride];
+    for (at, scales) in (0..weight.rows()).step_by(REQUANTISED_ROWS).zip(scales.chunks(REQUANTISED_ROWS)) {
         let rows = weight.row_range(at..at + scales.len());
-        // SAFETY: AMX is there, and with it AVX-512.
-        unsafe { crate::dot::avx512::codes(&rows, scales, stride, codes) };
+        // SAFETY: AMX is available, and every processor with AMX has AVX-512.
+        unsafe { crate::dot::avx512::requantise(&rows, scales, stride, codes) };
         let codes = &codes[..scales.len() * stride];
         multiply_panels(codes, stride, hidden, &mut out[at..], scratch, integer_tile);
     }
     scratch.decoded = lines;
 }
 
-/// [`amx::integer_tile`](crate::dot::amx::integer_tile) where AMX is there.
+/// [`amx::integer_tile`](crate::dot::amx::integer_tile) as a safe function; only for digits in AMX panels.
 #[cfg(target_arch = "x86_64")]
 fn integer_tile(codes: &Matrix<'_>, digits: PackedRows<'_>, out: &mut [f32], scratch: &mut DotScratch) {
-    // SAFETY: `kernels` found AMX-INT8. The codes and the panels have as many pairs, and `out` has a row for each row of
-    // digits.
+    // SAFETY: `kernels` found AMX-INT8. The codes and the panels have equally many pairs, and `out` has a row for each
+    // row of digits.
     unsafe { crate::dot::amx::integer_tile(codes, digits, out, scratch) }
 }
 
-/// Multiplies rows of codes, `stride` bytes apart, in tiles.
+/// Multiplies rows of codes, `stride` bytes apart, by digits in AMX panels.
 #[cfg(target_arch = "x86_64")]
 fn multiply_panels(
     codes: &[u8],
@@ -317,22 +335,23 @@ fn multiply_panels(
 }
 
 impl RowNumbers {
-    /// The numbers of a quantised weight as it is stored: codes times 1, without an error, and the norms.
+    /// The numbers of a quantised weight as it is stored. The products contain the scales of the blocks, so the scale
+    /// of a row is 1. The blocks are the weight, so the error is 0.
     fn of_blocks(weight: &Matrix<'_>) -> Self {
         let norm = |row: &mut Vec<f32>, r: usize| {
             row.resize(weight.cols(), 0.0);
             weight.row_magnitudes(r, row);
-            // The sum of squares has float64 roundings only.
+            // The factor covers the float64 roundings of the sum of squares.
             let norm = ((norm(row) * (1.0 + 1e-6)) as f32).next_up();
             if norm.is_nan() { f32::INFINITY } else { norm }
         };
         let norms = (0..weight.rows()).into_par_iter().map_init(Vec::new, norm).collect();
-        RowNumbers([vec![1.0; weight.rows()], vec![0.0; weight.rows()], norms])
+        RowNumbers { scales: vec![1.0; weight.rows()], errors: vec![0.0; weight.rows()], norms }
     }
 
-    /// The numbers of codes with one scale for a row. Weights that float32 does not hold are rounded before, which a
-    /// further term of the bound covers.
-    fn of_codes(weight: &Matrix<'_>) -> Self {
+    /// The numbers of requantised rows. Weights are first rounded to float32 where necessary; `terms` covers this
+    /// rounding.
+    fn of_requantised(weight: &Matrix<'_>) -> Self {
         let numbers = |(row, codes): &mut (Vec<f32>, Vec<i8>), r: usize| {
             row.resize(weight.cols(), 0.0);
             codes.resize(weight.cols(), 0);
@@ -341,20 +360,21 @@ impl RowNumbers {
             ((scale, error), norm)
         };
         let ((scales, errors), norms) = (0..weight.rows()).into_par_iter().map_init(Default::default, numbers).unzip();
-        RowNumbers([scales, errors, norms])
+        RowNumbers { scales, errors, norms }
     }
 
-    fn largest(&self) -> f64 {
-        largest(&self.0[1], &self.0[2])
+    fn largest_norm(&self) -> f64 {
+        largest_norm(&self.errors, &self.norms)
     }
 
+    /// The scales, errors and norms of the rows `rows`.
     fn rows(&self, rows: Range<usize>) -> [&[f32]; 3] {
-        self.0.each_ref().map(|numbers| &numbers[rows.clone()])
+        [&self.scales, &self.errors, &self.norms].map(|numbers| &numbers[rows.clone()])
     }
 }
 
-/// The largest error plus norm of a row.
-fn largest(errors: &[f32], norms: &[f32]) -> f64 {
+/// The largest sum of a row's error and norm.
+fn largest_norm(errors: &[f32], norms: &[f32]) -> f64 {
     let sizes = errors.iter().zip(norms).map(|(error, norm)| f64::from(*error) + f64::from(*norm));
     sizes.fold(0.0, f64::max)
 }

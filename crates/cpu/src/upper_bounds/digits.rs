@@ -1,37 +1,38 @@
-//! Hidden states in two digits of 8 bits, packed once per call.
+//! Hidden states in two 8-bit digits per element, packed once per call.
 
-use super::MOST_ROWS;
+use super::MAX_ROWS;
 use crate::dot::pack::{Line, bytes, bytes_mut};
 use flash_sampling_core::Matrix;
-use flash_sampling_core::backend::{ShadowBound, code_stride, hidden_digits};
+#[cfg(target_arch = "x86_64")]
+use flash_sampling_core::backend::code_stride;
+use flash_sampling_core::backend::{ShadowBound, hidden_digits};
 
 /// Elements of a group.
 pub(crate) const GROUP: usize = 64;
 
 /// The order of the digits in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// For each group of a row, the high digits, then the low digits.
+pub(crate) enum DigitLayout {
+    /// Rows of groups: the high digits of 64 elements, then their low digits.
     Groups,
-    /// Groups, each followed by 16 numbers: for each four elements, minus this offset times the sum of the integers, as
-    /// i32.
+    /// Groups, each followed by 16 numbers in i32: minus this offset times the sum of four elements' integers.
     #[cfg(target_arch = "x86_64")]
-    WithOffset(i32),
-    /// Groups, each followed by 16 numbers: for each four elements, the sum of the integers as f32.
+    GroupsAndOffsets(i32),
+    /// Groups, each followed by 16 numbers in f32: the sum of four elements' integers.
     #[cfg(target_arch = "x86_64")]
-    WithSums,
+    GroupsAndSums,
     /// AMX tiles of 16 rows by 64 elements. The rows alternate between high and low digits.
     #[cfg(target_arch = "x86_64")]
     Panels,
 }
 
-impl Order {
+impl DigitLayout {
     /// Bytes of a group.
     pub(crate) const fn group_bytes(self) -> usize {
-        if matches!(self, Order::Groups) { 128 } else { 192 }
+        if matches!(self, DigitLayout::Groups) { 128 } else { 192 }
     }
 
-    /// Bytes from one row to the next: its groups, and a line, so that rows do not share sets of the cache.
+    /// Bytes from one row to the next: the groups, and a cache line, so that rows do not share sets of the cache.
     fn row_bytes(self, cols: usize) -> usize {
         cols.div_ceil(GROUP) * self.group_bytes() + 64
     }
@@ -40,7 +41,7 @@ impl Order {
     fn bytes(self, rows: usize, cols: usize) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Order::Panels => (2 * rows).next_multiple_of(16) * code_stride(cols),
+            DigitLayout::Panels => (2 * rows).next_multiple_of(16) * code_stride(cols),
             _ => rows * self.row_bytes(cols),
         }
     }
@@ -50,18 +51,19 @@ impl Order {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowDigits {
     pub(crate) scale: f32,
-    /// `None`: no upper bound of this row is known.
+    /// `None` if the row has no upper bounds.
     pub(crate) bound: Option<ShadowBound>,
     /// The sums of the high digits, and of the low digits.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) totals: [i32; 2],
 }
 
 /// The packed hidden states of a call.
 #[derive(Debug)]
 pub(crate) struct Digits {
-    /// The orders for which there is room.
-    orders: Vec<Order>,
-    order: Order,
+    /// The layouts that the memory has room for.
+    layouts: Vec<DigitLayout>,
+    layout: DigitLayout,
     cols: usize,
     lines: Vec<Line>,
     pub(crate) rows: Vec<RowDigits>,
@@ -69,61 +71,61 @@ pub(crate) struct Digits {
 }
 
 impl Digits {
-    /// Reserves memory for up to `max_rows` rows, at most [`MOST_ROWS`], in any of these orders.
-    pub(crate) fn new(max_rows: usize, cols: usize, orders: Vec<Order>) -> Self {
-        let max_rows = max_rows.min(MOST_ROWS);
-        let most = orders.iter().map(|order| order.bytes(max_rows, cols)).max().unwrap_or(0);
+    /// Reserves memory for `max_rows` rows, but at most [`MAX_ROWS`], in any of these layouts.
+    pub(crate) fn new(max_rows: usize, cols: usize, layouts: Vec<DigitLayout>) -> Self {
+        let max_rows = max_rows.min(MAX_ROWS);
+        let most = layouts.iter().map(|layout| layout.bytes(max_rows, cols)).max().unwrap_or(0);
         let (lines, rows) = (vec![Line::ZERO; most / 64], Vec::with_capacity(max_rows));
-        Digits { orders, order: Order::Groups, cols, lines, rows, row: vec![0.0; cols] }
+        Digits { layouts, layout: DigitLayout::Groups, cols, lines, rows, row: vec![0.0; cols] }
     }
 
     /// Reserves memory for another number of rows.
     pub(crate) fn replan(&mut self, max_rows: usize) {
-        *self = Digits::new(max_rows, self.cols, core::mem::take(&mut self.orders));
+        *self = Digits::new(max_rows, self.cols, core::mem::take(&mut self.layouts));
     }
 
-    /// The order of the packed rows.
-    pub(crate) fn order(&self) -> Order {
-        self.order
+    /// The layout of the packed rows.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn layout(&self) -> DigitLayout {
+        self.layout
     }
 
-    /// The groups of a row without numbers: high digits, then low digits.
+    /// The groups of a row in [`DigitLayout::Groups`].
     pub(crate) fn groups(&self, row: usize) -> &[[u8; 2 * GROUP]] {
-        assert_eq!(self.order, Order::Groups);
-        let size = self.order.row_bytes(self.cols);
+        assert_eq!(self.layout, DigitLayout::Groups);
+        let size = self.layout.row_bytes(self.cols);
         bytes(&self.lines)[row * size..][..size - 64].as_chunks().0
     }
 
-    /// The first byte of the groups, and the bytes from one row to the next.
+    /// The address of the first group, and the bytes from one row to the next, for every layout with groups.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn first_group(&self) -> (*const u8, usize) {
-        assert_ne!(self.order, Order::Panels);
-        (self.lines.as_ptr().cast(), self.order.row_bytes(self.cols))
+        assert_ne!(self.layout, DigitLayout::Panels);
+        (self.lines.as_ptr().cast(), self.layout.row_bytes(self.cols))
     }
 
     /// The panels, for [`integer_tile`](crate::dot::amx::integer_tile).
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn panels(&self) -> crate::dot::pack::PackedRows<'_> {
-        assert_eq!(self.order, Order::Panels);
+        assert_eq!(self.layout, DigitLayout::Panels);
         crate::dot::pack::PackedRows::panels(2 * self.rows.len(), code_stride(self.cols) / 2, &self.lines)
     }
 
-    /// Packs hidden states. `largest` is the largest norm of a token plus its error, and `terms` the number of terms of
-    /// a dot product in the bound.
-    pub(crate) fn pack(&mut self, order: Order, hidden: &Matrix<'_>, largest: f64, terms: usize) {
-        let (cols, size, group) = (self.cols, order.row_bytes(self.cols), order.group_bytes());
-        self.order = order;
+    /// Packs hidden states. `largest_norm` and `terms` go to [`ShadowBound::new`].
+    pub(crate) fn pack(&mut self, layout: DigitLayout, hidden: &Matrix<'_>, largest_norm: f64, terms: usize) {
+        let (cols, size, group) = (self.cols, layout.row_bytes(self.cols), layout.group_bytes());
+        self.layout = layout;
         self.rows.clear();
-        let out = &mut bytes_mut(&mut self.lines)[..order.bytes(hidden.rows(), cols)];
+        let out = &mut bytes_mut(&mut self.lines)[..layout.bytes(hidden.rows(), cols)];
         out.fill(0);
         for r in 0..hidden.rows() {
             hidden.row_to_f32(r, &mut self.row);
             let mut totals = [0i32; 2];
             let (scale, norm, error) = hidden_digits(&self.row, |k, digits| {
                 for (i, digit) in digits.into_iter().enumerate() {
-                    let at = match order {
+                    let at = match layout {
                         #[cfg(target_arch = "x86_64")]
-                        Order::Panels => {
+                        DigitLayout::Panels => {
                             let row = 2 * r + i;
                             row / 16 * 16 * code_stride(cols) + k / 64 * 1024 + k % 64 / 4 * 64 + row % 16 * 4 + k % 4
                         }
@@ -134,24 +136,24 @@ impl Digits {
                 }
             });
             #[cfg(target_arch = "x86_64")]
-            if let Order::WithOffset(_) | Order::WithSums = order {
-                add_sums(order, out[r * size..][..size - 64].as_chunks_mut().0);
+            if let DigitLayout::GroupsAndOffsets(_) | DigitLayout::GroupsAndSums = layout {
+                write_sums(layout, out[r * size..][..size - 64].as_chunks_mut().0);
             }
-            self.rows.push(RowDigits { scale, bound: ShadowBound::new(terms, norm, error, largest), totals });
+            self.rows.push(RowDigits { scale, bound: ShadowBound::new(terms, norm, error, largest_norm), totals });
         }
     }
 }
 
-/// Writes the numbers of each group.
+/// Writes the 16 numbers after the digits of each group.
 #[cfg(target_arch = "x86_64")]
-fn add_sums(order: Order, groups: &mut [[u8; 3 * GROUP]]) {
+fn write_sums(layout: DigitLayout, groups: &mut [[u8; 3 * GROUP]]) {
     for group in groups {
         let (digits, sums) = group.split_at_mut(2 * GROUP);
         for (four, sum) in sums.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let integer = |k: usize| 256 * i32::from(digits[k] as i8) + i32::from(digits[GROUP + k] as i8);
             let integers: i32 = (4 * four..4 * four + 4).map(integer).sum();
-            *sum = match order {
-                Order::WithOffset(offset) => (-offset * integers).to_ne_bytes(),
+            *sum = match layout {
+                DigitLayout::GroupsAndOffsets(offset) => (-offset * integers).to_ne_bytes(),
                 _ => (integers as f32).to_ne_bytes(),
             };
         }

@@ -1,30 +1,30 @@
 //! Products of codes and digits by AVX-512 VNNI.
 
 use super::codes::Codes;
-use super::digits::{Digits, Order};
+use super::digits::{DigitLayout, Digits};
 use crate::dot::TILE;
 use core::arch::x86_64::*;
 use core::ops::Range;
 
-/// Weight rows that stay in the second-level cache while the hidden rows pass over them.
+/// Weight rows that stay in the second-level cache while all hidden rows are multiplied by them.
 const BLOCK: usize = 32;
-/// Weight rows from a row to its prefetched row.
+/// The distance of prefetches, in weight rows.
 const AHEAD: usize = 8;
 
-/// The order of hidden states for codes of `T`.
-pub(super) const fn order<T: Codes>() -> Order {
+/// The layout of the digits for codes of `T`.
+pub(super) const fn layout<T: Codes>() -> DigitLayout {
     if T::HAS_ROW_SCALE {
-        Order::Groups
+        DigitLayout::Groups
     } else if T::HAS_MINIMA {
-        Order::WithSums
+        DigitLayout::GroupsAndSums
     } else {
-        Order::WithOffset(T::OFFSET)
+        DigitLayout::GroupsAndOffsets(T::OFFSET)
     }
 }
 
 /// The operands of a tile.
 pub(super) struct Operands<'a> {
-    /// The codes of `rows` rows, and the bytes between two of them.
+    /// The codes of `rows` rows, which begin `stride` bytes apart.
     pub(super) codes: *const u8,
     pub(super) stride: usize,
     pub(super) rows: usize,
@@ -34,7 +34,8 @@ pub(super) struct Operands<'a> {
     pub(super) out: *mut f32,
 }
 
-/// The sums of an output: of high and of low digits as integers; or in the first vector of all as floats.
+/// The sums of an output. With one scale for a row: the integer sums of the high and of the low digits. Otherwise: the
+/// float sums of both in the first vector.
 #[derive(Clone, Copy)]
 struct Accumulator([__m512i; 2]);
 
@@ -92,7 +93,7 @@ impl Operands<'_> {
     ///
     /// # Safety
     /// AVX-512 F, BW, DQ, VL and VNNI are available; the codes are of `T`, in whole units; the hidden rows are packed
-    /// in the [`order`] for `T`, and have at least as many groups; `out` has [`TILE`] floats per hidden row.
+    /// in the [`layout`] for `T`, and have at least as many groups; `out` has [`TILE`] floats per hidden row.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     pub(super) unsafe fn multiply<T: Codes>(&self) {
         for start in (0..self.rows).step_by(BLOCK) {
@@ -156,7 +157,7 @@ impl Operands<'_> {
                 }
                 let scales: [T::Scales; MR] = core::array::from_fn(|m| T::scales(at[m]));
                 for group in 0..T::GROUPS {
-                    let offset = (unit * T::GROUPS + group) * order::<T>().group_bytes();
+                    let offset = (unit * T::GROUPS + group) * layout::<T>().group_bytes();
                     // Large closures of `from_fn` would be compiled without the target features.
                     let mut codes = [_mm512_setzero_si512(); MR];
                     let mut factors = [(_mm512_setzero_ps(), _mm512_setzero_ps()); MR];

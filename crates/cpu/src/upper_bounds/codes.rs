@@ -5,7 +5,7 @@ use crate::dot::blocks::x86::{half_at, packed_scales_and_minima};
 use core::arch::x86_64::*;
 use flash_sampling_core::backend::{E2M1, IQ4_NL, mxfp4_scale};
 
-/// The operations of a type. A unit is 256 weights, two blocks of 32, or 64 codes of a shadow.
+/// Reads the codes and scales of a type. A unit is 256 weights, two blocks of 32, or 64 codes of a shadow.
 ///
 /// # Safety
 /// AVX-512 F, BW, DQ and VL are available, and `unit` points to a readable unit.
@@ -16,21 +16,22 @@ pub(crate) trait Codes {
     const GROUPS: usize;
     /// Bytes of a unit.
     const UNIT_BYTES: usize;
-    /// What was added to the codes to make them unsigned.
+    /// The number that makes a code unsigned: [`Codes::codes`] returns code + offset.
     const OFFSET: i32;
     /// Whether weights have minima.
     const HAS_MINIMA: bool = false;
     /// Whether a row has one scale. Then sums are integers, and [`Codes::scale`] is not used.
     const HAS_ROW_SCALE: bool = false;
 
+    /// The scales of a unit.
     unsafe fn scales(unit: *const u8) -> Self::Scales;
-    /// The codes of a group, with the offset.
+    /// The codes of a group plus the offset, as unsigned bytes.
     unsafe fn codes(unit: *const u8, group: usize) -> __m512i;
-    /// The scale and the minimum of each four weights of a group.
+    /// The scales and the minima of a group, in one lane for four weights.
     unsafe fn scale(scales: &Self::Scales, group: usize) -> (__m512, __m512);
 }
 
-/// The lanes of a group: `f(lane)` for 16 lanes.
+/// The index `first + (lane >> shift)` for each of 16 lanes.
 const fn lanes(first: i32, shift: u32) -> [i32; 16] {
     let mut out = [0; 16];
     let mut l = 0;
@@ -46,7 +47,7 @@ const fn lanes(first: i32, shift: u32) -> [i32; 16] {
 /// # Safety
 /// AVX-512 F is available.
 #[inline(always)]
-unsafe fn pick(values: __m512, index: &[i32; 16]) -> __m512 {
+unsafe fn select_lanes(values: __m512, index: &[i32; 16]) -> __m512 {
     // SAFETY: by this function's contract.
     unsafe { _mm512_permutexvar_ps(_mm512_loadu_si512(index.as_ptr().cast()), values) }
 }
@@ -56,12 +57,12 @@ unsafe fn pick(values: __m512, index: &[i32; 16]) -> __m512 {
 /// # Safety
 /// AVX-512 F is available, and 32 bytes are readable.
 #[inline(always)]
-unsafe fn twice(at: *const u8) -> __m512i {
+unsafe fn repeat_32(at: *const u8) -> __m512i {
     // SAFETY: by this function's contract.
     unsafe { _mm512_broadcast_i64x4(_mm256_loadu_si256(at.cast())) }
 }
 
-/// Shifts for the low nibbles, then the high nibbles, of the same 32 bytes.
+/// The low nibbles, then the high nibbles, of 32 bytes that `bytes` holds twice.
 ///
 /// # Safety
 /// AVX-512 F is available.
@@ -74,12 +75,12 @@ unsafe fn low_then_high(bytes: __m512i) -> __m512i {
     }
 }
 
-/// The scales of two blocks, for eight lanes each.
+/// A number for the first eight lanes, and a number for the others.
 ///
 /// # Safety
 /// AVX-512 F is available.
 #[inline(always)]
-unsafe fn two(first: f32, second: f32) -> __m512 {
+unsafe fn two_halves(first: f32, second: f32) -> __m512 {
     // SAFETY: by this function's contract.
     unsafe { _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(first), _mm512_set1_ps(second)) }
 }
@@ -122,7 +123,7 @@ macro_rules! two_blocks {
                 // SAFETY: by the trait's contract (here and below).
                 unsafe {
                     let scale = |$at: *const u8| $scale;
-                    two(scale(unit), scale(unit.add($bytes)))
+                    two_halves(scale(unit), scale(unit.add($bytes)))
                 }
             }
             #[inline(always)]
@@ -163,7 +164,7 @@ unsafe fn look_up(table: &[u8; 16], codes: __m512i) -> __m512i {
     unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), codes) }
 }
 
-/// A table with an offset.
+/// A table of codes plus an offset.
 const fn shifted(table: [i8; 16], offset: i16) -> [u8; 16] {
     let mut out = [0; 16];
     let mut i = 0;
@@ -206,7 +207,7 @@ macro_rules! with_minima {
                 unsafe {
                     let [scales, minima] = packed_scales_and_minima(unit);
                     let numbers = _mm_set_epi64x(minima as i64, scales as i64);
-                    let factors = two(half_at(unit), half_at(unit.add(2)));
+                    let factors = two_halves(half_at(unit), half_at(unit.add(2)));
                     _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(numbers)), factors)
                 }
             }
@@ -220,18 +221,18 @@ macro_rules! with_minima {
                 const SCALES: [[i32; 16]; 4] = [lanes(0, 3), lanes(2, 3), lanes(4, 3), lanes(6, 3)];
                 const MINIMA: [[i32; 16]; 4] = [lanes(8, 3), lanes(10, 3), lanes(12, 3), lanes(14, 3)];
                 // SAFETY: as above.
-                unsafe { (pick(*scales, &SCALES[group]), pick(*scales, &MINIMA[group])) }
+                unsafe { (select_lanes(*scales, &SCALES[group]), select_lanes(*scales, &MINIMA[group])) }
             }
         }
     };
 }
 
-with_minima!(Q4K, 144, |at, group| low_then_high(twice(at.add(16 + 32 * group))));
+with_minima!(Q4K, 144, |at, group| low_then_high(repeat_32(at.add(16 + 32 * group))));
 with_minima!(Q5K, 176, |at, group| {
-    let low = low_then_high(twice(at.add(48 + 32 * group)));
+    let low = low_then_high(repeat_32(at.add(48 + 32 * group)));
     let (first, second) = (1u8 << (2 * group), 2u8 << (2 * group));
     let bits = _mm512_inserti64x4::<1>(_mm512_set1_epi8(first as i8), _mm256_set1_epi8(second as i8));
-    let is_set = _mm512_test_epi8_mask(twice(at.add(16)), bits);
+    let is_set = _mm512_test_epi8_mask(repeat_32(at.add(16)), bits);
     _mm512_mask_add_epi8(low, is_set, low, _mm512_set1_epi8(16))
 });
 
@@ -262,7 +263,7 @@ impl Codes for Q6K {
             } else {
                 _mm512_set_epi64(2, 2, 2, 2, 4, 4, 4, 4)
             };
-            let high = _mm512_rolv_epi64(twice(unit.add(128 + half * 32)), left);
+            let high = _mm512_rolv_epi64(repeat_32(unit.add(128 + half * 32)), left);
             let high = _mm512_and_si512(high, _mm512_set1_epi8(0x30));
             _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi8(15)), high)
         }
@@ -273,7 +274,7 @@ impl Codes for Q6K {
         const SCALES: [[i32; 16]; 4] = [lanes(0, 2), lanes(4, 2), lanes(8, 2), lanes(12, 2)];
         // SAFETY: as above.
         unsafe {
-            let scale = pick(*scales, &SCALES[group]);
+            let scale = select_lanes(*scales, &SCALES[group]);
             (scale, scale)
         }
     }

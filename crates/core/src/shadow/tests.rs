@@ -1,0 +1,116 @@
+use super::*;
+use crate::backend::canonical::{canonical_dot, norm};
+use crate::matrix::DType;
+use half::bf16;
+
+fn values(count: usize, salt: f32) -> Vec<f32> {
+    (0..count).map(|i| ((i as f32 * 1.37 + salt).sin() * 2.0).powi(3)).collect()
+}
+
+/// The largest ratio of error and bound over all tokens, with `digits` digits per element of the hidden state.
+fn largest_share(weight: &[f32], cols: usize, hidden: &[f32], digits: usize, shrink: f64) -> f64 {
+    let rows = weight.len() / cols;
+    let buffer = ShadowBuffer::new(&Matrix::new(weight, rows, cols).unwrap()).unwrap();
+    let shadow = buffer.shadow();
+    let mut integers = vec![0i32; cols];
+    let (scale, size, error) = hidden_digits(hidden, |k, [high, low]| {
+        integers[k] = 256 * i32::from(high) + if digits == 2 { i32::from(low) } else { 0 };
+    });
+    let largest = (0..rows).map(|v| f64::from(shadow.errors()[v] + shadow.norms()[v])).fold(0.0, f64::max);
+    let bound = ShadowBound::new(cols, size, error, largest).unwrap();
+    let share = |v: usize| {
+        let codes = &shadow.codes()[v * code_stride(cols)..][..cols];
+        let sum: i64 = codes.iter().zip(&integers).map(|(c, h)| i64::from(*c) * i64::from(*h)).sum();
+        let approximate = f64::from(scale) * f64::from(shadow.scales()[v]) * sum as f64;
+        let exact = canonical_dot(&weight[v * cols..][..cols], hidden);
+        let bound = f64::from(bound.of((f64::from(shadow.errors()[v]) * shrink) as f32, shadow.norms()[v]));
+        (approximate - exact).abs() / bound
+    };
+    (0..rows).map(share).fold(0.0, f64::max)
+}
+
+#[test]
+fn the_bound_holds() {
+    for (rows, cols) in [(40, 1), (40, 2), (30, 63), (20, 64), (9, 1000)] {
+        let weight = values(rows * cols, 0.3);
+        for salt in [1.0, 2.0] {
+            let share = largest_share(&weight, cols, &values(cols, salt), 2, 1.0);
+            assert!(share <= 1.0, "[{rows}, {cols}]: {share}");
+        }
+    }
+}
+
+/// For a hidden state parallel to a row's residual, the error is close to the bound.
+#[test]
+fn smaller_bounds_do_not_hold() {
+    let cols = 256;
+    let weight = values(cols, 0.3);
+    let buffer = ShadowBuffer::new(&Matrix::new(&weight, 1, cols).unwrap()).unwrap();
+    let shadow = buffer.shadow();
+    let residual: Vec<f32> =
+        weight.iter().zip(shadow.codes()).map(|(w, c)| w - shadow.scales()[0] * f32::from(*c)).collect();
+    assert!((norm(&residual) / f64::from(shadow.errors()[0]) - 1.0).abs() < 1e-5);
+    let share = largest_share(&weight, cols, &residual, 2, 1.0);
+    assert!((0.9..=1.0).contains(&share), "{share}");
+    // The negative controls: an error that is too small, and one digit with the bound of two digits.
+    assert!(largest_share(&weight, cols, &residual, 2, 0.9) > 1.0);
+    let exact: Vec<f32> = (0..cols).map(|k| (k % 2) as f32).collect();
+    let mut hidden = vec![1.0 / 256.0; cols];
+    hidden[0] = 1.0;
+    assert!(largest_share(&exact, cols, &hidden, 2, 1.0) <= 1.0);
+    assert!(largest_share(&exact, cols, &hidden, 1, 1.0) > 1.0);
+}
+
+#[test]
+fn codes_hold_a_row_up_to_half_a_step() {
+    for row in [values(100, 0.1), vec![0.0; 5], vec![1e-40, -1e-41], vec![1.0], vec![-3e38, 1e30], vec![1.1e-36; 9]] {
+        let mut codes = vec![99; row.len()];
+        let [scale, error, size] = shadow_row(&row, &mut codes);
+        let half = if scale > 0.0 { 0.5001 * f64::from(scale) } else { 127.0 * f64::from(f32::MIN_POSITIVE) };
+        let copy = codes.iter().map(|c| f64::from(scale) * f64::from(*c));
+        let residual = row.iter().zip(copy.clone()).map(|(w, c)| f64::from(*w) - c);
+        assert!(residual.clone().all(|difference| difference.abs() <= half), "{row:?}");
+        let norm = |of: &mut dyn Iterator<Item = f64>| of.map(|x| x * x).sum::<f64>().sqrt();
+        assert!(norm(&mut residual.clone()) <= f64::from(error), "{row:?}");
+        assert!(norm(&mut copy.clone()) <= f64::from(size), "{row:?}");
+    }
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        assert_eq!(shadow_row(&[1.0, bad, 2.0], &mut [1; 3]), [0.0, f32::INFINITY, 0.0]);
+    }
+}
+
+#[test]
+fn digits_hold_a_hidden_state() {
+    let mut hidden = values(500, 0.7);
+    hidden[77] = -40.0;
+    let mut copy = vec![0i32; 500];
+    let (scale, size, error) =
+        hidden_digits(&hidden, |k, [high, low]| copy[k] = 256 * i32::from(high) + i32::from(low));
+    assert_eq!(copy[77], -32_639);
+    let difference: Vec<f32> =
+        hidden.iter().zip(&copy).map(|(x, c)| (f64::from(*x) - f64::from(scale) * f64::from(*c)) as f32).collect();
+    assert!((size - norm(&hidden)).abs() < 1e-9 && (error - norm(&difference)).abs() < 1e-6);
+    assert!(error < 1e-3 * size);
+    for bad in [f32::NAN, f32::INFINITY] {
+        let (_, size, _) = hidden_digits(&[1.0, bad], |_, _| {});
+        assert!(!size.is_finite() && ShadowBound::new(2, size, 0.0, 1.0).is_none());
+    }
+    assert_eq!(hidden_digits(&[0.0; 3], |_, digits| assert_eq!(digits, [0, 0])), (0.0, 0.0, 0.0));
+    assert!(ShadowBound::new(2, 1e20, 0.0, 1e20).is_none());
+}
+
+#[test]
+fn parts_of_other_sizes_are_refused() {
+    let weight: Vec<bf16> = values(300 * 3, 0.0).into_iter().map(bf16::from_f32).collect();
+    let buffer = ShadowBuffer::new(&Matrix::new(&weight, 300, 3).unwrap()).unwrap();
+    let shadow = buffer.shadow();
+    let parts = [shadow.scales(), shadow.errors(), shadow.norms()];
+    assert!(Shadow::new(shadow.codes(), 3, parts).is_ok());
+    let error = Shadow::new(&shadow.codes()[1..], 3, parts).unwrap_err();
+    assert!(error.to_string().contains("codes"), "{error}");
+    assert!(Shadow::new(shadow.codes(), 3, [parts[0], parts[1], &parts[2][1..]]).is_err());
+    let some = shadow.row_range(256..300);
+    assert_eq!((some.rows(), some.codes()), (44, &shadow.codes()[256 * 64..]));
+    let blocks = Matrix::from_bytes(&[0; 34], DType::Q8_0, 1, 32, 32).unwrap();
+    assert!(matches!(ShadowBuffer::new(&blocks), Err(HeadError::ShadowType { dtype: DType::Q8_0 })));
+}
