@@ -42,7 +42,15 @@ impl OnDevice {
 
     /// The weight as a head without bias, cap or scale.
     pub fn head(&self) -> DeviceHead {
-        DeviceHead { weight: self.weight, scales: None, first_token: 0, bias: None, soft_cap: None, scale: 1.0 }
+        DeviceHead {
+            weight: self.weight,
+            scales: None,
+            first_token: 0,
+            bias: None,
+            soft_cap: None,
+            scale: 1.0,
+            shadow: None,
+        }
     }
 
     /// The first rows of hidden states.

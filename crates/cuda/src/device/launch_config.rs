@@ -1,6 +1,6 @@
 //! The launch configuration that a kernel exports, and a kernel loaded with it.
 
-use crate::compile::kernels::KernelSource;
+use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Arguments, Entry, Grid, Kernel, Queue};
 use crate::error::CudaError;
@@ -35,7 +35,17 @@ pub(crate) struct ConfiguredKernel<A> {
 impl<A: Arguments> ConfiguredKernel<A> {
     /// A kernel of a source with one instance, compiled and loaded at first use.
     pub(crate) fn load(device: &Device, source: &'static KernelSource, entry: &Entry<A>) -> Result<Self, CudaError> {
-        let module = device.module(source, &source.instance())?;
+        ConfiguredKernel::load_instance(device, source, &source.instance(), entry)
+    }
+
+    /// A kernel of an instance, compiled and loaded at first use.
+    pub(crate) fn load_instance(
+        device: &Device,
+        source: &'static KernelSource,
+        instance: &Instance,
+        entry: &Entry<A>,
+    ) -> Result<Self, CudaError> {
+        let module = device.module(source, instance)?;
         let [shared_bytes, threads] = launch_words(&module, &format!("{}_launch", entry.name), device)?;
         let kernel = Kernel::load(&module, entry)?.with_shared(shared_bytes)?;
         Ok(ConfiguredKernel { kernel, shared_bytes, threads })

@@ -18,6 +18,7 @@ use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::{KernelChoice, RowFeatures};
 use crate::device::scratch::Scratch;
+use crate::device::shadow::ShadowKernels;
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
@@ -40,6 +41,8 @@ pub struct DeviceTiled {
     choice: KernelChoice,
     /// The Hopper kernels, if they support the weight.
     hopper: Option<Hopper>,
+    /// The kernels that read the shadow instead of the weight, if the Hopper kernels do and the head has a shadow.
+    shadow: Option<ShadowKernels>,
     /// The portable kernels that are planned or were used.
     portable: Vec<Arc<LoadedPortable>>,
     /// Per row: ordered bits of the best winner, and the first invalid logit; a counter; a logit per block and row.
@@ -107,6 +110,7 @@ impl DeviceTiled {
         let mut planned = DeviceTiled::unplanned(head, max_rows, device, choice)?;
         if is_hopper {
             planned.hopper = Some(Hopper::new(&head.weight, max_rows, device)?);
+            planned.shadow = ShadowKernels::new(&head, max_rows, device)?;
         } else {
             for instance in Portable::up_to(max_rows, Products::planned(&head), Epilogue::Draw) {
                 planned.portable.push(device.portable(instance)?);
@@ -128,9 +132,9 @@ impl DeviceTiled {
         let zeros = [BEST..INVALID, ARRIVED..LOGITS];
         let scratch = Scratch::new(size, &zeros, device)?;
         let device = device.clone();
-        let (hopper, portable, log_z) = (None, Vec::new(), LogZ::default());
+        let (hopper, shadow, portable, log_z) = (None, None, Vec::new(), LogZ::default());
         let rounds_weights = false;
-        Ok(DeviceTiled { device, head, choice, hopper, portable, scratch, log_z, max_rows, rounds_weights })
+        Ok(DeviceTiled { device, head, choice, hopper, shadow, portable, scratch, log_z, max_rows, rounds_weights })
     }
 
     /// Multiplies weights rounded to float32 in later launches, as the error bound of canonical plans requires: it does
@@ -175,13 +179,15 @@ impl DeviceTiled {
 
     /// Bytes of device memory of the plan, without the kernels.
     pub fn scratch_bytes(&self) -> usize {
-        self.scratch.len() + self.log_z.scratch_bytes()
+        let of_shadow = self.shadow.as_ref().map_or(0, ShadowKernels::scratch_bytes);
+        self.scratch.len() + self.log_z.scratch_bytes() + of_shadow
     }
 
     /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         self.scratch.mark_idle();
         self.log_z.mark_idle();
+        self.shadow.iter_mut().for_each(ShadowKernels::mark_idle);
     }
 
     /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns.
@@ -294,6 +300,28 @@ impl DeviceTiled {
         self.hopper.is_some() && hidden.dtype == self.head.weight.dtype && hidden.is_aligned()
     }
 
+    /// Whether draws for these hidden states read the shadow.
+    fn uses_shadow(&self, hidden: &DeviceMatrix) -> bool {
+        self.is_hopper(hidden) && self.shadow.as_ref().is_some_and(|shadow| hidden.rows <= shadow.max_rows())
+    }
+
+    /// The number of rows, of all launches so far, that a shadow did not decide, so that the launch read the weight, too. Waits
+    /// for the stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// The launches so far are on `stream`, or ordered before it.
+    pub unsafe fn undecided_by_shadow(&mut self, stream: &CudaStream) -> Result<u32, CudaError> {
+        let mut count = [0];
+        if let Some(shadow) = &mut self.shadow {
+            // SAFETY: *Memory*: this value owns the word. *Order*: the bullet of this function.
+            unsafe { Queue::new(stream) }.copy_down(shadow.undecided(), &mut count)?;
+        }
+        Ok(count[0])
+    }
+
     /// Draws like [`DeviceTiled::launch`], with another output in device memory besides the draws:
     /// * [`FusedOutput::MasksPenalties`]: the logits of all rows, by the fastest kernel.
     /// * [`FusedOutput::Lists`], if [`DeviceTiled::lists`]: the largest logits of rows with filters. Rows with
@@ -316,8 +344,12 @@ impl DeviceTiled {
         if !self.head.check_hidden(hidden, self.max_rows)? {
             return Ok(false);
         }
-        let call = self.call(hidden, rows, draws);
+        let mut call = self.call(hidden, rows, draws);
         let is_hopper = self.is_hopper(hidden);
+        if output.is_draw() && self.uses_shadow(hidden) {
+            let shadow = self.shadow.as_mut().expect("it is used");
+            call.is_needed = shadow.launch(queue, hidden, call, &self.device)?;
+        }
         match self.hopper.as_mut().filter(|_| is_hopper) {
             Some(hopper) => hopper.launch(queue, hidden, call, &output, &self.device).map(|()| false),
             None => {
@@ -342,6 +374,7 @@ impl DeviceTiled {
             hidden: hidden.cols as u32,
             first_token: self.head.first_token,
             tokens: self.head.weight.rows as u32,
+            is_needed: DeviceAddress::NULL,
         }
     }
 

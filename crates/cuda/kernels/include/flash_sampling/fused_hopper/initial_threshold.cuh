@@ -77,7 +77,8 @@ __device__ __forceinline__ u64 estimate_of(const Call& call, const Shared<T>& sh
     const float bound = shared.thresholds[m / T::GRANULE][column];
     const float bonus = f32_to_bits(bound) % T::GRANULE == m % T::GRANULE ? bound * shared.nat[column] : 0.0f;
     // Lowered by more than the errors from index and bonus (also for the smallest floats) and the rounding of a soft-cap.
-    const float dot = largest - bonus - 1e-4f * (fabsf(largest) + fabsf(bonus)) - 1e-37f;
+    float dot = largest - bonus - 1e-4f * (fabsf(largest) + fabsf(bonus)) - 1e-37f;
+    if constexpr (T::CANDIDATES) dot = lower_dot(call, shared, column, token, dot);
     const float logit = row.apply(lowered(call.head.apply(dot, 0.0f, false)), token);
     if (!is_finite(logit)) return 0;
     const Noise noise{row.seed, row.position};
@@ -117,6 +118,7 @@ __device__ __forceinline__ void estimate(const float (&d)[T::ACCUMULATORS], cons
     if (T::AWAITS_ESTIMATES && self.thread == 0) atomicAdd(call.arrived, PUBLISHED);
     if (column < call.row_count) {
         best = best_estimate<T>(call, column);
+        if constexpr (T::CANDIDATES) improve(&shared.best[column], best, 0.0f);
         if constexpr (T::LISTS) estimate_cut(call, shared, column, self.size);
     }
     if (column < T::COLUMNS) {

@@ -45,7 +45,8 @@ __device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 wor
 
 // Initialises the shared memory of scouts and consumers while the first loads are in flight.
 template <class T>
-__device__ __forceinline__ void prepare(const Call& call, const RowLists& lists, u8* stages, Shared<T>& shared) {
+__device__ __forceinline__ void prepare(const Call& call, const RowLists& lists, const Candidates& candidates, u8* stages,
+                                        Shared<T>& shared) {
     constexpr u32 WORKERS = T::THREADS - 32;
     const u32 worker = threadIdx.x - 32;
     clear_rest<T>(call, stages, worker, WORKERS);
@@ -61,6 +62,7 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
         ptx::named_barrier(PREPARED_BARRIER, WORKERS);
         prepare_lists(call, lists, shared, worker, WORKERS);
     }
+    if constexpr (T::CANDIDATES) prepare_candidates(call, candidates, shared, T::COLUMNS, worker, WORKERS);
     if constexpr (T::LOG_Z) prepare_masses(call, shared, worker, WORKERS);
     ptx::named_barrier(PREPARED_BARRIER, WORKERS);
 }
@@ -68,7 +70,8 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
 // Runs one block of the kernel. `memory` is Ring<T>::SHARED_BYTES of shared memory.
 template <class T, ptx::Operand OPERAND>
 __device__ __forceinline__ void block(const Call& call, const Maps& maps, const LogitStore& stored, const RowLists& lists,
-                                      const Masses& masses, const Peers& peers, u8* memory) {
+                                      const Masses& masses, const Peers& peers, const Candidates& candidates, u8* memory) {
+    if (call.is_needed && *call.is_needed == 0) return;
     u8* const stages = memory + (Ring<T>::ALIGNMENT - ptx::shared_address(memory) % Ring<T>::ALIGNMENT) % Ring<T>::ALIGNMENT;
     Shared<T>& shared = *reinterpret_cast<Shared<T>*>(stages + Ring<T>::STAGES * T::STAGE_BYTES);
     const u32 rank = T::CLUSTER == 2 ? __shfl_sync(0xffffffffu, ptx::cluster_rank(), 0) : 0;
@@ -89,7 +92,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
     __syncthreads();
     if (T::CLUSTER == 2) ptx::cluster_sync();
 
-    if (threadIdx.x >= 32) prepare(call, lists, stages, shared);
+    if (threadIdx.x >= 32) prepare(call, lists, candidates, stages, shared);
     // NOTE: a shuffle makes the value uniform for the compiler, which serialises wgmma behind branches that may diverge.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup < T::FIRST_CONSUMER / 128) {

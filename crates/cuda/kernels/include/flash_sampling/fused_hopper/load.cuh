@@ -10,7 +10,7 @@ namespace flash_sampling::fused_hopper {
 struct Maps {
     ptx::TensorMap weight;   // 64 tokens
     ptx::TensorMap granule;  // 16 tokens, for the rest of a tile
-    ptx::TensorMap hidden;   // Tile::loaded_rows of the batch
+    ptx::TensorMap hidden;   // Tile::loaded_rows of the batch; of candidates.cuh, their digits
 };
 FS_LAYOUT(Maps, 384, FS_AT(weight, 0) && FS_AT(granule, 128) && FS_AT(hidden, 256));
 
@@ -58,7 +58,7 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
                     ptx::copy_box(at, &maps.hidden, full, depth, 0, keep);
                 else
                     ptx::copy_box_multicast(at + schedule.rank * rows * T::ROW_BYTES, &maps.hidden, full, depth,
-                                            schedule.rank * rows, 3, keep);
+                                            schedule.rank * rows * T::DIGITS, 3, keep);
             }
             ring.advance();
         }
