@@ -104,7 +104,9 @@ pub use flash_sampling_core::{
 };
 // Heads and inputs.
 #[doc(inline)]
-pub use flash_sampling_core::{DType, Element, Head, HeadError, Matrix, StreamError, StreamHead, round_as_ggml};
+pub use flash_sampling_core::{
+    DType, Element, Head, HeadError, Matrix, Shadow, ShadowBuffer, StreamError, StreamHead, round_as_ggml,
+};
 #[doc(no_inline)]
 pub use flash_sampling_core::{bf16, f16};
 // The parameters of a row, and of a request.

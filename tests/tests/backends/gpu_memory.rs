@@ -181,6 +181,7 @@ impl Copied {
             bias: bias.as_ref().map(|bias| DeviceAddress::of(bias, &stream)),
             soft_cap: head.soft_cap(),
             scale: head.scale(),
+            shadow: None,
         };
         // SAFETY: weight, scales and bias are of these sizes, nothing writes to them, and they are dropped after the
         // sampler.

@@ -8,6 +8,7 @@ pub(crate) mod gpu_ranks;
 pub(crate) mod gpu_rows;
 pub(crate) mod quantised;
 pub(crate) mod ranks;
+pub(crate) mod shadowed;
 
 use flash_sampling_conformance::factory::FromLogits;
 use flash_sampling_conformance::laws::uneven_starts;

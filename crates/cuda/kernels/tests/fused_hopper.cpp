@@ -29,7 +29,7 @@ struct ExactDots {
     static constexpr u32 THREADS = 128, SLOTS = 64;
 
     template <ptx::Operand>
-    static void compute(const ShadowCall& call, u32 row, u32 first_token, const u32* tokens, u32 count, float* dots, u8*) {
+    static void compute(const Candidates& call, u32 row, u32 first_token, const u32* tokens, u32 count, float* dots, u8*) {
         if (threadIdx.x >= count) return;
         const u8* const weight = call.weight + (tokens[threadIdx.x] - first_token) * call.weight_stride;
         float sum = 0.0f;
@@ -153,21 +153,13 @@ struct Launch {
         std::vector<u32> counts(rows, 77), arrived(rows, 77);
         std::vector<u64> keys(rows * Candidates::ROOM), best(rows, 77);
         std::vector<PartWinner> winners(rows * ExactWinners::MAX_PARTS);
-        const Candidates candidates{scales.data(), errors.data(), norms.data(), bounds.data(), counts.data(), keys.data()};
-        const ShadowCall shadow{candidates,
-                                reinterpret_cast<const u8*>(weight.data()),
-                                reinterpret_cast<const u8*>(hidden.data()),
-                                call.hidden * 2,
-                                call.hidden * 2,
-                                digits.data(),
-                                code_stride,
-                                bounds.data(),
-                                best.data(),
-                                winners.data(),
-                                arrived.data(),
-                                &words,
-                                largest,
-                                call.hidden};
+        const auto* const at = reinterpret_cast<const u8*>(weight.data());
+        const auto* const states = reinterpret_cast<const u8*>(hidden.data());
+        const u32 stride = call.hidden * 2;
+        const Candidates candidates{scales.data(), errors.data(), norms.data(), bounds.data(), counts.data(), keys.data(), at,
+                                    states, stride, stride, Element::BF16, call.hidden};
+        const ShadowCall shadow{candidates,     digits.data(),  code_stride, bounds.data(), best.data(),
+                                winners.data(), arrived.data(), &words,      largest,       0};
         emulator::launch(rows, 1, HiddenDigits::THREADS, [&] {
             static HiddenDigits::Shared shared;
             HiddenDigits::block<Element::BF16>(shadow, blockIdx.x, shared);

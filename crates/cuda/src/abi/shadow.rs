@@ -14,7 +14,7 @@ pub(crate) struct HiddenBound {
 }
 layout!(HiddenBound 16: scale 0, error 4, norm 8, constant 12);
 
-/// The shadow's numbers per token, and the lists of candidates.
+/// The shadow's numbers per token, the lists of candidates, and the factors of the exact logits.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidates {
@@ -25,8 +25,19 @@ pub(crate) struct Candidates {
     pub(crate) counts: DeviceAddress<u32>,
     /// `[rows, CANDIDATE_ROOM]`.
     pub(crate) keys: DeviceAddress<u64>,
+    pub(crate) weight: DeviceAddress<u8>,
+    pub(crate) hidden: DeviceAddress<u8>,
+    /// Bytes between rows.
+    pub(crate) weight_stride: u64,
+    pub(crate) hidden_stride: u64,
+    /// The code of [`element`](crate::abi::element).
+    pub(crate) element: u32,
+    pub(crate) width: u32,
 }
-layout!(Candidates 48: scales 0, errors 8, norms 16, bounds 24, counts 32, keys 40);
+layout!(Candidates 88:
+    scales 0, errors 8, norms 16, bounds 24, counts 32, keys 40, weight 48, hidden 56, weight_stride 64, hidden_stride 72,
+    element 80, width 84
+);
 
 /// The candidates that the list of a row holds.
 pub(crate) const CANDIDATE_ROOM: usize = 1024;
@@ -60,11 +71,6 @@ layout!(PartWinner 16: key 0, logit 8, zero 12);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShadowCall {
     pub(crate) candidates: Candidates,
-    pub(crate) weight: DeviceAddress<u8>,
-    pub(crate) hidden: DeviceAddress<u8>,
-    /// Bytes between rows.
-    pub(crate) weight_stride: u64,
-    pub(crate) hidden_stride: u64,
     /// For each octet of rows, 8 rows of high digits and 8 rows of low digits.
     pub(crate) digits: DeviceAddress<u8>,
     pub(crate) digit_stride: u64,
@@ -75,9 +81,8 @@ pub(crate) struct ShadowCall {
     pub(crate) arrived: DeviceAddress<u32>,
     pub(crate) words: DeviceAddress<ShadowWords>,
     pub(crate) largest: f32,
-    pub(crate) width: u32,
+    pub(crate) zero: u32,
 }
-layout!(ShadowCall 144:
-    candidates 0, weight 48, hidden 56, weight_stride 64, hidden_stride 72, digits 80, digit_stride 88, bounds 96, best 104,
-    winners 112, arrived 120, words 128, largest 136, width 140
+layout!(ShadowCall 152:
+    candidates 0, digits 88, digit_stride 96, bounds 104, best 112, winners 120, arrived 128, words 136, largest 144, zero 148
 );

@@ -5,7 +5,7 @@ use crate::compile::architecture::Architecture;
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::entries;
 use crate::device::gpu::Device;
-use crate::device::launch::{Entry, Grid, Kernel, Queue};
+use crate::device::launch::{Entry, Grid, Kernel, Queue, Residency};
 use crate::device::launch_config::launch_words;
 use crate::device::shadow;
 use crate::error::CudaError;
@@ -235,7 +235,10 @@ impl Loaded {
         maps: Maps,
         output: &FusedOutput,
     ) -> Result<(), CudaError> {
-        let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
+        // The launches of a draw from a shadow after the first one start early.
+        let is_early = self.tile.variant == FusedVariant::Candidates || !call.is_needed.is_null();
+        let residency = if is_early { Residency::Early } else { Residency::Free };
+        let grid = Grid { shared_bytes: self.shared_bytes, residency, ..Grid::of(blocks, self.threads) };
         match (&self.kernel, *output) {
             (HopperKernel::Plain(kernel), FusedOutput::Plain) => queue.launch(kernel, grid, (call, maps)),
             (HopperKernel::Stores(kernel), FusedOutput::MasksPenalties(to) | FusedOutput::StoreLogits(to)) => {

@@ -2,7 +2,7 @@
 
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::gpu::Device;
-use crate::device::launch::{Arguments, Entry, Grid, Kernel, Queue};
+use crate::device::launch::{Arguments, Entry, Grid, Kernel, Queue, Residency};
 use crate::error::CudaError;
 use cudarc::driver::CudaModule;
 use std::sync::Arc;
@@ -53,6 +53,13 @@ impl<A: Arguments> ConfiguredKernel<A> {
 
     pub(crate) fn launch(&self, queue: Queue<'_>, blocks: u32, arguments: A) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
+        queue.launch(&self.kernel, grid, arguments)
+    }
+
+    /// Launches with [`Residency::Early`].
+    pub(crate) fn launch_early(&self, queue: Queue<'_>, blocks: u32, arguments: A) -> Result<(), CudaError> {
+        let grid = Grid::of(blocks, self.threads);
+        let grid = Grid { shared_bytes: self.shared_bytes, residency: Residency::Early, ..grid };
         queue.launch(&self.kernel, grid, arguments)
     }
 }

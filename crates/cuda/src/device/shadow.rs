@@ -151,7 +151,7 @@ impl ShadowKernels {
         device: &Device,
     ) -> Result<DeviceAddress<u32>, CudaError> {
         let (scratch, places) = (self.scratch.begin_use::<u8>(), self.places);
-        let words = scratch.cast::<ShadowWords>();
+        let (weight, words) = (&self.head.weight, scratch.cast::<ShadowWords>());
         let bounds = scratch.add(places.bounds).cast();
         let candidates = Candidates {
             scales: self.shadow.scales,
@@ -160,15 +160,16 @@ impl ShadowKernels {
             bounds,
             counts: scratch.add(places.counts).cast(),
             keys: scratch.add(places.keys).cast(),
-        };
-        let weight = &self.head.weight;
-        let stride = code_stride(weight.cols);
-        let shadow = ShadowCall {
-            candidates,
             weight: weight.address,
             hidden: hidden.address,
             weight_stride: weight.stride_bytes(),
             hidden_stride: hidden.stride_bytes(),
+            element: abi::element(weight.dtype),
+            width: weight.cols as u32,
+        };
+        let stride = code_stride(weight.cols);
+        let shadow = ShadowCall {
+            candidates,
             digits: scratch.add(places.digits),
             digit_stride: stride as u64,
             bounds,
@@ -177,7 +178,7 @@ impl ShadowKernels {
             arrived: scratch.add(places.arrived).cast(),
             words,
             largest: self.shadow.largest,
-            width: weight.cols as u32,
+            zero: 0,
         };
         let rows = hidden.rows as u32;
         queue.launch(&self.digits, Grid::of(rows, DIGIT_THREADS), (shadow,))?;
@@ -199,7 +200,7 @@ impl ShadowKernels {
         kernel.launch(queue, blocks, of_candidates, maps, &FusedOutput::Candidates(candidates))?;
 
         let parts = (device.multiprocessors() / rows).clamp(1, MAX_PARTS as u32);
-        self.winners.launch(queue, parts * rows, (call, shadow))?;
+        self.winners.launch_early(queue, parts * rows, (call, shadow))?;
         Ok(words.cast())
     }
 }

@@ -23,6 +23,7 @@
 //    independent of other rows.
 #pragma once
 
+#include "../ptx/early.cuh"
 #include "consume.cuh"
 #include "load.cuh"
 #include "publish.cuh"
@@ -62,6 +63,7 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
         ptx::named_barrier(PREPARED_BARRIER, WORKERS);
         prepare_lists(call, lists, shared, worker, WORKERS);
     }
+    if constexpr (T::CANDIDATES) ptx::await_earlier_launches();
     if constexpr (T::CANDIDATES) prepare_candidates(call, candidates, shared, T::COLUMNS, worker, WORKERS);
     if constexpr (T::LOG_Z) prepare_masses(call, shared, worker, WORKERS);
     ptx::named_barrier(PREPARED_BARRIER, WORKERS);
@@ -71,7 +73,11 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
 template <class T, ptx::Operand OPERAND>
 __device__ __forceinline__ void block(const Call& call, const Maps& maps, const LogitStore& stored, const RowLists& lists,
                                       const Masses& masses, const Peers& peers, const Candidates& candidates, u8* memory) {
-    if (call.is_needed && *call.is_needed == 0) return;
+    if constexpr (T::CANDIDATES) ptx::start_next_launch();
+    if (call.is_needed) {
+        ptx::await_earlier_launches();
+        if (*call.is_needed == 0) return;
+    }
     u8* const stages = memory + (Ring<T>::ALIGNMENT - ptx::shared_address(memory) % Ring<T>::ALIGNMENT) % Ring<T>::ALIGNMENT;
     Shared<T>& shared = *reinterpret_cast<Shared<T>*>(stages + Ring<T>::STAGES * T::STAGE_BYTES);
     const u32 rank = T::CLUSTER == 2 ? __shfl_sync(0xffffffffu, ptx::cluster_rank(), 0) : 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "initial_threshold.cuh"
+#include "refine.cuh"
 
 namespace flash_sampling::fused_hopper {
 
@@ -55,6 +56,7 @@ __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const
             ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);
             score(call, shared, queue, shared.queued[queue], first, worker / QUEUES, T::SCOUTS / QUEUES);
             ptx::named_barrier(SCOUTS_BARRIER, T::SCOUTS);
+            if constexpr (T::CANDIDATES) refine(call, shared, worker);
         }
         if (t < schedule.tiles) {
             u32 unused;

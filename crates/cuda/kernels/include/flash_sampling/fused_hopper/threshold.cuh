@@ -54,7 +54,6 @@ __device__ __forceinline__ u64 exchange_best(const Call& call, Shared<T>& shared
 // bias. An upper bound without a finite logit leaves the row to the full kernel, which finds the row's error if it has one.
 template <class T>
 __device__ __forceinline__ void offer_candidate(const Call& call, Shared<T>& shared, u32 column, u32 token, float upper) {
-    if (is_open(shared, column)) return;
     const Row& row = shared.rows[column];
     const float raw = call.head.apply(upper, 0.0f, false), logit = row.apply(raw, token);
     if (!(raw < f32_infinity() && logit < f32_infinity())) {

@@ -1,7 +1,7 @@
 // The digits of a hidden state and the factors of its bounds: the twins of core's hidden_digits and ShadowBound::new.
 #pragma once
 
-#include "../element.cuh"
+#include "../ptx/early.cuh"
 #include "pass.cuh"
 
 #ifdef __CUDACC__
@@ -29,13 +29,27 @@ struct HiddenDigits {
     static constexpr u32 THREADS = 256;
     static constexpr u32 WARPS = THREADS / 32;
     static constexpr float MOST = 32639.0f;  // 256 * 127 + 127
-    static constexpr u32 WORD = 4;           // digits that a thread stores at once
+    static constexpr u32 AT_ONCE = 8;        // elements of a load, and digits of a store
 
     struct Shared {
         float largest[WARPS];
         double norm[WARPS];
         double error[WARPS];
     };
+
+    // Loads the elements from k on; zeros beyond the row.
+    template <Element TYPE>
+    static __device__ __forceinline__ void load(float (&x)[AT_ONCE], const u8* from, u32 k, u32 width) {
+        if (k + AT_ONCE <= width) {
+            const uint4 words = *reinterpret_cast<const uint4*>(from + 2 * k);
+            const u32 pairs[AT_ONCE / 2] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; ++i) x[i] = widen<TYPE>(pairs[i / 2], i % 2);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; ++i) x[i] = k + i < width ? element<TYPE>(from, k + i) : 0.0f;
+        }
+    }
 
     // Returns the sum of the block's values, in every thread.
     static __device__ __forceinline__ double sum_of_block(double x, double (&of_warps)[WARPS]) {
@@ -51,11 +65,17 @@ struct HiddenDigits {
     // Writes a row's digits and bounds, and clears its results of the next launches. One block per row.
     template <Element TYPE>
     static __device__ __forceinline__ void block(const ShadowCall& call, u32 row, Shared& shared) {
-        const u8* const from = call.hidden + row * call.hidden_stride;
-        const auto element_at = [&](u32 k) { return k < call.width ? element<TYPE>(from, k) : 0.0f; };
+        ptx::start_next_launch();
+        const u32 width = call.candidates.width;
+        const u8* const from = call.candidates.hidden + row * call.candidates.hidden_stride;
         float largest = 0.0f;
-#pragma unroll 8
-        for (u32 k = threadIdx.x; k < call.width; k += THREADS) largest = max_or_nan(largest, fabsf(element_at(k)));
+#pragma unroll 4
+        for (u32 k = AT_ONCE * threadIdx.x; k < width; k += AT_ONCE * THREADS) {
+            float x[AT_ONCE];
+            load<TYPE>(x, from, k, width);
+#pragma unroll
+            for (const float element : x) largest = max_or_nan(largest, fabsf(element));
+        }
 #pragma unroll
         for (u32 apart = 16; apart > 0; apart /= 2) largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, apart));
         shared.largest[threadIdx.x / 32] = largest;
@@ -69,29 +89,31 @@ struct HiddenDigits {
         u8* const high = call.digits + (row / 8 * 16 + row % 8) * call.digit_stride;
         u8* const low = high + 8 * call.digit_stride;
         double norm = 0.0, error = 0.0;
-        for (u32 k = WORD * threadIdx.x; k < call.width; k += WORD * THREADS) {
-            u32 highs = 0, lows = 0;
+#pragma unroll 4
+        for (u32 k = AT_ONCE * threadIdx.x; k < width; k += AT_ONCE * THREADS) {
+            float x[AT_ONCE];
+            load<TYPE>(x, from, k, width);
+            u64 highs = 0, lows = 0;
 #pragma unroll
-            for (u32 i = 0; i < WORD; ++i) {
-                const float x = element_at(k + i);
-                const float rounded = rintf(mul_rn(x, inverse));
+            for (u32 i = 0; i < AT_ONCE; ++i) {
+                const float rounded = rintf(mul_rn(x[i], inverse));
                 const i32 integer = has_digits ? static_cast<i32>(fminf(fmaxf(rounded, -MOST), MOST)) : 0;
                 const i32 low_digit = static_cast<signed char>(integer);
-                highs |= static_cast<u32>((integer - low_digit) >> 8 & 0xff) << 8 * i;
-                lows |= static_cast<u32>(low_digit & 0xff) << 8 * i;
-                const double exact = static_cast<double>(x);
+                highs |= static_cast<u64>((integer - low_digit) >> 8 & 0xff) << 8 * i;
+                lows |= static_cast<u64>(low_digit & 0xff) << 8 * i;
+                const double exact = static_cast<double>(x[i]);
                 const double difference = exact - static_cast<double>(has_digits ? scale : 0.0f) * integer;
                 norm += exact * exact;
                 error += difference * difference;
             }
-            *reinterpret_cast<u32*>(high + k) = highs;
-            *reinterpret_cast<u32*>(low + k) = lows;
+            *reinterpret_cast<u64*>(high + k) = highs;
+            *reinterpret_cast<u64*>(low + k) = lows;
         }
         norm = sqrt(sum_of_block(norm, shared.norm));
         error = sqrt(sum_of_block(error, shared.error)) + 1e-15 * norm;
         if (threadIdx.x > 0) return;
         HiddenBound bound{has_digits ? scale : 0.0f, 0.0f, 0.0f, 0.0f};
-        const bool is_finite = make_bound(bound, call.width, norm, error, static_cast<double>(call.largest));
+        const bool is_finite = make_bound(bound, width, norm, error, static_cast<double>(call.largest));
         call.bounds[row] = is_finite ? bound : HiddenBound{};
         call.candidates.counts[row] = is_finite ? 0 : Candidates::OPEN;
         call.best[row] = 0;

@@ -28,7 +28,7 @@ struct ExactDots {
     // Writes the dot products of `count` tokens, at most SLOTS. All threads of the block call this; a barrier must follow. `memory`
     // is SHARED_BYTES at a multiple of 16.
     template <ptx::Operand OPERAND>
-    static __device__ __forceinline__ void compute(const ShadowCall& call, u32 row, u32 first_token, const u32* tokens, u32 count,
+    static __device__ __forceinline__ void compute(const Candidates& call, u32 row, u32 first_token, const u32* tokens, u32 count,
                                                    float* dots, u8* memory) {
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const u32 slots = count <= 16 ? 16 : count <= 32 ? 32 : SLOTS;

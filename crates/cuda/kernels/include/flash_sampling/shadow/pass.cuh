@@ -6,9 +6,12 @@
 // 2. The Hopper kernel (fused_hopper/candidates.cuh) multiplies the shadow by the digits, and lists the tokens that can win.
 // 3. `exact_winners` computes the logits of the listed tokens from the weight, in the order of sums of the full kernel.
 // 4. The full kernel draws all rows again if the shadow does not decide a row. Otherwise its blocks end at once.
+//
+// Each launch but the first may start early, and waits for the launch before it (ptx/early.cuh).
 #pragma once
 
 #include "../abi.cuh"
+#include "../element.cuh"
 
 namespace flash_sampling {
 
@@ -27,7 +30,7 @@ struct HiddenBound {
 };
 FS_LAYOUT(HiddenBound, 16, FS_AT(scale, 0) && FS_AT(error, 4) && FS_AT(norm, 8) && FS_AT(constant, 12));
 
-// The shadow's numbers per token, and the lists of candidates.
+// The shadow's numbers per token, the lists of candidates, and the factors of the exact logits.
 struct Candidates {
     static constexpr u32 ROOM = 1024;
     static constexpr u32 OPEN = 1u << 30;  // the count of a row that the shadow does not decide
@@ -38,10 +41,17 @@ struct Candidates {
     const HiddenBound* bounds;  // [row_count]
     u32* counts;                // [row_count] listed candidates; if more than ROOM, the shadow does not decide the row
     u64* keys;                  // [row_count, ROOM] ordered bits of upper bounds of scores
+    const u8* weight;           // [tokens, hidden], bf16 or f16
+    const u8* hidden;           // [row_count, hidden]
+    u64 weight_stride;          // bytes
+    u64 hidden_stride;          // bytes
+    Element element;            // of weight and hidden states
+    u32 width;                  // hidden elements
 };
-FS_LAYOUT(Candidates, 48,
+FS_LAYOUT(Candidates, 88,
           FS_AT(scales, 0) && FS_AT(errors, 8) && FS_AT(norms, 16) && FS_AT(bounds, 24) && FS_AT(counts, 32) &&
-          FS_AT(keys, 40));
+          FS_AT(keys, 40) && FS_AT(weight, 48) && FS_AT(hidden, 56) && FS_AT(weight_stride, 64) &&
+          FS_AT(hidden_stride, 72) && FS_AT(element, 80) && FS_AT(width, 84));
 
 // Words of a planned head. `hidden_digits` clears all but the second.
 struct ShadowWords {
@@ -63,10 +73,6 @@ FS_LAYOUT(PartWinner, 16, FS_AT(key, 0) && FS_AT(logit, 8) && FS_AT(zero, 12));
 // The argument of hidden_digits and exact_winners.
 struct ShadowCall {
     Candidates candidates;
-    const u8* weight;     // [tokens, hidden]
-    const u8* hidden;     // [rows, hidden]
-    u64 weight_stride;    // bytes
-    u64 hidden_stride;    // bytes
     u8* digits;           // [octets of rows, digits, 8] rows of digit_stride bytes
     u64 digit_stride;     // a multiple of 64
     HiddenBound* bounds;  // [rows]
@@ -75,12 +81,10 @@ struct ShadowCall {
     u32* arrived;         // [rows]
     ShadowWords* words;
     float largest;        // the largest sum of norm and error of a token
-    u32 width;            // hidden elements
+    u32 zero;
 };
-FS_LAYOUT(ShadowCall, 144,
-          FS_AT(candidates, 0) && FS_AT(weight, 48) && FS_AT(hidden, 56) && FS_AT(weight_stride, 64) &&
-          FS_AT(hidden_stride, 72) && FS_AT(digits, 80) && FS_AT(digit_stride, 88) && FS_AT(bounds, 96) &&
-          FS_AT(best, 104) && FS_AT(winners, 112) && FS_AT(arrived, 120) && FS_AT(words, 128) && FS_AT(largest, 136) &&
-          FS_AT(width, 140));
+FS_LAYOUT(ShadowCall, 152,
+          FS_AT(candidates, 0) && FS_AT(digits, 88) && FS_AT(digit_stride, 96) && FS_AT(bounds, 104) && FS_AT(best, 112) &&
+          FS_AT(winners, 120) && FS_AT(arrived, 128) && FS_AT(words, 136) && FS_AT(largest, 144) && FS_AT(zero, 148));
 
 }  // namespace flash_sampling

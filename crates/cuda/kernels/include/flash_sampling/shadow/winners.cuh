@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../perturb.cuh"
+#include "../ptx/early.cuh"
 #include "../ptx/ordered.cuh"
 #include "exact_dots.cuh"
 
@@ -67,6 +68,8 @@ struct ExactWinners {
     // Runs one block. `memory` is ExactDots::SHARED_BYTES.
     template <ptx::Operand OPERAND>
     __device__ __forceinline__ void block(u8* memory) const {
+        ptx::start_next_launch();
+        ptx::await_earlier_launches();
         const u32 listed = shadow.candidates.counts[row];
         if (listed > Candidates::ROOM) {
             if (part == 0 && threadIdx.x == 0) leave_open();
@@ -77,7 +80,7 @@ struct ExactWinners {
         PartWinner best{0, 0.0f, 0};
         for (u32 first = 0; first < count; first += ExactDots::SLOTS) {
             const u32 some = min(count - first, ExactDots::SLOTS);
-            ExactDots::compute<OPERAND>(shadow, row, call.first_token, shared.tokens + first, some, shared.dots, memory);
+            ExactDots::compute<OPERAND>(shadow.candidates, row, call.first_token, shared.tokens + first, some, shared.dots, memory);
             __syncthreads();
             if (threadIdx.x < some) {
                 const PartWinner next = score(shared.tokens[first + threadIdx.x], shared.dots[threadIdx.x]);
