@@ -371,7 +371,7 @@ fn with_small_digits() -> Launch {
 /// A column of the weight is so large that all other codes are zero. The hidden states have zeros there, so every token is a
 /// candidate.
 fn with_a_large_column() -> Launch {
-    let mut launch = Launch::real(520, [8, 8, 3000, 0, 64, 3], 1.0);
+    let mut launch = Launch::real(520, [8, 8, 12000, 0, 64, 3], 1.0);
     for row in &mut launch.rows {
         (row.mask, row.bias) = (Vec::new(), Vec::new());
     }
@@ -410,7 +410,7 @@ fn a_draw_from_a_shadow_is_the_draw_from_the_weight() {
     assert!(wrong.is_empty(), "{} wrong draws: {:x?}", wrong.len(), &wrong[..wrong.len().min(5)]);
     // Both ways are taken: most rows are decided, and some are left open.
     println!("{open} of {rows} rows were left open");
-    assert!(open > 15 && 4 * open < rows, "{open} of {rows} rows were left open");
+    assert!(open > 10 && 4 * open < rows, "{open} of {rows} rows were left open");
     for control in [Control::SmallErrors, Control::OneDigit, Control::DroppedCandidates] {
         let last = &launches[launches.len() - 3..];
         assert!(!wrong_draws(last, control).0.is_empty(), "{control:?} was not detected");

@@ -40,7 +40,7 @@ layout!(Candidates 88:
 );
 
 /// The candidates that the list of a row holds.
-pub(crate) const CANDIDATE_ROOM: usize = 1024;
+pub(crate) const CANDIDATE_ROOM: usize = 4096;
 /// The maximum number of blocks that share a row's candidates.
 pub(crate) const MAX_PARTS: usize = 32;
 

@@ -56,7 +56,6 @@ __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const
             ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);
             score(call, shared, queue, shared.queued[queue], first, worker / QUEUES, T::SCOUTS / QUEUES);
             ptx::named_barrier(SCOUTS_BARRIER, T::SCOUTS);
-            if constexpr (T::CANDIDATES) refine(call, shared, worker);
         }
         if (t < schedule.tiles) {
             u32 unused;
@@ -64,6 +63,9 @@ __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const
             make_thresholds(call, shared, t, call.first_token + first, worker);
         }
         ptx::mbarrier_arrive(&shared.scouted);
+        // While the products of this tile run, if another tile follows.
+        if constexpr (T::CANDIDATES)
+            if (t > 0 && t + 1 < schedule.tiles) refine(call, shared, worker);
     }
 }
 

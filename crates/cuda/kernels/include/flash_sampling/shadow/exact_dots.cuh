@@ -8,71 +8,77 @@
 #ifndef FS_EMULATED  // else the test defines ExactDots
 
 #include "../ptx/cp_async.cuh"
-#include "../ptx/mma.cuh"
+#include "../ptx/wgmma.cuh"
 
 namespace flash_sampling {
 
 struct ExactDots {
-    static constexpr u32 WARPS = 4;
-    static constexpr u32 THREADS = 32 * WARPS;
-    static constexpr u32 SLOTS = 16 * WARPS;  // tokens at a time
+    static constexpr u32 THREADS = 128;  // a warpgroup
+    static constexpr u32 SLOTS = 64;     // tokens at a time: the rows of a product
     static constexpr u32 STAGES = 4;
-    // The parts of all tokens' rows that a stage holds. Fewer tokens have longer parts.
-    static constexpr u32 PARTS_BYTES = 32768;
-    static constexpr u32 LONGEST = PARTS_BYTES / 16;
-    // The rows of a part are 16 bytes apart modulo 128, so that the rows of a fragment use different banks.
-    static constexpr u32 PAD = 16;
-    static constexpr u32 STAGE_BYTES = PARTS_BYTES + SLOTS * PAD + LONGEST;
-    static constexpr u32 SHARED_BYTES = STAGES * STAGE_BYTES;
+    static constexpr u32 STAGE_BYTES = 48 << 10;
+    static constexpr u32 SLAB_ROW_BYTES = 128;                // one swizzle row: 64 hidden elements
+    static constexpr u32 GROUP_BYTES = 8 * SLAB_ROW_BYTES;    // rows of eight tokens
+    static constexpr u32 ALIGNMENT = 1024;
+    // A product reads the rows of all slots. Rows beyond the tokens are any bytes after them, also beyond the ring.
+    static constexpr u32 SHARED_BYTES = ALIGNMENT + STAGES * STAGE_BYTES + SLOTS * SLAB_ROW_BYTES;
 
-    // Writes the dot products of `count` tokens, at most SLOTS. All threads of the block call this; a barrier must follow. `memory`
-    // is SHARED_BYTES at a multiple of 16.
+    // Writes the dot products of `count` tokens, from 1 to SLOTS. All threads of the block call this; a barrier must follow.
+    // `memory` is SHARED_BYTES.
+    //
+    // A slab has the groups of eight tokens, and a group with the hidden state as its first row. Only these rows are loaded, so few
+    // tokens have a stage of many slabs.
     template <ptx::Operand OPERAND>
     static __device__ __forceinline__ void compute(const Candidates& call, u32 row, u32 first_token, const u32* tokens, u32 count,
                                                    float* dots, u8* memory) {
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        const u32 slots = count <= 16 ? 16 : count <= 32 ? 32 : SLOTS;
-        const u32 bytes = PARTS_BYTES / slots, pitch = bytes + PAD, units = bytes / 16;
-        const u32 row_bytes = call.width * 2, steps = (row_bytes + bytes - 1) / bytes;
-        const u32 ring = ptx::shared_address(memory);
+        const u32 groups = (count + 7) / 8, slab_bytes = (groups + 1) * GROUP_BYTES, slabs = STAGE_BYTES / slab_bytes;
+        const u32 row_bytes = call.width * 2, part_bytes = slabs * SLAB_ROW_BYTES;
+        const u32 steps = ptx::uniform((row_bytes + part_bytes - 1) / part_bytes);
+        const u32 start = ptx::shared_address(memory);
+        const u32 ring = start + (ALIGNMENT - start % ALIGNMENT) % ALIGNMENT;
         const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
-        // Loads a part of every token's row, and of the hidden state after them.
+        // Loads a part of every token's row and of the hidden state; zeros beyond the rows.
         const auto load = [&](u32 step) {
-            if (step < steps) {
-                const u32 to = ring + step % STAGES * STAGE_BYTES;
-                for (u32 i = threadIdx.x; i < (count + 1) * units; i += THREADS) {
-                    const u32 slot = i / units, at = i % units * 16, from = step * bytes + at;
-                    const u32 left = from < row_bytes ? min(row_bytes - from, 16u) : 0;
-                    const bool is_hidden = slot == count;
-                    const u8* const source = is_hidden ? call.hidden + row * call.hidden_stride
-                                                       : call.weight + (tokens[slot] - first_token) * call.weight_stride;
-                    ptx::copy_async(to + (is_hidden ? slots : slot) * pitch + at, left ? source + from : source, left, true,
-                                    is_hidden ? keep : once);
-                }
+            constexpr u32 UNITS = SLAB_ROW_BYTES / 16;
+            for (u32 i = threadIdx.x; step < steps && i < (count + 1) * slabs * UNITS; i += THREADS) {
+                const u32 slot = i / (slabs * UNITS), at = i % (slabs * UNITS), slab = at / UNITS, from = step * part_bytes + at * 16;
+                const u32 left = from < row_bytes ? min(row_bytes - from, 16u) : 0;
+                const bool is_hidden = slot == count;
+                const u32 of_slab = is_hidden ? groups * 8 : slot;
+                const u8* const source = is_hidden ? call.hidden + row * call.hidden_stride
+                                                   : call.weight + (tokens[slot] - first_token) * call.weight_stride;
+                const u32 to = ring + step % STAGES * STAGE_BYTES + slab * slab_bytes + of_slab * SLAB_ROW_BYTES;
+                ptx::copy_async(to + (at % UNITS ^ of_slab % 8) * 16, left ? source + from : source, left, true,
+                                is_hidden ? keep : once);
             }
             ptx::copy_async_commit();
         };
-        float d[4] = {};
         for (u32 step = 0; step < STAGES - 1; ++step) load(step);
+        const u32 base = ptx::uniform(ring), stride = ptx::uniform(slab_bytes), last = ptx::uniform(slabs);
+        float d[4];
+#pragma unroll 1
         for (u32 step = 0; step < steps; ++step) {
             ptx::copy_async_wait<STAGES - 2>();
+            ptx::shared_writes_fence();
             __syncthreads();
             load(step + STAGES - 1);
-            if (16 * warp >= count) continue;
-            const u32 stage = step % STAGES * STAGE_BYTES;
-            const u32 a_at = ring + stage + (16 * warp + lane % 16) * pitch + lane / 16 * 16;
-            // All columns of B are the hidden state.
-            const u8* const b_at = memory + stage + slots * pitch + lane % 4 * 4;
-#pragma unroll 8
-            for (u32 k = 0; k < bytes; k += 32) {
-                u32 a[4];
-                ptx::load_matrices(a, a_at + k);
-                ptx::multiply<OPERAND>(d, a, *reinterpret_cast<const u32*>(b_at + k),
-                                       *reinterpret_cast<const u32*>(b_at + k + 16));
+            const u32 stage = base + step % STAGES * STAGE_BYTES;
+            ptx::wgmma_fence();
+#pragma unroll 1
+            for (u32 slab = 0; slab < last; ++slab) {
+                const u32 at = ptx::operand_address(stage + slab * stride);
+                const u64 a = ptx::operand_descriptor(at), b = ptx::operand_descriptor(at + stride - GROUP_BYTES);
+#pragma unroll
+                for (u32 k = 0; k < 4; ++k) {
+                    const u64 offset = k * ptx::DESCRIPTOR_STEP;
+                    ptx::Wgmma<8, OPERAND>::multiply(d, a + offset, b + offset, k > 0 || slab > 0 || step > 0);
+                }
             }
+            ptx::wgmma_commit();
+            ptx::wgmma_wait<0>();
         }
         ptx::copy_async_wait<0>();
-        __syncthreads();
         if (lane % 4 == 0) {
             dots[16 * warp + lane / 4] = d[0];
             dots[16 * warp + lane / 4 + 8] = d[2];

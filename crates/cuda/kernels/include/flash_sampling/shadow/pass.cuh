@@ -32,7 +32,7 @@ FS_LAYOUT(HiddenBound, 16, FS_AT(scale, 0) && FS_AT(error, 4) && FS_AT(norm, 8) 
 
 // The shadow's numbers per token, the lists of candidates, and the factors of the exact logits.
 struct Candidates {
-    static constexpr u32 ROOM = 1024;
+    static constexpr u32 ROOM = 4096;
     static constexpr u32 OPEN = 1u << 30;  // the count of a row that the shadow does not decide
 
     const float* scales;        // [tokens]

@@ -19,6 +19,7 @@ struct ExactWinners {
         u32 tokens[Candidates::ROOM];
         float dots[ExactDots::SLOTS];
         PartWinner best[THREADS / 32];
+        Row row;
         u32 count, is_last;
     };
 
@@ -40,9 +41,10 @@ struct ExactWinners {
         atomicAdd(&shadow.words->undecided, 1u);
     }
 
-    // Compacts this block's part of the candidates whose scores can reach the largest lower bound.
+    // Copies the row, and compacts this block's part of the candidates whose scores can reach the largest lower bound.
     __device__ __forceinline__ void gather(u32 listed) const {
         if (threadIdx.x == 0) shared.count = 0;
+        copy_row(&shared.row, &call.rows[row]);
         __syncthreads();
         const u32 least = static_cast<u32>(shadow.best[row] >> 32);
         const u64* const keys = shadow.candidates.keys + static_cast<u64>(row) * Candidates::ROOM;
@@ -56,7 +58,7 @@ struct ExactWinners {
     // Returns the exact candidate of a token; without a key if it is forbidden.
     __device__ __forceinline__ PartWinner score(u32 token, float dot) const {
         if (call.bias) dot = add_rn(dot, call.bias[token - call.first_token]);
-        const Row& of_row = call.rows[row];
+        const Row& of_row = shared.row;
         // The logit is valid, because its upper bound is.
         const float logit = of_row.apply(call.head.apply(dot, 0.0f, false), token);
         if (!(logit > -f32_infinity())) return {0, 0.0f, 0};
