@@ -164,8 +164,8 @@ impl ShadowKernels {
             hidden: hidden.address,
             weight_stride: weight.stride_bytes(),
             hidden_stride: hidden.stride_bytes(),
-            element: abi::element(weight.dtype),
             width: weight.cols as u32,
+            zero: 0,
         };
         let stride = code_stride(weight.cols);
         let shadow = ShadowCall {

@@ -22,11 +22,10 @@ struct CandidateShared<COLUMNS, true> {
     // The bounds of the rows, one array per number; zeros beyond the batch.
     float hidden_scale[COLUMNS], error_factor[COLUMNS], norm_factor[COLUMNS], constant[COLUMNS];
     Candidates candidates;
-    // The token of each row whose lower bound is refined: refine.cuh.
-    u32 refined[COLUMNS];
-    float dot_parts[3];
-    u32 is_new;
 };
+
+// The first lower bound of every row. Rows without a larger score are left to the full kernel.
+constexpr float LEAST_SCORE = -1e30f;
 
 // Copies the bounds of the rows; a barrier must follow.
 template <class Shared>
@@ -35,7 +34,6 @@ __device__ __forceinline__ void prepare_candidates(const Call& call, const Candi
     if (worker == 0) shared.candidates = candidates;
     for (u32 i = worker; i < columns; i += workers) {
         const HiddenBound bound = i < call.row_count ? candidates.bounds[i] : HiddenBound{};
-        shared.refined[i] = Winner::none().token;
         shared.hidden_scale[i] = bound.scale;
         shared.error_factor[i] = bound.error;
         shared.norm_factor[i] = bound.norm;

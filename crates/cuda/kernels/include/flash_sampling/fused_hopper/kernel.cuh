@@ -52,7 +52,7 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
     const u32 worker = threadIdx.x - 32;
     clear_rest<T>(call, stages, worker, WORKERS);
     for (u32 i = worker; i < T::COLUMNS; i += WORKERS) {
-        shared.best[i] = {0, 0.0f, 0};
+        shared.best[i] = {T::CANDIDATES ? to_ordered_bits({LEAST_SCORE, Winner::none().token}) : 0, 0.0f, 0};
         shared.largest[i] = 0;
         shared.nat[i] = i < call.row_count ? nat_of(call, call.rows[i]) : 0.0f;
     }
@@ -64,6 +64,8 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
         prepare_lists(call, lists, shared, worker, WORKERS);
     }
     if constexpr (T::CANDIDATES) ptx::await_earlier_launches();
+    // The token of no use in every queue: scout.cuh.
+    if (T::CANDIDATES && worker < T::CONSUMER_WARPS) shared.queue[worker][0] = {-1e38f, 0};
     if constexpr (T::CANDIDATES) prepare_candidates(call, candidates, shared, T::COLUMNS, worker, WORKERS);
     if constexpr (T::LOG_Z) prepare_masses(call, shared, worker, WORKERS);
     ptx::named_barrier(PREPARED_BARRIER, WORKERS);

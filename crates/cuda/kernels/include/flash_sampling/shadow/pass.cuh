@@ -11,7 +11,6 @@
 #pragma once
 
 #include "../abi.cuh"
-#include "../element.cuh"
 
 namespace flash_sampling {
 
@@ -41,17 +40,17 @@ struct Candidates {
     const HiddenBound* bounds;  // [row_count]
     u32* counts;                // [row_count] listed candidates; if more than ROOM, the shadow does not decide the row
     u64* keys;                  // [row_count, ROOM] ordered bits of upper bounds of scores
-    const u8* weight;           // [tokens, hidden], bf16 or f16
+    const u8* weight;           // [tokens, hidden]
     const u8* hidden;           // [row_count, hidden]
     u64 weight_stride;          // bytes
     u64 hidden_stride;          // bytes
-    Element element;            // of weight and hidden states
     u32 width;                  // hidden elements
+    u32 zero;
 };
 FS_LAYOUT(Candidates, 88,
           FS_AT(scales, 0) && FS_AT(errors, 8) && FS_AT(norms, 16) && FS_AT(bounds, 24) && FS_AT(counts, 32) &&
           FS_AT(keys, 40) && FS_AT(weight, 48) && FS_AT(hidden, 56) && FS_AT(weight_stride, 64) &&
-          FS_AT(hidden_stride, 72) && FS_AT(element, 80) && FS_AT(width, 84));
+          FS_AT(hidden_stride, 72) && FS_AT(width, 80) && FS_AT(zero, 84));
 
 // Words of a planned head. `hidden_digits` clears all but the second.
 struct ShadowWords {
