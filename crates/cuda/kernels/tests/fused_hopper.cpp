@@ -28,8 +28,10 @@ namespace flash_sampling {
 struct ExactDots {
     static constexpr u32 THREADS = 128, SLOTS = 64;
 
-    template <ptx::Operand>
-    static void compute(const Candidates& call, u32 row, u32 first_token, const u32* tokens, u32 count, float* dots, u8*) {
+    template <ptx::Operand, class Meanwhile>
+    static void compute(const Candidates& call, u32 row, u32 first_token, const u32* tokens, u32 count, float* dots, u8*,
+                        const Meanwhile& meanwhile) {
+        meanwhile();
         if (threadIdx.x >= count) return;
         const u8* const weight = call.weight + (tokens[threadIdx.x] - first_token) * call.weight_stride;
         float sum = 0.0f;

@@ -1,9 +1,11 @@
 //! The fused tiled variant over device memory (paper Alg. 1): the plan and the public launches.
-//! `log_z` has the launches that compute log Z, `storing` the launches that store logits, and `sharded` the launches that
+//! `log_z` has the launches that compute log Z, `storing` the launches that store logits, `shadow` the draws from a
+//! shadow of the weight, and `sharded` the launches that
 //! exchange draws with other GPUs.
 #![allow(unsafe_code)]
 
 mod log_z;
+mod shadow;
 mod sharded;
 mod storing;
 
@@ -298,28 +300,6 @@ impl DeviceTiled {
     /// Whether the Hopper kernel supports these hidden states.
     fn is_hopper(&self, hidden: &DeviceMatrix) -> bool {
         self.hopper.is_some() && hidden.dtype == self.head.weight.dtype && hidden.is_aligned()
-    }
-
-    /// Whether draws for these hidden states read the shadow.
-    fn uses_shadow(&self, hidden: &DeviceMatrix) -> bool {
-        self.is_hopper(hidden) && self.shadow.as_ref().is_some_and(|shadow| hidden.rows <= shadow.max_rows())
-    }
-
-    /// The number of rows, of all launches so far, that a shadow did not decide, so that the launch read the weight, too. Waits
-    /// for the stream.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`].
-    ///
-    /// # Safety
-    /// The launches so far are on `stream`, or ordered before it.
-    pub unsafe fn undecided_by_shadow(&mut self, stream: &CudaStream) -> Result<u32, CudaError> {
-        let mut count = [0];
-        if let Some(shadow) = &mut self.shadow {
-            // SAFETY: *Memory*: this value owns the word. *Order*: the bullet of this function.
-            unsafe { Queue::new(stream) }.copy_down(shadow.undecided(), &mut count)?;
-        }
-        Ok(count[0])
     }
 
     /// Draws like [`DeviceTiled::launch`], with another output in device memory besides the draws:

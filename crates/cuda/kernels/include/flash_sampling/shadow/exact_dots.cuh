@@ -24,13 +24,13 @@ struct ExactDots {
     static constexpr u32 SHARED_BYTES = ALIGNMENT + STAGES * STAGE_BYTES + SLOTS * SLAB_ROW_BYTES;
 
     // Writes the dot products of `count` tokens, from 1 to SLOTS. All threads of the block call this; a barrier must follow.
-    // `memory` is SHARED_BYTES.
+    // `memory` is SHARED_BYTES. Calls `meanwhile` while the first loads are in flight.
     //
     // A slab has the groups of eight tokens, and a group with the hidden state as its first row. Only these rows are loaded, so few
     // tokens have a stage of many slabs.
-    template <ptx::Operand OPERAND>
+    template <ptx::Operand OPERAND, class Meanwhile>
     static __device__ __forceinline__ void compute(const Candidates& call, u32 row, u32 first_token, const u32* tokens, u32 count,
-                                                   float* dots, u8* memory) {
+                                                   float* dots, u8* memory, const Meanwhile& meanwhile) {
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const u32 groups = (count + 7) / 8, slab_bytes = (groups + 1) * GROUP_BYTES, slabs = STAGE_BYTES / slab_bytes;
         const u32 row_bytes = call.width * 2, part_bytes = slabs * SLAB_ROW_BYTES;
@@ -55,6 +55,7 @@ struct ExactDots {
             ptx::copy_async_commit();
         };
         for (u32 step = 0; step < STAGES - 1; ++step) load(step);
+        meanwhile();
         const u32 base = ptx::uniform(ring), stride = ptx::uniform(slab_bytes), last = ptx::uniform(slabs);
         float d[4];
 #pragma unroll 1

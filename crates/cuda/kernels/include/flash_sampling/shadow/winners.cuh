@@ -55,15 +55,20 @@ struct ExactWinners {
         __syncthreads();
     }
 
+    // Returns the noise of a token; 0 for a greedy row.
+    __device__ __forceinline__ float noise_of(u32 token) const {
+        const Noise noise{shared.row.seed, shared.row.position};
+        return shared.row.greedy ? 0.0f : noise.gumbel(Domain::Token, shared.row.draw, token);
+    }
+
     // Returns the exact candidate of a token; without a key if it is forbidden.
-    __device__ __forceinline__ PartWinner score(u32 token, float dot) const {
+    __device__ __forceinline__ PartWinner score(u32 token, float dot, float noise) const {
         if (call.bias) dot = add_rn(dot, call.bias[token - call.first_token]);
         const Row& of_row = shared.row;
         // The logit is valid, because its upper bound is.
         const float logit = of_row.apply(call.head.apply(dot, 0.0f, false), token);
         if (!(logit > -f32_infinity())) return {0, 0.0f, 0};
-        const Noise noise{of_row.seed, of_row.position};
-        const float score = of_row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, of_row.draw, token));
+        const float score = of_row.greedy ? logit : add_rn(logit, noise);
         return {to_ordered_bits(Winner::of(score, token)), logit, 0};
     }
 
@@ -82,10 +87,14 @@ struct ExactWinners {
         PartWinner best{0, 0.0f, 0};
         for (u32 first = 0; first < count; first += ExactDots::SLOTS) {
             const u32 some = min(count - first, ExactDots::SLOTS);
-            ExactDots::compute<OPERAND>(shadow.candidates, row, call.first_token, shared.tokens + first, some, shared.dots, memory);
+            const bool has_token = threadIdx.x < some;
+            float noise = 0.0f;
+            const auto meanwhile = [&] { noise = has_token ? noise_of(shared.tokens[first + threadIdx.x]) : 0.0f; };
+            ExactDots::compute<OPERAND>(shadow.candidates, row, call.first_token, shared.tokens + first, some, shared.dots, memory,
+                                        meanwhile);
             __syncthreads();
-            if (threadIdx.x < some) {
-                const PartWinner next = score(shared.tokens[first + threadIdx.x], shared.dots[threadIdx.x]);
+            if (has_token) {
+                const PartWinner next = score(shared.tokens[first + threadIdx.x], shared.dots[threadIdx.x], noise);
                 if (next.key > best.key) best = next;
             }
             __syncthreads();
