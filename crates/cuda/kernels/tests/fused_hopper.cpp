@@ -159,7 +159,7 @@ struct Launch {
         const auto* const states = reinterpret_cast<const u8*>(hidden.data());
         const u32 stride = call.hidden * 2;
         const Candidates candidates{scales.data(), errors.data(), norms.data(), bounds.data(), counts.data(), keys.data(), at,
-                                    states, stride, stride, call.hidden, 0};
+                                    states, stride, stride, call.hidden, Element::BF16};
         const ShadowCall shadow{candidates,     digits.data(),  code_stride, bounds.data(), best.data(),
                                 winners.data(), arrived.data(), &words,      largest,       0};
         emulator::launch(rows, 1, HiddenDigits::THREADS, [&] {

@@ -31,11 +31,12 @@ pub(crate) struct Candidates {
     pub(crate) weight_stride: u64,
     pub(crate) hidden_stride: u64,
     pub(crate) width: u32,
-    pub(crate) zero: u32,
+    /// The code of [`element`](crate::abi::element).
+    pub(crate) element: u32,
 }
 layout!(Candidates 88:
     scales 0, errors 8, norms 16, bounds 24, counts 32, keys 40, weight 48, hidden 56, weight_stride 64, hidden_stride 72,
-    width 80, zero 84
+    width 80, element 84
 );
 
 /// The candidates that the list of a row holds.

@@ -45,6 +45,7 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/fused_hopper/masses.cuh"),
     file!("include/flash_sampling/fused_hopper/multiply.cuh"),
     file!("include/flash_sampling/fused_hopper/publish.cuh"),
+    file!("include/flash_sampling/fused_hopper/refine.cuh"),
     file!("include/flash_sampling/fused_hopper/schedule.cuh"),
     file!("include/flash_sampling/fused_hopper/scout.cuh"),
     file!("include/flash_sampling/fused_hopper/store_logits.cuh"),

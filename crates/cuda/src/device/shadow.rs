@@ -107,7 +107,8 @@ impl ShadowKernels {
             row_stride: code_stride(cols),
         };
         let places = Places::new(max_rows, cols);
-        let scratch = Scratch::new(places.end, &[0..size_of::<ShadowWords>()], device)?;
+        let words = 0..size_of::<ShadowWords>();
+        let scratch = Scratch::new(places.end, core::slice::from_ref(&words), device)?;
         Ok(Some(ShadowKernels {
             head: *head,
             shadow,
@@ -165,7 +166,7 @@ impl ShadowKernels {
             weight_stride: weight.stride_bytes(),
             hidden_stride: hidden.stride_bytes(),
             width: weight.cols as u32,
-            zero: 0,
+            element: abi::element(weight.dtype),
         };
         let stride = code_stride(weight.cols);
         let shadow = ShadowCall {

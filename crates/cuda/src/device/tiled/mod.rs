@@ -1,7 +1,6 @@
 //! The fused tiled variant over device memory (paper Alg. 1): the plan and the public launches.
 //! `log_z` has the launches that compute log Z, `storing` the launches that store logits, `shadow` the draws from a
-//! shadow of the weight, and `sharded` the launches that
-//! exchange draws with other GPUs.
+//! shadow of the weight, and `sharded` the launches that exchange draws with other GPUs.
 #![allow(unsafe_code)]
 
 mod log_z;

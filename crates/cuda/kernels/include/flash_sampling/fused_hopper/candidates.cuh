@@ -22,6 +22,9 @@ struct CandidateShared<COLUMNS, true> {
     // The bounds of the rows, one array per number; zeros beyond the batch.
     float hidden_scale[COLUMNS], error_factor[COLUMNS], norm_factor[COLUMNS], constant[COLUMNS];
     Candidates candidates;
+    // The token whose lower bound is refined, and parts of its dot product: refine.cuh.
+    u32 refined;
+    float dot_parts[3];
 };
 
 // The first lower bound of every row. Rows without a larger score are left to the full kernel.

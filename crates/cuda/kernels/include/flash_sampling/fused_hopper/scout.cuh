@@ -3,6 +3,7 @@
 #pragma once
 
 #include "initial_threshold.cuh"
+#include "refine.cuh"
 
 namespace flash_sampling::fused_hopper {
 
@@ -53,6 +54,8 @@ __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const
         schedule.tile(t, first, unused);
         make_thresholds(call, shared, t, call.first_token + first, worker);
         ptx::mbarrier_arrive(&shared.scouted);
+        if constexpr (T::CANDIDATES)
+            if (t == 1 && t + 1 < schedule.tiles && call.hidden >= REFINED_WIDTH) refine(call, shared, worker);
         // Candidates score a token of no use first. So the instructions of scoring are read from memory while the products of the
         // first tile run.
 #pragma unroll 1

@@ -1,7 +1,6 @@
 // The digits of a hidden state and the factors of its bounds: the twins of core's hidden_digits and ShadowBound::new.
 #pragma once
 
-#include "../element.cuh"
 #include "../ptx/early.cuh"
 #include "pass.cuh"
 

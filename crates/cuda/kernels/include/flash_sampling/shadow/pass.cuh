@@ -11,6 +11,7 @@
 #pragma once
 
 #include "../abi.cuh"
+#include "../element.cuh"
 
 namespace flash_sampling {
 
@@ -45,12 +46,12 @@ struct Candidates {
     u64 weight_stride;          // bytes
     u64 hidden_stride;          // bytes
     u32 width;                  // hidden elements
-    u32 zero;
+    Element element;            // of weight and hidden states, bf16 or f16
 };
 FS_LAYOUT(Candidates, 88,
           FS_AT(scales, 0) && FS_AT(errors, 8) && FS_AT(norms, 16) && FS_AT(bounds, 24) && FS_AT(counts, 32) &&
           FS_AT(keys, 40) && FS_AT(weight, 48) && FS_AT(hidden, 56) && FS_AT(weight_stride, 64) &&
-          FS_AT(hidden_stride, 72) && FS_AT(width, 80) && FS_AT(zero, 84));
+          FS_AT(hidden_stride, 72) && FS_AT(width, 80) && FS_AT(element, 84));
 
 // Words of a planned head. `hidden_digits` clears all but the second.
 struct ShadowWords {
