@@ -33,7 +33,8 @@ pub struct Contenders<'h> {
     matmul: Option<Matmul>,
     inverse: InverseCdf,
     standalone: DeviceStandalone,
-    /// The greedy draw, a draw of each kind of logits, and on request the same from a shadow and draws of the portable kernel.
+    /// The greedy draw, a draw of each kind of logits, and on request the same from a shadow and draws of the portable
+    /// kernel.
     ours: Vec<Ours>,
     /// `[rows, vocab]`, in the type of the weight: the output of the rivals; our kernels do not write it.
     logits: CudaSlice<u8>,
@@ -84,7 +85,8 @@ impl<'h> Contenders<'h> {
         let mut ours = Vec::new();
         let mut plan = |name, states, choice, keeps| {
             let shadow = head.shadow().filter(|_| SHADOW.contains(&name));
-            // SAFETY: the weight and the shadow are device memory of this size, which `head` holds and no code writes to.
+            // SAFETY: the weight and the shadow are device memory of this size, which `head` holds and no code writes
+            // to.
             let tiled =
                 unsafe { DeviceTiled::with_kernels(DeviceHead { shadow, ..head.head() }, most, device, choice) };
             let tiled = tiled.map_err(failed)?;
@@ -224,8 +226,8 @@ impl<'h> Contenders<'h> {
         Ok(list)
     }
 
-    /// Checks that every row of the last calls was drawn, and is a token of the vocabulary; and that a shadow gave the draws of
-    /// the weight.
+    /// Checks that every row of the last calls was drawn, and is a token of the vocabulary; and that a shadow gave the
+    /// draws of the weight.
     fn look(&self, rows: usize) -> Result<(), CommandError> {
         let (failed, vocab) = (driver("copy the draws"), self.head.weight().rows as u32);
         let wrong = |name: &str, row| CommandError::usage(format!("{name}: row {row} of the benchmark was not drawn"));

@@ -144,7 +144,8 @@ fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Resu
     }
     writeln!(
         out,
-        "\nwith a shadow: time over the draw from the weight, and over cuBLAS's matmul alone, each for greedy, gaussian, peaked"
+        "\nwith a shadow: time over the draw from the weight, and over cuBLAS's matmul alone, each for greedy,\n\
+         gaussian, peaked"
     )?;
     for section in head {
         write!(out, "  {:>4} ", section.rows)?;

@@ -35,8 +35,8 @@ pub(crate) struct Candidates {
     pub(crate) element: u32,
 }
 layout!(Candidates 88:
-    scales 0, errors 8, norms 16, bounds 24, counts 32, keys 40, weight 48, hidden 56, weight_stride 64, hidden_stride 72,
-    width 80, element 84
+    scales 0, errors 8, norms 16, bounds 24, counts 32, keys 40, weight 48, hidden 56, weight_stride 64,
+    hidden_stride 72, width 80, element 84
 );
 
 /// The candidates that the list of a row holds.
@@ -84,5 +84,6 @@ pub(crate) struct ShadowCall {
     pub(crate) zero: u32,
 }
 layout!(ShadowCall 152:
-    candidates 0, digits 88, digit_stride 96, bounds 104, best 112, winners 120, arrived 128, words 136, largest 144, zero 148
+    candidates 0, digits 88, digit_stride 96, bounds 104, best 112, winners 120, arrived 128, words 136,
+    largest 144, zero 148
 );

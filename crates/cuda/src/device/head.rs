@@ -25,8 +25,8 @@ pub struct DeviceHead {
     pub soft_cap: Option<f32>,
     /// The factor of the logits; finite and positive.
     pub scale: f32,
-    /// A shadow of the weight. With it, draws on Hopper of up to 96 rows read the shadow instead of the weight, and are the same
-    /// draws. Other calls, heads with a soft-cap, and weights of other types than bf16 and f16 ignore it.
+    /// A shadow of the weight. With it, draws on Hopper of up to 96 rows read the shadow instead of the weight, and are
+    /// the same draws. Other calls, heads with a soft-cap, and weights of other types than bf16 and f16 ignore it.
     pub shadow: Option<DeviceShadow>,
 }
 
@@ -80,8 +80,8 @@ impl DeviceHead {
         ])
     }
 
-    /// Checks factors, token ids, scales, and the bias's address. The kernels need positive factors: their pruning bound must
-    /// grow with the dot product.
+    /// Checks factors, token ids, scales, and the bias's address. The kernels need positive factors: their pruning
+    /// bound must grow with the dot product.
     fn check_values(&self) -> Result<(), CudaError> {
         for (what, value) in [("scale", Some(self.scale)), ("soft_cap", self.soft_cap)] {
             if let Some(value) = value.filter(|value| !(*value > 0.0 && value.is_finite())) {
@@ -120,8 +120,8 @@ impl DeviceHead {
         Ok(hidden.rows > 0)
     }
 
-    /// The shadow, if it gives the draws of this head. A soft-cap is not known to grow with the logit in float32, and longer rows
-    /// could overflow integer sums.
+    /// The shadow, if it gives the draws of this head. A soft-cap is not known to grow with the logit in float32, and
+    /// longer rows could overflow integer sums.
     pub(crate) fn usable_shadow(&self) -> Option<DeviceShadow> {
         const MAX_WIDTH: usize = 1 << 17;
         let is_usable = self.weight.is_aligned() && self.soft_cap.is_none() && self.weight.cols <= MAX_WIDTH;

@@ -27,8 +27,8 @@ pub(crate) enum Residency {
     Free,
     /// The blocks of a cluster of this size. The grid is a multiple of the size; needs compute capability 9.0.
     Clusters(u32),
-    /// No guarantee, and blocks may start before the launch before this one has finished. The kernel waits for that launch
-    /// itself; needs compute capability 9.0.
+    /// No guarantee, and blocks may start before the launch before this one has finished. The kernel waits for that
+    /// launch itself; needs compute capability 9.0.
     Early,
     /// All blocks, so blocks may wait for each other. The launch fails if the device cannot hold all of them.
     All,

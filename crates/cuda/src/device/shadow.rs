@@ -1,5 +1,5 @@
-//! The launches that draw from a shadow of the weight: digits, candidates, and exact winners. The Hopper kernel follows, and
-//! draws again if the shadow does not decide a row.
+//! The launches that draw from a shadow of the weight: digits, candidates, and exact winners. The Hopper kernel
+//! follows, and draws again if the shadow does not decide a row.
 
 use crate::abi::{
     self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, HiddenBound, MAX_PARTS, Maps, PartWinner, ShadowCall,
@@ -93,8 +93,8 @@ fn digit_rows(max_rows: usize) -> usize {
 }
 
 impl ShadowKernels {
-    /// Loads the kernels for up to `max_rows` rows, and allocates their memory. `None`: the shadow cannot give the draws of
-    /// this head.
+    /// Loads the kernels for up to `max_rows` rows, and allocates their memory. `None`: the shadow cannot give the
+    /// draws of this head.
     pub(crate) fn new(head: &DeviceHead, max_rows: usize, device: &Arc<Device>) -> Result<Option<Self>, CudaError> {
         let Some(shadow) = head.usable_shadow() else { return Ok(None) };
         let (cols, max_rows) = (head.weight.cols, max_rows.min(MAX_ROWS));
@@ -142,8 +142,8 @@ impl ShadowKernels {
         self.scratch.begin_use::<u8>().add(offset_of!(ShadowWords, undecided)).cast()
     }
 
-    /// Draws for these rows, at most [`ShadowKernels::max_rows`]. Returns the address of a word that is 0 unless the full kernel
-    /// must draw.
+    /// Draws for these rows, at most [`ShadowKernels::max_rows`]. Returns the address of a word that is 0 unless the
+    /// full kernel must draw.
     pub(crate) fn launch(
         &mut self,
         queue: Queue<'_>,

@@ -86,8 +86,8 @@ fn shadow_launches() -> Vec<Launch> {
     launches
 }
 
-/// A row's hidden state is the residual of token 100, whose logit is above that of token 200. The shadow's logit of token 100 is
-/// lower by nearly its whole bound, and that of token 200 is exact.
+/// A row's hidden state is the residual of token 100, whose logit is above that of token 200. The shadow's logit of
+/// token 100 is lower by nearly its whole bound, and that of token 200 is exact.
 fn along_a_residual() -> Launch {
     const HIDDEN: usize = 64;
     let mut weight = vec![0.0; 300 * HIDDEN];
@@ -126,8 +126,8 @@ fn with_small_digits() -> Launch {
     Launch::greedy([8, HIDDEN as u32, 2], weight, state)
 }
 
-/// A column of the weight is so large that all other codes are zero. The hidden states have zeros there, so every token is a
-/// candidate.
+/// A column of the weight is so large that all other codes are zero. The hidden states have zeros there, so every token
+/// is a candidate.
 fn with_a_large_column() -> Launch {
     let mut launch = Launch::real(520, [8, 8, 12000, 0, 64, 3], 1.0);
     for row in &mut launch.rows {

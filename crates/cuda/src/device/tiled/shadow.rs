@@ -13,8 +13,8 @@ impl DeviceTiled {
         self.is_hopper(hidden) && self.shadow.as_ref().is_some_and(|shadow| hidden.rows <= shadow.max_rows())
     }
 
-    /// The number of rows, of all launches so far, that a shadow did not decide, so that the launch read the weight, too. Waits
-    /// for the stream.
+    /// The number of rows, of all launches so far, that a shadow did not decide, so that the launch read the weight,
+    /// too. Waits for the stream.
     ///
     /// # Errors
     /// [`CudaError::Driver`].

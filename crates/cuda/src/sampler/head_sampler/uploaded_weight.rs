@@ -28,8 +28,8 @@ pub(super) struct UploadedWeight {
 }
 
 impl UploadedWeight {
-    /// Copies the head's tokens, and waits. The head in device memory is valid as long as the weight. Copies no shadow that
-    /// the device's kernels cannot use.
+    /// Copies the head's tokens, and waits. The head in device memory is valid as long as the weight. Copies no shadow
+    /// that the device's kernels cannot use.
     pub(super) fn new(
         head: &Head<'_>,
         device: &Device,
