@@ -138,6 +138,9 @@ mod cuda {
         /// Time the portable kernel too, and the draw that stores its logits.
         #[arg(long)]
         pub portable: bool,
+        /// Time draws from a shadow of the weight too.
+        #[arg(long, conflicts_with = "filters")]
+        pub shadow: bool,
         /// Times of other programs on the same machine, one JSON object a line with V, D, B, peer, min_us and med_us,
         /// for the table. With --filters these are times of LLM-like rows; a name that ends in ": " and the name of a
         /// case, such as ": top-p 0.95", is compared with that case.

@@ -2,7 +2,7 @@
 
 use super::clock::{self, Clock};
 use super::head::{Calls, OnDevice};
-use super::{EXISTING, INVERSE, LOG_Z, OURS, PORTABLE, STANDALONE};
+use super::{EXISTING, INVERSE, LOG_Z, OURS, PORTABLE, SHADOW, STANDALONE};
 use crate::gpu::read::{Read, ReadKernel, driver, failed};
 use crate::rivals::{InverseCdf, Matmul};
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -10,7 +10,7 @@ use flash_sampling::DType;
 use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::abi::{Draw, Row, status};
 use flash_sampling::cuda::{
-    Device, DeviceDraws, DeviceMatrix, DeviceStandalone, DeviceTiled, KernelChoice, RowFeatures,
+    Device, DeviceDraws, DeviceHead, DeviceMatrix, DeviceStandalone, DeviceTiled, KernelChoice, RowFeatures,
 };
 use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::table::{BULK, CUBLAS, GREEDY, READ};
@@ -33,7 +33,8 @@ pub struct Contenders<'h> {
     matmul: Option<Matmul>,
     inverse: InverseCdf,
     standalone: DeviceStandalone,
-    /// The greedy draw, a draw of each kind of logits, and on request draws of the portable kernel.
+    /// The greedy draw, a draw of each kind of logits, and on request the same from a shadow and draws of the portable
+    /// kernel.
     ours: Vec<Ours>,
     /// `[rows, vocab]`, in the type of the weight: the output of the rivals; our kernels do not write it.
     logits: CudaSlice<u8>,
@@ -83,8 +84,12 @@ impl<'h> Contenders<'h> {
         let matmul = Matmul::new(stream)?;
         let mut ours = Vec::new();
         let mut plan = |name, states, choice, keeps| {
-            // SAFETY: the weight is device memory of this size, which `head` holds and no code writes to.
-            let tiled = unsafe { DeviceTiled::with_kernels(head.head(), most, device, choice) }.map_err(failed)?;
+            let shadow = head.shadow().filter(|_| SHADOW.contains(&name));
+            // SAFETY: the weight and the shadow are device memory of this size, which `head` holds and no code writes
+            // to.
+            let tiled =
+                unsafe { DeviceTiled::with_kernels(DeviceHead { shadow, ..head.head() }, most, device, choice) };
+            let tiled = tiled.map_err(failed)?;
             let draws = stream.alloc_zeros(most).map_err(&allocate)?;
             let kept = if keeps { Some(stream.alloc_zeros(most * weight.rows).map_err(&allocate)?) } else { None };
             let log_z = if name == LOG_Z { Some(stream.alloc_zeros(most).map_err(&allocate)?) } else { None };
@@ -95,6 +100,11 @@ impl<'h> Contenders<'h> {
         plan(OURS[0], Logits::Gaussian, KernelChoice::Fastest, false)?;
         plan(OURS[1], Logits::Peaked, KernelChoice::Fastest, false)?;
         plan(LOG_Z, Logits::Peaked, KernelChoice::Fastest, false)?;
+        if head.shadow().is_some() {
+            for (name, states) in SHADOW.into_iter().zip([Logits::Peaked, Logits::Gaussian, Logits::Peaked]) {
+                plan(name, states, KernelChoice::Fastest, false)?;
+            }
+        }
         if portable {
             for name in PORTABLE {
                 plan(name, Logits::Peaked, KernelChoice::Portable, name == PORTABLE[2])?;
@@ -216,7 +226,8 @@ impl<'h> Contenders<'h> {
         Ok(list)
     }
 
-    /// Checks that every row of the last calls was drawn, and is a token of the vocabulary.
+    /// Checks that every row of the last calls was drawn, and is a token of the vocabulary; and that a shadow gave the
+    /// draws of the weight.
     fn look(&self, rows: usize) -> Result<(), CommandError> {
         let (failed, vocab) = (driver("copy the draws"), self.head.weight().rows as u32);
         let wrong = |name: &str, row| CommandError::usage(format!("{name}: row {row} of the benchmark was not drawn"));
@@ -226,6 +237,14 @@ impl<'h> Contenders<'h> {
             let draws = self.stream.clone_dtoh(&draws.slice(..rows)).map_err(&failed)?;
             let bad = draws.iter().position(|draw| draw.status != status::DRAWN || draw.token >= vocab);
             bad.map_or(Ok(()), |row| Err(wrong(name, row)))?;
+        }
+        for (name, of_shadow) in [GREEDY, OURS[0], OURS[1]].into_iter().zip(SHADOW) {
+            let draws = |name| self.ours.iter().find(|ours| ours.name == name).map(|ours| &ours.draws);
+            let Some((want, found)) = draws(name).zip(draws(of_shadow)) else { continue };
+            let [want, found] = [want, found].map(|draws| self.stream.clone_dtoh(&draws.slice(..rows)));
+            let (want, found) = (want.map_err(&failed)?, found.map_err(&failed)?);
+            let other = want.iter().zip(&found).position(|(want, found)| want != found);
+            other.map_or(Ok(()), |row| Err(wrong(of_shadow, row)))?;
         }
         let tokens = self.stream.clone_dtoh(&self.tokens.slice(..rows)).map_err(&failed)?;
         let bad = tokens.iter().position(|&token| token >= vocab);
@@ -281,7 +300,7 @@ impl Existing {
 
 impl Ours {
     fn is_greedy(&self) -> bool {
-        [GREEDY, PORTABLE[1]].contains(&self.name)
+        [GREEDY, PORTABLE[1], SHADOW[0]].contains(&self.name)
     }
 
     /// Makes a call on the first rows; `next` returns the address of its parameters.

@@ -2,14 +2,16 @@
 
 use crate::gpu::read::driver;
 use cudarc::driver::{CudaSlice, CudaStream};
+use flash_sampling::backend::ShadowRows;
 use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::abi::Row;
-use flash_sampling::cuda::{DeviceHead, DeviceMatrix};
-use flash_sampling::{DType, Matrix};
+use flash_sampling::cuda::{DeviceHead, DeviceMatrix, DeviceShadow};
+use flash_sampling::{DType, Matrix, ShadowBuffer};
 use flash_sampling_cli::args::BenchSize;
 use flash_sampling_cli::bench::cases::Inputs;
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::input::synthetic::Logits;
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::sync::Arc;
 
 /// A weight `[vocab, hidden]`, and the hidden states of each kind for the largest batch, made as for the CPU.
@@ -18,21 +20,32 @@ pub struct OnDevice {
     weight: DeviceMatrix,
     gaussian: DeviceMatrix,
     peaked: DeviceMatrix,
+    shadow: Option<DeviceShadow>,
     _held: [CudaSlice<u8>; 3],
+    _held_shadow: Option<HeldShadow>,
 }
 
 impl OnDevice {
-    /// Makes the inputs on the host, on all processors, and copies them.
+    /// Makes the inputs on the host, on all processors, and copies them; and a shadow of the weight, if requested.
     ///
     /// # Errors
     /// Too little memory, on the host or the device.
-    pub fn new(size: &BenchSize, rows: usize, dtype: DType, stream: &Arc<CudaStream>) -> Result<Self, CommandError> {
+    pub fn new(
+        size: &BenchSize,
+        rows: usize,
+        dtype: DType,
+        has_shadow: bool,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, CommandError> {
         let inputs = Inputs::new(size.vocab, size.hidden, rows, dtype)?;
         let (weight, held_weight) = copy(inputs.weight()?, stream)?;
         let (gaussian, held_gaussian) = copy(inputs.states(Logits::Gaussian, rows)?, stream)?;
         let (peaked, held_peaked) = copy(inputs.states(Logits::Peaked, rows)?, stream)?;
+        let shadow = if has_shadow { Some(shadow_of(inputs.weight()?, stream)?) } else { None };
+        let (shadow, _held_shadow) = shadow.unzip();
         stream.synchronize().map_err(driver("copy the inputs"))?;
-        Ok(OnDevice { weight, gaussian, peaked, _held: [held_weight, held_gaussian, held_peaked] })
+        let _held = [held_weight, held_gaussian, held_peaked];
+        Ok(OnDevice { weight, gaussian, peaked, shadow, _held, _held_shadow })
     }
 
     /// The weight.
@@ -42,7 +55,20 @@ impl OnDevice {
 
     /// The weight as a head without bias, cap or scale.
     pub fn head(&self) -> DeviceHead {
-        DeviceHead { weight: self.weight, scales: None, first_token: 0, bias: None, soft_cap: None, scale: 1.0 }
+        DeviceHead {
+            weight: self.weight,
+            scales: None,
+            first_token: 0,
+            bias: None,
+            soft_cap: None,
+            scale: 1.0,
+            shadow: None,
+        }
+    }
+
+    /// The shadow of the weight.
+    pub fn shadow(&self) -> Option<DeviceShadow> {
+        self.shadow
     }
 
     /// The first rows of hidden states.
@@ -58,6 +84,24 @@ impl OnDevice {
     pub fn rows(&self) -> usize {
         self.peaked.rows
     }
+}
+
+/// The memory of a shadow: codes, scales, errors and norms.
+type HeldShadow = (CudaSlice<i8>, [CudaSlice<f32>; 3]);
+
+/// Makes the shadow of a weight on all processors, and copies it to device memory.
+fn shadow_of(weight: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceShadow, HeldShadow), CommandError> {
+    let fill = |parts: &mut dyn Iterator<Item = ShadowRows<'_, '_>>| {
+        parts.collect::<Vec<_>>().into_par_iter().for_each(ShadowRows::fill);
+    };
+    let buffer = ShadowBuffer::with(&weight, fill).map_err(|error| CommandError::usage(error.to_string()))?;
+    let shadow = buffer.shadow();
+    let copy = |numbers| stream.clone_htod(numbers).map_err(driver("copy the inputs"));
+    let codes = stream.clone_htod(shadow.codes()).map_err(driver("copy the inputs"))?;
+    let numbers = [copy(shadow.scales())?, copy(shadow.errors())?, copy(shadow.norms())?];
+    let [scales, errors, norms] = numbers.each_ref().map(|numbers| DeviceAddress::of(numbers, stream));
+    let largest = DeviceShadow::largest_of(&shadow);
+    Ok((DeviceShadow { codes: DeviceAddress::of(&codes, stream), scales, errors, norms, largest }, (codes, numbers)))
 }
 
 /// Copies a matrix to device memory; the second value owns this memory.

@@ -55,6 +55,9 @@ pub const EXISTING: [&str; 2] = ["standalone, float32", "float32 logits, read"];
 /// The portable kernel; at temperature 0; and with stored float32 logits.
 pub const PORTABLE: [&str; 3] = ["portable, peaked", "portable, greedy", "portable, logits kept"];
 
+/// The draws of a head with a shadow: at temperature 0, of Gaussian logits, and of LLM-like ones.
+pub const SHADOW: [&str; 3] = ["shadow, greedy", "shadow, gaussian", "shadow, peaked"];
+
 /// Our draw of peaked logits with log Z.
 pub const LOG_Z: &str = "tiled, log Z";
 
@@ -87,7 +90,7 @@ pub fn run(
     record.protocol = Some(clock::PROTOCOL.into());
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
-        let head = OnDevice::new(&size, most, args.sizes.dtype, clock.stream())?;
+        let head = OnDevice::new(&size, most, args.sizes.dtype, args.shadow, clock.stream())?;
         let mut contenders = Contenders::new(&head, args.portable, &device, clock.stream())?;
         let flops = match &record.gpu {
             Some(gpu) => gpu.matrix_flops,

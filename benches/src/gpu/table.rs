@@ -1,6 +1,6 @@
 //! The times and ratios of a GPU as text, part by part.
 
-use super::{EXISTING, LOG_Z, OURS, PORTABLE};
+use super::{EXISTING, LOG_Z, OURS, PORTABLE, SHADOW};
 use crate::record::{Gpu, Record};
 use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::table::{BULK, CUBLAS, GREEDY, READ};
@@ -96,8 +96,12 @@ fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Resu
     let Some(first) = head.first() else { return Ok(()) };
     let best = |section: &Section, name: &str| section.entry(name).map(|entry| entry.best);
     // All rivals that draw, so not cuBLAS alone. The ratio is the rival's time over ours on the same logits.
-    let plain =
-        [READ, BULK, CUBLAS, GREEDY, OURS[0], OURS[1], LOG_Z, PORTABLE[1], PORTABLE[2], EXISTING[0], EXISTING[1]];
+    let plain = [
+        [READ, BULK, CUBLAS, GREEDY, OURS[0], OURS[1], LOG_Z].as_slice(),
+        &[PORTABLE[1], PORTABLE[2], EXISTING[0], EXISTING[1]],
+        &SHADOW,
+    ]
+    .concat();
     let rivals: Vec<&str> =
         first.entries.iter().map(|entry| entry.name.as_str()).filter(|name| !plain.contains(name)).collect();
     let peers: Vec<&str> = first.peers.iter().map(|entry| entry.name.as_str()).collect();
@@ -132,6 +136,23 @@ fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Resu
                 Some((rival, ours)) => write!(out, "{:>width$.2}", rival / ours)?,
                 None => write!(out, "{:>width$}", "-")?,
             }
+        }
+        writeln!(out)?;
+    }
+    if first.entry(SHADOW[0]).is_none() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "\nwith a shadow: time over the draw from the weight, and over cuBLAS's matmul alone, each for greedy,\n\
+         gaussian, peaked"
+    )?;
+    for section in head {
+        write!(out, "  {:>4} ", section.rows)?;
+        let over = |of: &str, name: &str| best(section, name).zip(best(section, of)).map(|(time, of)| time / of);
+        let own = [GREEDY, OURS[0], OURS[1]].into_iter().zip(SHADOW).map(|(of, name)| over(of, name));
+        for ratio in own.chain(SHADOW.map(|name| over(CUBLAS, name))) {
+            write!(out, " {}", ratio.map_or_else(|| format!("{:>7}", "-"), |ratio| format!("{ratio:>7.3}")))?;
         }
         writeln!(out)?;
     }

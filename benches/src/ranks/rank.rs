@@ -73,6 +73,7 @@ impl Rank {
             bias: None,
             soft_cap: None,
             scale: 1.0,
+            shadow: None,
         };
         let row = |seed| Row { seed, position: 5, inv_temperature: 1.0, ..Row::default() };
         let rows: Vec<_> = (0..world * most).map(|row_of| row((row_of % most) as u64)).collect();

@@ -6,7 +6,8 @@
 //   FS_LOG_Z            computes log Z of rows with neither masks nor biases, for heads without soft-cap
 //   FS_FAN_OUT          sends its draws to the other ranks
 //   FS_STORE_LOGITS     stores the raw logits, and the largest of each granule, of rows with top-p alone
-#if !defined(FS_LISTS) && !defined(FS_MASKS_PENALTIES)
+//   FS_CANDIDATES       takes rows with penalties, and lists the tokens that can win, by a shadow of the weight
+#if !defined(FS_LISTS) && !defined(FS_MASKS_PENALTIES) && !defined(FS_CANDIDATES)
 #define FS_NO_PENALTIES
 #endif
 #include "flash_sampling/fused_hopper/kernel.cuh"
@@ -17,27 +18,31 @@ using namespace flash_sampling;
 #if defined(FS_LISTS)
 #define FS_VARIANT Lists
 #define FS_PARAMETER , const __grid_constant__ RowLists lists
-#define FS_OUTPUTS LogitStore{}, lists, Masses{}, Peers{}
+#define FS_OUTPUTS LogitStore{}, lists, Masses{}, Peers{}, Candidates{}
 #elif defined(FS_MASKS_PENALTIES)
 #define FS_VARIANT MasksPenalties
 #define FS_PARAMETER , const __grid_constant__ LogitStore stored
-#define FS_OUTPUTS stored, RowLists{}, Masses{}, Peers{}
+#define FS_OUTPUTS stored, RowLists{}, Masses{}, Peers{}, Candidates{}
 #elif defined(FS_LOG_Z)
 #define FS_VARIANT LogZ
 #define FS_PARAMETER , const __grid_constant__ Masses masses
-#define FS_OUTPUTS LogitStore{}, RowLists{}, masses, Peers{}
+#define FS_OUTPUTS LogitStore{}, RowLists{}, masses, Peers{}, Candidates{}
 #elif defined(FS_FAN_OUT)
 #define FS_VARIANT FanOut
 #define FS_PARAMETER , const __grid_constant__ Peers peers
-#define FS_OUTPUTS LogitStore{}, RowLists{}, Masses{}, peers
+#define FS_OUTPUTS LogitStore{}, RowLists{}, Masses{}, peers, Candidates{}
 #elif defined(FS_STORE_LOGITS)
 #define FS_VARIANT StoreLogits
 #define FS_PARAMETER , const __grid_constant__ LogitStore stored
-#define FS_OUTPUTS stored, RowLists{}, Masses{}, Peers{}
+#define FS_OUTPUTS stored, RowLists{}, Masses{}, Peers{}, Candidates{}
+#elif defined(FS_CANDIDATES)
+#define FS_VARIANT Candidates
+#define FS_PARAMETER , const __grid_constant__ Candidates candidates
+#define FS_OUTPUTS LogitStore{}, RowLists{}, Masses{}, Peers{}, candidates
 #else
 #define FS_VARIANT Plain
 #define FS_PARAMETER
-#define FS_OUTPUTS LogitStore{}, RowLists{}, Masses{}, Peers{}
+#define FS_OUTPUTS LogitStore{}, RowLists{}, Masses{}, Peers{}, Candidates{}
 #endif
 constexpr auto VARIANT = fused_hopper::FusedVariant::FS_VARIANT;
 using Tile = fused_hopper::Tile<FS_COLUMNS, FS_SLABS, FS_CLUSTER, VARIANT>;

@@ -101,6 +101,7 @@ impl OnDevice {
             bias,
             soft_cap: parts.soft_cap,
             scale: parts.scale,
+            shadow: None,
         };
         let vocab_size = as_u32("vocab_size", parts.vocab_size)?;
         // SAFETY: weight and bias are tensors of this device, which the result holds and drops after the sampler.

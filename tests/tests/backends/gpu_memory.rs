@@ -67,7 +67,7 @@ impl OnDevice {
         let (rows_at, draws_at) = (DeviceAddress::of(&rows, &stream), DeviceAddress::of(&draws, &stream));
         stream.synchronize().unwrap();
         let scale = problem.scale.unwrap_or(1.0);
-        let head = DeviceHead { weight, scales: None, first_token, bias: None, soft_cap: None, scale };
+        let head = DeviceHead { weight, scales: None, first_token, bias: None, soft_cap: None, scale, shadow: None };
         OnDevice { device, stream, head, hidden, rows_at, draws_at, rows, draws, _held: [of_weight, of_hidden] }
     }
 
@@ -181,6 +181,7 @@ impl Copied {
             bias: bias.as_ref().map(|bias| DeviceAddress::of(bias, &stream)),
             soft_cap: head.soft_cap(),
             scale: head.scale(),
+            shadow: None,
         };
         // SAFETY: weight, scales and bias are of these sizes, nothing writes to them, and they are dropped after the
         // sampler.

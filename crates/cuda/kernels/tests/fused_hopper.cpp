@@ -1,5 +1,5 @@
-// Runs blocks of the fused Hopper kernel on the processor, one after another. Reads launches from standard input, and writes
-// draws and lists to standard output. crates/cuda/tests/fused_hopper.rs makes the launches and compares the results with core's
+// Runs blocks of the fused Hopper kernel on the processor, one after another, and the launches of a draw from a shadow. Reads
+// launches from standard input, and writes draws and lists to standard output. crates/cuda/tests/fused_hopper.rs makes the launches and compares the results with core's
 // reference.
 #pragma GCC optimize("no-strict-aliasing")
 #include "emulator.hpp"
@@ -20,6 +20,30 @@ inline unsigned __reduce_or_sync(unsigned, unsigned value) { return value; }
 static float bound_factor;
 #define noise_bound(word) (bound_factor * (noise_bound)(word))
 #include "flash_sampling/fused_hopper/kernel.cuh"
+#include "flash_sampling/shadow/digits.cuh"
+
+namespace flash_sampling {
+
+// The dot products of the exact winners, as plain sums.
+struct ExactDots {
+    static constexpr u32 THREADS = 128, SLOTS = 64;
+
+    template <ptx::Operand, class Meanwhile>
+    static void compute(const Candidates& call, u32 row, u32 first_token, const u32* tokens, u32 count, float* dots, u8*,
+                        const Meanwhile& meanwhile) {
+        meanwhile();
+        if (threadIdx.x >= count) return;
+        const u8* const weight = call.weight + (tokens[threadIdx.x] - first_token) * call.weight_stride;
+        float sum = 0.0f;
+        for (u32 k = 0; k < call.width; ++k)
+            sum += element<Element::BF16>(weight, k) * element<Element::BF16>(call.hidden + row * call.hidden_stride, k);
+        dots[threadIdx.x] = sum;
+    }
+};
+
+}  // namespace flash_sampling
+
+#include "flash_sampling/shadow/winners.cuh"
 
 using namespace flash_sampling;
 using fused_hopper::FusedVariant;
@@ -41,6 +65,21 @@ struct Launch {
     std::vector<std::vector<LogitBias>> biases;
     std::vector<RowFilters> filters;
     std::vector<float> bias;
+    // The shadow, and its negative control: 1 = one digit, 2 = a list that drops candidates.
+    u32 control = 0, code_stride = 0;
+    float largest = 0.0f;
+    std::vector<u8> codes;
+    std::vector<float> scales, errors, norms;
+
+    void read_shadow() {
+        control = get<u32>();
+        code_stride = get<u32>();
+        largest = get<float>();
+        codes = get_all<u8>(static_cast<size_t>(call.tokens) * code_stride);
+        scales = get_all<float>(call.tokens);
+        errors = get_all<float>(call.tokens);
+        norms = get_all<float>(call.tokens);
+    }
 
     Launch() {
         call.row_count = get<u32>();
@@ -75,8 +114,77 @@ struct Launch {
         call.rows = rows.data();
     }
 
+    struct Matrix {
+        const void* elements;
+        u32 rows, columns, bytes, stride;
+        ptx::TensorMap in_boxes(u32 box) const {
+            return {{reinterpret_cast<u64>(elements), rows, columns, box, bytes, stride}};
+        }
+    };
+    Matrix map_of(const std::vector<u16>& matrix, u32 rows) const {
+        return {matrix.data(), rows, call.hidden, 2, call.hidden * 2};
+    }
+
+    template <class T>
+    void run_blocks(const Call& call, const Matrix& weight, const Matrix& states, const RowLists& lists,
+                    const Candidates& candidates) const {
+        const u32 loaded = T::loaded_rows(call.row_count) * T::DIGITS;
+        const fused_hopper::Maps maps{weight.in_boxes(64), weight.in_boxes(16), states.in_boxes(loaded)};
+        gridDim.x = blocks;
+        for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+            // Poisoned, so that a use of unwritten bytes is detected.
+            memset(ptx::shared_memory, 0xff, sizeof(ptx::shared_memory));
+            emulator::run(T::THREADS, [&] {
+                constexpr auto OPERAND = T::CANDIDATES ? ptx::Operand::S8 : ptx::Operand::BF16;
+                fused_hopper::block<T, OPERAND>(call, maps, LogitStore{}, lists, Masses{}, Peers{}, candidates,
+                                                ptx::shared_memory + 16);
+            });
+        }
+    }
+
+    // Makes the launches before the full kernel, which `call` then skips if the shadow decides all rows.
+    template <int COLUMNS>
+    void run_shadow(Call& call, ShadowWords& words) {
+        using T = fused_hopper::Tile<COLUMNS, COLUMNS >= 96 ? 1 : 2, 1, FusedVariant::Candidates>;
+        const u32 rows = call.row_count, digit_rows = (rows + 7) / 8 * 16, parts = rows % 3 + 1;
+        // Poisoned: `hidden_digits` must clear what the other launches read.
+        memset(&words, 0xff, sizeof(words));
+        words.undecided = 0;
+        std::vector<u8> digits(static_cast<size_t>(digit_rows) * code_stride, 0x7f);
+        std::vector<HiddenBound> bounds(rows);
+        std::vector<u32> counts(rows, 77), arrived(rows, 77);
+        std::vector<u64> keys(rows * Candidates::ROOM), best(rows, 77);
+        std::vector<PartWinner> winners(rows * ExactWinners::MAX_PARTS);
+        const auto* const at = reinterpret_cast<const u8*>(weight.data());
+        const auto* const states = reinterpret_cast<const u8*>(hidden.data());
+        const u32 stride = call.hidden * 2;
+        const Candidates candidates{scales.data(), errors.data(), norms.data(), bounds.data(), counts.data(), keys.data(), at,
+                                    states, stride, stride, call.hidden, Element::BF16};
+        const ShadowCall shadow{candidates,     digits.data(),  code_stride, bounds.data(), best.data(),
+                                winners.data(), arrived.data(), &words,      largest,       0};
+        emulator::launch(rows, 1, HiddenDigits::THREADS, [&] {
+            static HiddenDigits::Shared shared;
+            HiddenDigits::block<Element::BF16>(shadow, blockIdx.x, shared);
+        });
+        if (control & 1)
+            for (u32 row = 0; row < digit_rows; ++row)
+                if (row % 16 >= 8) memset(digits.data() + static_cast<size_t>(row) * code_stride, 0, code_stride);
+        Call of_candidates = call;
+        of_candidates.best = best.data(), of_candidates.arrived = &words.published;
+        run_blocks<T>(of_candidates, {codes.data(), call.tokens, call.hidden, 1, code_stride},
+                      {digits.data(), digit_rows, call.hidden, 1, code_stride}, RowLists{}, candidates);
+        if (control & 2)
+            for (u32& count : counts) count = min(count, Candidates::ROOM);
+        emulator::launch(parts * rows, 1, ExactWinners::THREADS, [&] {
+            static ExactWinners::Shared shared;
+            ExactWinners{call, shadow, shared, blockIdx.x / parts, blockIdx.x % parts, parts}
+                .block<ptx::Operand::BF16>(nullptr);
+        });
+        call.is_needed = &words.open;
+    }
+
     template <int COLUMNS, FusedVariant VARIANT>
-    void run() {
+    void run(bool has_shadow = false) {
         using T = fused_hopper::Tile<COLUMNS, COLUMNS >= 192 ? 1 : 2, 1, VARIANT>;
         std::vector<u64> best(call.row_count), invalid(call.row_count, ~0ull);
         std::vector<float> logits(call.row_count * blocks);
@@ -88,20 +196,11 @@ struct Launch {
         std::vector<u32> posted(call.row_count * RowLists::POSTS);
         std::vector<u64> keys(call.row_count * RowLists::ROOM);
         const RowLists lists{filters.data(), counters.data(), posted.data(), keys.data()};
-        const auto map_of = [&](const std::vector<u16>& matrix, u32 rows, u32 box) {
-            return ptx::TensorMap{{reinterpret_cast<u64>(matrix.data()), rows, call.hidden, box}};
-        };
-        const fused_hopper::Maps maps{map_of(weight, call.tokens, 64), map_of(weight, call.tokens, 16),
-                                      map_of(hidden, call.row_count, T::loaded_rows(call.row_count))};
-        gridDim.x = blocks;
-        for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-            // Poisoned, so that a use of unwritten bytes is detected.
-            memset(ptx::shared_memory, 0xff, sizeof(ptx::shared_memory));
-            emulator::run(T::THREADS, [&] {
-                fused_hopper::block<T, ptx::Operand::BF16>(call, maps, LogitStore{}, lists, Masses{}, Peers{},
-                                                           ptx::shared_memory + 16);
-            });
-        }
+        ShadowWords words{};
+        if constexpr (COLUMNS <= 96)
+            if (has_shadow) run_shadow<COLUMNS>(call, words);
+        run_blocks<T>(call, map_of(weight, call.tokens), map_of(hidden, call.row_count), lists, Candidates{});
+        if (has_shadow) put(words.undecided);
         for (u32 r = 0; r < call.row_count; ++r) {
             if (best[r] != 0 || invalid[r] != ~0ull || arrived != 0) abort();
             fwrite(&draws[r], sizeof(Draw), 1, stdout);
@@ -109,6 +208,13 @@ struct Launch {
             fwrite(&counters[r], sizeof(ListCounters), 1, stdout);
             fwrite(&keys[r * RowLists::ROOM], sizeof(u64), min(counters[r].count, RowLists::ROOM), stdout);
         }
+    }
+
+    void run_with_shadow(u32 columns) {
+        if (columns == 8) run<8, FusedVariant::MasksPenalties>(true);
+        if (columns == 16) run<16, FusedVariant::MasksPenalties>(true);
+        if (columns == 32) run<32, FusedVariant::MasksPenalties>(true);
+        if (columns == 96) run<96, FusedVariant::MasksPenalties>(true);
     }
 
     template <FusedVariant VARIANT>
@@ -130,6 +236,7 @@ int main() {
         if (variant == 0) launch.run<FusedVariant::Plain>(columns);
         if (variant == 1) launch.run<FusedVariant::MasksPenalties>(columns);
         if (variant == 2) launch.run<FusedVariant::Lists>(columns);
+        if (variant == 3) launch.read_shadow(), launch.run_with_shadow(columns);
     }
     return 0;
 }

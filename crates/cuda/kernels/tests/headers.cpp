@@ -106,6 +106,7 @@ static u32 broken_runs() {
 // The sizes of fused_hopper::Tile that the schedule reads.
 template <u32 CLUSTER_, bool EVEN_>
 struct Shares {
+    static constexpr int ELEMENT_BYTES = 2;
     static constexpr bool EVEN = EVEN_;
     static constexpr u32 CLUSTER = CLUSTER_, TILE_UNITS = 2, UNIT_GRANULES = 4, GRANULE = 16, UNIT = 64, CONSUMER_WARPS = 8;
 };

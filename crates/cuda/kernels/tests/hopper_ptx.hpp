@@ -52,6 +52,8 @@ inline void named_barrier(u32 id, u32 threads) {
     if (++arrived[id] == threads) arrived[id] = 0, ++generation[id];
     while (generation[id] == before) emulator::next_fiber();
 }
+inline void start_next_launch() {}
+inline void await_earlier_launches() {}
 inline u32 block_index() { return blockIdx.x; }
 inline u32 cluster_rank() { return 0; }
 inline void cluster_sync() {}
@@ -63,18 +65,17 @@ void lower_registers() {}
 // Returns the address of a byte of a tile in rows of 128 bytes, after the swizzle of the copy engine.
 inline u8* swizzled(u32 address) { return shared_memory + (address ^ (address >> 3 & 0x70)); }
 
-// `words`: the address of a matrix of 16-bit elements, its rows, its columns, and the rows of a box of 64 columns.
+// `words`: the address of a matrix, its rows, its columns, the rows of a box, bytes of an element, and bytes between rows.
 template <class Map>
 void prefetch_map(const Map*) {}
 template <class Map>
 void copy_box(void* to, const Map* map, u64* barrier, i32 column, i32 row, u64) {
-    const auto* from = reinterpret_cast<const u16*>(map->words[0]);
-    const i32 rows = static_cast<i32>(map->words[1]), columns = static_cast<i32>(map->words[2]);
-    const i32 box = static_cast<i32>(map->words[3]);
-    for (i32 i = 0; i < box * 64; ++i) {
-        const i32 r = row + i / 64, c = column + i % 64;
-        const u16 element = r < rows && c < columns ? from[static_cast<u64>(r) * columns + c] : 0;
-        memcpy(swizzled(shared_address(to) + i * 2), &element, 2);
+    const auto* from = reinterpret_cast<const u8*>(map->words[0]);
+    const i32 rows = static_cast<i32>(map->words[1]), box = static_cast<i32>(map->words[3]);
+    const i32 bytes = static_cast<i32>(map->words[4]), row_bytes = static_cast<i32>(map->words[2]) * bytes;
+    for (i32 i = 0; i < box * 128; ++i) {
+        const i32 r = row + i / 128, c = column * bytes + i % 128;
+        *swizzled(shared_address(to) + i) = r < rows && c < row_bytes ? from[static_cast<u64>(r) * map->words[5] + c] : 0;
     }
     Barrier::at(barrier).change(0, -box * 128);
 }
@@ -91,7 +92,7 @@ void wgmma_wait() { __syncwarp(); }
 
 template <int N, Operand T>
 struct Wgmma {
-    static_assert(T == Operand::BF16, "the emulated operand");
+    static_assert(T == Operand::BF16, "the emulated floats");
     static void load(float (&to)[16], u64 descriptor, u32 row) {
         u16 bits[16];
         memcpy(bits, swizzled(static_cast<u32>(descriptor & 0x3fff) * 16 + row * 128), 16);
@@ -107,6 +108,27 @@ struct Wgmma {
             for (u32 half = 0; half < 2; ++half) {
                 float sum = accumulate ? d[i + 2 * half] : 0.0f;
                 for (int k = 0; k < 16; ++k) sum += rows[half][k] * column[k];
+                d[i + 2 * half] = sum;
+            }
+        }
+    }
+};
+
+template <int N>
+struct Wgmma<N, Operand::S8> {
+    static void load(signed char (&to)[32], u64 descriptor, u32 row) {
+        for (u32 half = 0; half < 2; ++half)
+            memcpy(to + 16 * half, swizzled(static_cast<u32>(descriptor & 0x3fff) * 16 + row * 128 + 16 * half), 16);
+    }
+    static void multiply(i32 (&d)[N / 2], u64 a, u64 b, bool accumulate) {
+        const u32 thread = threadIdx.x % 128;
+        signed char rows[2][32], column[32];
+        for (u32 half = 0; half < 2; ++half) load(rows[half], a, thread / 32 * 16 + thread % 32 / 4 + 8 * half);
+        for (int i = 0; i < N / 2; i += i % 2 ? 3 : 1) {
+            load(column, b, i / 4 * 8 + thread % 4 * 2 + i % 2);
+            for (u32 half = 0; half < 2; ++half) {
+                i32 sum = accumulate ? d[i + 2 * half] : 0;
+                for (int k = 0; k < 32; ++k) sum += rows[half][k] * column[k];
                 d[i + 2 * half] = sum;
             }
         }

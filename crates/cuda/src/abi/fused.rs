@@ -36,10 +36,12 @@ pub(crate) struct Call {
     pub(crate) hidden: u32,
     pub(crate) first_token: u32,
     pub(crate) tokens: u32,
+    /// Null, or a word that is 0 if the launch has nothing to do.
+    pub(crate) is_needed: DeviceAddress<u32>,
 }
-layout!(Call 80:
+layout!(Call 88:
     rows 0, bias 8, best 16, invalid 24, logits 32, arrived 40, draws 48, head 56, row_count 64, hidden 68,
-    first_token 72, tokens 76
+    first_token 72, tokens 76, is_needed 80
 );
 
 /// The scales of a weight of 8-bit elements.
@@ -124,6 +126,7 @@ pub(crate) fn element_name(dtype: DType) -> &'static str {
         DType::BF16 => "BF16",
         DType::F16 => "F16",
         DType::F32 => "F32",
+        DType::I8 => "S8",
         _ => unreachable!("no instance has this type, and samplers refuse input of this type"),
     }
 }

@@ -43,6 +43,7 @@ mod tests {
             include_str!("logprobs.rs"),
             include_str!("peers.rs"),
             include_str!("reduction.rs"),
+            include_str!("shadow.rs"),
             include_str!("stored.rs"),
             include_str!("stored_scan.rs"),
         ];

@@ -4,9 +4,10 @@
 #[cfg(feature = "nccl")]
 use crate::abi::Reduction;
 use crate::abi::{
-    Call, Canonical, DeviceAddress, EncodeRows, Existing, FilterCall, FilterListCall, GatherLogits, KeptCall,
-    LogitStore, LogprobCall, Maps, Masses, Matrices, NearTies, PeerRecords, Peers, RowLists, RowSummaries, ScanSums,
-    ScanTokens, Selection, Summaries, SummaryRequest, TopLists, UndecidedRows, WidenRows, WriteTokens,
+    Call, Candidates, Canonical, DeviceAddress, EncodeRows, Existing, FilterCall, FilterListCall, GatherLogits,
+    KeptCall, LogitStore, LogprobCall, Maps, Masses, Matrices, NearTies, PeerRecords, Peers, RowLists, RowSummaries,
+    ScanSums, ScanTokens, Selection, ShadowCall, Summaries, SummaryRequest, TopLists, UndecidedRows, WidenRows,
+    WriteTokens,
 };
 use crate::device::launch::Entry;
 
@@ -25,6 +26,9 @@ entries! {
     FUSED_HOPPER_LISTS "fused_hopper" (Call, Maps, RowLists);
     FUSED_HOPPER_LOG_Z "fused_hopper" (Call, Maps, Masses);
     FUSED_HOPPER_FAN_OUT "fused_hopper" (Call, Maps, Peers);
+    FUSED_HOPPER_CANDIDATES "fused_hopper" (Call, Maps, Candidates);
+    HIDDEN_DIGITS "hidden_digits" (ShadowCall);
+    EXACT_WINNERS "exact_winners" (Call, ShadowCall);
     FUSED_DRAW "fused" (Call, Matrices, LogitStore);
     FUSED_DRAW_UNALIGNED "fused_unaligned" (Call, Matrices, LogitStore);
     FUSED_SUMMARY "fused" (Call, Matrices, Summaries);

@@ -1,19 +1,20 @@
 //! The fused Hopper kernel: its tiles, its options, and its launch.
 
-use crate::abi::{self, Call, LogitStore, Maps, Masses, Peers, RowLists};
+use crate::abi::{self, Call, Candidates, LogitStore, Maps, Masses, Peers, RowLists};
 use crate::compile::architecture::Architecture;
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::entries;
 use crate::device::gpu::Device;
-use crate::device::launch::{Entry, Grid, Kernel, Queue};
+use crate::device::launch::{Entry, Grid, Kernel, Queue, Residency};
 use crate::device::launch_config::launch_words;
+use crate::device::shadow;
 use crate::error::CudaError;
 use core::fmt::Display;
 use cudarc::driver::CudaModule;
 use flash_sampling_core::DType;
 use std::sync::Arc;
 
-/// Six variants per tile and operand type, for Hopper only.
+/// Six variants per tile and operand type, and the tiles of candidates, for Hopper only.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "fused_hopper.cu",
     serves,
@@ -30,6 +31,7 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
         .into_iter()
         .flat_map(tiles)
         .flatten()
+        .chain(Tile::of_candidates(shadow::MAX_ROWS))
         .map(Tile::instance)
         .collect()
     },
@@ -61,6 +63,8 @@ pub(crate) enum FusedVariant {
     FanOut,
     /// Stores the raw logits and the largest logit of each granule, for rows without masks and biases.
     StoreLogits,
+    /// Lists the tokens that can win, by a shadow of the weight. Supports the rows of `MasksPenalties`.
+    Candidates,
 }
 
 /// The output of a variant besides the draws.
@@ -79,6 +83,8 @@ pub(crate) enum FusedOutput {
     FanOut(Peers),
     /// Raw logits, and the largest logit of each granule.
     StoreLogits(LogitStore),
+    /// The lists of candidates.
+    Candidates(Candidates),
 }
 
 impl FusedOutput {
@@ -90,6 +96,16 @@ impl FusedOutput {
             FusedOutput::LogZ(_) => FusedVariant::LogZ,
             FusedOutput::FanOut(_) => FusedVariant::FanOut,
             FusedOutput::StoreLogits(_) => FusedVariant::StoreLogits,
+            FusedOutput::Candidates(_) => FusedVariant::Candidates,
+        }
+    }
+
+    /// Whether the launch draws and has no other output.
+    pub(crate) fn is_draw(&self) -> bool {
+        match self {
+            FusedOutput::Plain => true,
+            FusedOutput::MasksPenalties(stored) => stored.logits.is_null(),
+            _ => false,
         }
     }
 }
@@ -112,7 +128,18 @@ pub(crate) struct Tile {
 const TILES: [[u32; 3]; 9] =
     [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 2, 2], [128, 1, 2], [192, 1, 2], [224, 1, 2], [256, 1, 2]];
 
+/// Columns, slabs and cluster for candidates, whose rows have two columns of products each.
+const CANDIDATE_TILES: [[u32; 3]; 5] = [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 1, 2]];
+
 impl Tile {
+    /// The tiles of candidates for calls of up to `rows` rows, smallest first.
+    pub(crate) fn of_candidates(rows: usize) -> impl Iterator<Item = Tile> {
+        let largest = CANDIDATE_TILES.iter().position(|tile| tile[0] as usize >= rows).unwrap_or_default();
+        let (dtype, variant) = (DType::I8, FusedVariant::Candidates);
+        let made = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, variant };
+        CANDIDATE_TILES[..=largest].iter().copied().map(made)
+    }
+
     /// The tiles for calls of up to `rows` rows, smallest first.
     pub(crate) fn up_to(rows: usize, dtype: DType, variant: FusedVariant) -> impl Iterator<Item = Tile> {
         let largest = TILES.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(TILES.len() - 1);
@@ -144,6 +171,7 @@ impl Tile {
             FusedVariant::LogZ => with("LOG_Z"),
             FusedVariant::FanOut => with("FAN_OUT"),
             FusedVariant::StoreLogits => with("STORE_LOGITS"),
+            FusedVariant::Candidates => with("CANDIDATES"),
         }
     }
 
@@ -161,6 +189,9 @@ impl Tile {
             FusedVariant::Lists => HopperKernel::Lists(load(&module, &entries::FUSED_HOPPER_LISTS, shared_bytes)?),
             FusedVariant::LogZ => HopperKernel::LogZ(load(&module, &entries::FUSED_HOPPER_LOG_Z, shared_bytes)?),
             FusedVariant::FanOut => HopperKernel::FanOut(load(&module, &entries::FUSED_HOPPER_FAN_OUT, shared_bytes)?),
+            FusedVariant::Candidates => {
+                HopperKernel::Candidates(load(&module, &entries::FUSED_HOPPER_CANDIDATES, shared_bytes)?)
+            }
         };
         Ok(Loaded { tile: self, kernel, shared_bytes, threads })
     }
@@ -174,6 +205,7 @@ enum HopperKernel {
     Lists(Kernel<(Call, Maps, RowLists)>),
     LogZ(Kernel<(Call, Maps, Masses)>),
     FanOut(Kernel<(Call, Maps, Peers)>),
+    Candidates(Kernel<(Call, Maps, Candidates)>),
 }
 
 #[derive(Debug)]
@@ -203,7 +235,10 @@ impl Loaded {
         maps: Maps,
         output: &FusedOutput,
     ) -> Result<(), CudaError> {
-        let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
+        // The launches of a draw from a shadow after the first one start early.
+        let is_early = self.tile.variant == FusedVariant::Candidates || !call.is_needed.is_null();
+        let residency = if is_early { Residency::Early } else { Residency::Free };
+        let grid = Grid { shared_bytes: self.shared_bytes, residency, ..Grid::of(blocks, self.threads) };
         match (&self.kernel, *output) {
             (HopperKernel::Plain(kernel), FusedOutput::Plain) => queue.launch(kernel, grid, (call, maps)),
             (HopperKernel::Stores(kernel), FusedOutput::MasksPenalties(to) | FusedOutput::StoreLogits(to)) => {
@@ -212,6 +247,9 @@ impl Loaded {
             (HopperKernel::Lists(kernel), FusedOutput::Lists(to)) => queue.launch(kernel, grid, (call, maps, to)),
             (HopperKernel::LogZ(kernel), FusedOutput::LogZ(to)) => queue.launch(kernel, grid, (call, maps, to)),
             (HopperKernel::FanOut(kernel), FusedOutput::FanOut(to)) => queue.launch(kernel, grid, (call, maps, to)),
+            (HopperKernel::Candidates(kernel), FusedOutput::Candidates(to)) => {
+                queue.launch(kernel, grid, (call, maps, to))
+            }
             _ => Err(CudaError::Corrupt { what: "a kernel of another variant" }),
         }
     }

@@ -297,6 +297,7 @@ mod tests {
             bias: None,
             soft_cap: None,
             scale: 1.0,
+            shadow: None,
         };
         let products = |dtype, block, hidden| Products::of(&head(dtype, block), hidden);
         assert_eq!(products(DType::BF16, None, DType::BF16), Products::Tensor(DType::BF16));

@@ -126,6 +126,7 @@ impl GroupPass {
             hidden: hidden.cols as u32,
             first_token,
             tokens,
+            is_needed: DeviceAddress::NULL,
         };
         let selection = Selection {
             rows: results.rows,

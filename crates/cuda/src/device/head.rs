@@ -5,7 +5,7 @@ use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::matrix::{DeviceMatrix, DeviceScales};
 use crate::error::CudaError;
-use flash_sampling_core::{HeadError, Knob};
+use flash_sampling_core::{HeadError, Knob, Shadow};
 
 /// The maximum number of tokens of a head: more would overflow the kernel's 32-bit shares.
 const MAX_TOKENS: usize = 1 << 26;
@@ -25,6 +25,37 @@ pub struct DeviceHead {
     pub soft_cap: Option<f32>,
     /// The factor of the logits; finite and positive.
     pub scale: f32,
+    /// A shadow of the weight. With it, draws on Hopper of up to 96 rows read the shadow instead of the weight, and are
+    /// the same draws. Other calls, heads with a soft-cap, and weights of other types than bf16 and f16 ignore it.
+    pub shadow: Option<DeviceShadow>,
+}
+
+/// A [`Shadow`] of a weight in device memory, for as many tokens as the weight has rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceShadow {
+    /// Device address, a multiple of 16, of the codes. Rows are
+    /// [`code_stride`](flash_sampling_core::backend::code_stride) bytes apart.
+    pub codes: DeviceAddress<i8>,
+    /// Device address of [`Shadow::scales`].
+    pub scales: DeviceAddress<f32>,
+    /// Device address of [`Shadow::errors`].
+    pub errors: DeviceAddress<f32>,
+    /// Device address of [`Shadow::norms`].
+    pub norms: DeviceAddress<f32>,
+    /// The largest sum of error and norm of a token, [`DeviceShadow::largest_of`].
+    pub largest: f32,
+}
+
+impl DeviceShadow {
+    /// The largest sum of error and norm of a token, rounded up.
+    pub fn largest_of(shadow: &Shadow<'_>) -> f32 {
+        shadow.errors().iter().zip(shadow.norms()).fold(0.0, |most, (error, norm)| most.max((error + norm).next_up()))
+    }
+
+    fn is_aligned(&self) -> bool {
+        let numbers = [self.scales, self.errors, self.norms];
+        self.codes.get().is_multiple_of(16) && numbers.into_iter().all(DeviceAddress::is_aligned)
+    }
 }
 
 impl DeviceHead {
@@ -49,8 +80,8 @@ impl DeviceHead {
         ])
     }
 
-    /// Checks factors, token ids, scales, and the bias's address. The kernels need positive factors: their pruning bound must
-    /// grow with the dot product.
+    /// Checks factors, token ids, scales, and the bias's address. The kernels need positive factors: their pruning
+    /// bound must grow with the dot product.
     fn check_values(&self) -> Result<(), CudaError> {
         for (what, value) in [("scale", Some(self.scale)), ("soft_cap", self.soft_cap)] {
             if let Some(value) = value.filter(|value| !(*value > 0.0 && value.is_finite())) {
@@ -65,6 +96,9 @@ impl DeviceHead {
         }
         if self.bias.is_some_and(|bias| !bias.is_aligned()) {
             return Err(CudaError::Layout { what: "bias", reason: "its address lies within an element" });
+        }
+        if self.shadow.is_some_and(|shadow| !shadow.is_aligned()) {
+            return Err(CudaError::Layout { what: "shadow", reason: "an address is not a multiple of 16, or of 4" });
         }
         let Some(scales) = self.scales else { return Ok(()) };
         let reason = match () {
@@ -84,6 +118,14 @@ impl DeviceHead {
         }
         CudaError::check_limits(&[("rows", hidden.rows, max_rows)])?;
         Ok(hidden.rows > 0)
+    }
+
+    /// The shadow, if it gives the draws of this head. A soft-cap is not known to grow with the logit in float32, and
+    /// longer rows could overflow integer sums.
+    pub(crate) fn usable_shadow(&self) -> Option<DeviceShadow> {
+        const MAX_WIDTH: usize = 1 << 17;
+        let is_usable = self.weight.is_aligned() && self.soft_cap.is_none() && self.weight.cols <= MAX_WIDTH;
+        self.shadow.filter(|shadow| is_usable && shadow.largest < 2f32.powi(100))
     }
 
     /// Whether a row of the weight has one scale.

@@ -27,6 +27,9 @@ pub(crate) enum Residency {
     Free,
     /// The blocks of a cluster of this size. The grid is a multiple of the size; needs compute capability 9.0.
     Clusters(u32),
+    /// No guarantee, and blocks may start before the launch before this one has finished. The kernel waits for that
+    /// launch itself; needs compute capability 9.0.
+    Early,
     /// All blocks, so blocks may wait for each other. The launch fails if the device cannot hold all of them.
     All,
 }
@@ -152,6 +155,11 @@ impl<'s> Queue<'s> {
                 value: CUlaunchAttributeValue {
                     clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 },
                 },
+            },
+            Residency::Early => CUlaunchAttribute {
+                id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                pad: [0; 4],
+                value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
             },
             Residency::All => CUlaunchAttribute {
                 id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,

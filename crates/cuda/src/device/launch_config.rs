@@ -1,8 +1,8 @@
 //! The launch configuration that a kernel exports, and a kernel loaded with it.
 
-use crate::compile::kernels::KernelSource;
+use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::gpu::Device;
-use crate::device::launch::{Arguments, Entry, Grid, Kernel, Queue};
+use crate::device::launch::{Arguments, Entry, Grid, Kernel, Queue, Residency};
 use crate::error::CudaError;
 use cudarc::driver::CudaModule;
 use std::sync::Arc;
@@ -35,7 +35,17 @@ pub(crate) struct ConfiguredKernel<A> {
 impl<A: Arguments> ConfiguredKernel<A> {
     /// A kernel of a source with one instance, compiled and loaded at first use.
     pub(crate) fn load(device: &Device, source: &'static KernelSource, entry: &Entry<A>) -> Result<Self, CudaError> {
-        let module = device.module(source, &source.instance())?;
+        ConfiguredKernel::load_instance(device, source, &source.instance(), entry)
+    }
+
+    /// A kernel of an instance, compiled and loaded at first use.
+    pub(crate) fn load_instance(
+        device: &Device,
+        source: &'static KernelSource,
+        instance: &Instance,
+        entry: &Entry<A>,
+    ) -> Result<Self, CudaError> {
+        let module = device.module(source, instance)?;
         let [shared_bytes, threads] = launch_words(&module, &format!("{}_launch", entry.name), device)?;
         let kernel = Kernel::load(&module, entry)?.with_shared(shared_bytes)?;
         Ok(ConfiguredKernel { kernel, shared_bytes, threads })
@@ -43,6 +53,13 @@ impl<A: Arguments> ConfiguredKernel<A> {
 
     pub(crate) fn launch(&self, queue: Queue<'_>, blocks: u32, arguments: A) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
+        queue.launch(&self.kernel, grid, arguments)
+    }
+
+    /// Launches with [`Residency::Early`].
+    pub(crate) fn launch_early(&self, queue: Queue<'_>, blocks: u32, arguments: A) -> Result<(), CudaError> {
+        let grid = Grid::of(blocks, self.threads);
+        let grid = Grid { shared_bytes: self.shared_bytes, residency: Residency::Early, ..grid };
         queue.launch(&self.kernel, grid, arguments)
     }
 }

@@ -231,6 +231,7 @@ impl DeviceStandalone {
             hidden: 0,
             first_token: self.tokens.start,
             tokens: self.tokens.len() as u32,
+            is_needed: DeviceAddress::NULL,
         };
         let existing = Existing {
             logits: logits.address,

@@ -10,20 +10,21 @@ use cudarc::driver::sys::{
 };
 use flash_sampling_core::DType;
 
-/// Elements of a box's row: 128 bytes, the width of the swizzle.
-const BOX_COLUMNS: u32 = 64;
+/// Bytes of a box's row, the width of the swizzle.
+const BOX_ROW_BYTES: u32 = 128;
 
-/// Encodes a matrix in boxes of `box_rows` rows and 64 columns; elements outside the matrix read as zero.
+/// Encodes a matrix in boxes of `box_rows` rows and 128 bytes; elements outside the matrix read as zero.
 ///
-/// The address must be a multiple of 16 bytes, the stride of 8 elements, the type bf16 or f16.
+/// Address and stride must be multiples of 16 bytes, the type bf16, f16 or 8-bit integers.
 pub(crate) fn encode(matrix: &DeviceMatrix, box_rows: u32) -> Result<TensorMap, CudaError> {
     let dtype = match matrix.dtype {
+        DType::I8 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
         DType::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         _ => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     };
     let sizes = [matrix.cols as u64, matrix.rows as u64];
     let strides = [matrix.stride_bytes()];
-    let (boxes, steps) = ([BOX_COLUMNS, box_rows], [1u32; 2]);
+    let (boxes, steps) = ([BOX_ROW_BYTES / matrix.dtype.block_bytes() as u32, box_rows], [1u32; 2]);
     let mut map = TensorMap::default();
     // SAFETY: the map is 128 bytes at a multiple of 64; the arrays have two, one, two and two entries, as rank 2
     // requires. The driver does not read the matrix.

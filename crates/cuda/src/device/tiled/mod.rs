@@ -1,9 +1,10 @@
 //! The fused tiled variant over device memory (paper Alg. 1): the plan and the public launches.
-//! `log_z` has the launches that compute log Z, `storing` the launches that store logits, and `sharded` the launches that
-//! exchange draws with other GPUs.
+//! `log_z` has the launches that compute log Z, `storing` the launches that store logits, `shadow` the draws from a
+//! shadow of the weight, and `sharded` the launches that exchange draws with other GPUs.
 #![allow(unsafe_code)]
 
 mod log_z;
+mod shadow;
 mod sharded;
 mod storing;
 
@@ -18,6 +19,7 @@ use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::{KernelChoice, RowFeatures};
 use crate::device::scratch::Scratch;
+use crate::device::shadow::ShadowKernels;
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
@@ -40,6 +42,8 @@ pub struct DeviceTiled {
     choice: KernelChoice,
     /// The Hopper kernels, if they support the weight.
     hopper: Option<Hopper>,
+    /// The kernels that read the shadow instead of the weight, if the Hopper kernels do and the head has a shadow.
+    shadow: Option<ShadowKernels>,
     /// The portable kernels that are planned or were used.
     portable: Vec<Arc<LoadedPortable>>,
     /// Per row: ordered bits of the best winner, and the first invalid logit; a counter; a logit per block and row.
@@ -107,6 +111,7 @@ impl DeviceTiled {
         let mut planned = DeviceTiled::unplanned(head, max_rows, device, choice)?;
         if is_hopper {
             planned.hopper = Some(Hopper::new(&head.weight, max_rows, device)?);
+            planned.shadow = ShadowKernels::new(&head, max_rows, device)?;
         } else {
             for instance in Portable::up_to(max_rows, Products::planned(&head), Epilogue::Draw) {
                 planned.portable.push(device.portable(instance)?);
@@ -128,9 +133,9 @@ impl DeviceTiled {
         let zeros = [BEST..INVALID, ARRIVED..LOGITS];
         let scratch = Scratch::new(size, &zeros, device)?;
         let device = device.clone();
-        let (hopper, portable, log_z) = (None, Vec::new(), LogZ::default());
+        let (hopper, shadow, portable, log_z) = (None, None, Vec::new(), LogZ::default());
         let rounds_weights = false;
-        Ok(DeviceTiled { device, head, choice, hopper, portable, scratch, log_z, max_rows, rounds_weights })
+        Ok(DeviceTiled { device, head, choice, hopper, shadow, portable, scratch, log_z, max_rows, rounds_weights })
     }
 
     /// Multiplies weights rounded to float32 in later launches, as the error bound of canonical plans requires: it does
@@ -175,13 +180,15 @@ impl DeviceTiled {
 
     /// Bytes of device memory of the plan, without the kernels.
     pub fn scratch_bytes(&self) -> usize {
-        self.scratch.len() + self.log_z.scratch_bytes()
+        let of_shadow = self.shadow.as_ref().map_or(0, ShadowKernels::scratch_bytes);
+        self.scratch.len() + self.log_z.scratch_bytes() + of_shadow
     }
 
     /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         self.scratch.mark_idle();
         self.log_z.mark_idle();
+        self.shadow.iter_mut().for_each(ShadowKernels::mark_idle);
     }
 
     /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns.
@@ -316,8 +323,12 @@ impl DeviceTiled {
         if !self.head.check_hidden(hidden, self.max_rows)? {
             return Ok(false);
         }
-        let call = self.call(hidden, rows, draws);
+        let mut call = self.call(hidden, rows, draws);
         let is_hopper = self.is_hopper(hidden);
+        if output.is_draw() && self.uses_shadow(hidden) {
+            let shadow = self.shadow.as_mut().expect("it is used");
+            call.is_needed = shadow.launch(queue, hidden, call, &self.device)?;
+        }
         match self.hopper.as_mut().filter(|_| is_hopper) {
             Some(hopper) => hopper.launch(queue, hidden, call, &output, &self.device).map(|()| false),
             None => {
@@ -342,6 +353,7 @@ impl DeviceTiled {
             hidden: hidden.cols as u32,
             first_token: self.head.first_token,
             tokens: self.head.weight.rows as u32,
+            is_needed: DeviceAddress::NULL,
         }
     }
 

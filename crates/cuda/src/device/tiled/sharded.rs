@@ -59,7 +59,11 @@ impl DeviceTiled {
     ) -> Result<(), CudaError> {
         // A step fails before any of its launches.
         let call = peers.call(rows.0, rows.1, hidden.rows)?;
-        if features != RowFeatures::Any && self.is_hopper(hidden) && self.head.weight.rows > 0 {
+        if features != RowFeatures::Any
+            && self.is_hopper(hidden)
+            && !self.uses_shadow(hidden)
+            && self.head.weight.rows > 0
+        {
             return self.launch_any(queue, hidden, rows, FusedOutput::FanOut(call)).map(drop);
         }
         self.enqueue(queue, hidden, rows, features)?;

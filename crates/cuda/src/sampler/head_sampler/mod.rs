@@ -96,7 +96,7 @@ impl<'w> HeadSampler<'w> {
         let kernels = match head.tokens().is_empty() {
             true => None,
             false => {
-                let (uploaded, on_device) = UploadedWeight::new(&head, &stream)?;
+                let (uploaded, on_device) = UploadedWeight::new(&head, device, &stream)?;
                 let mut kernels = HeadKernels::new(on_device, true, &plan, (choice, groups), device, &stream)?;
                 kernels.uploaded = Some(uploaded);
                 Some(kernels)

@@ -1,11 +1,12 @@
-//! The weight, scales and bias of a head in host memory, copied to the GPU.
+//! The weight, scales, bias and shadow of a head in host memory, copied to the GPU.
 
 use crate::abi::DeviceAddress;
-use crate::device::head::DeviceHead;
+use crate::device::gpu::Device;
+use crate::device::head::{DeviceHead, DeviceShadow};
 use crate::device::matrix::{DeviceMatrix, DeviceScales};
 use crate::error::CudaError;
-use cudarc::driver::{CudaSlice, CudaStream};
-use flash_sampling_core::{Head, Matrix};
+use cudarc::driver::{CudaSlice, CudaStream, DriverError};
+use flash_sampling_core::{Head, Matrix, Shadow};
 use std::sync::Arc;
 
 /// The maximum bytes of the weight in one copy.
@@ -17,17 +18,23 @@ pub(crate) fn row_stride(hidden: usize) -> usize {
     hidden.next_multiple_of(8)
 }
 
-/// A weight, and scales and a bias if the head has any, in device memory.
+/// A weight, and scales, a bias and a shadow if the head has any, in device memory.
 #[derive(Debug)]
 pub(super) struct UploadedWeight {
     _weight: CudaSlice<u8>,
     _scales: Option<CudaSlice<f32>>,
     _bias: Option<CudaSlice<f32>>,
+    _shadow: Option<(CudaSlice<i8>, [CudaSlice<f32>; 3])>,
 }
 
 impl UploadedWeight {
-    /// Copies the head's tokens, and waits. The head in device memory is valid as long as the weight.
-    pub(super) fn new(head: &Head<'_>, stream: &Arc<CudaStream>) -> Result<(Self, DeviceHead), CudaError> {
+    /// Copies the head's tokens, and waits. The head in device memory is valid as long as the weight. Copies no shadow
+    /// that the device's kernels cannot use.
+    pub(super) fn new(
+        head: &Head<'_>,
+        device: &Device,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(Self, DeviceHead), CudaError> {
         let failed = CudaError::driver("copy the head to the GPU");
         let tokens = head.tokens();
         let rows = head.weight_row(tokens.start)..head.weight_row(tokens.start) + tokens.len();
@@ -42,7 +49,11 @@ impl UploadedWeight {
             block: scales.block(),
             row_of_block: scales.row_of_block(),
         });
+        let shadow =
+            head.shadow().filter(|_| device.capability() == (9, 0)).map(|shadow| shadow.row_range(rows.clone()));
         let bias = head.bias().map(|bias| stream.clone_htod(&bias[rows])).transpose().map_err(&failed)?;
+        let shadow = shadow.map(|shadow| upload_shadow(&shadow, stream)).transpose().map_err(&failed)?;
+        let (shadow, held) = shadow.unzip();
         stream.synchronize().map_err(&failed)?;
         let address = DeviceAddress::of(&weight, stream);
         let on_device = DeviceHead {
@@ -52,9 +63,23 @@ impl UploadedWeight {
             bias: bias.as_ref().map(|bias| DeviceAddress::of(bias, stream)),
             soft_cap: head.soft_cap(),
             scale: head.scale(),
+            shadow,
         };
-        Ok((UploadedWeight { _weight: weight, _scales: uploaded, _bias: bias }, on_device))
+        Ok((UploadedWeight { _weight: weight, _scales: uploaded, _bias: bias, _shadow: held }, on_device))
     }
+}
+
+/// A shadow in device memory, and its memory.
+type UploadedShadow = (DeviceShadow, (CudaSlice<i8>, [CudaSlice<f32>; 3]));
+
+fn upload_shadow(shadow: &Shadow<'_>, stream: &Arc<CudaStream>) -> Result<UploadedShadow, DriverError> {
+    let codes = stream.clone_htod(shadow.codes())?;
+    let numbers = [shadow.scales(), shadow.errors(), shadow.norms()].map(|numbers| stream.clone_htod(numbers));
+    let [scales, errors, norms] = numbers;
+    let numbers = [scales?, errors?, norms?];
+    let [scales, errors, norms] = numbers.each_ref().map(|numbers| DeviceAddress::of(numbers, stream));
+    let largest = DeviceShadow::largest_of(shadow);
+    Ok((DeviceShadow { codes: DeviceAddress::of(&codes, stream), scales, errors, norms, largest }, (codes, numbers)))
 }
 
 /// Copies a weight to the GPU, in rows of `row_stride` elements.

@@ -5,6 +5,7 @@
 #include "masks_penalties.cuh"
 #include "masses.cuh"
 #include "store_logits.cuh"
+#include "upper_dots.cuh"
 
 namespace flash_sampling::fused_hopper {
 
@@ -20,7 +21,10 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
         schedule.tile(t, self.first, self.size);
         // NOTE: without a branch, because the compiler serialises products behind a branch.
         const bool has_tokens = !T::SKIPS || __any_sync(0xffffffffu, schedule.has_tokens(self.group, self.size));
-        multiply<T, OPERAND>(d, stages, ring, has_tokens ? steps : 0, self);
+        if constexpr (T::CANDIDATES)
+            multiply_shadow(d, stages, ring, steps, self);
+        else
+            multiply<T, OPERAND>(d, stages, ring, has_tokens ? steps : 0, self);
         const u32 real = add_bias(d, self);
         if constexpr (T::MASKS_PENALTIES) {
             if (stored.logits) store_raw(d, real, stored, self);

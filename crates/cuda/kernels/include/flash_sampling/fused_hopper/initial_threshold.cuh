@@ -65,6 +65,16 @@ __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], c
     }
 }
 
+// Returns a lower bound of a token's score, from its granule's noise bound and whether it is the leader. No Gumbel is below -3.19:
+// an exponential is at most 29 ln 2 / 16 + 33 ln 2.
+__device__ __forceinline__ float score_at_least(float logit, float bound, bool is_leader) {
+    const float least = logit - 3.25f - 1e-6f * fabsf(logit);
+    if (!is_leader) return least;
+    const u32 minimum_bits = static_cast<u32>(exp2f(32.0f - 1.442695f * bound) * 1.001f);
+    // The bound is rounded up by less than 1e-4.
+    return fmaxf(least, leader_score_at_least(logit, bound, minimum_bits) - 2e-4f);
+}
+
 // Returns the estimate of a row as a winner: a lower bound of the likeliest token's score; 0 = none. The token's dot product
 // passes every threshold of a score up to its own, so the block scores the token later. So an estimate remains a row's winner
 // only if it equals the token's score.
@@ -75,13 +85,20 @@ __device__ __forceinline__ u64 estimate_of(const Call& call, const Shared<T>& sh
     const Row& row = shared.rows[column];
     const u32 m = f32_to_bits(largest) % T::TOKENS, token = call.first_token + first + m;
     const float bound = shared.thresholds[m / T::GRANULE][column];
-    const float bonus = f32_to_bits(bound) % T::GRANULE == m % T::GRANULE ? bound * shared.nat[column] : 0.0f;
+    const bool is_leader = f32_to_bits(bound) % T::GRANULE == m % T::GRANULE;
+    const float bonus = is_leader ? bound * shared.nat[column] : 0.0f;
     // Lowered by more than the errors from index and bonus (also for the smallest floats) and the rounding of a soft-cap.
-    const float dot = largest - bonus - 1e-4f * (fabsf(largest) + fabsf(bonus)) - 1e-37f;
+    float dot = largest - bonus - 1e-4f * (fabsf(largest) + fabsf(bonus)) - 1e-37f;
+    if constexpr (T::CANDIDATES) dot = lower_dot(call, shared, column, token, dot);
     const float logit = row.apply(lowered(call.head.apply(dot, 0.0f, false)), token);
     if (!is_finite(logit)) return 0;
     const Noise noise{row.seed, row.position};
-    const float score = row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
+    float score = logit;
+    // NOTE: candidates do without the exact noise, because its instructions would be read from memory while the products wait.
+    if constexpr (T::CANDIDATES)
+        score = row.greedy ? logit : score_at_least(logit, bound, is_leader && call.first_token % Granule::TOKENS == 0);
+    else
+        score = row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
     return to_ordered_bits(Winner::of(score, token));
 }
 
@@ -117,6 +134,7 @@ __device__ __forceinline__ void estimate(const float (&d)[T::ACCUMULATORS], cons
     if (T::AWAITS_ESTIMATES && self.thread == 0) atomicAdd(call.arrived, PUBLISHED);
     if (column < call.row_count) {
         best = best_estimate<T>(call, column);
+        if constexpr (T::CANDIDATES) improve(&shared.best[column], best, 0.0f);
         if constexpr (T::LISTS) estimate_cut(call, shared, column, self.size);
     }
     if (column < T::COLUMNS) {

@@ -23,6 +23,7 @@
 //    independent of other rows.
 #pragma once
 
+#include "../ptx/early.cuh"
 #include "consume.cuh"
 #include "load.cuh"
 #include "publish.cuh"
@@ -45,12 +46,13 @@ __device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 wor
 
 // Initialises the shared memory of scouts and consumers while the first loads are in flight.
 template <class T>
-__device__ __forceinline__ void prepare(const Call& call, const RowLists& lists, u8* stages, Shared<T>& shared) {
+__device__ __forceinline__ void prepare(const Call& call, const RowLists& lists, const Candidates& candidates, u8* stages,
+                                        Shared<T>& shared) {
     constexpr u32 WORKERS = T::THREADS - 32;
     const u32 worker = threadIdx.x - 32;
     clear_rest<T>(call, stages, worker, WORKERS);
     for (u32 i = worker; i < T::COLUMNS; i += WORKERS) {
-        shared.best[i] = {0, 0.0f, 0};
+        shared.best[i] = {T::CANDIDATES ? to_ordered_bits({LEAST_SCORE, Winner::none().token}) : 0, 0.0f, 0};
         shared.largest[i] = 0;
         shared.nat[i] = i < call.row_count ? nat_of(call, call.rows[i]) : 0.0f;
     }
@@ -61,6 +63,10 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
         ptx::named_barrier(PREPARED_BARRIER, WORKERS);
         prepare_lists(call, lists, shared, worker, WORKERS);
     }
+    if constexpr (T::CANDIDATES) ptx::await_earlier_launches();
+    // The token of no use in every queue: scout.cuh.
+    if (T::CANDIDATES && worker < T::CONSUMER_WARPS) shared.queue[worker][0] = {-1e38f, 0};
+    if constexpr (T::CANDIDATES) prepare_candidates(call, candidates, shared, T::COLUMNS, worker, WORKERS);
     if constexpr (T::LOG_Z) prepare_masses(call, shared, worker, WORKERS);
     ptx::named_barrier(PREPARED_BARRIER, WORKERS);
 }
@@ -68,7 +74,12 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
 // Runs one block of the kernel. `memory` is Ring<T>::SHARED_BYTES of shared memory.
 template <class T, ptx::Operand OPERAND>
 __device__ __forceinline__ void block(const Call& call, const Maps& maps, const LogitStore& stored, const RowLists& lists,
-                                      const Masses& masses, const Peers& peers, u8* memory) {
+                                      const Masses& masses, const Peers& peers, const Candidates& candidates, u8* memory) {
+    if constexpr (T::CANDIDATES) ptx::start_next_launch();
+    if (call.is_needed) {
+        ptx::await_earlier_launches();
+        if (*call.is_needed == 0) return;
+    }
     u8* const stages = memory + (Ring<T>::ALIGNMENT - ptx::shared_address(memory) % Ring<T>::ALIGNMENT) % Ring<T>::ALIGNMENT;
     Shared<T>& shared = *reinterpret_cast<Shared<T>*>(stages + Ring<T>::STAGES * T::STAGE_BYTES);
     const u32 rank = T::CLUSTER == 2 ? __shfl_sync(0xffffffffu, ptx::cluster_rank(), 0) : 0;
@@ -89,7 +100,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
     __syncthreads();
     if (T::CLUSTER == 2) ptx::cluster_sync();
 
-    if (threadIdx.x >= 32) prepare(call, lists, stages, shared);
+    if (threadIdx.x >= 32) prepare(call, lists, candidates, stages, shared);
     // NOTE: a shuffle makes the value uniform for the compiler, which serialises wgmma behind branches that may diverge.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup < T::FIRST_CONSUMER / 128) {

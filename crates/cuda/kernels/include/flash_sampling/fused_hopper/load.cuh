@@ -10,7 +10,7 @@ namespace flash_sampling::fused_hopper {
 struct Maps {
     ptx::TensorMap weight;   // 64 tokens
     ptx::TensorMap granule;  // 16 tokens, for the rest of a tile
-    ptx::TensorMap hidden;   // Tile::loaded_rows of the batch
+    ptx::TensorMap hidden;   // Tile::loaded_rows of the batch; of candidates.cuh, their digits
 };
 FS_LAYOUT(Maps, 384, FS_AT(weight, 0) && FS_AT(granule, 128) && FS_AT(hidden, 256));
 
@@ -23,43 +23,53 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
     const u64 keep = ptx::policy_evict_last();
     const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
     const u32 rows = T::loaded_rows(call.row_count);
-    Ring<T> ring;
-    for (u32 t = 0; t < schedule.tiles; ++t) {
-        u32 start, size;
-        schedule.tile(t, start, size);
+    const auto load_weight = [&](u32 stage, u32 step, u32 start, u32 size) {
         const u32 granules = (size + T::GRANULE - 1) / T::GRANULE;
         const u32 units = granules / T::UNIT_GRANULES;
+        u64* const full = &shared.full[stage];
+        ptx::mbarrier_arrive_expect(full, T::SLABS * (granules * T::GRANULE_BYTES + T::CLUSTER * rows * T::ROW_BYTES));
+        u8* const to = stages + stage * T::STAGE_BYTES;
+        // The slabs of a unit are consecutive, because they are neighbours in device memory.
+        for (u32 u = 0; u < units; ++u)
+#pragma unroll
+            for (int slab = 0; slab < T::SLABS; ++slab)
+                ptx::copy_box(to + slab * T::SLAB_BYTES + u * T::UNIT_BYTES, &maps.weight, full,
+                              (step * T::SLABS + slab) * T::DEPTH, start + u * T::UNIT, stream);
+        for (u32 g = units * T::UNIT_GRANULES; g < granules; ++g)
+#pragma unroll
+            for (int slab = 0; slab < T::SLABS; ++slab)
+                ptx::copy_box(to + slab * T::SLAB_BYTES + g * T::GRANULE_BYTES, &maps.granule, full,
+                              (step * T::SLABS + slab) * T::DEPTH, start + g * T::GRANULE, stream);
+    };
+    // Each block of a cluster loads its part of the hidden states for both.
+    const auto load_hidden = [&](u32 stage, u32 step) {
+#pragma unroll
+        for (int slab = 0; slab < T::SLABS; ++slab) {
+            u8* const at = stages + stage * T::STAGE_BYTES + slab * T::SLAB_BYTES + T::WEIGHT_BYTES;
+            const u32 depth = (step * T::SLABS + slab) * T::DEPTH;
+            if (T::CLUSTER == 1)
+                ptx::copy_box(at, &maps.hidden, &shared.full[stage], depth, 0, keep);
+            else
+                ptx::copy_box_multicast(at + schedule.rank * rows * T::ROW_BYTES, &maps.hidden, &shared.full[stage], depth,
+                                        schedule.rank * rows * T::DIGITS, 3, keep);
+        }
+    };
+    u32 start, size, ahead = 0;
+    if constexpr (T::CANDIDATES) {
+        // The first weights do not wait for the digits.
+        schedule.tile(0, start, size);
+        for (; ahead < min(static_cast<u32>(Ring<T>::STAGES), steps); ++ahead) load_weight(ahead, ahead, start, size);
+        ptx::await_earlier_launches();
+    }
+    Ring<T> ring;
+    for (u32 t = 0; t < schedule.tiles; ++t) {
+        schedule.tile(t, start, size);
         const u32 absent = T::SKIPS ? schedule.absent(t) : 0;
         for (u32 step = 0; step < steps; ++step) {
             ptx::mbarrier_wait(&shared.empty[ring.stage], ring.phase ^ 1);
             if (absent) ptx::mbarrier_arrive(&shared.empty[ring.stage], absent);
-            u64* const full = &shared.full[ring.stage];
-            ptx::mbarrier_arrive_expect(full, T::SLABS * (granules * T::GRANULE_BYTES + T::CLUSTER * rows * T::ROW_BYTES));
-            u8* to = stages + ring.stage * T::STAGE_BYTES;
-
-            // The slabs of a unit are consecutive, because they are neighbours in device memory.
-            for (u32 u = 0; u < units; ++u)
-#pragma unroll
-                for (int slab = 0; slab < T::SLABS; ++slab)
-                    ptx::copy_box(to + slab * T::SLAB_BYTES + u * T::UNIT_BYTES, &maps.weight, full,
-                                  (step * T::SLABS + slab) * T::DEPTH, start + u * T::UNIT, stream);
-            for (u32 g = units * T::UNIT_GRANULES; g < granules; ++g)
-#pragma unroll
-                for (int slab = 0; slab < T::SLABS; ++slab)
-                    ptx::copy_box(to + slab * T::SLAB_BYTES + g * T::GRANULE_BYTES, &maps.granule, full,
-                                  (step * T::SLABS + slab) * T::DEPTH, start + g * T::GRANULE, stream);
-
-            // Each block of a cluster loads its part of the hidden states for both.
-#pragma unroll
-            for (int slab = 0; slab < T::SLABS; ++slab) {
-                u8* const at = to + slab * T::SLAB_BYTES + T::WEIGHT_BYTES;
-                const u32 depth = (step * T::SLABS + slab) * T::DEPTH;
-                if (T::CLUSTER == 1)
-                    ptx::copy_box(at, &maps.hidden, full, depth, 0, keep);
-                else
-                    ptx::copy_box_multicast(at + schedule.rank * rows * T::ROW_BYTES, &maps.hidden, full, depth,
-                                            schedule.rank * rows, 3, keep);
-            }
+            if (t > 0 || step >= ahead) load_weight(ring.stage, step, start, size);
+            load_hidden(ring.stage, step);
             ring.advance();
         }
     }

@@ -32,8 +32,8 @@ struct Consumer {
 // Few products are queued, so the tensor cores wait for every instruction between the last product of a step and the first
 // product of the next step. NOTE: stage and descriptors are in uniform registers, because all of them come from `uniform`. From
 // ordinary registers each product takes four moves.
-template <class T, ptx::Operand OPERAND>
-__device__ __forceinline__ void multiply(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring, u32 steps,
+template <class T, ptx::Operand OPERAND, class Sum, int SUMS>
+__device__ __forceinline__ void multiply(Sum (&d)[SUMS], const u8* stages, Ring<T>& ring, u32 steps,
                                          const Consumer<T>& self) {
     const u32 place = ptx::uniform(ptx::shared_address(stages) + self.group);
     const u32 group = place % Ring<T>::ALIGNMENT, base = place - group;
@@ -52,9 +52,9 @@ __device__ __forceinline__ void multiply(float (&d)[T::ACCUMULATORS], const u8* 
         const u64 b = ptx::operand_descriptor(hidden + stage * T::STAGE_BYTES);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < T::SLABS * T::DEPTH / 16; ++k) {
+        for (int k = 0; k < T::SLABS * 4; ++k) {
             const u64 offset = k / 4 * (T::SLAB_BYTES >> 4) + k % 4 * ptx::DESCRIPTOR_STEP;
-            ptx::Wgmma<T::COLUMNS, OPERAND>::multiply(d, a + offset, b + offset, k > 0 || step > 0);
+            ptx::Wgmma<2 * SUMS, OPERAND>::multiply(d, a + offset, b + offset, k > 0 || step > 0);
         }
         ptx::wgmma_commit();
         ptx::wgmma_wait<T::AHEAD>();

@@ -11,6 +11,11 @@ namespace flash_sampling::fused_hopper {
 template <class T>
 __device__ __forceinline__ void publish(const Call& call, const Masses& masses, const Peers& peers, Shared<T>& shared) {
     const u32 thread = threadIdx.x - T::FIRST_CONSUMER;
+    if constexpr (T::CANDIDATES) {
+        for (u32 column = thread; column < call.row_count; column += T::CONSUMERS)
+            if (shared.best[column].key) atomicMax(&call.best[column], shared.best[column].key);
+        return;
+    }
     const u32 block = ptx::block_index();
     const Sender sender(peers, T::FAN_OUT);
     for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {

@@ -74,7 +74,7 @@ struct Schedule {
     }
 
     // Whether clusters alternate tile by tile. Measured: weight rows of 16 KiB stream faster so, rows of 8 KiB in runs.
-    static FS_FUNCTION bool by_turns(const Call& call) { return call.hidden >= 8192; }
+    static FS_FUNCTION bool by_turns(const Call& call) { return call.hidden * T::ELEMENT_BYTES >= 16384; }
 
   private:
     // Whether the run is divided evenly. Measured: 37984 x 4096 in three equal tiles, against two whole tiles and a quarter,

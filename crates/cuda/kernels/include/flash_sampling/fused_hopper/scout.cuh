@@ -3,6 +3,7 @@
 #pragma once
 
 #include "initial_threshold.cuh"
+#include "refine.cuh"
 
 namespace flash_sampling::fused_hopper {
 
@@ -46,23 +47,25 @@ __device__ __forceinline__ void make_thresholds(const Call& call, Shared<T>& sha
 
 template <class T>
 __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const Schedule<T>& schedule) {
-    const u32 worker = threadIdx.x - 32;
-    u32 first = 0;
-    for (u32 t = 0; t <= schedule.tiles; ++t) {
-        if (t > 0) {
-            constexpr u32 QUEUES = T::CONSUMER_WARPS;
-            const u32 queue = worker % QUEUES;
-            ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);
-            score(call, shared, queue, shared.queued[queue], first, worker / QUEUES, T::SCOUTS / QUEUES);
+    constexpr u32 QUEUES = T::CONSUMER_WARPS;
+    const u32 worker = threadIdx.x - 32, queue = worker % QUEUES;
+    for (u32 t = 0; t < schedule.tiles; ++t) {
+        u32 first, unused;
+        schedule.tile(t, first, unused);
+        make_thresholds(call, shared, t, call.first_token + first, worker);
+        ptx::mbarrier_arrive(&shared.scouted);
+        if constexpr (T::CANDIDATES)
+            if (t == 1 && t + 1 < schedule.tiles && call.hidden >= REFINED_WIDTH) refine(call, shared, worker);
+        // Candidates score a token of no use first. So the instructions of scoring are read from memory while the products of the
+        // first tile run.
+#pragma unroll 1
+        for (u32 is_real = T::CANDIDATES && t == 0 ? 0 : 1; is_real < 2; ++is_real) {
+            if (is_real) ptx::mbarrier_wait(&shared.filtered, t & 1);
+            score(call, shared, queue, is_real ? shared.queued[queue] : 1, first, worker / QUEUES, T::SCOUTS / QUEUES);
             ptx::named_barrier(SCOUTS_BARRIER, T::SCOUTS);
         }
-        if (t < schedule.tiles) {
-            u32 unused;
-            schedule.tile(t, first, unused);
-            make_thresholds(call, shared, t, call.first_token + first, worker);
-        }
-        ptx::mbarrier_arrive(&shared.scouted);
     }
+    ptx::mbarrier_arrive(&shared.scouted);
 }
 
 }  // namespace flash_sampling::fused_hopper

@@ -12,6 +12,9 @@ __device__ __forceinline__ ThresholdLine thresholds_of(const Call& call, const S
                                                        u32 next_token) {
     if (column >= call.row_count) return ThresholdLine::flat(bits_to_f32(NO_MORE_TOKENS));
     const Row& row = shared.rows[column];
+    if constexpr (T::CANDIDATES) {
+        if (is_open(shared, column)) return ThresholdLine::flat(bits_to_f32(NO_MORE_TOKENS));
+    }
     if constexpr (T::LISTS) {
         if (row.greedy > 1) return ThresholdLine::flat(listed_capped_threshold(call, shared, column, key));
     }
@@ -22,16 +25,6 @@ __device__ __forceinline__ ThresholdLine thresholds_of(const Call& call, const S
 template <class T>
 __device__ __forceinline__ bool has_noise(const Call& call, const Shared<T>& shared, u32 column) {
     return column < call.row_count && !shared.rows[column].greedy;
-}
-
-// Publishes the block's best winner of a row, and returns the best of all blocks.
-template <class T>
-__device__ __forceinline__ u64 exchange_best(const Call& call, const Shared<T>& shared, u32 column) {
-    if (column >= call.row_count) return 0;
-    const u64 mine = *const_cast<volatile const u64*>(&shared.best[column].key);
-    const u64 theirs = ptx::load_relaxed(&call.best[column]);
-    if (mine > theirs) atomicMax(&call.best[column], mine);
-    return mine > theirs ? mine : theirs;
 }
 
 // Replaces the best candidate if the new one is better. One 16-byte exchange keeps key and logit consistent. If the row already
@@ -45,11 +38,46 @@ __device__ __forceinline__ void improve(Best* best, u64 key, float logit) {
     }
 }
 
+// Publishes the block's best winner of a row, and returns the best of all blocks.
+template <class T>
+__device__ __forceinline__ u64 exchange_best(const Call& call, Shared<T>& shared, u32 column) {
+    if (column >= call.row_count) return 0;
+    const u64 mine = *const_cast<volatile const u64*>(&shared.best[column].key);
+    const u64 theirs = ptx::load_relaxed(&call.best[column]);
+    if (mine > theirs) atomicMax(&call.best[column], mine);
+    // A lower bound of another block also limits the candidates of this block.
+    if (T::CANDIDATES && theirs > mine) improve(&shared.best[column], theirs, 0.0f);
+    return mine > theirs ? mine : theirs;
+}
+
+// Lists a token whose score may reach the best lower bound, and updates this bound. `upper` bounds the dot product with the head's
+// bias. An upper bound without a finite logit leaves the row to the full kernel, which finds the row's error if it has one.
+template <class T>
+__device__ __forceinline__ void offer_candidate(const Call& call, Shared<T>& shared, u32 column, u32 token, float upper) {
+    const Row& row = shared.rows[column];
+    const float raw = call.head.apply(upper, 0.0f, false), logit = row.apply(raw, token);
+    if (!(raw < f32_infinity() && logit < f32_infinity())) {
+        atomicMax(&shared.candidates.counts[column], Candidates::OPEN);
+        return;
+    }
+    if (logit == -f32_infinity()) return;
+    const Noise noise{row.seed, row.position};
+    const float gumbel = row.greedy ? 0.0f : noise.gumbel(Domain::Token, row.draw, token);
+    const u64 key = to_ordered_bits(Winner::of(row.greedy ? logit : add_rn(logit, gumbel), token));
+    const u64 best = *const_cast<volatile const u64*>(&shared.best[column].key);
+    if (key >> 32 < best >> 32) return;
+    list_candidate(shared, column, key);
+    const float least = row.apply(call.head.apply(lower_dot(call, shared, column, token, upper), 0.0f, false), token);
+    if (!is_finite(least)) return;
+    improve(&shared.best[column], to_ordered_bits(Winner::of(row.greedy ? least : add_rn(least, gumbel), token)), 0.0f);
+}
+
 // Scores one token exactly, and updates the list or the best candidate. `dot` includes the head's bias.
 template <class T>
 __device__ __forceinline__ void offer(const Call& call, Shared<T>& shared, u32 column, u32 token, float dot) {
     // A column beyond the batch is all zeros, but its products with an infinite or NaN weight are NaN.
     if (column >= call.row_count) return;
+    if constexpr (T::CANDIDATES) return offer_candidate(call, shared, column, token, dot);
     const Row& row = shared.rows[column];
     const float raw = call.head.apply(dot, 0.0f, false);
     float logit = 0.0f;

@@ -4,21 +4,23 @@
 #include "../noise/noise.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
+#include "candidates.cuh"
 #include "lists.cuh"
 #include "schedule.cuh"
 
 namespace flash_sampling::fused_hopper {
 
 // What an instance computes besides the plain draw. See masks_penalties.cuh, lists.cuh (which includes masks), masses.cuh,
-// fan_out.cuh and store_logits.cuh.
-enum class FusedVariant { Plain, MasksPenalties, Lists, LogZ, FanOut, StoreLogits };
+// fan_out.cuh and store_logits.cuh. An instance of candidates.cuh lists candidates instead of draws; it includes masks.
+enum class FusedVariant { Plain, MasksPenalties, Lists, LogZ, FanOut, StoreLogits, Candidates };
 
 // The shape of a tile. COLUMNS rows of the batch (wgmma's N), a unit of 64 tokens for each of the two consumer warpgroups, SLABS
-// slabs of 64 hidden elements per stage, CLUSTER blocks that share the hidden states.
+// slabs of 128 bytes of a weight row per stage, CLUSTER blocks that share the hidden states.
 template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain>
 struct Tile {
     static constexpr bool LISTS = VARIANT == FusedVariant::Lists;
-    static constexpr bool MASKS_PENALTIES = VARIANT == FusedVariant::MasksPenalties || LISTS;
+    static constexpr bool CANDIDATES = VARIANT == FusedVariant::Candidates;
+    static constexpr bool MASKS_PENALTIES = VARIANT == FusedVariant::MasksPenalties || LISTS || CANDIDATES;
     static constexpr bool LOG_Z = VARIANT == FusedVariant::LogZ;
     static constexpr bool FAN_OUT = VARIANT == FusedVariant::FanOut;
     static constexpr bool STORE_LOGITS = VARIANT == FusedVariant::StoreLogits;
@@ -28,7 +30,10 @@ struct Tile {
 
     static constexpr int UNIT = 64;
     static constexpr int GRANULE = 16;  // blocks divide tokens by granules; a consumer warp has one granule of a tile
-    static constexpr int DEPTH = 64;    // hidden elements of a slab: one 128-byte swizzle row
+    static constexpr int ELEMENT_BYTES = CANDIDATES ? 1 : 2;
+    static constexpr int DIGITS = CANDIDATES ? 2 : 1;  // columns of the products for each row of the batch
+    static constexpr int SLAB_ROW_BYTES = 128;         // one swizzle row
+    static constexpr int DEPTH = SLAB_ROW_BYTES / ELEMENT_BYTES;  // hidden elements of a slab
     static constexpr int TILE_UNITS = 2;
     static constexpr int UNIT_GRANULES = UNIT / GRANULE;
     static constexpr int GRANULES = TILE_UNITS * UNIT_GRANULES;
@@ -44,15 +49,15 @@ struct Tile {
     // 2.2, noise version 1: 1.08 at 256 rows, 1.07 at 192 rows, 1.00 and 1.09 at 128 rows on two GPUs.
     static constexpr bool AWAITS_ESTIMATES = COLUMNS >= 64;
 
-    static constexpr int UNIT_BYTES = UNIT * DEPTH * 2;
+    static constexpr int UNIT_BYTES = UNIT * SLAB_ROW_BYTES;
     static constexpr int GRANULE_BYTES = UNIT_BYTES / UNIT_GRANULES;
     static constexpr int WEIGHT_BYTES = TILE_UNITS * UNIT_BYTES;
-    static constexpr int HIDDEN_BYTES = COLUMNS * DEPTH * 2;
+    static constexpr u32 ROW_BYTES = DIGITS * SLAB_ROW_BYTES;  // of a row of the batch in a slab
+    static constexpr int HIDDEN_BYTES = COLUMNS * ROW_BYTES;
     static constexpr int SLAB_BYTES = WEIGHT_BYTES + HIDDEN_BYTES;
     static constexpr int STAGE_BYTES = SLABS * SLAB_BYTES;
 
     static FS_FUNCTION u32 loaded_rows(u32 row_count) { return fused_hopper::loaded_rows(COLUMNS, CLUSTER, row_count); }
-    static constexpr u32 ROW_BYTES = DEPTH * 2;
 
     // A thread's accumulators, and the words with one bit per accumulator. All words have the same number of bits.
     static constexpr int ACCUMULATORS = COLUMNS / 2;
@@ -101,7 +106,7 @@ struct MassShared<T, true> {
 };
 
 template <class T>
-struct Shared : ListShared<T::COLUMNS, T::LISTS>, MassShared<T, T::LOG_Z> {
+struct Shared : ListShared<T::COLUMNS, T::LISTS>, CandidateShared<T::COLUMNS, T::CANDIDATES>, MassShared<T, T::LOG_Z> {
     Best best[T::COLUMNS];
     Row rows[T::COLUMNS];
     // For each granule of a tile and each row, the largest dot product that surely loses. Before a block's first thresholds, a

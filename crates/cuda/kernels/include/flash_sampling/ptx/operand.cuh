@@ -3,6 +3,6 @@
 
 namespace flash_sampling::ptx {
 
-enum class Operand { BF16, F16 };
+enum class Operand { BF16, F16, S8 };
 
 }  // namespace flash_sampling::ptx

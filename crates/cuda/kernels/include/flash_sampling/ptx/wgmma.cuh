@@ -1,5 +1,5 @@
-// Warpgroup matrix products: D [64, N] += A [64, 16] x B [N, 16]^T, both operands K-major in 128-byte swizzled shared
-// memory, D in float32 registers.
+// Warpgroup matrix products: D [64, N] += A [64, K] x B [N, K]^T, both operands K-major in 128-byte swizzled shared memory. D is in
+// registers. K is 32 bytes: 16 elements of 16 bits with D in float32, or 32 elements of 8 bits with D in 32-bit integers.
 //
 // Thread t of the warpgroup holds rows r = 16 (t / 32) + (t % 32) / 4 and r + 8 of D, columns 8 j + 2 (t % 4) + {0, 1}:
 // d[4 j + e] is row r + 8 (e / 2), column 8 j + 2 (t % 4) + e % 2.
@@ -10,7 +10,7 @@
 
 namespace flash_sampling::ptx {
 
-// Returns the descriptor of a K-major operand with 64 elements (128 bytes) per row, in groups of 8 rows.
+// Returns the descriptor of a K-major operand with 128 bytes per row, in groups of 8 rows.
 __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     const u64 group_stride = 1024 >> 4;
     const u64 swizzle_128 = 1;
@@ -20,7 +20,7 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
 // Returns the part of an address in shared memory that a descriptor takes: the offset within the block's shared memory.
 __device__ __forceinline__ u32 operand_address(u32 address) { return address & 0x3ffff; }
 
-// The descriptor's increment per step of 16 elements.
+// The descriptor's increment per step of 32 bytes.
 constexpr u64 DESCRIPTOR_STEP = 32 >> 4;
 
 #ifndef FS_EMULATED
@@ -34,18 +34,15 @@ __device__ __forceinline__ void wgmma_wait() {
 template <int N, Operand T>
 struct Wgmma;
 
-#define FS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define FS_D16(i) FS_D4(i), FS_D4(i + 4), FS_D4(i + 8), FS_D4(i + 12)
-#define FS_D64(i) FS_D16(i), FS_D16(i + 16), FS_D16(i + 32), FS_D16(i + 48)
-#define FS_WGMMA(N, OPERAND, NAME, REGISTERS, A, B, P, ...)                                                    \
+#define FS_WGMMA(N, OPERAND, SUM, C, TYPES, FLAGS, A, B, P)                                                   \
     template <>                                                                                                \
     struct Wgmma<N, Operand::OPERAND> {                                                                        \
-        static __device__ __forceinline__ void multiply(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {    \
+        static __device__ __forceinline__ void multiply(SUM (&d)[N / 2], u64 a, u64 b, bool accumulate) {      \
             asm volatile("{ .reg .pred keep;\n"                                                                \
                          "setp.ne.b32 keep, " P ", 0;\n"                                                       \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" REGISTERS "}, "  \
-                         A ", " B ", keep, 1, 1, 0, 0; }\n"                                                    \
-                         : __VA_ARGS__                                                                         \
+                         "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" FS_R##N "}, "                       \
+                         A ", " B ", keep" FLAGS "; }\n"                                                       \
+                         : FS_D##N(C)                                                                          \
                          : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)));                                 \
         }                                                                                                      \
     };
@@ -62,24 +59,44 @@ struct Wgmma;
     ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define FS_R224 FS_R192 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define FS_R256 FS_R224 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define FS_WGMMA_OF_BOTH(N, A, B, P, ...)                       \
-    FS_WGMMA(N, BF16, "bf16", FS_R##N, A, B, P, __VA_ARGS__)    \
-    FS_WGMMA(N, F16, "f16", FS_R##N, A, B, P, __VA_ARGS__)
-FS_WGMMA_OF_BOTH(8, "%4", "%5", "%6", FS_D4(0))
-FS_WGMMA_OF_BOTH(16, "%8", "%9", "%10", FS_D4(0), FS_D4(4))
-FS_WGMMA_OF_BOTH(32, "%16", "%17", "%18", FS_D16(0))
-FS_WGMMA_OF_BOTH(64, "%32", "%33", "%34", FS_D16(0), FS_D16(16))
-FS_WGMMA_OF_BOTH(96, "%48", "%49", "%50", FS_D16(0), FS_D16(16), FS_D16(32))
-FS_WGMMA_OF_BOTH(128, "%64", "%65", "%66", FS_D64(0))
-FS_WGMMA_OF_BOTH(192, "%96", "%97", "%98", FS_D64(0), FS_D16(64), FS_D16(80))
-FS_WGMMA_OF_BOTH(224, "%112", "%113", "%114", FS_D64(0), FS_D16(64), FS_D16(80), FS_D16(96))
-FS_WGMMA_OF_BOTH(256, "%128", "%129", "%130", FS_D64(0), FS_D64(64))
+#define FS_FOUR(C, i) C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3])
+#define FS_SIXTEEN(C, i) FS_FOUR(C, i), FS_FOUR(C, i + 4), FS_FOUR(C, i + 8), FS_FOUR(C, i + 12)
+#define FS_D8(C) FS_FOUR(C, 0)
+#define FS_D16(C) FS_D8(C), FS_FOUR(C, 4)
+#define FS_D32(C) FS_SIXTEEN(C, 0)
+#define FS_D64(C) FS_D32(C), FS_SIXTEEN(C, 16)
+#define FS_D96(C) FS_D64(C), FS_SIXTEEN(C, 32)
+#define FS_D128(C) FS_D96(C), FS_SIXTEEN(C, 48)
+#define FS_D192(C) FS_D128(C), FS_SIXTEEN(C, 64), FS_SIXTEEN(C, 80)
+#define FS_D224(C) FS_D192(C), FS_SIXTEEN(C, 96)
+#define FS_D256(C) FS_D224(C), FS_SIXTEEN(C, 112)
+#define FS_WGMMA_OF_ALL(N, A, B, P)                                                 \
+    FS_WGMMA(N, BF16, float, "+f", "k16.f32.bf16.bf16", ", 1, 1, 0, 0", A, B, P)    \
+    FS_WGMMA(N, F16, float, "+f", "k16.f32.f16.f16", ", 1, 1, 0, 0", A, B, P)       \
+    FS_WGMMA(N, S8, i32, "+r", "k32.s32.s8.s8", "", A, B, P)
+FS_WGMMA_OF_ALL(8, "%4", "%5", "%6")
+FS_WGMMA_OF_ALL(16, "%8", "%9", "%10")
+FS_WGMMA_OF_ALL(32, "%16", "%17", "%18")
+FS_WGMMA_OF_ALL(64, "%32", "%33", "%34")
+FS_WGMMA_OF_ALL(96, "%48", "%49", "%50")
+FS_WGMMA_OF_ALL(128, "%64", "%65", "%66")
+FS_WGMMA_OF_ALL(192, "%96", "%97", "%98")
+FS_WGMMA_OF_ALL(224, "%112", "%113", "%114")
+FS_WGMMA_OF_ALL(256, "%128", "%129", "%130")
 
-#undef FS_WGMMA_OF_BOTH
+#undef FS_WGMMA_OF_ALL
 #undef FS_WGMMA
-#undef FS_D64
+#undef FS_FOUR
+#undef FS_SIXTEEN
+#undef FS_D8
 #undef FS_D16
-#undef FS_D4
+#undef FS_D32
+#undef FS_D64
+#undef FS_D96
+#undef FS_D128
+#undef FS_D192
+#undef FS_D224
+#undef FS_D256
 
 #undef FS_R8
 #undef FS_R16

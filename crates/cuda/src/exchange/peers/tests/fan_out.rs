@@ -68,6 +68,7 @@ impl Part {
             bias: None,
             soft_cap: None,
             scale: 0.25,
+            shadow: None,
         };
         // SAFETY: this value holds the weight, and nothing writes to it.
         let mut tiled = unsafe { DeviceTiled::new(head, ROWS, device) }.unwrap();

@@ -1,0 +1,69 @@
+// The variant for a shadow of the weight. For each row, it lists the tokens that can win: the candidates.
+//
+// The weight of this variant is the shadow's 8-bit codes, and a row of the batch is two columns of 8-bit digits. Their sums are
+// exact integers. `upper_dots` turns the sums into upper bounds of the dot products with the weight. All that follows sees these
+// bounds as dot products: transforms grow with the dot product, so an upper bound of the dot product gives one of the score.
+//
+// The best key of a row is a *lower* bound of a score, and the thresholds follow from it. Every token whose upper bound of the
+// score reaches the best lower bound so far is listed once, so the winner is listed. A row whose list overflows, or without finite
+// bounds, lists no more tokens.
+#pragma once
+
+#include "../perturb.cuh"
+#include "../shadow/pass.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// The shared memory for candidates.
+template <int COLUMNS, bool CANDIDATES>
+struct CandidateShared {};
+template <int COLUMNS>
+struct CandidateShared<COLUMNS, true> {
+    // The bounds of the rows, one array per number; zeros beyond the batch.
+    float hidden_scale[COLUMNS], error_factor[COLUMNS], norm_factor[COLUMNS], constant[COLUMNS];
+    Candidates candidates;
+    // The token whose lower bound is refined, and parts of its dot product: refine.cuh.
+    u32 refined;
+    float dot_parts[3];
+};
+
+// The first lower bound of every row. Rows without a larger score are left to the full kernel.
+constexpr float LEAST_SCORE = -1e30f;
+
+// Copies the bounds of the rows; a barrier must follow.
+template <class Shared>
+__device__ __forceinline__ void prepare_candidates(const Call& call, const Candidates& candidates, Shared& shared, u32 columns,
+                                                   u32 worker, u32 workers) {
+    if (worker == 0) shared.candidates = candidates;
+    for (u32 i = worker; i < columns; i += workers) {
+        const HiddenBound bound = i < call.row_count ? candidates.bounds[i] : HiddenBound{};
+        shared.hidden_scale[i] = bound.scale;
+        shared.error_factor[i] = bound.error;
+        shared.norm_factor[i] = bound.norm;
+        shared.constant[i] = bound.constant;
+    }
+}
+
+// Whether the shadow does not decide a row.
+template <class Shared>
+__device__ __forceinline__ bool is_open(const Shared& shared, u32 column) {
+    return *const_cast<volatile u32*>(&shared.candidates.counts[column]) > Candidates::ROOM;
+}
+
+// Returns a lower bound of a token's dot product with the head's bias from an upper bound, or from anything below the upper bound.
+template <class Shared>
+__device__ __forceinline__ float lower_dot(const Call& call, const Shared& shared, u32 column, u32 token, float upper) {
+    const u32 at = token - call.first_token;
+    const HiddenBound bound{0.0f, shared.error_factor[column], shared.norm_factor[column], shared.constant[column]};
+    const float apart = 2.00001f * bound.of(shared.candidates.errors[at], shared.candidates.norms[at]);
+    return lowered(upper - apart, call.bias ? fabsf(call.bias[at]) : 0.0f);
+}
+
+// Lists a candidate.
+template <class Shared>
+__device__ __forceinline__ void list_candidate(Shared& shared, u32 column, u64 key) {
+    const u32 at = atomicAdd(&shared.candidates.counts[column], 1u);
+    if (at < Candidates::ROOM) shared.candidates.keys[static_cast<u64>(column) * Candidates::ROOM + at] = key;
+}
+
+}  // namespace flash_sampling::fused_hopper

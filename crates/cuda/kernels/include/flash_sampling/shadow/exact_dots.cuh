@@ -1,0 +1,92 @@
+// The dot products of a few tokens with one hidden state, with the bits of the full kernel: one accumulator of the tensor cores over
+// hidden in ascending order.
+#pragma once
+
+#include "../ptx/address.cuh"
+#include "pass.cuh"
+
+#ifndef FS_EMULATED  // else the test defines ExactDots
+
+#include "../ptx/cp_async.cuh"
+#include "../ptx/wgmma.cuh"
+
+namespace flash_sampling {
+
+struct ExactDots {
+    static constexpr u32 THREADS = 128;  // a warpgroup
+    static constexpr u32 SLOTS = 64;     // tokens at a time: the rows of a product
+    static constexpr u32 STAGES = 4;
+    static constexpr u32 STAGE_BYTES = 48 << 10;
+    static constexpr u32 SLAB_ROW_BYTES = 128;                // one swizzle row: 64 hidden elements
+    static constexpr u32 GROUP_BYTES = 8 * SLAB_ROW_BYTES;    // rows of eight tokens
+    static constexpr u32 ALIGNMENT = 1024;
+    // A product reads the rows of all slots. Rows beyond the tokens are any bytes after them, also beyond the ring.
+    static constexpr u32 SHARED_BYTES = ALIGNMENT + STAGES * STAGE_BYTES + SLOTS * SLAB_ROW_BYTES;
+
+    // Writes the dot products of `count` tokens, from 1 to SLOTS. All threads of the block call this; a barrier must follow.
+    // `memory` is SHARED_BYTES. Calls `meanwhile` while the first loads are in flight.
+    //
+    // A slab has the groups of eight tokens, and a group with the hidden state as its first row. Only these rows are loaded, so few
+    // tokens have a stage of many slabs.
+    template <ptx::Operand OPERAND, class Meanwhile>
+    static __device__ __forceinline__ void compute(const Candidates& call, u32 row, u32 first_token, const u32* tokens, u32 count,
+                                                   float* dots, u8* memory, const Meanwhile& meanwhile) {
+        const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        const u32 groups = (count + 7) / 8, slab_bytes = (groups + 1) * GROUP_BYTES, slabs = STAGE_BYTES / slab_bytes;
+        const u32 row_bytes = call.width * 2, part_bytes = slabs * SLAB_ROW_BYTES;
+        const u32 steps = ptx::uniform((row_bytes + part_bytes - 1) / part_bytes);
+        const u32 start = ptx::shared_address(memory);
+        const u32 ring = start + (ALIGNMENT - start % ALIGNMENT) % ALIGNMENT;
+        const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
+        // Loads a part of every token's row and of the hidden state; zeros beyond the rows.
+        const auto load = [&](u32 step) {
+            constexpr u32 UNITS = SLAB_ROW_BYTES / 16;
+            for (u32 i = threadIdx.x; step < steps && i < (count + 1) * slabs * UNITS; i += THREADS) {
+                const u32 slot = i / (slabs * UNITS), at = i % (slabs * UNITS), slab = at / UNITS, from = step * part_bytes + at * 16;
+                const u32 left = from < row_bytes ? min(row_bytes - from, 16u) : 0;
+                const bool is_hidden = slot == count;
+                const u32 of_slab = is_hidden ? groups * 8 : slot;
+                const u8* const source = is_hidden ? call.hidden + row * call.hidden_stride
+                                                   : call.weight + (tokens[slot] - first_token) * call.weight_stride;
+                const u32 to = ring + step % STAGES * STAGE_BYTES + slab * slab_bytes + of_slab * SLAB_ROW_BYTES;
+                ptx::copy_async(to + (at % UNITS ^ of_slab % 8) * 16, left ? source + from : source, left, true,
+                                is_hidden ? keep : once);
+            }
+            ptx::copy_async_commit();
+        };
+        for (u32 step = 0; step < STAGES - 1; ++step) load(step);
+        meanwhile();
+        const u32 base = ptx::uniform(ring), stride = ptx::uniform(slab_bytes), last = ptx::uniform(slabs);
+        float d[4];
+#pragma unroll 1
+        for (u32 step = 0; step < steps; ++step) {
+            ptx::copy_async_wait<STAGES - 2>();
+            ptx::shared_writes_fence();
+            __syncthreads();
+            load(step + STAGES - 1);
+            const u32 stage = base + step % STAGES * STAGE_BYTES;
+            ptx::wgmma_fence();
+#pragma unroll 1
+            for (u32 slab = 0; slab < last; ++slab) {
+                const u32 at = ptx::operand_address(stage + slab * stride);
+                const u64 a = ptx::operand_descriptor(at), b = ptx::operand_descriptor(at + stride - GROUP_BYTES);
+#pragma unroll
+                for (u32 k = 0; k < 4; ++k) {
+                    const u64 offset = k * ptx::DESCRIPTOR_STEP;
+                    ptx::Wgmma<8, OPERAND>::multiply(d, a + offset, b + offset, k > 0 || slab > 0 || step > 0);
+                }
+            }
+            ptx::wgmma_commit();
+            ptx::wgmma_wait<0>();
+        }
+        ptx::copy_async_wait<0>();
+        if (lane % 4 == 0) {
+            dots[16 * warp + lane / 4] = d[0];
+            dots[16 * warp + lane / 4 + 8] = d[2];
+        }
+    }
+};
+
+}  // namespace flash_sampling
+
+#endif

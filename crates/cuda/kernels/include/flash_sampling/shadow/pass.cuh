@@ -1,0 +1,90 @@
+// The data of a draw from a shadow: an 8-bit copy of the weight, with a bound on the error of each dot product.
+//
+// Four launches make a draw with the bits of the draw from the weight:
+//
+// 1. `hidden_digits` writes each hidden state as two 8-bit digits, with the factors of its bounds.
+// 2. The Hopper kernel (fused_hopper/candidates.cuh) multiplies the shadow by the digits, and lists the tokens that can win.
+// 3. `exact_winners` computes the logits of the listed tokens from the weight, in the order of sums of the full kernel.
+// 4. The full kernel draws all rows again if the shadow does not decide a row. Otherwise its blocks end at once.
+//
+// Each launch but the first may start early, and waits for the launch before it (ptx/early.cuh).
+#pragma once
+
+#include "../abi.cuh"
+#include "../element.cuh"
+
+namespace flash_sampling {
+
+// The bounds of a hidden state on all tokens, the twin of core's ShadowBound, and the factor of its digits. All are zero for a
+// row without finite bounds.
+struct HiddenBound {
+    float scale;
+    float error;
+    float norm;
+    float constant;
+
+    // Returns the bound for a token.
+    FS_FUNCTION float of(float token_error, float token_norm) const {
+        return fma_rn(token_error, error, fma_rn(token_norm, norm, constant));
+    }
+};
+FS_LAYOUT(HiddenBound, 16, FS_AT(scale, 0) && FS_AT(error, 4) && FS_AT(norm, 8) && FS_AT(constant, 12));
+
+// The shadow's numbers per token, the lists of candidates, and the factors of the exact logits.
+struct Candidates {
+    static constexpr u32 ROOM = 4096;
+    static constexpr u32 OPEN = 1u << 30;  // the count of a row that the shadow does not decide
+
+    const float* scales;        // [tokens]
+    const float* errors;        // [tokens]
+    const float* norms;         // [tokens]
+    const HiddenBound* bounds;  // [row_count]
+    u32* counts;                // [row_count] listed candidates; if more than ROOM, the shadow does not decide the row
+    u64* keys;                  // [row_count, ROOM] ordered bits of upper bounds of scores
+    const u8* weight;           // [tokens, hidden]
+    const u8* hidden;           // [row_count, hidden]
+    u64 weight_stride;          // bytes
+    u64 hidden_stride;          // bytes
+    u32 width;                  // hidden elements
+    Element element;            // of weight and hidden states, bf16 or f16
+};
+FS_LAYOUT(Candidates, 88,
+          FS_AT(scales, 0) && FS_AT(errors, 8) && FS_AT(norms, 16) && FS_AT(bounds, 24) && FS_AT(counts, 32) &&
+          FS_AT(keys, 40) && FS_AT(weight, 48) && FS_AT(hidden, 56) && FS_AT(weight_stride, 64) &&
+          FS_AT(hidden_stride, 72) && FS_AT(width, 80) && FS_AT(element, 84));
+
+// Words of a planned head. `hidden_digits` clears all but the second.
+struct ShadowWords {
+    u32 open;       // whether the full kernel draws
+    u32 undecided;  // the rows of all launches that the shadow did not decide
+    u32 published;  // the Hopper kernel's counter
+    u32 zero;
+};
+FS_LAYOUT(ShadowWords, 16, FS_AT(open, 0) && FS_AT(undecided, 4) && FS_AT(published, 8) && FS_AT(zero, 12));
+
+// The best candidate of some blocks.
+struct alignas(16) PartWinner {
+    u64 key;  // 0 = none
+    float logit;
+    u32 zero;
+};
+FS_LAYOUT(PartWinner, 16, FS_AT(key, 0) && FS_AT(logit, 8) && FS_AT(zero, 12));
+
+// The argument of hidden_digits and exact_winners.
+struct ShadowCall {
+    Candidates candidates;
+    u8* digits;           // [octets of rows, digits, 8] rows of digit_stride bytes
+    u64 digit_stride;     // a multiple of 64
+    HiddenBound* bounds;  // [rows]
+    u64* best;            // [rows]
+    PartWinner* winners;  // [rows, parts]
+    u32* arrived;         // [rows]
+    ShadowWords* words;
+    float largest;        // the largest sum of norm and error of a token
+    u32 zero;
+};
+FS_LAYOUT(ShadowCall, 152,
+          FS_AT(candidates, 0) && FS_AT(digits, 88) && FS_AT(digit_stride, 96) && FS_AT(bounds, 104) && FS_AT(best, 112) &&
+          FS_AT(winners, 120) && FS_AT(arrived, 128) && FS_AT(words, 136) && FS_AT(largest, 144) && FS_AT(zero, 148));
+
+}  // namespace flash_sampling

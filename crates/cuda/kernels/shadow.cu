@@ -1,0 +1,26 @@
+// The entry points around the Hopper kernel in a draw from a shadow of the weight: shadow/pass.cuh. The build defines FS_OPERAND, the
+// type of weight and hidden states.
+#include "flash_sampling/shadow/digits.cuh"
+#include "flash_sampling/shadow/winners.cuh"
+
+using namespace flash_sampling;
+
+// For the host's launch: bytes of dynamic shared memory, threads per block.
+extern "C" {
+__constant__ u32 exact_winners_launch[2] = {ExactDots::SHARED_BYTES, ExactWinners::THREADS};
+}
+
+// One block per row.
+extern "C" __global__ void __launch_bounds__(HiddenDigits::THREADS, 1) hidden_digits(const __grid_constant__ ShadowCall shadow) {
+    __shared__ HiddenDigits::Shared shared;
+    HiddenDigits::block<Element::FS_OPERAND>(shadow, blockIdx.x, shared);
+}
+
+// The same number of blocks for each row, at most ExactWinners::MAX_PARTS.
+extern "C" __global__ void __launch_bounds__(ExactWinners::THREADS, 1)
+    exact_winners(const __grid_constant__ Call call, const __grid_constant__ ShadowCall shadow) {
+    extern __shared__ __align__(128) u8 memory[];
+    __shared__ ExactWinners::Shared shared;
+    const u32 parts = gridDim.x / call.row_count;
+    ExactWinners{call, shadow, shared, blockIdx.x / parts, blockIdx.x % parts, parts}.block<ptx::Operand::FS_OPERAND>(memory);
+}

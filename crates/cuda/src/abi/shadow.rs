@@ -1,0 +1,89 @@
+//! The arguments of a draw from a shadow of the weight: the twins of shadow/pass.cuh.
+
+use crate::abi::address::DeviceAddress;
+use crate::abi::layout::layout;
+
+/// The bounds of a hidden state on all tokens, and the factor of its digits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HiddenBound {
+    pub(crate) scale: f32,
+    pub(crate) error: f32,
+    pub(crate) norm: f32,
+    pub(crate) constant: f32,
+}
+layout!(HiddenBound 16: scale 0, error 4, norm 8, constant 12);
+
+/// The shadow's numbers per token, the lists of candidates, and the factors of the exact logits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidates {
+    pub(crate) scales: DeviceAddress<f32>,
+    pub(crate) errors: DeviceAddress<f32>,
+    pub(crate) norms: DeviceAddress<f32>,
+    pub(crate) bounds: DeviceAddress<HiddenBound>,
+    pub(crate) counts: DeviceAddress<u32>,
+    /// `[rows, CANDIDATE_ROOM]`.
+    pub(crate) keys: DeviceAddress<u64>,
+    pub(crate) weight: DeviceAddress<u8>,
+    pub(crate) hidden: DeviceAddress<u8>,
+    /// Bytes between rows.
+    pub(crate) weight_stride: u64,
+    pub(crate) hidden_stride: u64,
+    pub(crate) width: u32,
+    /// The code of [`element`](crate::abi::element).
+    pub(crate) element: u32,
+}
+layout!(Candidates 88:
+    scales 0, errors 8, norms 16, bounds 24, counts 32, keys 40, weight 48, hidden 56, weight_stride 64,
+    hidden_stride 72, width 80, element 84
+);
+
+/// The candidates that the list of a row holds.
+pub(crate) const CANDIDATE_ROOM: usize = 4096;
+/// The maximum number of blocks that share a row's candidates.
+pub(crate) const MAX_PARTS: usize = 32;
+
+/// Words of a planned head.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShadowWords {
+    pub(crate) open: u32,
+    /// The rows of all launches that the shadow did not decide.
+    pub(crate) undecided: u32,
+    pub(crate) published: u32,
+    pub(crate) zero: u32,
+}
+layout!(ShadowWords 16: open 0, undecided 4, published 8, zero 12);
+
+/// The best candidate of some blocks.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartWinner {
+    pub(crate) key: u64,
+    pub(crate) logit: f32,
+    pub(crate) zero: u32,
+}
+layout!(PartWinner 16: key 0, logit 8, zero 12);
+
+/// The argument of `hidden_digits` and `exact_winners`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShadowCall {
+    pub(crate) candidates: Candidates,
+    /// For each octet of rows, 8 rows of high digits and 8 rows of low digits.
+    pub(crate) digits: DeviceAddress<u8>,
+    pub(crate) digit_stride: u64,
+    pub(crate) bounds: DeviceAddress<HiddenBound>,
+    pub(crate) best: DeviceAddress<u64>,
+    /// `[rows, MAX_PARTS]`.
+    pub(crate) winners: DeviceAddress<PartWinner>,
+    pub(crate) arrived: DeviceAddress<u32>,
+    pub(crate) words: DeviceAddress<ShadowWords>,
+    pub(crate) largest: f32,
+    pub(crate) zero: u32,
+}
+layout!(ShadowCall 152:
+    candidates 0, digits 88, digit_stride 96, bounds 104, best 112, winners 120, arrived 128, words 136,
+    largest 144, zero 148
+);

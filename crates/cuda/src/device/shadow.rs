@@ -1,0 +1,207 @@
+//! The launches that draw from a shadow of the weight: digits, candidates, and exact winners. The Hopper kernel
+//! follows, and draws again if the shadow does not decide a row.
+
+use crate::abi::{
+    self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, HiddenBound, MAX_PARTS, Maps, PartWinner, ShadowCall,
+    ShadowWords, TensorMap,
+};
+use crate::compile::kernels::{Instance, KernelSource};
+use crate::device::entries;
+use crate::device::fused_hopper::{self, FusedOutput, Loaded, Tile};
+use crate::device::gpu::Device;
+use crate::device::head::{DeviceHead, DeviceShadow};
+use crate::device::launch::{Grid, Kernel, Queue};
+use crate::device::launch_config::ConfiguredKernel;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::scratch::Scratch;
+use crate::device::tensor_map;
+use crate::error::CudaError;
+use core::mem::offset_of;
+use flash_sampling_core::DType;
+use flash_sampling_core::backend::code_stride;
+use std::sync::Arc;
+
+/// One instance per type of weight and hidden states.
+pub(crate) static SOURCE: KernelSource = KernelSource {
+    file: "shadow.cu",
+    serves: fused_hopper::serves,
+    instances: || [DType::BF16, DType::F16].map(instance).into(),
+};
+
+fn instance(dtype: DType) -> Instance {
+    Instance::new(&[("OPERAND", &abi::element_name(dtype))])
+}
+
+/// The maximum number of rows of a launch. The full kernel is as fast from here on.
+pub(crate) const MAX_ROWS: usize = 96;
+
+/// Threads of a block of `hidden_digits`; each block handles a row.
+const DIGIT_THREADS: u32 = 256;
+
+/// The kernels of a planned head with a shadow, the tensor maps of the shadow, and their memory.
+#[derive(Debug)]
+pub(crate) struct ShadowKernels {
+    head: DeviceHead,
+    shadow: DeviceShadow,
+    digits: Kernel<(ShadowCall,)>,
+    candidates: Vec<Arc<Loaded>>,
+    winners: ConfiguredKernel<(Call, ShadowCall)>,
+    codes: TensorMap,
+    granule: TensorMap,
+    scratch: Scratch,
+    places: Places,
+    max_rows: usize,
+}
+
+/// Byte offsets of the parts of the scratch, whose first part are the words.
+#[derive(Clone, Copy, Debug)]
+struct Places {
+    digits: usize,
+    bounds: usize,
+    counts: usize,
+    keys: usize,
+    best: usize,
+    winners: usize,
+    arrived: usize,
+    end: usize,
+}
+
+impl Places {
+    fn new(max_rows: usize, cols: usize) -> Places {
+        let mut end = size_of::<ShadowWords>();
+        let mut part = |bytes: usize| {
+            let at = end.next_multiple_of(128);
+            end = at + bytes;
+            at
+        };
+        Places {
+            digits: part(digit_rows(max_rows) * code_stride(cols)),
+            bounds: part(max_rows * size_of::<HiddenBound>()),
+            counts: part(max_rows * size_of::<u32>()),
+            keys: part(max_rows * CANDIDATE_ROOM * size_of::<u64>()),
+            best: part(max_rows * size_of::<u64>()),
+            winners: part(max_rows * MAX_PARTS * size_of::<PartWinner>()),
+            arrived: part(max_rows * size_of::<u32>()),
+            end,
+        }
+    }
+}
+
+/// Rows of digits: two for each row of the batch, in whole octets for each block of a cluster.
+fn digit_rows(max_rows: usize) -> usize {
+    2 * max_rows.next_multiple_of(16)
+}
+
+impl ShadowKernels {
+    /// Loads the kernels for up to `max_rows` rows, and allocates their memory. `None`: the shadow cannot give the
+    /// draws of this head.
+    pub(crate) fn new(head: &DeviceHead, max_rows: usize, device: &Arc<Device>) -> Result<Option<Self>, CudaError> {
+        let Some(shadow) = head.usable_shadow() else { return Ok(None) };
+        let (cols, max_rows) = (head.weight.cols, max_rows.min(MAX_ROWS));
+        let (source, instance) = (&SOURCE, instance(head.weight.dtype));
+        let codes = DeviceMatrix {
+            address: shadow.codes.cast(),
+            dtype: DType::I8,
+            rows: head.weight.rows,
+            cols,
+            row_stride: code_stride(cols),
+        };
+        let places = Places::new(max_rows, cols);
+        let words = 0..size_of::<ShadowWords>();
+        let scratch = Scratch::new(places.end, core::slice::from_ref(&words), device)?;
+        Ok(Some(ShadowKernels {
+            head: *head,
+            shadow,
+            digits: device.function(source, &instance, &entries::HIDDEN_DIGITS)?,
+            candidates: Tile::of_candidates(max_rows).map(|tile| device.kernel(tile)).collect::<Result<_, _>>()?,
+            winners: ConfiguredKernel::load_instance(device, source, &instance, &entries::EXACT_WINNERS)?,
+            codes: tensor_map::encode(&codes, 64)?,
+            granule: tensor_map::encode(&codes, 16)?,
+            scratch,
+            places,
+            max_rows,
+        }))
+    }
+
+    /// Rows of the largest launch.
+    pub(crate) fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.scratch.len()
+    }
+
+    /// Records that every launch has run: see [`Scratch::mark_idle`].
+    pub(crate) fn mark_idle(&mut self) {
+        self.scratch.mark_idle();
+    }
+
+    /// The device address of the number of rows, of all launches, that the shadow did not decide.
+    pub(crate) fn undecided(&mut self) -> DeviceAddress<u32> {
+        self.scratch.begin_use::<u8>().add(offset_of!(ShadowWords, undecided)).cast()
+    }
+
+    /// Draws for these rows, at most [`ShadowKernels::max_rows`]. Returns the address of a word that is 0 unless the
+    /// full kernel must draw.
+    pub(crate) fn launch(
+        &mut self,
+        queue: Queue<'_>,
+        hidden: &DeviceMatrix,
+        call: Call,
+        device: &Device,
+    ) -> Result<DeviceAddress<u32>, CudaError> {
+        let (scratch, places) = (self.scratch.begin_use::<u8>(), self.places);
+        let (weight, words) = (&self.head.weight, scratch.cast::<ShadowWords>());
+        let bounds = scratch.add(places.bounds).cast();
+        let candidates = Candidates {
+            scales: self.shadow.scales,
+            errors: self.shadow.errors,
+            norms: self.shadow.norms,
+            bounds,
+            counts: scratch.add(places.counts).cast(),
+            keys: scratch.add(places.keys).cast(),
+            weight: weight.address,
+            hidden: hidden.address,
+            weight_stride: weight.stride_bytes(),
+            hidden_stride: hidden.stride_bytes(),
+            width: weight.cols as u32,
+            element: abi::element(weight.dtype),
+        };
+        let stride = code_stride(weight.cols);
+        let shadow = ShadowCall {
+            candidates,
+            digits: scratch.add(places.digits),
+            digit_stride: stride as u64,
+            bounds,
+            best: scratch.add(places.best).cast(),
+            winners: scratch.add(places.winners).cast(),
+            arrived: scratch.add(places.arrived).cast(),
+            words,
+            largest: self.shadow.largest,
+            zero: 0,
+        };
+        let rows = hidden.rows as u32;
+        queue.launch(&self.digits, Grid::of(rows, DIGIT_THREADS), (shadow,))?;
+
+        let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns >= rows;
+        let kernel = self.candidates.iter().find(fits).expect("the planned tiles reach the planned rows");
+        let digits = DeviceMatrix {
+            address: shadow.digits,
+            dtype: DType::I8,
+            rows: digit_rows(self.max_rows),
+            cols: weight.cols,
+            row_stride: stride,
+        };
+        let digits = tensor_map::encode(&digits, 2 * kernel.tile.loaded_rows(hidden.rows))?;
+        let maps = Maps { weight: self.codes, granule: self.granule, hidden: digits };
+        let published = words.cast::<u8>().add(offset_of!(ShadowWords, published)).cast();
+        let of_candidates = Call { best: shadow.best, arrived: published, ..call };
+        let blocks = kernel.blocks(call.tokens, device.multiprocessors());
+        kernel.launch(queue, blocks, of_candidates, maps, &FusedOutput::Candidates(candidates))?;
+
+        let parts = (device.multiprocessors() / rows).clamp(1, MAX_PARTS as u32);
+        self.winners.launch_early(queue, parts * rows, (call, shadow))?;
+        Ok(words.cast())
+    }
+}

@@ -1,0 +1,186 @@
+//! The suite on the CUDA backend over heads with a shadow, and comparisons of draws with and without a shadow.
+
+mod backends;
+
+use backends::gpu::Gpu;
+use backends::gpu_memory::{OnDevice, assert_drawn, captured};
+use backends::gpu_rows::rows;
+use backends::reference;
+use backends::shadow::WithShadow;
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::suite::drop_outside_captures;
+use flash_sampling_conformance::tensor::Tensor;
+use flash_sampling_conformance::trial::RowBits;
+use flash_sampling_conformance::{SamplerFactory, suite};
+use flash_sampling_core::reference::ReferenceVariant;
+use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples, Shadow, ShadowBuffer};
+use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
+use flash_sampling_cuda::{DeviceAddress, DeviceShadow, DeviceTiled, RowFeatures};
+use std::sync::Arc;
+
+suite!(tiled, WithShadow(Gpu::TILED));
+
+/// Returns a real number below 1 in absolute value, often small.
+fn real(i: usize, k: usize) -> f32 {
+    let x = (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (k as u64).wrapping_mul(0xd1b5_4a32_d192_ed03);
+    let x = (x ^ x >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (((x ^ x >> 32) as u32) as i32 as f32 * 2f32.powi(-31)).powi(3)
+}
+
+/// The product of a tensor's element and a factor.
+fn scaled(tensor: &Tensor, dtype: DType, factor: impl Fn(usize, usize, f32) -> f32) -> Tensor {
+    let rows: Vec<Vec<f32>> = (0..tensor.rows()).map(|row| tensor.row(row)).collect();
+    Tensor::from_fn(dtype, tensor.rows(), tensor.cols(), |i, k| factor(i, k, rows[i][k]))
+}
+
+/// Heads of all kinds, named.
+fn problems(size: Size, dtype: DType) -> Vec<(&'static str, Problem)> {
+    let base = Problem::gaussian(size, dtype, dtype, 31);
+    let weight = |factor: &dyn Fn(usize, usize, f32) -> f32| Problem {
+        weight: scaled(&base.weight, dtype, factor),
+        ..base.clone()
+    };
+    let hidden = |factor: &dyn Fn(usize, usize, f32) -> f32| Problem {
+        hidden: scaled(&base.hidden, dtype, factor),
+        ..base.clone()
+    };
+    let towards = |strength: f32| {
+        let rows: Vec<Vec<f32>> = (0..size.rows).map(|r| base.weight.row(r * 37 % size.vocab)).collect();
+        let norm = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-6);
+        hidden(&|r, k, h| h + strength * rows[r][k] / norm(&rows[r]).powi(2))
+    };
+    let large = if dtype == DType::F16 { 8.0 } else { 1e6 };
+    vec![
+        ("gaussian", base.clone()),
+        ("peaked", towards(12.0)),
+        ("sharp", towards(40.0)),
+        ("flat", hidden(&|_, _, h| h * 1e-3)),
+        ("hot", hidden(&|_, _, h| h * 30.0)),
+        ("norms of all sizes", weight(&|i, _, w| w * 2f32.powi((i % 13) as i32 - 9))),
+        ("a large column", weight(&|_, k, w| if k == 3 { 64.0 } else { w })),
+        ("a large column of other signs", weight(&|i, k, w| if k == 3 { [64.0, -64.0][i % 2] } else { w })),
+        ("an outlier of the hidden states", hidden(&|_, k, h| if k == 5 { large } else { h })),
+        ("ties", weight(&|i, k, _| real(i % 3, k))),
+        ("zeros", weight(&|_, _, _| 0.0)),
+        ("zero states", hidden(&|_, _, _| 0.0)),
+        ("rows of zeros", weight(&|i, _, w| if i % 5 == 0 { 0.0 } else { w })),
+        ("subnormals", weight(&|_, _, w| w * if dtype == DType::F16 { 1e-6 } else { 1e-38 })),
+        ("subnormal states", hidden(&|_, _, h| h * if dtype == DType::F16 { 1e-6 } else { 1e-38 })),
+        ("huge", weight(&|_, _, w| w * if dtype == DType::F16 { 1e3 } else { 1e30 })),
+        ("a NaN", weight(&|i, k, w| if (i, k) == (9, 2) { f32::NAN } else { w })),
+        ("an infinity", weight(&|i, k, w| if (i, k) == (9, 2) { f32::INFINITY } else { w })),
+        ("a NaN in some states", hidden(&|r, k, h| if r % 3 == 1 && k == 2 { f32::NAN } else { h })),
+        ("an infinity in some states", hidden(&|r, k, h| if r % 3 == 1 && k == 2 { f32::INFINITY } else { h })),
+        (
+            "a bias",
+            Problem {
+                bias: Some(
+                    (0..size.vocab).map(|t| if t % 11 == 0 { f32::NEG_INFINITY } else { (t % 7) as f32 }).collect(),
+                ),
+                scale: Some(0.7),
+                ..base.clone()
+            },
+        ),
+        ("a soft-cap", Problem { soft_cap: Some(5.0), ..base.clone() }),
+        ("padding", Problem { vocab_size: Some(size.vocab - size.vocab / 3), ..base.clone() }),
+    ]
+}
+
+#[test]
+fn a_shadow_changes_no_bit_of_a_draw() {
+    if !Gpu::TILED.runs() {
+        return;
+    }
+    let mut draws = 0;
+    for (count, vocab, cols) in [(1, 30_011, 512), (7, 5000, 775), (16, 151, 64), (40, 20_000, 256), (90, 9001, 136)] {
+        for dtype in [DType::BF16, DType::F16] {
+            for (name, problem) in problems(Size::new(count, vocab, cols), dtype) {
+                let plan = Plan { max_rows: count, max_draws: 3, ..Plan::default() };
+                let mut plain = Gpu::TILED.build(problem.head(), plan).unwrap();
+                let mut shadowed = WithShadow(Gpu::TILED).build(problem.head(), plan).unwrap();
+                let (mut want, mut found) = (Samples::new(), Samples::new());
+                for turn in 0..12 {
+                    let of_turn = |(r, row): (usize, RowParams<'static>)| RowParams {
+                        seed: row.seed + 1000 * turn,
+                        temperature: [row.temperature, 1.0, 0.3, 0.05][(turn as usize + r) % 4],
+                        ..row
+                    };
+                    let rows: Vec<_> = rows(count).into_iter().enumerate().map(of_turn).collect();
+                    let rows: Vec<_> = match turn % 2 {
+                        0 => rows,
+                        _ => rows.iter().map(|row| RowParams { mask: None, logit_bias: &[], ..*row }).collect(),
+                    };
+                    plain.sample(problem.input(), &rows, &mut want).unwrap();
+                    shadowed.sample(problem.input(), &rows, &mut found).unwrap();
+                    let what = format!("{name}, {count} x {vocab} x {cols}, {}, turn {turn}", dtype.name());
+                    for (r, (found, want)) in RowBits::all(&found).iter().zip(&RowBits::all(&want)).enumerate() {
+                        assert_eq!(found, want, "{what}, row {r}");
+                    }
+                    draws += count;
+                }
+            }
+        }
+    }
+    println!("{draws} rows have the same bits");
+}
+
+/// A shadow in device memory.
+struct Copied {
+    shadow: DeviceShadow,
+    _held: (CudaSlice<i8>, [CudaSlice<f32>; 3]),
+}
+
+impl Copied {
+    fn new(shadow: &Shadow<'_>, stream: &Arc<CudaStream>) -> Copied {
+        let codes = stream.clone_htod(shadow.codes()).unwrap();
+        let numbers =
+            [shadow.scales(), shadow.errors(), shadow.norms()].map(|numbers| stream.clone_htod(numbers).unwrap());
+        let [scales, errors, norms] = numbers.each_ref().map(|numbers| DeviceAddress::of(numbers, stream));
+        let (codes_at, largest) = (DeviceAddress::of(&codes, stream), DeviceShadow::largest_of(shadow));
+        stream.synchronize().unwrap();
+        Copied { shadow: DeviceShadow { codes: codes_at, scales, errors, norms, largest }, _held: (codes, numbers) }
+    }
+}
+
+/// Replays a graph of a call. The shadow decides nearly all rows, but no row of a head with a large column.
+#[test]
+fn a_captured_call_with_a_shadow_draws_what_the_reference_draws() {
+    if !Gpu::TILED.runs() {
+        return;
+    }
+    let good = Problem::integers(Size::new(5, 9001, 136), DType::BF16, DType::BF16, 12);
+    let column = |_, k, w| if k == 0 { 1024.0 } else { w };
+    let without = |_, k, h| if k == 0 { 0.0 } else { h };
+    let coarse = Problem {
+        weight: scaled(&good.weight, DType::BF16, column),
+        hidden: scaled(&good.hidden, DType::BF16, without),
+        ..good.clone()
+    };
+    for (problem, is_decided) in [(good, true), (coarse, false)] {
+        for kinds in [RowFeatures::Bare, RowFeatures::Any] {
+            let mut there = OnDevice::new(&problem, 0);
+            let buffer = ShadowBuffer::new(&problem.weight.matrix()).unwrap();
+            let copied = Copied::new(&buffer.shadow(), &there.stream);
+            there.head.shadow = Some(copied.shadow);
+            // SAFETY: weight and shadow are on this device, of this size, and outlive the sampler's launches.
+            let mut sampler = unsafe { DeviceTiled::new(there.head, 5, &there.device) }.unwrap();
+            sampler.prepare(kinds).unwrap();
+            // SAFETY: hidden states, rows and draws are on this device and outlive the graph; one stream is used.
+            let launch =
+                || unsafe { sampler.launch(&there.stream, &there.hidden, there.rows_at, there.draws_at, kinds) };
+            let graph = captured(&there.stream, launch);
+            for position in 0..4 {
+                let rows: Vec<_> = (0..5).map(|seed| RowParams { seed, position, ..RowParams::default() }).collect();
+                there.set_bare(&rows);
+                graph.launch().unwrap();
+                let plan = Plan { max_rows: 5, ..Plan::default() };
+                let want = reference(&problem, plan, ReferenceVariant::Tiled, &rows);
+                assert_drawn(&there.draws(), &want, &format!("decided: {is_decided}"));
+            }
+            // SAFETY: all launches are on this stream.
+            let undecided = unsafe { sampler.undecided_by_shadow(&there.stream) }.unwrap();
+            assert_eq!(undecided, if is_decided { 0 } else { 20 });
+            drop_outside_captures(sampler);
+        }
+    }
+}
