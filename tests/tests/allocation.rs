@@ -80,8 +80,44 @@ fn allocations_of_long_lists() -> usize {
     of_each.sum()
 }
 
+/// Counts allocations of calls with upper bounds, whose number of possible winners differs from call to call.
+fn allocations_with_bounds(head: flash_sampling_core::Head<'_>) -> usize {
+    const FEW: usize = 6;
+    let options = CpuOptions { threads: Some(1), isa: None };
+    let plan = Plan { max_rows: FEW, max_draws: 4, ..Plan::default() };
+    let mut sampler = Tiled::new(head, plan, &options).expect("the plan is valid");
+    let state = |i: usize| ((i * 7919 % 2003) as f32 / 1000.0 - 1.0) * if i.is_multiple_of(97) { 30.0 } else { 1.0 };
+    let calls = (0..40).map(|call| (0..FEW * head.hidden()).map(|i| state(i + 31 * call)).collect::<Vec<f32>>());
+    let calls: Vec<Vec<f32>> = calls.collect();
+    let mut out = Samples::new();
+    let mut draw = |position: usize| {
+        let input = flash_sampling_core::Matrix::new(&calls[position], FEW, head.hidden()).expect("whole rows");
+        let position = position as u64;
+        let rows = [0; FEW].map(|_| RowParams { position, draws: 1 + position as u32 % 4, ..RowParams::default() });
+        sampler.sample(input, &rows, &mut out).expect("the call is within the plan");
+    };
+    (0..2).for_each(&mut draw);
+    counted(|| (2..40).for_each(&mut draw)).1.calls
+}
+
+/// The heads whose calls have upper bounds: with a shadow, and quantised.
+fn check_allocations_with_bounds() {
+    use flash_sampling_core::{Head, Matrix, ShadowBuffer};
+    let problem = Problem::gaussian(Size::new(6, 9000, 256), DType::BF16, DType::BF16, 3);
+    let buffer = ShadowBuffer::new(&problem.head().weight()).expect("floats have a shadow");
+    let with_shadow = problem.head().with_shadow(buffer.shadow()).expect("the shadow fits");
+    // Blocks of 32 codes after a scale of 2^-8.
+    let block = |b: usize| [0, 0x1c].into_iter().chain((0..32).map(move |k| ((b * 32 + k) * 7919 % 251) as u8));
+    let blocks: Vec<u8> = (0..9000 * 8).flat_map(block).collect();
+    let weight = Matrix::from_bytes(&blocks, DType::Q8_0, 9000, 256, 256).expect("whole blocks");
+    for head in [with_shadow, Head::new(weight).expect("a valid head")] {
+        assert_eq!(allocations_with_bounds(head), 0, "{:?}", head.weight().dtype());
+    }
+}
+
 #[test]
 fn a_planned_call_allocates_nothing_after_the_first() {
+    check_allocations_with_bounds();
     let (mut worst, mut pooled) = (0, 0);
     let mut present = Vec::new();
     for kind in [Kind::Tiled, Kind::Grouped, Kind::GroupedReuse, Kind::Online] {

@@ -33,6 +33,16 @@ pub enum BuildError {
         /// The variant.
         variant: &'static str,
     },
+    /// The sampler would not use a shadow.
+    #[error(
+        "{variant} on {backend} uses no shadow: it must be tiled, grouped:SIZE:reuse or sharded:SHARDS, on a CPU or a GPU"
+    )]
+    Shadow {
+        /// The configured backend.
+        backend: String,
+        /// The configured variant.
+        variant: String,
+    },
     /// The weight does not fit the head.
     #[error(transparent)]
     Head(#[from] flash_sampling_core::HeadError),
@@ -77,8 +87,11 @@ pub enum BuildError {
 /// [`BuildError`] if the backend is missing, does not support the variant, or refuses the plan.
 pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
     let plan = config.plan;
-    if config.shadow && head.shadow().is_none() {
-        return build_with_shadow(head, config);
+    if config.shadow {
+        check_shadow(config)?;
+        if head.shadow().is_none() {
+            return build_with_shadow(head, config);
+        }
     }
     Ok(match (&config.backend, &config.variant) {
         #[cfg(feature = "distributed")]
@@ -116,6 +129,23 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
         #[cfg(not(feature = "cuda"))]
         (Backend::Cuda { .. }, _) => return Err(BuildError::NotBuilt { feature: "cuda" }),
     })
+}
+
+/// Refuses a shadow for samplers that would not use it.
+fn check_shadow(config: &BackendConfig) -> Result<(), BuildError> {
+    let is_pathwise = match &config.variant {
+        VariantConfig::Tiled => true,
+        VariantConfig::Grouped { draw, .. } => {
+            *draw == GroupDraw::Reuse && !matches!(config.backend, Backend::Cuda { .. })
+        }
+        VariantConfig::Online { .. } => false,
+        #[cfg(feature = "distributed")]
+        VariantConfig::Sharded { merge, .. } => *merge == ShardMerge::Winners,
+    };
+    if is_pathwise && config.backend != Backend::Reference {
+        return Ok(());
+    }
+    Err(BuildError::Shadow { backend: config.backend.to_string(), variant: config.variant.to_string() })
 }
 
 /// The capabilities of a configuration's sampler, without a head.

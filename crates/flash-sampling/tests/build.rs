@@ -56,7 +56,10 @@ fn a_shadow_changes_no_token_and_is_refused_for_quantised_weights() {
     let weight = weight();
     let sharded = VariantConfig::Sharded { shards: 3, merge: ShardMerge::Winners };
     let reuse = VariantConfig::Grouped { size: 128, draw: GroupDraw::Reuse };
-    for variant in [VariantConfig::Tiled, sharded, reuse, VariantConfig::Online { size: 64 }] {
+    let online = BackendConfig { shadow: true, ..config(Backend::default(), VariantConfig::Online { size: 64 }) };
+    let error = build(head(&weight), &online).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.starts_with("online:64 on cpu uses no shadow"), "{error}");
+    for variant in [VariantConfig::Tiled, sharded, reuse] {
         let plain = config(Backend::default(), variant);
         let want = tokens(&mut *build(head(&weight), &plain).unwrap());
         let with_shadow = BackendConfig { shadow: true, ..plain.clone() };

@@ -44,7 +44,7 @@ impl<'a> Shadow<'a> {
     pub fn new(codes: &'a [i8], cols: usize, [scales, errors, norms]: [&'a [f32]; 3]) -> Result<Self, HeadError> {
         let rows = scales.len();
         let parts = [
-            ("codes", codes.len(), rows.saturating_mul(code_stride(cols))),
+            ("codes", codes.len(), rows.saturating_mul(cols.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX))),
             ("errors", errors.len(), rows),
             ("norms", norms.len(), rows),
         ];
@@ -138,7 +138,8 @@ impl ShadowBuffer {
             codes: vec![0; rows * stride],
             cols,
             scales: vec![0.0; rows],
-            errors: vec![0.0; rows],
+            // A row that `fill` leaves out has no bound.
+            errors: vec![f32::INFINITY; rows],
             norms: vec![0.0; rows],
         };
         let numbers = buffer.scales.chunks_mut(PART_ROWS).zip(buffer.errors.chunks_mut(PART_ROWS));

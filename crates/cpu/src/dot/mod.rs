@@ -38,6 +38,15 @@ pub(crate) struct DotScratch {
     pub(crate) integers: Vec<f32>,
 }
 
+impl DotScratch {
+    /// Reserves memory for upper bounds.
+    pub(crate) fn reserve_for_bounds(&mut self, memory: &crate::upper_bounds::BoundsMemory) {
+        reserve(&mut self.decoded, memory.codes / 4);
+        #[cfg(target_arch = "x86_64")]
+        self.integers.reserve(memory.integers);
+    }
+}
+
 /// The dot products with one weight, on one instruction set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dot {

@@ -7,7 +7,7 @@ use crate::options::Threads;
 use crate::scan::canonical::Canonical;
 use crate::scan::finish::Summary;
 use crate::scan::tile::Source;
-use crate::upper_bounds::{Digits, UpperBounds};
+use crate::upper_bounds::{BoundsMemory, Digits, UpperBounds};
 use flash_sampling_core::backend::{Row, RowSummary};
 use flash_sampling_core::{DType, Head, Matrix, Plan};
 
@@ -48,9 +48,14 @@ impl PackedInput {
         self.bounds = None;
     }
 
-    /// Whether calls of this number of rows have upper bounds of this head's logits, which take less time.
-    pub(crate) fn has_bounds(&self, head: &Head<'_>, rows: usize) -> bool {
-        self.bounds.as_ref().is_some_and(|(bounds, _)| bounds.is_faster(head, rows))
+    /// Whether calls of this number of rows and draws are faster with upper bounds of this head's logits.
+    pub(crate) fn has_bounds(&self, head: &Head<'_>, rows: usize, draws: usize) -> bool {
+        self.bounds.as_ref().is_some_and(|(bounds, _)| bounds.is_faster(head, rows, draws))
+    }
+
+    /// The memory that a worker needs for upper bounds.
+    pub(crate) fn bounds_memory(&self, head: &Head<'_>, max_rows: usize) -> Option<BoundsMemory> {
+        self.bounds.as_ref().map(|(bounds, _)| bounds.memory(head, max_rows))
     }
 
     /// Reserves memory for another number of rows.
@@ -68,7 +73,8 @@ impl PackedInput {
         dot
     }
 
-    /// Packs some rows of the hidden states, ascending; also in digits, if `with_bounds`.
+    /// Packs some rows of the hidden states, ascending; with `with_bounds`, also in digits. Returns whether all rows have
+    /// upper bounds.
     pub(crate) fn pack_rows(
         &mut self,
         isa: Isa,
@@ -76,7 +82,7 @@ impl PackedInput {
         input: &Matrix<'_>,
         rows: &[usize],
         with_bounds: bool,
-    ) -> Dot {
+    ) -> (Dot, bool) {
         let mut some = *input;
         let mut gathered = core::mem::take(&mut self.gathered);
         if rows.len() < input.rows() {
@@ -86,11 +92,12 @@ impl PackedInput {
                 .expect("these bytes are whole rows");
         }
         let dot = self.pack(isa, head.weight().dtype(), &some);
-        if let (Some((bounds, digits)), true) = (&mut self.bounds, with_bounds) {
-            bounds.pack(head, &some, digits);
-        }
+        let has_bounds = match &mut self.bounds {
+            Some((bounds, digits)) if with_bounds => bounds.pack(head, &some, digits),
+            _ => false,
+        };
         self.gathered = gathered;
-        dot
+        (dot, has_bounds)
     }
 
     /// Returns the slack of a row; 0 without the canonical option.

@@ -51,8 +51,7 @@ impl DigitLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowDigits {
     pub(crate) scale: f32,
-    /// `None` if the row has no upper bounds.
-    pub(crate) bound: Option<ShadowBound>,
+    pub(crate) bound: ShadowBound,
     /// The sums of the high digits, and of the low digits.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) totals: [i32; 2],
@@ -111,8 +110,9 @@ impl Digits {
         crate::dot::pack::PackedRows::panels(2 * self.rows.len(), code_stride(self.cols) / 2, &self.lines)
     }
 
-    /// Packs hidden states. `largest_norm` and `terms` go to [`ShadowBound::new`].
-    pub(crate) fn pack(&mut self, layout: DigitLayout, hidden: &Matrix<'_>, largest_norm: f64, terms: usize) {
+    /// Packs hidden states. `largest_norm` and `terms` go to [`ShadowBound::new`]. Returns false if a row has no upper
+    /// bounds.
+    pub(crate) fn pack(&mut self, layout: DigitLayout, hidden: &Matrix<'_>, largest_norm: f64, terms: usize) -> bool {
         let (cols, size, group) = (self.cols, layout.row_bytes(self.cols), layout.group_bytes());
         self.layout = layout;
         self.rows.clear();
@@ -139,8 +139,10 @@ impl Digits {
             if let DigitLayout::GroupsAndOffsets(_) | DigitLayout::GroupsAndSums = layout {
                 write_sums(layout, out[r * size..][..size - 64].as_chunks_mut().0);
             }
-            self.rows.push(RowDigits { scale, bound: ShadowBound::new(terms, norm, error, largest_norm), totals });
+            let Some(bound) = ShadowBound::new(terms, norm, error, largest_norm) else { return false };
+            self.rows.push(RowDigits { scale, bound, totals });
         }
+        true
     }
 }
 

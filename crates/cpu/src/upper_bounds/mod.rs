@@ -45,8 +45,9 @@ use rayon::prelude::*;
 const MAX_COLS: usize = 1 << 17;
 /// The largest number of rows of a call with bounds.
 pub(crate) const MAX_ROWS: usize = 64;
+/// The largest number of draws of a call with bounds. Each draw may need other logits.
+const MAX_DRAWS: usize = 64;
 /// The number of weight rows that a worker requantises at a time.
-#[cfg(target_arch = "x86_64")]
 const REQUANTISED_ROWS: usize = 64;
 
 /// The instructions of the products.
@@ -68,6 +69,19 @@ struct RowNumbers {
     scales: Vec<f32>,
     errors: Vec<f32>,
     norms: Vec<f32>,
+}
+
+/// The memory of a worker for upper bounds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BoundsMemory {
+    /// Logits of the tokens that may win.
+    pub(crate) logits: usize,
+    /// Bytes of a weight row.
+    pub(crate) weight_row: usize,
+    /// Bytes of requantised rows.
+    pub(crate) codes: usize,
+    /// Integer sums.
+    pub(crate) integers: usize,
 }
 
 /// The kernels of a head's upper bounds, and the numbers of its rows, computed once.
@@ -126,11 +140,15 @@ impl UpperBounds {
             Some(shadow) => largest_norm(shadow.errors(), shadow.norms()),
             None => blocks.largest_norm().max(requantised.largest_norm()),
         };
+        if largest_norm >= 2f64.powi(100) {
+            // No hidden state has bounds.
+            return None;
+        }
         let terms = weight.cols() + extra_terms(weight.dtype());
         Some(UpperBounds { isa, kernels, blocks, requantised, largest_norm, terms })
     }
 
-    /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds.
+    /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds, whatever the draws.
     fn kernel(&self, head: &Head<'_>, rows: usize) -> Option<Kernel> {
         let is_quantised = !self.blocks.scales.is_empty() || !self.requantised.scales.is_empty();
         if head.shadow().is_some() == is_quantised {
@@ -146,9 +164,22 @@ impl UpperBounds {
         kernel.filter(|_| rows <= most)
     }
 
-    /// Whether a call of `rows` rows is faster with bounds.
-    pub(crate) fn is_faster(&self, head: &Head<'_>, rows: usize) -> bool {
-        self.kernel(head, rows).is_some()
+    /// Whether a call of `rows` rows, with `draws` draws in total, is faster with bounds.
+    pub(crate) fn is_faster(&self, head: &Head<'_>, rows: usize, draws: usize) -> bool {
+        draws <= MAX_DRAWS && self.kernel(head, rows).is_some()
+    }
+
+    /// The memory of a worker for calls of up to `max_rows` rows.
+    pub(crate) fn memory(&self, head: &Head<'_>, max_rows: usize) -> BoundsMemory {
+        let rows = max_rows.min(MAX_ROWS);
+        let has_amx = self.kernels[1].is_some();
+        let code_bytes = flash_sampling_core::backend::code_stride(head.hidden());
+        BoundsMemory {
+            logits: rows * TILE,
+            weight_row: head.weight().dtype().bytes(head.hidden()).unwrap_or(0),
+            codes: if has_amx && head.shadow().is_none() { REQUANTISED_ROWS * code_bytes } else { 0 },
+            integers: if has_amx { 2 * rows * TILE } else { 0 },
+        }
     }
 
     /// The layout of the digits for a kernel.
@@ -177,15 +208,14 @@ impl UpperBounds {
         Digits::new(max_rows, head.hidden(), layouts)
     }
 
-    /// Packs hidden states as digits. Does nothing if the call is faster without bounds.
-    pub(crate) fn pack(&self, head: &Head<'_>, hidden: &Matrix<'_>, digits: &mut Digits) {
-        if let Some(kernel) = self.kernel(head, hidden.rows()) {
-            digits.pack(self.layout(head, kernel), hidden, self.largest_norm, self.terms);
-        }
+    /// Packs hidden states as digits. Returns false if the call is faster without bounds, or a row has none.
+    pub(crate) fn pack(&self, head: &Head<'_>, hidden: &Matrix<'_>, digits: &mut Digits) -> bool {
+        let Some(kernel) = self.kernel(head, hidden.rows()) else { return false };
+        digits.pack(self.layout(head, kernel), hidden, self.largest_norm, self.terms)
     }
 
     /// Writes to `out[r * TILE + i]` an upper bound of the dot product of row `i` of the weight's rows `rows` (at most
-    /// [`TILE`]) and row `r` of `hidden`. Writes NaN for a row of `hidden` without a bound.
+    /// [`TILE`]) and row `r` of `hidden`.
     pub(crate) fn tile(
         &self,
         head: &Head<'_>,
@@ -216,12 +246,8 @@ impl UpperBounds {
         };
         for (r, row) in hidden.rows.iter().enumerate() {
             let out = &mut out[r * TILE..][..count];
-            let Some(bound) = row.bound else {
-                out.fill(f32::NAN);
-                continue;
-            };
             for (out, ((scale, error), norm)) in out.iter_mut().zip(scales.iter().zip(errors).zip(norms)) {
-                *out = *out * (scale * row.scale) + bound.of(*error, *norm);
+                *out = *out * (scale * row.scale) + row.bound.of(*error, *norm);
             }
         }
     }
@@ -230,7 +256,7 @@ impl UpperBounds {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = scratch;
         #[cfg(target_arch = "x86_64")]
-        if self.kernels != [Some(Kernel::Plain), None] {
+        {
             let stride = flash_sampling_core::backend::code_stride(shadow.cols());
             let codes = shadow.codes().as_ptr().cast::<u8>();
             if hidden.layout() == DigitLayout::Panels {
@@ -238,11 +264,13 @@ impl UpperBounds {
                 let codes = unsafe { core::slice::from_raw_parts(codes, shadow.codes().len()) };
                 return multiply_panels(codes, stride, hidden, out, scratch, integer_tile);
             }
-            let (rows, groups, out) = (shadow.rows(), stride / 64, out.as_mut_ptr());
-            let operands = vnni::Operands { codes, stride, rows, hidden, groups, out };
-            // SAFETY: `kernels` found VNNI and AVX-512. The shadow has `rows` rows of whole groups; the hidden rows are
-            // as long, and `tile` has checked the size of `out`.
-            return unsafe { operands.multiply::<codes::ShadowCodes>() };
+            if self.kernels[0] == Some(Kernel::Vnni) {
+                let (rows, groups, out) = (shadow.rows(), stride / 64, out.as_mut_ptr());
+                let operands = vnni::Operands { codes, stride, rows, hidden, groups, out };
+                // SAFETY: `kernels` found VNNI and AVX-512. The shadow has `rows` rows of whole groups; the hidden rows are
+                // as long, and `tile` has checked the size of `out`.
+                return unsafe { operands.multiply::<codes::ShadowCodes>() };
+            }
         }
         match self.isa {
             Isa::Portable => plain::portable(shadow, hidden, out),

@@ -38,12 +38,22 @@ impl<'w> HeadScan<'w> {
         if !weigh {
             hidden = hidden.with_bounds(&head, &plan, engine.isa, &engine.threads);
         }
-        Ok(HeadScan { logits: HeadLogits { hidden, head }, engine, chunk: CHUNK })
+        let mut scan = HeadScan { logits: HeadLogits { hidden, head }, engine, chunk: CHUNK };
+        scan.reserve_for_bounds();
+        Ok(scan)
+    }
+
+    fn reserve_for_bounds(&mut self) {
+        let max_rows = self.engine.plan.max_rows;
+        if let Some(memory) = self.logits.hidden.bounds_memory(&self.logits.head, max_rows) {
+            self.engine.workers.iter_mut().for_each(|worker| worker.reserve_for_bounds(&memory));
+        }
     }
 
     pub(super) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
         self.engine.replan(max_rows)?;
         self.logits.hidden.replan(max_rows);
+        self.reserve_for_bounds();
         Ok(())
     }
 
@@ -67,7 +77,8 @@ impl Scan for HeadScan<'_> {
 }
 
 impl<'w> Tiled<'w> {
-    /// Plans a sampler, and allocates its scratch. With [`Plan::canonical`], reads the weight once for its norms.
+    /// Plans a sampler, and allocates its scratch. With [`Plan::canonical`], and for a
+    /// quantised weight on a processor with AVX-512 VNNI or AMX, reads the weight for its norms.
     ///
     /// # Errors
     /// * [`CpuError::IsaUnavailable`], [`CpuError::ThreadCount`], [`CpuError::Threads`]: the options.

@@ -27,12 +27,12 @@ pub(crate) trait Logits {
     /// Size of the whole vocabulary.
     fn vocab_size(&self) -> u32;
 
-    /// Whether calls of this number of rows may have upper bounds of logits instead of logits.
-    fn has_bounds(&self, _rows: usize) -> bool {
+    /// Whether calls of this number of rows and draws are faster with upper bounds of logits.
+    fn has_bounds(&self, _rows: usize, _draws: usize) -> bool {
         false
     }
 
-    /// The logits of some rows of the input, ascending; or, if `with_bounds`, their upper bounds.
+    /// The logits of some rows of the input, ascending; or, if `with_bounds` and if all rows have them, their upper bounds.
     fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize], with_bounds: bool) -> Source<'s>;
 
     /// Returns the largest gap below the best score of a canonical candidate.
@@ -69,13 +69,13 @@ impl Logits for HeadLogits<'_> {
         self.head.vocab_size()
     }
 
-    fn has_bounds(&self, rows: usize) -> bool {
-        self.hidden.has_bounds(&self.head, rows)
+    fn has_bounds(&self, rows: usize, draws: usize) -> bool {
+        self.hidden.has_bounds(&self.head, rows, draws)
     }
 
     fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize], with_bounds: bool) -> Source<'s> {
-        let dot = self.hidden.pack_rows(isa, &self.head, &input, rows, with_bounds);
-        if with_bounds { self.hidden.source_of_bounds(&self.head, dot) } else { self.packed(dot) }
+        let (dot, has_bounds) = self.hidden.pack_rows(isa, &self.head, &input, rows, with_bounds);
+        if has_bounds { self.hidden.source_of_bounds(&self.head, dot) } else { self.packed(dot) }
     }
 
     fn slack(&mut self, row: &Row<'_>, input: &Matrix<'_>, r: usize) -> f32 {
@@ -188,7 +188,8 @@ impl Engine {
                     && row.logprobs.is_none()
                     && row.raw_logprobs.is_none()
             };
-            let with_bounds = rows.iter().flatten().all(draws_only) && logits.has_bounds(members.len());
+            let draws = rows.iter().flatten().map(|planned| planned.row.draws as usize).sum();
+            let with_bounds = rows.iter().flatten().all(draws_only) && logits.has_bounds(members.len(), draws);
             let source = logits.source(self.isa, batch.input, &members, with_bounds);
             self.pass(&source, &rows, tokens, chunk, begin_row);
             self.gather_and_decide(&rows, vocab_size);

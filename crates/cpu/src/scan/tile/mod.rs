@@ -11,6 +11,7 @@ use crate::scan::prefetch::prefetch;
 use crate::scan::row_groups::{GroupWinner, RowGroups};
 use crate::scan::row_state::RowState;
 use crate::simd::{SPAN, Vector};
+use crate::upper_bounds::BoundsMemory;
 use core::ops::Range;
 pub(crate) use dispatch::Simd;
 use flash_sampling_core::RowError;
@@ -93,6 +94,12 @@ impl Worker {
         let (lists, groups) = (Vec::new(), Vec::new());
         let (above, possible_winners) = (LogitCache::default(), PossibleWinners::default());
         Worker { logits, dot, possible_winners, rows, lists, groups, above, known }
+    }
+
+    /// Reserves memory for upper bounds.
+    pub(crate) fn reserve_for_bounds(&mut self, memory: &BoundsMemory) {
+        self.possible_winners.reserve(memory);
+        self.dot.reserve_for_bounds(memory);
     }
 
     /// Resets the states for the rows of a pass.

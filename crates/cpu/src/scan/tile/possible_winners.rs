@@ -7,12 +7,17 @@ use crate::scan::mass_cutoff::{RowBounds, SharedBounds};
 use crate::scan::perturb::Keep;
 use crate::scan::row_state::RowState;
 use crate::simd::{SPAN, Vector};
+use crate::upper_bounds::BoundsMemory;
 use core::ops::Range;
 use flash_sampling_core::backend::{Candidate, RowTransform, Winner};
 use flash_sampling_core::{Domain, Matrix, RowError};
 
 /// The largest number of tokens of a tile that get single logits. If more may win, all logits of the tile are computed.
 const MAX_TOKENS: usize = TILE / 4;
+/// The largest number of possible winners of a tile, of all draws.
+const MAX_FOUND: usize = 16 * MAX_TOKENS;
+/// The largest number of tiles that a worker evaluates without bounds after tiles whose bounds did not suffice.
+const MAX_SKIPPED: u32 = 16;
 
 /// A token that may win.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +33,11 @@ struct PossibleWinner {
 #[derive(Debug, Default)]
 pub(super) struct PossibleWinners {
     found: Vec<PossibleWinner>,
-    /// Whether a bound is not finite, so that all logits of the tile are needed.
+    /// Whether a bound is not finite, or too many tokens may win, so that all logits of the tile are needed.
     needs_all_logits: bool,
+    /// The number of consecutive tiles whose bounds did not suffice, and the number of tiles still to skip.
+    failed: u32,
+    skipped: u32,
     /// Whether the worker has computed logits in this pass.
     has_computed_logits: bool,
     /// The tokens of `found`, ascending, each once.
@@ -40,22 +48,27 @@ pub(super) struct PossibleWinners {
     logits: Vec<f32>,
 }
 
-/// Collects the tokens of one draw that reach a fixed cutoff.
+/// Collects the tokens of one draw that reach a fixed cutoff, up to a limit.
 struct Collector<'a> {
     found: &'a mut Vec<PossibleWinner>,
     cut: f32,
     row: usize,
     draw: usize,
+    /// The number of possible winners at which the collector stops.
+    limit: usize,
 }
 
 impl Keep for Collector<'_> {
     #[inline(always)]
     fn cut(&self) -> f32 {
-        self.cut
+        if self.found.len() < self.limit { self.cut } else { f32::INFINITY }
     }
 
     #[inline(always)]
     fn offer(&mut self, candidate: Candidate) {
+        if self.found.len() == self.limit {
+            return;
+        }
         self.found.push(PossibleWinner { token: candidate.winner.token, row: self.row, draw: self.draw });
     }
 }
@@ -64,6 +77,30 @@ impl PossibleWinners {
     /// Begins a pass.
     pub(super) fn reset(&mut self) {
         self.has_computed_logits = false;
+        (self.failed, self.skipped) = (0, 0);
+    }
+
+    /// Reserves memory for a plan, so that calls allocate none.
+    pub(super) fn reserve(&mut self, memory: &BoundsMemory) {
+        self.found.reserve(MAX_FOUND);
+        self.tokens.reserve(MAX_FOUND);
+        self.weights.reserve(MAX_TOKENS * memory.weight_row);
+        self.logits.resize(memory.logits, 0.0);
+    }
+
+    /// Returns whether to evaluate the next tile without bounds, because those of several tiles did not suffice.
+    fn skips(&mut self) -> bool {
+        let skips = self.skipped > 0;
+        self.skipped = self.skipped.saturating_sub(1);
+        skips
+    }
+
+    /// Notes whether the bounds of a tile sufficed.
+    fn note(&mut self, is_enough: bool) -> bool {
+        self.failed = if is_enough { 0 } else { self.failed + 1 };
+        // A worker's first tiles often need all logits.
+        self.skipped = self.failed.saturating_sub(2).min(MAX_SKIPPED);
+        is_enough
     }
 
     /// Returns whether this is the first call in a pass.
@@ -90,6 +127,9 @@ impl PossibleWinners {
         tops: &mut [f32],
         state: &RowState,
     ) {
+        if self.needs_all_logits {
+            return;
+        }
         let Planned { row, keys, .. } = planned;
         // SAFETY: by this function's contract.
         let Some(top) = (unsafe { V::largest(spans, tops) }) else { return self.request_all_logits() };
@@ -101,9 +141,14 @@ impl PossibleWinners {
             if cut == f32::NEG_INFINITY && top > f32::NEG_INFINITY {
                 return self.request_all_logits();
             }
-            let mut collector = Collector { found: &mut self.found, cut, row: r, draw: i };
+            // More than `MAX_TOKENS` tokens of one draw need all logits.
+            let limit = (self.found.len() + MAX_TOKENS + 1).min(MAX_FOUND);
+            let mut collector = Collector { found: &mut self.found, cut, row: r, draw: i, limit };
             // SAFETY: by this function's contract.
             unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), &mut collector) };
+            if self.found.len() == limit {
+                return self.request_all_logits();
+            }
         }
     }
 }
@@ -117,25 +162,28 @@ impl Worker {
         part: Range<u32>,
         simd: Simd,
     ) -> bool {
+        if self.possible_winners.skips() {
+            return false;
+        }
         self.possible_winners.found.clear();
         self.possible_winners.needs_all_logits = false;
         self.evaluate_part(source, rows, part, simd);
         let PossibleWinners { found, tokens, needs_all_logits, .. } = &mut self.possible_winners;
         if *needs_all_logits {
-            return false;
+            return self.possible_winners.note(false);
         }
         tokens.clear();
         tokens.extend(found.iter().map(|possible| possible.token));
         tokens.sort_unstable();
         tokens.dedup();
         if tokens.len() > MAX_TOKENS {
-            return false;
+            return self.possible_winners.note(false);
         }
         if !tokens.is_empty() {
             self.compute_logits(source);
             self.merge_possible_winners(source, rows);
         }
-        true
+        self.possible_winners.note(true)
     }
 
     /// Computes the dot products of the tokens that may win, for all rows.
@@ -146,8 +194,7 @@ impl Worker {
         tokens.iter().for_each(|&token| weights.extend_from_slice(weight.row_bytes(head.weight_row(token))));
         let gathered = Matrix::from_bytes(weights, weight.dtype(), tokens.len(), weight.cols(), weight.cols());
         let gathered = gathered.expect("these are whole rows");
-        logits.resize(hidden.all().rows() * TILE, 0.0);
-        dot.tile(&gathered, hidden.all(), logits, &mut self.dot);
+        dot.tile(&gathered, hidden.all(), &mut logits[..hidden.all().rows() * TILE], &mut self.dot);
     }
 
     /// Merges the possible winners, with the scores of their logits, into the draws of the rows.
