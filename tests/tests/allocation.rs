@@ -93,7 +93,7 @@ fn allocations_with_bounds(head: flash_sampling_core::Head<'_>) -> usize {
     let mut draw = |position: usize| {
         let input = flash_sampling_core::Matrix::new(&calls[position], FEW, head.hidden()).expect("whole rows");
         let position = position as u64;
-        let rows = [0; FEW].map(|_| RowParams { position, draws: 1 + position as u32 % 4, ..RowParams::default() });
+        let rows = [0; FEW].map(|_| RowParams { position, draws: 4 - position as u32 % 4, ..RowParams::default() });
         sampler.sample(input, &rows, &mut out).expect("the call is within the plan");
     };
     (0..2).for_each(&mut draw);

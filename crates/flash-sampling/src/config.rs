@@ -85,8 +85,9 @@ pub struct BackendConfig {
     /// Whether the sampler makes a [`Shadow`](crate::Shadow) of the weight, if the head has none.
     ///
     /// The draws are the same. Calls of few rows without filters and log-probabilities take about half the time. The
-    /// shadow takes a byte for each weight: half the memory of a bf16 weight. Only the CPU's pathwise variants
-    /// (tiled, grouped with [`GroupDraw::Reuse`], shards that merge winners) use a shadow. For a quantised weight, [`build`](crate::build()) returns
+    /// shadow takes a byte for each weight: half the memory of a bf16 weight. Pathwise variants use it: tiled, grouped
+    /// with [`GroupDraw::Reuse`] on the CPU, and shards that merge winners. For others [`build`](crate::build()) returns
+    /// [`BuildError::Shadow`](crate::BuildError::Shadow), and for a quantised weight
     /// [`HeadError::ShadowType`](crate::HeadError::ShadowType).
     pub shadow: bool,
 }
