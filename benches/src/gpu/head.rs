@@ -2,16 +2,14 @@
 
 use crate::gpu::read::driver;
 use cudarc::driver::{CudaSlice, CudaStream};
-use flash_sampling::backend::ShadowRows;
 use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::abi::Row;
 use flash_sampling::cuda::{DeviceHead, DeviceMatrix, DeviceShadow};
-use flash_sampling::{DType, Matrix, ShadowBuffer};
+use flash_sampling::{DType, Matrix, make_shadow};
 use flash_sampling_cli::args::BenchSize;
 use flash_sampling_cli::bench::cases::Inputs;
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::input::synthetic::Logits;
-use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::sync::Arc;
 
 /// A weight `[vocab, hidden]`, and the hidden states of each kind for the largest batch, made as for the CPU.
@@ -91,10 +89,7 @@ type HeldShadow = (CudaSlice<i8>, [CudaSlice<f32>; 3]);
 
 /// Makes the shadow of a weight on all processors, and copies it to device memory.
 fn shadow_of(weight: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceShadow, HeldShadow), CommandError> {
-    let fill = |parts: &mut dyn Iterator<Item = ShadowRows<'_, '_>>| {
-        parts.collect::<Vec<_>>().into_par_iter().for_each(ShadowRows::fill);
-    };
-    let buffer = ShadowBuffer::with(&weight, fill).map_err(|error| CommandError::usage(error.to_string()))?;
+    let buffer = make_shadow(&weight).map_err(|error| CommandError::usage(error.to_string()))?;
     let shadow = buffer.shadow();
     let copy = |numbers| stream.clone_htod(numbers).map_err(driver("copy the inputs"));
     let codes = stream.clone_htod(shadow.codes()).map_err(driver("copy the inputs"))?;

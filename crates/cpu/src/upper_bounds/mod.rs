@@ -73,6 +73,7 @@ pub(crate) struct BoundsMemory {
     /// Bytes of requantised rows.
     pub(crate) codes: usize,
     /// Integer sums.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) integers: usize,
 }
 
@@ -170,6 +171,7 @@ impl UpperBounds {
             logits: rows * TILE,
             weight_row: head.weight().dtype().bytes(head.hidden()).unwrap_or(0),
             codes: if has_amx && head.shadow().is_none() { REQUANTISED_ROWS * code_bytes } else { 0 },
+            #[cfg(target_arch = "x86_64")]
             integers: if has_amx { 2 * rows * TILE } else { 0 },
         }
     }
