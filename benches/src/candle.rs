@@ -185,7 +185,7 @@ pub fn run(
     let against = |out: &mut dyn Write, section: &Section| table::against(out, section, Some(RIVAL));
     for &rows in &size.rows {
         let hidden = tensor(inputs.states(Logits::Peaked, rows)?, args.sizes.dtype)?;
-        let mut contenders = inputs.contenders(&ours, None, rows)?;
+        let mut contenders = inputs.contenders(&ours, rows)?;
         contenders.extend(candle_contenders(&weight, hidden)?);
         let section = time(inputs.section(&ours, rows, size.rounds), contenders, interrupt)?;
         add(record, section, out, against)?;

@@ -4,7 +4,7 @@ use crate::gpu::read::driver;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::abi::Row;
-use flash_sampling::cuda::{DeviceHead, DeviceMatrix, DeviceShadow};
+use flash_sampling::cuda::{DeviceHead, DeviceMatrix, DeviceShadow, ShadowMemory};
 use flash_sampling::{DType, Matrix, make_shadow};
 use flash_sampling_cli::args::BenchSize;
 use flash_sampling_cli::bench::cases::Inputs;
@@ -20,7 +20,7 @@ pub struct OnDevice {
     peaked: DeviceMatrix,
     shadow: Option<DeviceShadow>,
     _held: [CudaSlice<u8>; 3],
-    _held_shadow: Option<HeldShadow>,
+    _held_shadow: Option<ShadowMemory>,
 }
 
 impl OnDevice {
@@ -84,19 +84,10 @@ impl OnDevice {
     }
 }
 
-/// The memory of a shadow: codes, scales, errors and norms.
-type HeldShadow = (CudaSlice<i8>, [CudaSlice<f32>; 3]);
-
 /// Makes the shadow of a weight on all processors, and copies it to device memory.
-fn shadow_of(weight: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceShadow, HeldShadow), CommandError> {
+fn shadow_of(weight: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceShadow, ShadowMemory), CommandError> {
     let buffer = make_shadow(&weight).map_err(|error| CommandError::usage(error.to_string()))?;
-    let shadow = buffer.shadow();
-    let copy = |numbers| stream.clone_htod(numbers).map_err(driver("copy the inputs"));
-    let codes = stream.clone_htod(shadow.codes()).map_err(driver("copy the inputs"))?;
-    let numbers = [copy(shadow.scales())?, copy(shadow.errors())?, copy(shadow.norms())?];
-    let [scales, errors, norms] = numbers.each_ref().map(|numbers| DeviceAddress::of(numbers, stream));
-    let largest = DeviceShadow::largest_of(&shadow);
-    Ok((DeviceShadow { codes: DeviceAddress::of(&codes, stream), scales, errors, norms, largest }, (codes, numbers)))
+    DeviceShadow::upload(&buffer.shadow(), stream).map_err(|error| CommandError::usage(error.to_string()))
 }
 
 /// Copies a matrix to device memory; the second value owns this memory.

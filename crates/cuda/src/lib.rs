@@ -100,7 +100,7 @@ pub use crate::{
     device::{
         gpu::Device,
         groups::DeviceGroups,
-        head::{DeviceHead, DeviceShadow},
+        head::{DeviceHead, DeviceShadow, ShadowMemory},
         matrix::{DeviceMatrix, DeviceScales},
         noise_math::NoiseMath,
         row_features::{KernelChoice, RowFeatures},

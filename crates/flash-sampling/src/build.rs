@@ -7,7 +7,7 @@ use flash_sampling_core::{Capabilities, GroupDraw, Head, Matrix, PerturbedArgmax
 #[cfg(feature = "cpu")]
 use flash_sampling_cpu::{Grouped, Online, Standalone, Tiled};
 #[cfg(feature = "cuda")]
-use flash_sampling_cuda::{CudaGrouped, CudaOnline, CudaStandalone, CudaTiled, Device};
+use flash_sampling_cuda::{CudaGrouped, CudaOnline, CudaStandalone, CudaTiled, Device, DeviceShadow};
 #[cfg(feature = "distributed")]
 use {
     core::ops::Range,
@@ -35,7 +35,8 @@ pub enum BuildError {
     },
     /// The sampler would not use a shadow.
     #[error(
-        "{variant} on {backend} uses no shadow: it must be tiled, grouped:SIZE:reuse or sharded:SHARDS, on a CPU or a GPU"
+        "{variant} on {backend} uses no shadow: it must be tiled, sharded:SHARDS or (on a CPU) grouped:SIZE:reuse, and a \
+         GPU must have compute capability 9.0, with a head in bf16 or f16 without a soft-cap"
     )]
     Shadow {
         /// The configured backend.
@@ -88,7 +89,7 @@ pub enum BuildError {
 pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
     let plan = config.plan;
     if config.shadow {
-        check_shadow(config)?;
+        check_shadow(&head, config)?;
         if head.shadow().is_none() {
             return build_with_shadow(head, config);
         }
@@ -132,7 +133,7 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
 }
 
 /// Refuses a shadow for samplers that would not use it.
-fn check_shadow(config: &BackendConfig) -> Result<(), BuildError> {
+fn check_shadow(head: &Head<'_>, config: &BackendConfig) -> Result<(), BuildError> {
     let is_pathwise = match &config.variant {
         VariantConfig::Tiled => true,
         VariantConfig::Grouped { draw, .. } => {
@@ -142,7 +143,17 @@ fn check_shadow(config: &BackendConfig) -> Result<(), BuildError> {
         #[cfg(feature = "distributed")]
         VariantConfig::Sharded { merge, .. } => *merge == ShardMerge::Winners,
     };
-    if is_pathwise && config.backend != Backend::Reference {
+    let serves = match config.backend {
+        Backend::Reference => false,
+        #[cfg(feature = "cpu")]
+        Backend::Cpu(_) => true,
+        #[cfg(feature = "cuda")]
+        Backend::Cuda { device } => DeviceShadow::serves(head, &*Device::new(device)?),
+        #[cfg(not(feature = "cuda"))]
+        Backend::Cuda { .. } => true, // refused as a missing feature
+    };
+    let _ = head; // unused without CUDA
+    if is_pathwise && serves {
         return Ok(());
     }
     Err(BuildError::Shadow { backend: config.backend.to_string(), variant: config.variant.to_string() })

@@ -19,8 +19,8 @@ pub struct SamplerArgs {
     #[arg(long, default_value = "tiled")]
     pub variant: VariantConfig,
     /// Make an 8-bit copy of the weight, which takes half the memory of a bf16 weight. Calls of few rows without
-    /// filters and log-probabilities read the copy instead of the weight: the same draws in about half the time. Only
-    /// for weights in bf16, f16 or f32; only variants that draw the tokens of tiled gain time, on the CPU.
+    /// filters and log-probabilities read the copy instead of the weight: the same draws in about half the time. For
+    /// weights in bf16, f16 or f32, and variants that draw the tokens of tiled; on a GPU of compute capability 9.0.
     #[arg(long)]
     pub shadow: bool,
 }

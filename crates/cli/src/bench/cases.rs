@@ -10,8 +10,8 @@ use crate::input::synthetic::{self, Logits};
 use crate::sampler::named;
 use flash_sampling::cpu::products;
 use flash_sampling::{
-    Backend, BackendConfig, CpuOptions, DType, Head, Isa, Matrix, PerturbedArgmax, Plan, RowParams, Samples, Shadow,
-    VariantConfig, build,
+    Backend, BackendConfig, CpuOptions, DType, Head, Isa, Matrix, PerturbedArgmax, Plan, RowParams, Samples,
+    ShadowBuffer, VariantConfig, build, make_shadow,
 };
 
 /// A head with hidden states of both kinds of logits.
@@ -20,6 +20,7 @@ pub struct Inputs {
     weight: Tensor,
     gaussian: Tensor,
     peaked: Tensor,
+    shadow: Option<ShadowBuffer>,
 }
 
 /// The samplers to time.
@@ -102,7 +103,14 @@ impl Inputs {
         let failed = |error| CommandError::usage(format!("cannot make a head of {vocab} x {hidden}: {error}"));
         let weight = synthetic::weight(vocab, hidden, dtype).map_err(failed)?;
         let states = |logits| synthetic::hidden(weight.matrix()?, rows, state_type(dtype), logits).map_err(failed);
-        Ok(Inputs { gaussian: states(Logits::Gaussian)?, peaked: states(Logits::Peaked)?, weight })
+        Ok(Inputs { gaussian: states(Logits::Gaussian)?, peaked: states(Logits::Peaked)?, weight, shadow: None })
+    }
+
+    /// Makes a shadow of the weight, so that the contenders include the tiled variant with it.
+    pub fn make_shadow(&mut self) -> Result<(), CommandError> {
+        let made = make_shadow(&self.weight()?).map_err(|error| CommandError::usage(error.to_string()))?;
+        self.shadow = Some(made);
+        Ok(())
     }
 
     /// The weight.
@@ -121,12 +129,7 @@ impl Inputs {
 
     /// The contenders for the first rows: the tiled variant without noise, and the draws. On a CPU, a read of the
     /// weight and the multiplications alone precede them.
-    pub fn contenders<'a>(
-        &'a self,
-        ours: &Ours,
-        shadow: Option<Shadow<'a>>,
-        rows: usize,
-    ) -> Result<Vec<Contender<'a>>, CommandError> {
+    pub fn contenders<'a>(&'a self, ours: &Ours, rows: usize) -> Result<Vec<Contender<'a>>, CommandError> {
         let weight = self.weight()?;
         let head = Head::new(weight)?;
         let (gaussian, peaked) = (self.states(Logits::Gaussian, rows)?, self.states(Logits::Peaked, rows)?);
@@ -155,8 +158,8 @@ impl Inputs {
             let drawn = draw(sampler(variant)?, peaked, RowParams::default());
             contenders.push(Contender::new(format!("{variant}, peaked"), drawn));
         }
-        if let Some(shadow) = shadow {
-            let head = head.with_shadow(shadow).map_err(|error| CommandError::usage(error.to_string()))?;
+        if let Some(shadow) = &self.shadow {
+            let head = head.with_shadow(shadow.shadow()).map_err(|error| CommandError::usage(error.to_string()))?;
             for (input, row, what) in [
                 (peaked, argmax(), "greedy"),
                 (gaussian, RowParams::default(), "gaussian"),

@@ -23,7 +23,7 @@ use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::output;
 use cases::{Inputs, Ours};
-use flash_sampling::{DType, ShadowBuffer, make_shadow};
+use flash_sampling::DType;
 use record::{Record, Section};
 use serde::Serialize;
 use std::io::{self, Write};
@@ -83,14 +83,13 @@ pub fn variants(
     interrupt: &Interrupt,
 ) -> Result<(), CommandError> {
     let most = size.rows.iter().copied().max().unwrap_or(1);
-    let inputs = Inputs::new(size.vocab, size.hidden, most, dtype)?;
-    let shadow =
-        ours.shadow.then(|| make_shadow(&inputs.weight()?).map_err(|error| CommandError::usage(error.to_string())));
-    let shadow = shadow.transpose()?;
+    let mut inputs = Inputs::new(size.vocab, size.hidden, most, dtype)?;
+    if ours.shadow {
+        inputs.make_shadow()?;
+    }
     for &rows in &size.rows {
         let section = inputs.section(ours, rows, size.rounds);
-        let section =
-            time(section, inputs.contenders(ours, shadow.as_ref().map(ShadowBuffer::shadow), rows)?, interrupt)?;
+        let section = time(section, inputs.contenders(ours, rows)?, interrupt)?;
         add(record, section, out, table::section)?;
     }
     Ok(())

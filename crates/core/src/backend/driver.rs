@@ -252,7 +252,6 @@ impl Driver {
         let log_z = summary.log_mass.filter(|_| row.logprobs.is_some());
         let mass = (row.logprobs.is_some() && log_z.is_none()).then_some(&summary.mass);
         out.push_row(summary.draws.iter().copied(), mass, &summary.list);
-        out.set_passes(passes);
         if let Some(log_z) = log_z {
             out.set_log_z(log_z);
         }

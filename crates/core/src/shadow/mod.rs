@@ -159,11 +159,6 @@ impl ShadowBuffer {
         let ShadowBuffer { codes, cols, scales, errors, norms } = self;
         Shadow { codes, cols: *cols, scales, errors, norms }
     }
-
-    /// Bytes of the codes, scales, errors and norms.
-    pub fn bytes(&self) -> usize {
-        self.codes.len() + 3 * size_of_val(&*self.scales)
-    }
 }
 
 /// A part of the rows of an unfinished shadow.
@@ -222,7 +217,7 @@ pub fn shadow_row(row: &[f32], codes: &mut [i8]) -> [f32; 3] {
     [scale, round_up(error + 1e-15 * f64::from(largest) * (row.len() as f64).sqrt()), round_up(norm)]
 }
 
-/// Returns a float32 above the true value, of which `x` has a relative error of at most 2^-20.
+/// Returns a float32 above the true value. The relative error of `x` is at most 2^-20.
 fn round_up(x: f64) -> f32 {
     if x == 0.0 { 0.0 } else { ((x * (1.0 + 2f64.powi(-20))) as f32).next_up() }
 }

@@ -15,7 +15,7 @@ pub(super) struct RowNumbers {
 }
 
 impl RowNumbers {
-    /// The numbers of a quantised weight as it is stored. The products contain the scales of the blocks, so the scale
+    /// The numbers of the blocks of a quantised weight. The products contain the scales of the blocks, so the scale
     /// of a row is 1. The blocks are the weight, so the error is 0.
     pub(super) fn of_blocks(weight: &Matrix<'_>) -> Self {
         let norm = |row: &mut Vec<f32>, r: usize| {

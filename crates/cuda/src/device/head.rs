@@ -5,7 +5,12 @@ use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::matrix::{DeviceMatrix, DeviceScales};
 use crate::error::CudaError;
-use flash_sampling_core::{HeadError, Knob, Shadow};
+use cudarc::driver::{CudaSlice, CudaStream};
+use flash_sampling_core::{DType, Head, HeadError, Knob, Shadow};
+use std::sync::Arc;
+
+/// The maximum hidden size of a head with a shadow: longer rows could overflow integer sums.
+const MAX_WIDTH: usize = 1 << 17;
 
 /// The maximum number of tokens of a head: more would overflow the kernel's 32-bit shares.
 const MAX_TOKENS: usize = 1 << 26;
@@ -46,7 +51,37 @@ pub struct DeviceShadow {
     pub largest: f32,
 }
 
+/// The device memory of a shadow. Freed on drop.
+#[derive(Debug)]
+pub struct ShadowMemory {
+    _codes: CudaSlice<i8>,
+    _numbers: [CudaSlice<f32>; 3],
+}
+
 impl DeviceShadow {
+    /// Copies a shadow to device memory. It is valid once `stream` has run the copies, and as long as the memory.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn upload(shadow: &Shadow<'_>, stream: &Arc<CudaStream>) -> Result<(Self, ShadowMemory), CudaError> {
+        let failed = CudaError::driver("copy the shadow to the GPU");
+        let codes = stream.clone_htod(shadow.codes()).map_err(&failed)?;
+        let copy = |numbers: &[f32]| stream.clone_htod(numbers).map_err(&failed);
+        let numbers = [copy(shadow.scales())?, copy(shadow.errors())?, copy(shadow.norms())?];
+        let [scales, errors, norms] = numbers.each_ref().map(|numbers| DeviceAddress::of(numbers, stream));
+        let (at, largest) = (DeviceAddress::of(&codes, stream), DeviceShadow::largest_of(shadow));
+        let memory = ShadowMemory { _codes: codes, _numbers: numbers };
+        Ok((DeviceShadow { codes: at, scales, errors, norms, largest }, memory))
+    }
+
+    /// Whether draws of a head on a device can read a shadow: on Hopper, for a weight of bf16 or f16 without a soft-cap.
+    pub fn serves(head: &Head<'_>, device: &Device) -> bool {
+        device.capability() == (9, 0)
+            && matches!(head.weight().dtype(), DType::BF16 | DType::F16)
+            && head.soft_cap().is_none()
+            && head.hidden() <= MAX_WIDTH
+    }
+
     /// The largest sum of error and norm of a token, rounded up.
     pub fn largest_of(shadow: &Shadow<'_>) -> f32 {
         shadow.errors().iter().zip(shadow.norms()).fold(0.0, |most, (error, norm)| most.max((error + norm).next_up()))
@@ -123,7 +158,6 @@ impl DeviceHead {
     /// The shadow, if it gives the draws of this head. A soft-cap is not known to grow with the logit in float32, and
     /// longer rows could overflow integer sums.
     pub(crate) fn usable_shadow(&self) -> Option<DeviceShadow> {
-        const MAX_WIDTH: usize = 1 << 17;
         let is_usable = self.weight.is_aligned() && self.soft_cap.is_none() && self.weight.cols <= MAX_WIDTH;
         self.shadow.filter(|shadow| is_usable && shadow.largest < 2f32.powi(100))
     }

@@ -131,10 +131,9 @@ impl Worker {
         &mut self,
         source: &Source<'_>,
         rows: &[Result<Planned<'_>, RowError>],
-        tokens: Range<u32>,
+        mut tokens: Range<u32>,
         simd: Simd,
     ) {
-        let mut tokens = tokens;
         if source.has_bounds() && self.possible_winners.is_first_part() {
             // The first logits give the scores that the bounds of other tokens must reach.
             let end = (tokens.start / SPAN as u32 + 1).saturating_mul(SPAN as u32).min(tokens.end);

@@ -2,11 +2,11 @@
 
 use crate::abi::DeviceAddress;
 use crate::device::gpu::Device;
-use crate::device::head::{DeviceHead, DeviceShadow};
+use crate::device::head::{DeviceHead, DeviceShadow, ShadowMemory};
 use crate::device::matrix::{DeviceMatrix, DeviceScales};
 use crate::error::CudaError;
-use cudarc::driver::{CudaSlice, CudaStream, DriverError};
-use flash_sampling_core::{Head, Matrix, Shadow};
+use cudarc::driver::{CudaSlice, CudaStream};
+use flash_sampling_core::{Head, Matrix};
 use std::sync::Arc;
 
 /// The maximum bytes of the weight in one copy.
@@ -24,7 +24,7 @@ pub(super) struct UploadedWeight {
     _weight: CudaSlice<u8>,
     _scales: Option<CudaSlice<f32>>,
     _bias: Option<CudaSlice<f32>>,
-    _shadow: Option<(CudaSlice<i8>, [CudaSlice<f32>; 3])>,
+    _shadow: Option<ShadowMemory>,
 }
 
 impl UploadedWeight {
@@ -49,11 +49,10 @@ impl UploadedWeight {
             block: scales.block(),
             row_of_block: scales.row_of_block(),
         });
-        let shadow =
-            head.shadow().filter(|_| device.capability() == (9, 0)).map(|shadow| shadow.row_range(rows.clone()));
-        let bias = head.bias().map(|bias| stream.clone_htod(&bias[rows])).transpose().map_err(&failed)?;
-        let shadow = shadow.map(|shadow| upload_shadow(&shadow, stream)).transpose().map_err(&failed)?;
+        let shadow = head.shadow().filter(|_| DeviceShadow::serves(head, device));
+        let shadow = shadow.map(|shadow| DeviceShadow::upload(&shadow.row_range(rows.clone()), stream)).transpose()?;
         let (shadow, held) = shadow.unzip();
+        let bias = head.bias().map(|bias| stream.clone_htod(&bias[rows])).transpose().map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
         let address = DeviceAddress::of(&weight, stream);
         let on_device = DeviceHead {
@@ -67,19 +66,6 @@ impl UploadedWeight {
         };
         Ok((UploadedWeight { _weight: weight, _scales: uploaded, _bias: bias, _shadow: held }, on_device))
     }
-}
-
-/// A shadow in device memory, and its memory.
-type UploadedShadow = (DeviceShadow, (CudaSlice<i8>, [CudaSlice<f32>; 3]));
-
-fn upload_shadow(shadow: &Shadow<'_>, stream: &Arc<CudaStream>) -> Result<UploadedShadow, DriverError> {
-    let codes = stream.clone_htod(shadow.codes())?;
-    let numbers = [shadow.scales(), shadow.errors(), shadow.norms()].map(|numbers| stream.clone_htod(numbers));
-    let [scales, errors, norms] = numbers;
-    let numbers = [scales?, errors?, norms?];
-    let [scales, errors, norms] = numbers.each_ref().map(|numbers| DeviceAddress::of(numbers, stream));
-    let largest = DeviceShadow::largest_of(shadow);
-    Ok((DeviceShadow { codes: DeviceAddress::of(&codes, stream), scales, errors, norms, largest }, (codes, numbers)))
 }
 
 /// Copies a weight to the GPU, in rows of `row_stride` elements.
