@@ -13,10 +13,8 @@ use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::reference::ReferenceVariant;
-use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples, Shadow, ShadowBuffer};
-use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
-use flash_sampling_cuda::{DeviceAddress, DeviceShadow, DeviceTiled, RowFeatures};
-use std::sync::Arc;
+use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples, ShadowBuffer};
+use flash_sampling_cuda::{DeviceShadow, DeviceTiled, RowFeatures};
 
 suite!(tiled, WithShadow(Gpu::TILED));
 
@@ -124,24 +122,6 @@ fn a_shadow_changes_no_bit_of_a_draw() {
     println!("{draws} rows have the same bits");
 }
 
-/// A shadow in device memory.
-struct Copied {
-    shadow: DeviceShadow,
-    _held: (CudaSlice<i8>, [CudaSlice<f32>; 3]),
-}
-
-impl Copied {
-    fn new(shadow: &Shadow<'_>, stream: &Arc<CudaStream>) -> Copied {
-        let codes = stream.clone_htod(shadow.codes()).unwrap();
-        let numbers =
-            [shadow.scales(), shadow.errors(), shadow.norms()].map(|numbers| stream.clone_htod(numbers).unwrap());
-        let [scales, errors, norms] = numbers.each_ref().map(|numbers| DeviceAddress::of(numbers, stream));
-        let (codes_at, largest) = (DeviceAddress::of(&codes, stream), DeviceShadow::largest_of(shadow));
-        stream.synchronize().unwrap();
-        Copied { shadow: DeviceShadow { codes: codes_at, scales, errors, norms, largest }, _held: (codes, numbers) }
-    }
-}
-
 /// Replays a graph of a call. The shadow decides nearly all rows, but no row of a head with a large column.
 #[test]
 fn a_captured_call_with_a_shadow_draws_what_the_reference_draws() {
@@ -160,8 +140,9 @@ fn a_captured_call_with_a_shadow_draws_what_the_reference_draws() {
         for kinds in [RowFeatures::Bare, RowFeatures::Any] {
             let mut there = OnDevice::new(&problem, 0);
             let buffer = ShadowBuffer::new(&problem.weight.matrix()).unwrap();
-            let copied = Copied::new(&buffer.shadow(), &there.stream);
-            there.head.shadow = Some(copied.shadow);
+            let (shadow, _memory) = DeviceShadow::upload(&buffer.shadow(), &there.stream).unwrap();
+            there.stream.synchronize().unwrap();
+            there.head.shadow = Some(shadow);
             // SAFETY: weight and shadow are on this device, of this size, and outlive the sampler's launches.
             let mut sampler = unsafe { DeviceTiled::new(there.head, 5, &there.device) }.unwrap();
             sampler.prepare(kinds).unwrap();
