@@ -10,6 +10,7 @@ __constant__ u32 filter_list_launch[2] = {sizeof(FilterRow::Shared), FilterRow::
 
 extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2) filter_list(const __grid_constant__ FilterListCall call) {
     extern __shared__ __align__(16) u8 memory[];
+    if (call.passes && *call.passes == FilterPasses::Logits) return;
     FilterRow::Shared& shared = *reinterpret_cast<FilterRow::Shared*>(memory);
     const u32 i = blockIdx.x;
     const RowFilters filters = call.lists.filters[i];
@@ -29,5 +30,7 @@ extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2) filter_list(
         FilterRow select{filters, ExistingRow{nullptr, 0, 0}, shared};
         draw = select.draw_listed(call.lists.keys + static_cast<u64>(i) * RowLists::ROOM, counters);
     }
-    if (threadIdx.x == 0) call.draws[i] = draw;
+    if (threadIdx.x != 0) return;
+    call.draws[i] = draw;
+    if (call.passes && draw.status == Status::Undecided) *call.passes = FilterPasses::Both;
 }

@@ -15,6 +15,7 @@ __constant__ u32 decide_row_launch[2] = {sizeof(FilterRow::Shared), FilterRow::T
 
 extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2) filter_row(const __grid_constant__ FilterCall call) {
     extern __shared__ __align__(16) u8 memory[];
+    if (call.skip_if.holds()) return;
     FilterRow::Shared& shared = *reinterpret_cast<FilterRow::Shared*>(memory);
     const u32 i = blockIdx.x;
     const RowFilters filters = call.filters[i];

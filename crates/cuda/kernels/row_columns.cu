@@ -5,7 +5,7 @@
 // in ascending order without a sort: the place of a token in the list is the number of smaller tokens in the set.
 #include "flash_sampling/exchange/row_contents.cuh"
 #include "flash_sampling/selection/logprob_columns.cuh"
-#include "flash_sampling/selection/row_filters.cuh"
+#include "flash_sampling/selection/row_lists.cuh"
 
 using namespace flash_sampling;
 
@@ -87,11 +87,13 @@ struct EncodeRows {
     u32 vocab_size;
     u32 padding;
     u32* contents;      // [gridDim.x] the digests of row_contents.cuh; null = none
+    FilterPasses* passes;  // null: one pass
 };
-FS_LAYOUT(EncodeRows, 312,
+FS_LAYOUT(EncodeRows, 320,
           FS_AT(columns, 0) && FS_AT(rows, 240) && FS_AT(filters, 248) && FS_AT(invalid, 256) && FS_AT(lists, 264) &&
           FS_AT(counts, 272) && FS_AT(first_row, 280) && FS_AT(max_adjusted, 284) && FS_AT(first_token, 288) &&
-          FS_AT(tokens, 292) && FS_AT(vocab_size, 296) && FS_AT(padding, 300) && FS_AT(contents, 304));
+          FS_AT(tokens, 292) && FS_AT(vocab_size, 296) && FS_AT(padding, 300) && FS_AT(contents, 304) &&
+          FS_AT(passes, 312));
 
 struct TokenColumns {
     i64* tokens;
@@ -111,9 +113,11 @@ struct WriteTokens {
     const Parameter* invalid;
     u32 first_row;
     u32 row_count;
+    FilterPasses* passes;  // for the next call
 };
-FS_LAYOUT(WriteTokens, 208,
-          FS_AT(columns, 0) && FS_AT(draws, 184) && FS_AT(invalid, 192) && FS_AT(first_row, 200) && FS_AT(row_count, 204));
+FS_LAYOUT(WriteTokens, 216,
+          FS_AT(columns, 0) && FS_AT(draws, 184) && FS_AT(invalid, 192) && FS_AT(first_row, 200) && FS_AT(row_count, 204) &&
+          FS_AT(passes, 208));
 
 // The tokens of one row.
 struct List {
@@ -353,8 +357,10 @@ struct RowEncoding {
                                     0,
                                     greedy};
         const double off = -static_cast<double>(f32_infinity());
-        call.filters[blockIdx.x] = greedy ? RowFilters{off, 1.0f, 0, 1.0f, 0}
+        const RowFilters filters = greedy ? RowFilters{off, 1.0f, 0, 1.0f, 0}
                                           : RowFilters{min_p() > 0.0f ? log(static_cast<double>(min_p())) : off, top_p(), top_k(), 1.0f, 0};
+        call.filters[blockIdx.x] = filters;
+        if (call.passes && filters.is_any() && !filters.is_listed()) *call.passes = FilterPasses::Logits;
         call.invalid[blockIdx.x] = static_cast<Parameter>(invalid);
     }
 };
@@ -367,6 +373,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode_rows(const __gri
 extern "C" __global__ void __launch_bounds__(256) write_tokens(const __grid_constant__ WriteTokens call) {
     const u32 i = blockIdx.x * 256 + threadIdx.x;
     if (i >= call.row_count) return;
+    if (i == 0) *call.passes = FilterPasses::Lists;
     const Draw draw = call.draws[i];
     const u32 invalid = static_cast<u32>(call.invalid[i]), row = call.first_row + i;
     const bool is_drawn = !invalid && draw.status == Status::Drawn;

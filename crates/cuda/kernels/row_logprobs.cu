@@ -3,6 +3,7 @@
 //   request_summaries  writes the requests of row_summary.cu for the rows of a launch
 //   row_logprobs       writes the log-probabilities of each row, with one block per row
 //   write_kept         writes the tokens that filters keep, with one block per row
+#include "flash_sampling/row_summary/call.cuh"
 #include "flash_sampling/selection/row_logprobs.cuh"
 
 using namespace flash_sampling;
@@ -13,9 +14,12 @@ __constant__ u32 row_logprobs_launch[2] = {sizeof(RowLogprobs::Shared), RowLogpr
 __constant__ u32 write_kept_launch[2] = {sizeof(KeptRow::Shared), KeptRow::THREADS};
 }
 
-extern "C" __global__ void __launch_bounds__(256) request_summaries(SummaryRequest* requests, u32* listed_counts, u32 limit) {
-    requests[threadIdx.x] = {limit, 0, 0, 0};
-    listed_counts[threadIdx.x] = 0;
+extern "C" __global__ void __launch_bounds__(256)
+    request_summaries(const __grid_constant__ FilterCall call, const __grid_constant__ RowSummaries summaries, SummaryRequest* requests) {
+    const u32 i = threadIdx.x;
+    requests[i] = RowLogprobs::request(call, i, summaries.top_stride);
+    summaries.listed_counts[i] = 0;
+    if (summaries.before) summaries.before[i] = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(RowLogprobs::THREADS, 2) row_logprobs(const __grid_constant__ LogprobCall call) {

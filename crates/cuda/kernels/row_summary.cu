@@ -10,6 +10,25 @@
 
 using namespace flash_sampling;
 
+// The number of bins of a block with sums per lane: 20 nats.
+constexpr u32 NEAR_BINS = 160;
+constexpr u32 MARGIN_BINS = 8;
+// The units of a token are this number plus a fraction of it.
+constexpr u64 UNITS_OF_ONE = 1073741824;
+// The fields of a lane's sum, from the lowest bit: fractions / 2^COARSE, and tokens.
+constexpr u32 COARSE = 14;
+constexpr u32 COUNT_AT = 22;
+// The maximum number of tokens that a part lists, and that are sorted for a row.
+constexpr u32 QUEUE = 512;
+constexpr u32 SORTED = 1024;
+// The mass of one token is below this.
+constexpr float LARGEST_UNITS = 1216800000.0f;
+// As a bin number: below the last bin.
+constexpr u32 ALL_TOKENS = MASS_BINS;
+static_assert(THREADS == MASS_BINS, "a thread has a bin");
+static_assert((static_cast<u64>(LARGEST_UNITS - UNITS_OF_ONE) >> COARSE) * (TOKENS / 32) < 1u << COUNT_AT, "sums of a lane");
+static_assert(TOKENS / 32 < 1u << (32 - COUNT_AT), "the tokens of a lane in all warps");
+
 // The sums of a part's bins. Almost all tokens are in near bins. Each lane has its own copy of a near bin, in its own bank.
 struct PartSums {
     alignas(16) u32 fractions[NEAR_BINS][32];  // of the units, modulo 2^32
@@ -210,6 +229,20 @@ __device__ __forceinline__ void list_part(const RowSummaries& call, u32 r, u32 f
     }
 }
 
+// Counts the tokens of a part before the drawn token of the row: larger logits, and lower tokens with its logit.
+__device__ __forceinline__ void count_before(const RowSummaries& call, const float (&logits)[EACH]) {
+    const u32 r = blockIdx.x, first = (gridDim.y - 1 - blockIdx.y) * TOKENS;
+    const float drawn = call.requests[r].logit;
+    // Lower than the numbers of later tokens of this thread, if the drawn token is before them.
+    const i32 token = static_cast<i32>(call.requests[r].token - first - 4 * threadIdx.x);
+    u32 own = 0;
+#pragma unroll
+    for (u32 i = 0; i < EACH; ++i)
+        own += logits[i] > drawn || (logits[i] == drawn && static_cast<i32>(i / 4 * (4 * THREADS) + i % 4) < token);
+    own = __reduce_add_sync(0xffffffffu, own);
+    if (own && threadIdx.x % 32 == 0) atomicAdd(&call.before[r], own);
+}
+
 // Sums a part of a row, and lists tokens of it. `largest` is the thread's.
 __device__ __forceinline__ void sum_part(const RowSummaries& call, u32 r, u32 part, const float (&logits)[EACH], float largest,
                                          PartShared& shared) {
@@ -234,6 +267,7 @@ __device__ __forceinline__ void sum_part(const RowSummaries& call, u32 r, u32 pa
     PartMasses& masses = call.parts[static_cast<u64>(r) * gridDim.y + part];
     if (bin < shared.count) masses.bins[bin] = sum;
     if (bin == 0) masses.top = top, masses.count = shared.count;
+    if (call.before) count_before(call, logits);
     if (limit == 0) return;
     __syncthreads();
     list_part(call, r, part * TOKENS, logits, least_of_bins(top, shared.reached), shared);
@@ -326,7 +360,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, PART_BLOCKS) part_summarie
     if (call.rows && !scales) transform_part(call, r, first, count, logits, shared.logits);
     shared.sums.clear();
     if (threadIdx.x == 0) shared.count = shared.queued = 0;
-    sum_part(call, r, part, logits, scales ? scale_part(call, r, first, count, logits) : largest_of(logits), shared);
+    const float largest = scales ? scale_part(call, r, first, count, logits) : largest_of(logits);
+    sum_part(call, r, part, logits, largest, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) row_summaries(const __grid_constant__ RowSummaries call) {

@@ -33,6 +33,7 @@ static __device__ __noinline__ void draw_by_turns(const FilterCall& call, TopPSe
 extern "C" __global__ void __launch_bounds__(TopPSearch::THREADS, 2)
     top_p(const __grid_constant__ FilterCall call, const __grid_constant__ UndecidedRows open) {
     __shared__ TopPSearch::Shared shared;
+    if (call.skip_if.holds()) return;
     const u32 i = blockIdx.x / Team::size();
     const bool has_lines = TopPSearch::Lines::takes(call.row(i)) && !call.is_transformed;
     // Without lines, the pass loads nothing.
@@ -58,6 +59,7 @@ extern "C" __global__ void __launch_bounds__(TopPSearch::THREADS, 2)
 extern "C" __global__ void __launch_bounds__(TopPBlockMax::THREADS, 2)
     top_p_block_max(const __grid_constant__ FilterCall call, const __grid_constant__ UndecidedRows open) {
     extern __shared__ __align__(16) u8 memory[];
+    if (call.skip_if.holds()) return;
     TopPBlockMax{call, open, *reinterpret_cast<TopPBlockMax::Shared*>(memory)}.run();
 }
 

@@ -96,6 +96,69 @@ fn a_captured_call_reads_its_parameters_when_it_runs() {
     drop_outside_captures(there);
 }
 
+/// The device selects the passes of each replay: lists decide all rows; a row has top-p alone; the list of a row of equal
+/// logits overflows.
+#[test]
+fn a_captured_call_makes_the_passes_that_its_rows_need() {
+    if !runs_here() {
+        return;
+    }
+    const ROWS: usize = 9;
+    let shape = Size::new(ROWS, 20_011, 136);
+    let problem = Problem::gaussian(shape, DType::BF16, DType::BF16, 20);
+    let device = Device::new(0).unwrap();
+    let stream = device.context().new_stream().unwrap();
+    let plan = Plan { max_rows: ROWS, ..Plan::default() };
+    let mut there = Copied::on(&device, stream, problem.head(), plan).unwrap();
+    let (mut memory, hidden) = copied(problem.input(), &there.stream);
+    let states = there.stream.clone_dtoh(&memory).unwrap();
+    let (top_k, top_p) = ([0, 10, 0, 20, 0, 1, 0, 50, 0], [1.0, 1.0, 1.0, 0.7, 1.0, 1.0, 1.0, 0.9, 1.0]);
+    let counts = there.stream.clone_htod(&top_k.map(|k| k as i32)).unwrap();
+    let (mut positions, mut masses) =
+        (there.stream.alloc_zeros::<u64>(ROWS).unwrap(), there.stream.clone_htod(&top_p).unwrap());
+    let columns = RowColumns {
+        position: DeviceAddress::of(&positions, &there.stream),
+        top_k: DeviceAddress::of(&counts, &there.stream),
+        top_p: DeviceAddress::of(&masses, &there.stream),
+        ..RowColumns::default()
+    };
+    let results = Results::new(ROWS, &there.stream);
+    let out = results.columns(&there.stream);
+    there.sampler.prepare_enqueue(&columns, &out, 0).unwrap();
+    there.stream.synchronize().unwrap();
+    let (sampler, stream) = (&mut there.sampler, there.stream.clone());
+    // SAFETY: all arrays are on this device, with an element a row, and outlive the graph.
+    let graph = captured(&stream, || unsafe { sampler.enqueue(&stream, &hidden, &columns, &out) });
+    for (step, [has_top_p, is_flat]) in
+        [[false; 2], [true, false], [false; 2], [false, true], [false; 2], [true; 2]].into_iter().enumerate()
+    {
+        let (mut top_p, mut states) = (top_p, states.clone());
+        if has_top_p {
+            top_p[4] = 0.5;
+        }
+        if is_flat {
+            let width = states.len() / ROWS;
+            states[3 * width..4 * width].fill(0);
+        }
+        let row = |r: usize| {
+            let position = (100 * step + r) as u64;
+            RowParams { position, top_k: top_k[r], top_p: top_p[r], ..RowParams::default() }
+        };
+        let rows: Vec<_> = (0..ROWS).map(row).collect();
+        stream.memcpy_htod(&rows.iter().map(|row| row.position).collect::<Vec<_>>(), &mut positions).unwrap();
+        stream.memcpy_htod(&top_p, &mut masses).unwrap();
+        stream.memcpy_htod(&states, &mut memory).unwrap();
+        graph.launch().unwrap();
+        stream.synchronize().unwrap();
+        let mut want = Samples::new();
+        // SAFETY: the hidden states are on this device, and this call waits.
+        unsafe { there.sampler.sample(&stream, &hidden, &rows, &mut want) }.unwrap();
+        results.check(&want, &stream, &format!("step {step}"));
+    }
+    drop(graph);
+    drop_outside_captures(there);
+}
+
 #[test]
 fn an_invalid_parameter_is_its_rows_status_alone() {
     if !runs_here() {

@@ -180,7 +180,7 @@ struct Launch {
             ExactWinners{call, shadow, shared, blockIdx.x / parts, blockIdx.x % parts, parts}
                 .block<ptx::Operand::BF16>(nullptr);
         });
-        call.is_needed = &words.open;
+        call.skip_if = {&words.open, 0, 0};
     }
 
     template <int COLUMNS, FusedVariant VARIANT>

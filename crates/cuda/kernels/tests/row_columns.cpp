@@ -60,6 +60,8 @@ int main() {
     std::vector<u32> counts(count * call.max_adjusted + 1), contents(count);
     call.rows = encoded.data(), call.filters = filters.data(), call.invalid = invalid.data();
     call.lists = biases.data(), call.counts = counts.data(), call.contents = contents.data();
+    FilterPasses passes = FilterPasses::Lists;
+    call.passes = &passes;
     for (const bool is_backwards : {true, false}) {
         const auto earlier = biases;
         const auto earlier_rows = encoded;
@@ -85,13 +87,19 @@ int main() {
         put(&contents[i], 1);
     }
 
+    // All logits are needed if the filters of a row have no list.
+    bool needs_logits = false;
+    for (const RowFilters& each : filters) needs_logits |= each.is_any() && !each.top_k && !each.is_listed_by_min_p();
+    if (passes != (needs_logits ? FilterPasses::Logits : FilterPasses::Lists)) abort();
+
     // Draws with every status. The elements of other rows stay.
     std::vector<Draw> draws(count);
     for (u32 i = 0; i < count; ++i) draws[i] = Draw{i, 0.5f * static_cast<float>(i), -1.0f, static_cast<Status>(i % 7)};
     std::vector<i64> tokens(rows, 77);
     std::vector<float> scores(rows, 7.0f);
     std::vector<u32> statuses(rows, 77);
-    const WriteTokens write{{tokens.data(), scores.data(), nullptr, statuses.data(), {}, {}, {}}, draws.data(), invalid.data(), first_row, count};
+    const WriteTokens write{{tokens.data(), scores.data(), nullptr, statuses.data(), {}, {}, {}}, draws.data(), invalid.data(), first_row, count, &passes};
     emulator::launch((count + 255) / 256, 1, 256, [&] { write_tokens(write); });
+    if (passes != FilterPasses::Lists) abort();
     put(tokens.data(), rows), put(scores.data(), rows), put(statuses.data(), rows);
 }

@@ -69,18 +69,19 @@ struct Kept {
 // Runs the kernels as selection/row_logprobs.rs does, for the rows of a launch.
 static void run_law(FilterCall filtered, u32 at, const LogprobColumns& columns, u64* least, u32* kept) {
     const u32 n = filtered.count, blocks = (tokens + TOKENS - 1) / TOKENS;
-    std::vector<SummaryRequest> requests(n, SummaryRequest{top_n, 0, 0, 0});
+    std::vector<SummaryRequest> requests(n);
+    for (u32 i = 0; i < n; ++i) requests[i] = RowLogprobs::request(filtered, i, top_n);
     std::vector<SummaryResult> results(n);
     std::vector<KeptToken> top(n * top_n), listed(n * RowSummaries::LISTED);
     std::vector<PartMasses> parts(n * blocks);
-    std::vector<u32> listed_counts(n);
+    std::vector<u32> listed_counts(n), before(n);
     const StoredLogits stored{filtered.logits, stride, first_token, tokens};
     const Row* const of_rows = filtered.is_transformed ? nullptr : filtered.rows;
     const RowSummaries summaries{stored, filtered.logits, nullptr, of_rows, requests.data(), results.data(), top.data(), nullptr,
-                                 parts.data(), listed.data(), listed_counts.data(), weights.data(), stride, Element::F32, top_n};
+                                 parts.data(), listed.data(), listed_counts.data(), weights.data(), stride, Element::F32, top_n, before.data()};
     emulator::launch(n, blocks, THREADS, [&] { row_summary::part_summaries(summaries); });
     emulator::launch(n, 1, THREADS, [&] { row_summary::row_summaries(summaries); });
-    const LogprobCall call{filtered, invalid.data() + at, weights.data(), results.data(), top.data(), least, kept, columns, first_row + at, 0};
+    const LogprobCall call{filtered, invalid.data() + at, weights.data(), results.data(), top.data(), before.data(), least, kept, columns, first_row + at, 0};
     static RowLogprobs::Shared shared;
     emulator::launch(n, 1, RowLogprobs::THREADS, [&] { RowLogprobs::run(call, shared); });
 }
@@ -94,7 +95,7 @@ static void run(const std::vector<float>& logits, bool is_transformed, Law& proc
         const u64 of_row = BlockMaxima::octet(at, BlockMaxima::granules_of(tokens));
         const u16* const of_launch = maxima && !rows[at].mask && !rows[at].biases ? maxima->data() + of_row : nullptr;
         FilterCall filtered{logits.data() + at * stride, stride, nullptr, rows.data() + at, filters.data() + at, draws.data() + at,
-                            first_token, tokens, is_transformed, n, of_launch};
+                            first_token, tokens, is_transformed, n, of_launch, {}};
         std::vector<u64> least(n);
         std::vector<u32> counts(n, 99);
         run_law(filtered, at, processed.columns(), least.data(), counts.data());

@@ -52,7 +52,7 @@ int main() {
     const u32 blocks = (tokens + TOKENS - 1) / TOKENS, top_stride = limit + 1;
     const std::vector<Row> rows{row, row, row};
     const std::vector<u32> sources{0, 1, 0};
-    const std::vector<SummaryRequest> requests{{0, 0, 1, 0}, {limit, 1, 1, 0}, {0, 0, 0, 0}};
+    const std::vector<SummaryRequest> requests{{0, 0, 1, 0, 0.0f}, {limit, 1, 1, 0, 0.0f}, {0, 0, 0, 0, 0.0f}};
     std::vector<SummaryResult> results(3);
     memset(results.data(), 0xff, sizeof(SummaryResult) * results.size());
     std::vector<u64> words(3 * (1 + MASS_BINS), 7);
@@ -61,7 +61,7 @@ int main() {
     std::vector<u32> listed_counts(3);
     const RowSummaries call{{logits.data(), stride, first, tokens}, logits.data(), sources.data(), is_raw ? rows.data() : nullptr,
                             requests.data(), results.data(), top.data(), words.data(), parts.data(), listed.data(),
-                            listed_counts.data(), weights.data(), stride, Element::F32, top_stride};
+                            listed_counts.data(), weights.data(), stride, Element::F32, top_stride, nullptr};
     emulator::launch(3, blocks, THREADS, [&] { part_summaries(call); });
     emulator::launch(3, 1, THREADS, [&] { row_summaries(call); });
     // All rows have the same masses. The last row writes only their sum.

@@ -121,10 +121,12 @@ pub(crate) struct EncodeRows {
     pub(crate) vocab_size: u32,
     pub(crate) padding: u32,
     pub(crate) contents: DeviceAddress<u32>,
+    pub(crate) passes: DeviceAddress<u32>,
 }
-layout!(EncodeRows 312:
+layout!(EncodeRows 320:
     columns 0, rows 240, filters 248, invalid 256, lists 264, counts 272, first_row 280, max_adjusted 284, first_token 288,
-    tokens 292, vocab_size 296, padding 300, contents 304
+    tokens 292, vocab_size 296, padding 300, contents 304,
+    passes 312
 );
 
 /// The argument of `write_tokens`.
@@ -136,8 +138,9 @@ pub(crate) struct WriteTokens {
     pub(crate) invalid: DeviceAddress<u32>,
     pub(crate) first_row: u32,
     pub(crate) row_count: u32,
+    pub(crate) passes: DeviceAddress<u32>,
 }
-layout!(WriteTokens 208: columns 0, draws 184, invalid 192, first_row 200, row_count 204);
+layout!(WriteTokens 216: columns 0, draws 184, invalid 192, first_row 200, row_count 204, passes 208);
 
 /// The parameters in the order of `Parameter` of row_columns.cu, which counts from 1.
 const PARAMETERS: [Knob; 9] = [

@@ -2,7 +2,7 @@
 
 use crate::abi::address::DeviceAddress;
 use crate::abi::layout::layout;
-use crate::abi::{Draw, Row};
+use crate::abi::{Draw, Row, SkipIf};
 use bytemuck::{Pod, Zeroable};
 use flash_sampling_core::backend::{Filter, Filters};
 
@@ -99,6 +99,16 @@ pub(crate) struct RowLists {
 }
 layout!(RowLists 32: filters 0, counters 8, posted 16, keys 24);
 
+/// The passes of a call with filters that does not wait, as a word in device memory (`FilterPasses` of row_lists.cuh).
+#[repr(u32)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FilterPasses {
+    /// So far, lists decide all rows.
+    Lists = 0,
+    /// The filters of a row have no list.
+    Logits = 1,
+}
+
 /// The argument of filter_list.cu and filter_list_ranks.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -106,8 +116,10 @@ pub(crate) struct FilterListCall {
     pub(crate) lists: RowLists,
     pub(crate) rows: DeviceAddress<Row>,
     pub(crate) draws: DeviceAddress<Draw>,
+    /// Null: a call that waits.
+    pub(crate) passes: DeviceAddress<u32>,
 }
-layout!(FilterListCall 48: lists 0, rows 32, draws 40);
+layout!(FilterListCall 56: lists 0, rows 32, draws 40, passes 48);
 
 /// The argument of filter_row.cu, top_p.cu and top_p_ranks.cu.
 #[repr(C)]
@@ -124,10 +136,11 @@ pub(crate) struct FilterCall {
     pub(crate) is_transformed: u32,
     pub(crate) count: u32,
     pub(crate) block_maxima: DeviceAddress<u16>,
+    pub(crate) skip_if: SkipIf,
 }
-layout!(FilterCall 72:
+layout!(FilterCall 88:
     logits 0, row_stride 8, sources 16, rows 24, filters 32, draws 40, first_token 48, tokens 52, is_transformed 56,
-    count 60, block_maxima 64
+    count 60, block_maxima 64, skip_if 72
 );
 
 /// Bytes of an `UndecidedRow`, the minimum capacity, the bins per row, and the rows with sums (undecided_rows.cuh).

@@ -20,6 +20,23 @@ impl HeadTransform {
     pub(crate) const NONE: HeadTransform = HeadTransform { soft_cap: 0.0, scale: 1.0 };
 }
 
+/// A word in device memory that decides whether a launch ends at once: if it has this value. Null: never.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SkipIf {
+    pub(crate) word: DeviceAddress<u32>,
+    pub(crate) value: u32,
+    pub(crate) zero: u32,
+}
+layout!(SkipIf 16: word 0, value 8, zero 12);
+
+impl SkipIf {
+    /// The launch ends at once if `word` is `value`.
+    pub(crate) fn new(word: DeviceAddress<u32>, value: u32) -> SkipIf {
+        SkipIf { word, value, zero: 0 }
+    }
+}
+
 /// The head and the batch of one launch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -36,12 +53,12 @@ pub(crate) struct Call {
     pub(crate) hidden: u32,
     pub(crate) first_token: u32,
     pub(crate) tokens: u32,
-    /// Null, or a word that is 0 if the launch has nothing to do.
-    pub(crate) is_needed: DeviceAddress<u32>,
+    /// Only the Hopper kernel reads it.
+    pub(crate) skip_if: SkipIf,
 }
-layout!(Call 88:
+layout!(Call 96:
     rows 0, bias 8, best 16, invalid 24, logits 32, arrived 40, draws 48, head 56, row_count 64, hidden 68,
-    first_token 72, tokens 76, is_needed 80
+    first_token 72, tokens 76, skip_if 80
 );
 
 /// The scales of a weight of 8-bit elements.

@@ -65,14 +65,16 @@ pub(crate) struct LogprobCall {
     pub(crate) weights: DeviceAddress<f64>,
     pub(crate) summaries: DeviceAddress<SummaryResult>,
     pub(crate) top: DeviceAddress<KeptToken>,
+    pub(crate) before: DeviceAddress<u32>,
     pub(crate) least: DeviceAddress<u64>,
     pub(crate) kept: DeviceAddress<u32>,
     pub(crate) columns: LogprobColumns,
     pub(crate) first_row: u32,
     pub(crate) padding: u32,
 }
-layout!(LogprobCall 192:
-    filtered 0, invalid 72, weights 80, summaries 88, top 96, least 104, kept 112, columns 120, first_row 184, padding 188
+layout!(LogprobCall 216:
+    filtered 0, invalid 88, weights 96, summaries 104, top 112, before 120, least 128, kept 136, columns 144,
+    first_row 208, padding 212
 );
 
 /// The argument of the kernel `write_kept`; `row_logprobs.cuh` describes the fields.
@@ -86,4 +88,4 @@ pub(crate) struct KeptCall {
     pub(crate) first_row: u32,
     pub(crate) padding: u32,
 }
-layout!(KeptCall 120: filtered 0, least 72, kept 80, columns 88, first_row 112, padding 116);
+layout!(KeptCall 136: filtered 0, least 88, kept 96, columns 104, first_row 128, padding 132);

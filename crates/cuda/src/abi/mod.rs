@@ -24,12 +24,13 @@ pub use address::DeviceAddress;
 pub(crate) use columns::{EncodeRows, WriteTokens};
 pub use columns::{RowColumns, TokenColumns, TokenLists, failed_rank, invalid_parameter};
 pub(crate) use filters::{
-    FilterCall, FilterListCall, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, RowLists, UNDECIDED_ROWS_SUMMED,
-    UndecidedRows,
+    FilterCall, FilterListCall, FilterPasses, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, RowLists,
+    UNDECIDED_ROWS_SUMMED, UndecidedRows,
 };
 pub use filters::{RowFilters, TOP_K_MAX};
 pub(crate) use fused::{
-    Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, WeightScales, block_maxima_bytes, element, element_name,
+    Call, HeadTransform, LogitStore, Maps, Matrices, SkipIf, TensorMap, WeightScales, block_maxima_bytes, element,
+    element_name,
 };
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
 pub(crate) use logprobs::{KeptCall, LogprobCall};

@@ -159,9 +159,12 @@ pub(crate) struct SummaryRequest {
     pub(crate) stores: u32,
     /// Whether the masses are written besides their sum: 1 or 0.
     pub(crate) masses: u32,
-    pub(crate) padding: u32,
+    /// The number of the drawn token among the row's, to count the tokens before it.
+    pub(crate) token: u32,
+    /// The logit of the drawn token; inf = nothing is drawn.
+    pub(crate) logit: f32,
 }
-layout!(SummaryRequest 16: limit 0, stores 4, masses 8, padding 12);
+layout!(SummaryRequest 20: limit 0, stores 4, masses 8, token 12, logit 16);
 
 /// The summary of a row by row_summary.cu: its mass is `sum * e^max`.
 #[repr(C)]
@@ -196,10 +199,12 @@ pub(crate) struct RowSummaries {
     pub(crate) raw_stride: u64,
     pub(crate) element: u32,
     pub(crate) top_stride: u32,
+    pub(crate) before: DeviceAddress<u32>,
 }
-layout!(RowSummaries 128:
+layout!(RowSummaries 136:
     stored 0, raw 24, sources 32, rows 40, requests 48, results 56, top 64, words 72, parts 80, listed 88, listed_counts 96,
-    weights 104, raw_stride 112, element 120, top_stride 124
+    weights 104, raw_stride 112, element 120, top_stride 124,
+    before 128
 );
 
 /// Tokens of a block of row_summary.cu.

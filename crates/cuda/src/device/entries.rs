@@ -59,7 +59,7 @@ entries! {
     ENCODE_ROWS "encode_rows" (EncodeRows);
     WRITE_TOKENS "write_tokens" (WriteTokens);
     WIDEN_ROWS "widen_rows" (WidenRows);
-    REQUEST_SUMMARIES "request_summaries" (DeviceAddress<SummaryRequest>, DeviceAddress<u32>, u32);
+    REQUEST_SUMMARIES "request_summaries" (FilterCall, RowSummaries, DeviceAddress<SummaryRequest>);
     ROW_LOGPROBS "row_logprobs" (LogprobCall);
     WRITE_KEPT "write_kept" (KeptCall);
     JOIN_PEERS "join_peers" (Peers);

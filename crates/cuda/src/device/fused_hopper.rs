@@ -236,7 +236,7 @@ impl Loaded {
         output: &FusedOutput,
     ) -> Result<(), CudaError> {
         // The launches of a draw from a shadow after the first one start early.
-        let is_early = self.tile.variant == FusedVariant::Candidates || !call.is_needed.is_null();
+        let is_early = self.tile.variant == FusedVariant::Candidates || !call.skip_if.word.is_null();
         let residency = if is_early { Residency::Early } else { Residency::Free };
         let grid = Grid { shared_bytes: self.shared_bytes, residency, ..Grid::of(blocks, self.threads) };
         match (&self.kernel, *output) {

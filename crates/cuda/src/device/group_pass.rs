@@ -1,6 +1,6 @@
 //! The two launches of the variants with groups, over a head or one of its parts.
 
-use crate::abi::{Call, DeviceAddress, Draw, Groups, Matrices, PARTIAL_BYTES, Row, Selection, Summaries};
+use crate::abi::{Call, DeviceAddress, Draw, Groups, Matrices, PARTIAL_BYTES, Row, Selection, SkipIf, Summaries};
 use crate::device::alignment::{check_aligned, check_rows};
 use crate::device::fused_portable::{Epilogue, LoadedPortable, Portable, PortableOutput, Products};
 use crate::device::gpu::Device;
@@ -126,7 +126,7 @@ impl GroupPass {
             hidden: hidden.cols as u32,
             first_token,
             tokens,
-            is_needed: DeviceAddress::NULL,
+            skip_if: SkipIf::default(),
         };
         let selection = Selection {
             rows: results.rows,

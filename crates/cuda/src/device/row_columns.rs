@@ -109,6 +109,8 @@ pub(crate) struct ListedTokens {
     pub(crate) vocab_size: u32,
     /// Whether to compute the [digests](RowColumnKernels::contents) of the rows.
     pub(crate) has_contents: bool,
+    /// Whether lists of the largest logits may decide the rows with filters: [`FilteredRows::passes`].
+    pub(crate) has_lists: bool,
 }
 
 /// The addresses of the parts of the memory.
@@ -118,6 +120,7 @@ struct Parts {
     invalid: DeviceAddress<u32>,
     contents: DeviceAddress<u32>,
     counts: DeviceAddress<u32>,
+    passes: DeviceAddress<u32>,
 }
 
 impl RowColumnKernels {
@@ -129,10 +132,11 @@ impl RowColumnKernels {
         CudaError::check_limits(&[("adjusted tokens of a row", max_adjusted, (1 << 30) - 1)])?;
         let row = size_of::<Row>() + size_of::<RowFilters>() + size_of::<Draw>() + 4 + 4 + 4 * max_adjusted;
         let lists = size_of::<LogitBias>() * (2 * max_adjusted + 1);
+        let passes = (row + lists) * max_rows;
         Ok(RowColumnKernels {
             encode: device.function(&SOURCE, &SOURCE.instance(), &entries::ENCODE_ROWS)?,
             write: device.function(&SOURCE, &SOURCE.instance(), &entries::WRITE_TOKENS)?,
-            memory: Scratch::new((row + lists) * max_rows, &[], device)?,
+            memory: Scratch::new(passes + 4, core::slice::from_ref(&(passes..passes + 4)), device)?,
             max_rows,
             max_adjusted,
         })
@@ -159,7 +163,9 @@ impl RowColumnKernels {
         let draws = lists.add(n * (2 * self.max_adjusted + 1)).cast::<Draw>();
         let invalid = draws.add(n).cast::<u32>();
         let contents = invalid.add(n);
-        Parts { rows: FilteredRows { rows, filters, draws }, lists, invalid, contents, counts: contents.add(n) }
+        let (counts, passes) = (contents.add(n), contents.add(n * (1 + self.max_adjusted)));
+        let rows = FilteredRows { rows, filters, draws, passes: DeviceAddress::NULL };
+        Parts { rows, lists, invalid, contents, counts, passes }
     }
 
     /// Enqueues the launches of a call of `count` rows, each of up to `most` rows. `draw` enqueues the draws of some
@@ -198,8 +204,9 @@ impl RowColumnKernels {
         listed: &ListedTokens,
     ) -> Result<FilteredRows, CudaError> {
         CudaError::check_limits(&[("rows", rows.len(), self.max_rows), ("rows", rows.end, i32::MAX as usize)])?;
-        let Parts { rows: encoded, lists, invalid, contents, counts } = self.parts();
-        let ListedTokens { tokens, vocab_size, has_contents } = listed;
+        let Parts { rows: encoded, lists, invalid, contents, counts, passes } = self.parts();
+        let ListedTokens { tokens, vocab_size, has_contents, has_lists } = listed;
+        let encoded = FilteredRows { passes: if *has_lists { passes } else { DeviceAddress::NULL }, ..encoded };
         let call = EncodeRows {
             columns: *columns,
             rows: encoded.rows,
@@ -214,6 +221,7 @@ impl RowColumnKernels {
             vocab_size: *vocab_size,
             padding: 0,
             contents: if *has_contents { contents } else { DeviceAddress::NULL },
+            passes: encoded.passes,
         };
         queue.launch(&self.encode, Grid::of(rows.len() as u32, ENCODE_THREADS), (call,))?;
         Ok(encoded)
@@ -221,9 +229,9 @@ impl RowColumnKernels {
 
     /// Enqueues the write of the results of the encoded rows, after their draws.
     fn write(&mut self, queue: Queue<'_>, columns: &TokenColumns, rows: Range<usize>) -> Result<(), CudaError> {
-        let Parts { rows: FilteredRows { draws, .. }, invalid, .. } = self.parts();
+        let Parts { rows: FilteredRows { draws, .. }, invalid, passes, .. } = self.parts();
         let (first_row, row_count) = (rows.start as u32, rows.len() as u32);
-        let call = WriteTokens { columns: *columns, draws, invalid, first_row, row_count };
+        let call = WriteTokens { columns: *columns, draws, invalid, first_row, row_count, passes };
         queue.launch(&self.write, Grid::of(row_count.div_ceil(WRITE_THREADS), WRITE_THREADS), (call,))
     }
 }

@@ -1,7 +1,7 @@
 //! The standalone sampler over logits in device memory (paper Alg. I.1).
 #![allow(unsafe_code)]
 
-use crate::abi::{self, Call, DeviceAddress, Draw, Existing, HeadTransform, Masses, Row};
+use crate::abi::{self, Call, DeviceAddress, Draw, Existing, HeadTransform, Masses, Row, SkipIf};
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::alignment::{check_aligned, check_rows};
 use crate::device::entries;
@@ -231,7 +231,7 @@ impl DeviceStandalone {
             hidden: 0,
             first_token: self.tokens.start,
             tokens: self.tokens.len() as u32,
-            is_needed: DeviceAddress::NULL,
+            skip_if: SkipIf::default(),
         };
         let existing = Existing {
             logits: logits.address,

@@ -1,6 +1,6 @@
 //! Filters of existing logits in device memory.
 
-use crate::abi::{self, DeviceAddress, FilterCall, WidenRows};
+use crate::abi::{self, DeviceAddress, FilterCall, SkipIf, WidenRows};
 use crate::compile::kernels::{self, KernelSource};
 use crate::device::entries;
 use crate::device::gpu::Device;
@@ -73,7 +73,7 @@ impl ExistingFilters {
         &mut self,
         queue: Queue<'_>,
         (logits, sources): (&DeviceMatrix, Option<DeviceAddress<u32>>),
-        FilteredRows { rows, filters, draws }: FilteredRows,
+        FilteredRows { rows, filters, draws, .. }: FilteredRows,
         count: usize,
         (kinds, is_final, copies_all): (FilterKinds, bool, bool),
     ) -> Result<Option<FilterCall>, CudaError> {
@@ -113,6 +113,7 @@ impl ExistingFilters {
             is_transformed: 0,
             count: count as u32,
             block_maxima: DeviceAddress::NULL,
+            skip_if: SkipIf::default(),
         };
         self.by_logits.enqueue(queue, &call, kinds)?;
         if is_final && kinds.is_any() {

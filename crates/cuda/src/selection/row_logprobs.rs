@@ -22,13 +22,8 @@ pub(crate) static SOURCE: KernelSource = KernelSource::single_cold("row_logprobs
 impl LogprobColumns {
     /// Whether any result is requested.
     fn is_any(&self) -> bool {
-        self.needs_summary() || !self.ranks.is_null()
-    }
-
-    /// Whether log Z or the largest logits are needed.
-    fn needs_summary(&self) -> bool {
-        let needs_log_z = !self.log_z.is_null() || !self.log_probs.is_null() || self.token_count > 0;
-        needs_log_z || self.top_n > 0
+        let of_draw = !self.log_z.is_null() || !self.log_probs.is_null() || !self.ranks.is_null();
+        of_draw || self.token_count > 0 || self.top_n > 0
     }
 
     fn check(&self) -> Result<(), CudaError> {
@@ -75,7 +70,7 @@ impl TokenColumns {
 /// The kernels for log-probabilities and kept tokens, and memory for the rows of a launch.
 #[derive(Debug)]
 pub(crate) struct DeviceLogprobs {
-    request: Kernel<(DeviceAddress<SummaryRequest>, DeviceAddress<u32>, u32)>,
+    request: Kernel<(FilterCall, RowSummaries, DeviceAddress<SummaryRequest>)>,
     summaries: SummaryKernels,
     logprobs: ConfiguredKernel<(LogprobCall,)>,
     write_kept: ConfiguredKernel<(KeptCall,)>,
@@ -86,8 +81,9 @@ pub(crate) struct DeviceLogprobs {
     tokens: usize,
 }
 
-/// The addresses of the arrays in the memory of a launch: inputs and results of the row summaries, then the lowest kept
-/// place (`least`) and the number of kept tokens (`kept`) of each row.
+/// The addresses of the arrays in the memory of a launch: inputs and results of the row summaries, with the number of
+/// tokens before the drawn one (`before`), the lowest kept place (`least`) and the number of kept tokens (`kept`) of each
+/// row.
 struct Parts {
     results: DeviceAddress<SummaryResult>,
     requests: DeviceAddress<SummaryRequest>,
@@ -96,6 +92,7 @@ struct Parts {
     masses: DeviceAddress<u8>,
     least: DeviceAddress<u64>,
     listed_counts: DeviceAddress<u32>,
+    before: DeviceAddress<u32>,
     kept: DeviceAddress<u32>,
 }
 
@@ -104,7 +101,7 @@ impl DeviceLogprobs {
     pub(crate) fn new(max_rows: usize, tokens: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
         let lists = (TOP_N_MAX as usize + SUMMARY_LISTED) * size_of::<KeptToken>();
         let masses = tokens.div_ceil(SUMMARY_TOKENS) * PART_MASSES_BYTES;
-        let row = size_of::<SummaryResult>() + size_of::<SummaryRequest>() + lists + masses + 8 + 4 + 4;
+        let row = size_of::<SummaryResult>() + size_of::<SummaryRequest>() + lists + masses + 8 + 3 * 4;
         Ok(DeviceLogprobs {
             request: device.function(&SOURCE, &SOURCE.instance(), &entries::REQUEST_SUMMARIES)?,
             summaries: SummaryKernels::load(device)?,
@@ -120,13 +117,14 @@ impl DeviceLogprobs {
     fn parts(&mut self) -> Parts {
         let n = self.max_rows;
         let results = self.memory.begin_use::<SummaryResult>();
-        let requests = results.add(n).cast::<SummaryRequest>();
-        let top = requests.add(n).cast::<KeptToken>();
+        let top = results.add(n).cast::<KeptToken>();
         let listed = top.add(n * TOP_N_MAX as usize);
         let masses = listed.add(n * SUMMARY_LISTED).cast::<u8>();
         let least = masses.add(n * self.tokens.div_ceil(SUMMARY_TOKENS) * PART_MASSES_BYTES).cast::<u64>();
         let listed_counts = least.add(n).cast::<u32>();
-        Parts { results, requests, top, listed, masses, least, listed_counts, kept: listed_counts.add(n) }
+        let (before, kept) = (listed_counts.add(n), listed_counts.add(2 * n));
+        let requests = kept.add(n).cast();
+        Parts { results, requests, top, listed, masses, least, listed_counts, before, kept }
     }
 
     /// Enqueues the results for the rows of a launch, which begin at row `first_row` of the call.
@@ -166,9 +164,8 @@ impl DeviceLogprobs {
         (columns, first_row): (&LogprobColumns, usize),
     ) -> Result<(), CudaError> {
         let weights = self.weights.begin_use();
-        let Parts { results, requests, top, listed, masses, least, listed_counts, .. } = self.parts();
-        if columns.needs_summary() {
-            queue.launch(&self.request, Grid::of(1, call.count), (requests, listed_counts, columns.top_n))?;
+        let Parts { results, requests, top, listed, masses, least, listed_counts, before, .. } = self.parts();
+        if columns.is_any() {
             let FilterCall { logits, row_stride, first_token, tokens, .. } = *call;
             let summaries = RowSummaries {
                 stored: StoredLogits { logits, row_stride, first_token, tokens },
@@ -186,7 +183,9 @@ impl DeviceLogprobs {
                 raw_stride: row_stride,
                 element: abi::element(DType::F32),
                 top_stride: columns.top_n,
+                before: if columns.ranks.is_null() { DeviceAddress::NULL } else { before },
             };
+            queue.launch(&self.request, Grid::of(1, call.count), (*call, summaries, requests))?;
             self.summaries.launch(queue, summaries, call.count)?;
         }
         let call = LogprobCall {
@@ -195,6 +194,7 @@ impl DeviceLogprobs {
             weights,
             summaries: results,
             top,
+            before,
             least,
             kept,
             columns: *columns,

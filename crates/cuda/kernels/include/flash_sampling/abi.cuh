@@ -58,6 +58,16 @@ struct Draw {
 };
 FS_LAYOUT(Draw, 16, FS_AT(token, 0) && FS_AT(score, 4) && FS_AT(logit, 8) && FS_AT(status, 12));
 
+// A word in device memory that decides whether a launch ends at once: if it has this value. Null: never.
+struct SkipIf {
+    const u32* word;
+    u32 value;
+    u32 zero;
+
+    FS_FUNCTION bool holds() const { return word && *word == value; }
+};
+FS_LAYOUT(SkipIf, 16, FS_AT(word, 0) && FS_AT(value, 8) && FS_AT(zero, 12));
+
 // The head and the batch of one launch.
 struct Call {
     const Row* rows;        // [row_count]
@@ -72,11 +82,11 @@ struct Call {
     u32 hidden;
     u32 first_token;        // global id of the weight's first row
     u32 tokens;             // rows of the weight that can be drawn
-    const u32* is_needed;   // null, or a word that is 0 if the launch has nothing to do; only the Hopper kernel reads it
+    SkipIf skip_if;         // only the Hopper kernel reads it
 };
-FS_LAYOUT(Call, 88,
+FS_LAYOUT(Call, 96,
           FS_AT(rows, 0) && FS_AT(bias, 8) && FS_AT(best, 16) && FS_AT(invalid, 24) && FS_AT(logits, 32) &&
           FS_AT(arrived, 40) && FS_AT(draws, 48) && FS_AT(head, 56) && FS_AT(row_count, 64) && FS_AT(hidden, 68) &&
-          FS_AT(first_token, 72) && FS_AT(tokens, 76) && FS_AT(is_needed, 80));
+          FS_AT(first_token, 72) && FS_AT(tokens, 76) && FS_AT(skip_if, 80));
 
 }  // namespace flash_sampling

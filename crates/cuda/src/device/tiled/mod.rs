@@ -8,7 +8,7 @@ mod shadow;
 mod sharded;
 mod storing;
 
-use crate::abi::{Call, DeviceAddress, Draw, LogitStore, Matrices, Row};
+use crate::abi::{Call, DeviceAddress, Draw, LogitStore, Matrices, Row, SkipIf};
 use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::{FusedOutput, MAX_ROWS};
 use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable, PortableOutput, Products};
@@ -314,6 +314,18 @@ impl DeviceTiled {
         &mut self,
         queue: Queue<'_>,
         hidden: &DeviceMatrix,
+        rows: RowsAndDraws,
+        output: FusedOutput,
+    ) -> Result<bool, CudaError> {
+        self.launch_unless(SkipIf::default(), queue, hidden, rows, output)
+    }
+
+    /// [`DeviceTiled::launch_any`], or nothing if a word in device memory says so. Only the Hopper kernel reads the word.
+    pub(crate) fn launch_unless(
+        &mut self,
+        skip_if: SkipIf,
+        queue: Queue<'_>,
+        hidden: &DeviceMatrix,
         (rows, draws): RowsAndDraws,
         output: FusedOutput,
     ) -> Result<bool, CudaError> {
@@ -323,11 +335,11 @@ impl DeviceTiled {
         if !self.head.check_hidden(hidden, self.max_rows)? {
             return Ok(false);
         }
-        let mut call = self.call(hidden, rows, draws);
+        let mut call = self.call(hidden, (rows, draws), skip_if);
         let is_hopper = self.is_hopper(hidden);
         if output.is_draw() && self.uses_shadow(hidden) {
             let shadow = self.shadow.as_mut().expect("it is used");
-            call.is_needed = shadow.launch(queue, hidden, call, &self.device)?;
+            call.skip_if = SkipIf::new(shadow.launch(queue, hidden, call, &self.device)?, 0);
         }
         match self.hopper.as_mut().filter(|_| is_hopper) {
             Some(hopper) => hopper.launch(queue, hidden, call, &output, &self.device).map(|()| false),
@@ -338,7 +350,7 @@ impl DeviceTiled {
         }
     }
 
-    fn call(&mut self, hidden: &DeviceMatrix, rows: DeviceAddress<Row>, draws: DeviceAddress<Draw>) -> Call {
+    fn call(&mut self, hidden: &DeviceMatrix, (rows, draws): RowsAndDraws, skip_if: SkipIf) -> Call {
         let scratch = self.scratch.begin_use::<u8>();
         Call {
             rows,
@@ -353,7 +365,7 @@ impl DeviceTiled {
             hidden: hidden.cols as u32,
             first_token: self.head.first_token,
             tokens: self.head.weight.rows as u32,
-            is_needed: DeviceAddress::NULL,
+            skip_if,
         }
     }
 

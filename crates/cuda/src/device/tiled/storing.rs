@@ -1,7 +1,7 @@
 //! Launches that also store logits: all logits, or the largest logits of rows with filters.
 
 use super::{DeviceTiled, RowsAndDraws};
-use crate::abi::{DeviceAddress, HeadTransform, LogitStore};
+use crate::abi::{DeviceAddress, HeadTransform, LogitStore, SkipIf};
 use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::FusedOutput;
 use crate::device::launch::Queue;
@@ -16,17 +16,17 @@ impl DeviceTiled {
         &mut self,
         queue: Queue<'_>,
         hidden: &DeviceMatrix,
-        (rows, draws): RowsAndDraws,
+        rows: RowsAndDraws,
         logits: DeviceAddress<f32>,
         row_stride: usize,
     ) -> Result<(), CudaError> {
         let (address, cols, dtype) = (logits.cast(), self.head.weight.rows, DType::F32);
         DeviceMatrix { address, dtype, rows: hidden.rows, cols, row_stride }.check("logits")?;
-        check_rows(rows, draws)?;
+        check_rows(rows.0, rows.1)?;
         if !self.head.check_hidden(hidden, self.max_rows)? {
             return Ok(());
         }
-        let call = self.call(hidden, rows, draws);
+        let call = self.call(hidden, rows, SkipIf::default());
         let stored = LogitStore { logits, stride: row_stride as u64, ..LogitStore::default() };
         self.launch_portable(queue, hidden, call, stored)
     }

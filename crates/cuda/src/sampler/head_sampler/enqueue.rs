@@ -68,7 +68,9 @@ impl HeadSampler<'_> {
         let mut filters = kinds.zip(filters.as_mut().map(|(selection, _)| selection));
         let limit = filters.as_ref().map_or(usize::MAX, |(_, selection)| selection.max_rows());
         let invalid = encoder.invalid();
-        let listed = ListedTokens { tokens, vocab_size, has_contents: false };
+        // Log-probabilities and kept tokens need all logits.
+        let has_lists = kinds.is_some_and(|kinds| kinds.has_lists()) && !out.needs_logits() && fused.can_list(hidden);
+        let listed = ListedTokens { tokens, vocab_size, has_contents: false, has_lists };
         encoder.enqueue(queue, (columns, out), (hidden.rows, limit), &listed, |rows, encoded| {
             let (first, states) = (rows.start, hidden.rows(rows));
             match &mut filters {

@@ -6,7 +6,7 @@
 
 use super::HeadSampler;
 use super::kernels::max_launch_draws;
-use crate::abi::{DeviceAddress, FilterCall, RowColumns, TokenColumns};
+use crate::abi::{DeviceAddress, FilterCall, RowColumns, SkipIf, TokenColumns};
 use crate::device::row_columns::ListedTokens;
 use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
@@ -151,6 +151,7 @@ impl HeadSampler<'_> {
                 is_transformed: 0,
                 count: rows.len() as u32,
                 block_maxima: DeviceAddress::NULL,
+                skip_if: SkipIf::default(),
             };
             filters.enqueue(queue, &filtered, kinds)?;
             if kinds.is_any() {
@@ -171,7 +172,7 @@ impl HeadSampler<'_> {
     /// The tokens of the lists of encoded rows.
     fn listed(&self, has_contents: bool) -> ListedTokens {
         let vocab_size = self.shape.vocab_size;
-        ListedTokens { tokens: 0..vocab_size, vocab_size, has_contents }
+        ListedTokens { tokens: 0..vocab_size, vocab_size, has_contents, has_lists: false }
     }
 
     fn check_gpus(&self, exchange: &CudaExchange, stream: &CudaStream) -> Result<(), CudaError> {

@@ -86,7 +86,12 @@ impl ScanRow<'_> {
         let draws = self.draws && !is_done;
         let reads_logits = !self.is_overview() || self.row.filters.is_some() || draws || has_tokens;
         let masses = if is_raw { self.is_raw() && self.is_overview() } else { self.needs_mass() };
-        SummaryRequest { limit, stores: (is_raw || reads_logits).into(), masses: masses.into(), padding: 0 }
+        SummaryRequest {
+            limit,
+            stores: (is_raw || reads_logits).into(),
+            masses: masses.into(),
+            ..SummaryRequest::default()
+        }
     }
 
     /// Takes the draw of the storing pass, if the row needs no other draw.

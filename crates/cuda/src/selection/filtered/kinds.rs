@@ -44,6 +44,11 @@ impl FilterKinds {
         self.by_mass || self.gathered
     }
 
+    /// Whether any row may have min-p or top-k first, so that lists of the largest logits may decide it.
+    pub(crate) fn has_lists(&self) -> bool {
+        self.gathered
+    }
+
     /// Whether block maxima can select the few logits that decide.
     pub(super) fn is_by_block_maxima(&self) -> bool {
         self.is_top_p_alone && self.rows == RowFeatures::Bare

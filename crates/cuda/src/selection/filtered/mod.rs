@@ -9,8 +9,8 @@ mod logit_filters;
 mod sharded_filters;
 
 use crate::abi::{
-    DeviceAddress, Draw, FilterCall, FilterListCall, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, Row,
-    RowFilters, RowLists, block_maxima_bytes,
+    DeviceAddress, Draw, FilterCall, FilterListCall, FilterPasses, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM,
+    LogitStore, Row, RowFilters, RowLists, SkipIf, block_maxima_bytes,
 };
 use crate::compile::kernels::{self, KernelSource};
 use crate::device::alignment::check_aligned;
@@ -44,6 +44,9 @@ pub(crate) struct FilteredRows {
     pub(crate) rows: DeviceAddress<Row>,
     pub(crate) filters: DeviceAddress<RowFilters>,
     pub(crate) draws: DeviceAddress<Draw>,
+    /// For calls that do not wait: a word with the [`FilterPasses`] of the rows, if lists of the largest logits may decide
+    /// the rows with filters. Null: no lists, or the host makes the second pass.
+    pub(crate) passes: DeviceAddress<u32>,
 }
 
 impl FilteredRows {
@@ -195,7 +198,7 @@ impl DeviceFilters {
     ) -> Result<bool, CudaError> {
         // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; this value and the sampler own the scratch.
         let queue = unsafe { Queue::new(stream) };
-        self.enqueue_listed(queue, sampler, hidden, FilteredRows { rows, filters, draws })
+        self.enqueue_listed(queue, sampler, hidden, FilteredRows { rows, filters, draws, passes: DeviceAddress::NULL })
     }
 
     /// [`DeviceFilters::launch_listed`].
@@ -211,9 +214,11 @@ impl DeviceFilters {
             return Ok(false);
         }
         let (lists, are_zeros) = self.begin_lists(queue, rows.filters)?;
-        sampler.launch_any(queue, hidden, rows.unfiltered(), FusedOutput::Lists(lists))?;
+        let FilteredRows { rows: encoded, draws, passes, .. } = rows;
+        let skip_if = SkipIf::new(passes, FilterPasses::Logits as u32);
+        sampler.launch_unless(skip_if, queue, hidden, rows.unfiltered(), FusedOutput::Lists(lists))?;
         if hidden.rows > 0 {
-            let call = FilterListCall { lists, rows: rows.rows, draws: rows.draws };
+            let call = FilterListCall { lists, rows: encoded, draws, passes };
             self.by_list.launch(queue, hidden.rows as u32, (call,))?;
         }
         self.are_zeros = are_zeros;
@@ -264,7 +269,7 @@ impl DeviceFilters {
     ) -> Result<(), CudaError> {
         // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; this value and the sampler own the scratch.
         let queue = unsafe { Queue::new(stream) };
-        self.enqueue(queue, sampler, hidden, FilteredRows { rows, filters, draws }, kinds)
+        self.enqueue(queue, sampler, hidden, FilteredRows { rows, filters, draws, passes: DeviceAddress::NULL }, kinds)
     }
 
     /// [`DeviceFilters::launch`].
@@ -282,6 +287,9 @@ impl DeviceFilters {
     /// Draws as [`DeviceFilters::launch`] does, and decides all rows without a temperature after their filters. With
     /// `stores_raw`, the stored logits are raw. Returns the argument of the selection kernels, unless the call has no
     /// rows.
+    ///
+    /// With a word for [`FilteredRows::passes`], a first pass draws from lists, and the second pass over all logits runs
+    /// only if the device finds that the lists do not decide all rows.
     pub(crate) fn enqueue_decided(
         &mut self,
         queue: Queue<'_>,
@@ -290,6 +298,9 @@ impl DeviceFilters {
         rows: FilteredRows,
         (kinds, stores_raw): (FilterKinds, bool),
     ) -> Result<Option<FilterCall>, CudaError> {
+        if !rows.passes.is_null() {
+            self.enqueue_listed(queue, sampler, hidden, rows)?;
+        }
         let call = self.enqueue_rows(queue, sampler, hidden, &rows, (kinds, stores_raw))?;
         if let Some(call) = call.filter(|_| kinds.is_any()) {
             self.by_logits.decide(queue, call)?;
@@ -311,11 +322,12 @@ impl DeviceFilters {
             && self.by_logits.by_mass.supports_block_maxima()
             && sampler.stores_block_maxima(hidden);
         let (stored, output) = self.logit_store(has_maxima, stores_raw)?;
-        let is_transformed = sampler.launch_any(queue, hidden, rows.unfiltered(), output)?;
+        let skip_if = SkipIf::new(rows.passes, FilterPasses::Lists as u32);
+        let is_transformed = sampler.launch_unless(skip_if, queue, hidden, rows.unfiltered(), output)?;
         if hidden.rows == 0 {
             return Ok(None);
         }
-        let call = self.filter_call(stored, rows, is_transformed, hidden.rows);
+        let call = FilterCall { skip_if, ..self.filter_call(stored, rows, is_transformed, hidden.rows) };
         self.by_logits.enqueue(queue, &call, kinds)?;
         Ok(Some(call))
     }
@@ -344,6 +356,7 @@ impl DeviceFilters {
             is_transformed: is_transformed.into(),
             count: count as u32,
             block_maxima: stored.block_maxima,
+            skip_if: SkipIf::default(),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! then the lists or sums of every shard.
 
 use super::{DeviceFilters, FILTER_LIST_RANKS, FilteredRows};
-use crate::abi::{FilterListCall, PeerRecords};
+use crate::abi::{DeviceAddress, FilterListCall, PeerRecords};
 use crate::device::entries;
 use crate::device::fused_hopper::FusedOutput;
 use crate::device::gpu::Device;
@@ -70,7 +70,7 @@ impl DeviceFilters {
         peers.set_mark(mark());
         peers.enqueue(queue, rows.unfiltered(), hidden.rows)?;
         if hidden.rows > 0 {
-            let call = FilterListCall { lists, rows: rows.rows, draws: rows.draws };
+            let call = FilterListCall { lists, rows: rows.rows, draws: rows.draws, passes: DeviceAddress::NULL };
             self.rank_kernels()?.by_list.launch(queue, hidden.rows as u32, (call, peers.records()))?;
         }
         self.are_zeros = are_zeros;

@@ -159,6 +159,7 @@ impl StoredRows {
             raw_stride: raw.1,
             element: abi::element(raw.2),
             top_stride: list_len as u32,
+            before: DeviceAddress::NULL,
         };
         self.kernels.summaries.launch(queue, call, requests.len() as u32)?;
         Ok(output)

@@ -76,9 +76,9 @@ template <class T, ptx::Operand OPERAND>
 __device__ __forceinline__ void block(const Call& call, const Maps& maps, const LogitStore& stored, const RowLists& lists,
                                       const Masses& masses, const Peers& peers, const Candidates& candidates, u8* memory) {
     if constexpr (T::CANDIDATES) ptx::start_next_launch();
-    if (call.is_needed) {
+    if (call.skip_if.word) {
         ptx::await_earlier_launches();
-        if (*call.is_needed == 0) return;
+        if (call.skip_if.holds()) return;
     }
     u8* const stages = memory + (Ring<T>::ALIGNMENT - ptx::shared_address(memory) % Ring<T>::ALIGNMENT) % Ring<T>::ALIGNMENT;
     Shared<T>& shared = *reinterpret_cast<Shared<T>*>(stages + Ring<T>::STAGES * T::STAGE_BYTES);

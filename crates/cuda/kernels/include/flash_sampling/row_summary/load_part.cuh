@@ -8,6 +8,11 @@
 
 namespace flash_sampling {
 
+constexpr u32 THREADS = 512;
+// Tokens per thread and per block.
+constexpr u32 EACH = 16;
+constexpr u32 TOKENS = THREADS * EACH;
+
 // Returns the position, within its part, of a thread's logit i. Threads hold groups of four neighbours.
 __device__ __forceinline__ u32 token_of(u32 i) { return i / 4 * (4 * THREADS) + 4 * threadIdx.x + i % 4; }
 

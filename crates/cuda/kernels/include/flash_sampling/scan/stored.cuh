@@ -41,9 +41,11 @@ struct SummaryRequest {
     u32 limit;   // largest logits
     u32 stores;  // whether transformed logits are stored
     u32 masses;  // whether the masses are written besides their sum
-    u32 padding;
+    u32 token;   // the number of the drawn token among the row's, to count the tokens before it
+    float logit; // of the drawn token; inf = nothing is drawn
 };
-FS_LAYOUT(SummaryRequest, 16, FS_AT(limit, 0) && FS_AT(stores, 4) && FS_AT(masses, 8) && FS_AT(padding, 12));
+FS_LAYOUT(SummaryRequest, 20,
+          FS_AT(limit, 0) && FS_AT(stores, 4) && FS_AT(masses, 8) && FS_AT(token, 12) && FS_AT(logit, 16));
 
 // The summary of a row by row_summary.cu: its mass is `sum * e^max`.
 struct SummaryResult {

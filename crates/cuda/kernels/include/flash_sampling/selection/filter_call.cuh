@@ -19,6 +19,7 @@ struct FilterCall {
     u32 is_transformed;         // 1 = the logits are transformed, not raw
     u32 count;                  // number of draws
     const u16* block_maxima;    // the BlockMaxima of the rows, if draw i takes row i; null = not stored
+    SkipIf skip_if;
 
 #ifdef __CUDACC__
     __device__ __forceinline__ ExistingRow row(u32 i) const {
@@ -45,10 +46,10 @@ struct FilterCall {
     }
 #endif
 };
-FS_LAYOUT(FilterCall, 72,
+FS_LAYOUT(FilterCall, 88,
           FS_AT(logits, 0) && FS_AT(row_stride, 8) && FS_AT(sources, 16) && FS_AT(rows, 24) && FS_AT(filters, 32) &&
           FS_AT(draws, 40) && FS_AT(first_token, 48) && FS_AT(tokens, 52) && FS_AT(is_transformed, 56) && FS_AT(count, 60) &&
-          FS_AT(block_maxima, 64));
+          FS_AT(block_maxima, 64) && FS_AT(skip_if, 72));
 
 #ifdef __CUDACC__
 

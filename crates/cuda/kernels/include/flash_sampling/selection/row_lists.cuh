@@ -24,13 +24,21 @@ struct RowLists {
 };
 FS_LAYOUT(RowLists, 32, FS_AT(filters, 0) && FS_AT(counters, 8) && FS_AT(posted, 16) && FS_AT(keys, 24));
 
+// The passes of a call with filters that does not wait, as a word in device memory.
+enum class FilterPasses : u32 {
+    Lists = 0,   // so far, lists decide all rows
+    Logits = 1,  // the filters of a row have no list: no lists are made, and the second pass stores all logits
+    Both = 2,    // a list does not decide its row: the second pass stores all logits
+};
+
 // The argument of filter_list.cu and filter_list_ranks.cu.
 struct FilterListCall {
     RowLists lists;   // of the fused kernel; this kernel sets its counters and posts to zeros
     const Row* rows;  // [rows]
     Draw* draws;      // [rows] in: of the fused kernel; out: with filters, Undecided if the list does not decide the row
+    FilterPasses* passes;  // null: a call that waits
 };
-FS_LAYOUT(FilterListCall, 48, FS_AT(lists, 0) && FS_AT(rows, 32) && FS_AT(draws, 40));
+FS_LAYOUT(FilterListCall, 56, FS_AT(lists, 0) && FS_AT(rows, 32) && FS_AT(draws, 40) && FS_AT(passes, 48));
 
 // Returns the minimum over groups of SIZE posts of each group's maximum.
 template <u32 SIZE>

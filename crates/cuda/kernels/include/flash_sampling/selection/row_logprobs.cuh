@@ -17,17 +17,19 @@ struct LogprobCall {
     FilterCall filtered;
     const u32* invalid;              // [draws] 0 = the row's parameters are valid
     const double* weights;           // [MASS_BINS] core's weights of the bins below the highest
-    const SummaryResult* summaries;  // [draws] of all tokens before filters; written if log Z or the largest logits are needed
+    const SummaryResult* summaries;  // [draws] of all tokens before filters
     const KeptToken* top;            // [draws, top_n] the largest logits of the summaries
+    const u32* before;               // [draws] tokens before the drawn one; written if ranks are needed
     u64* least;                      // [draws] the lowest place of a kept token
     u32* kept;                       // [draws] the number of tokens that filters keep, 0 without filters; null = not needed
     LogprobColumns columns;
     u32 first_row;
     u32 padding;
 };
-FS_LAYOUT(LogprobCall, 192,
-          FS_AT(filtered, 0) && FS_AT(invalid, 72) && FS_AT(weights, 80) && FS_AT(summaries, 88) && FS_AT(top, 96) &&
-          FS_AT(least, 104) && FS_AT(kept, 112) && FS_AT(columns, 120) && FS_AT(first_row, 184) && FS_AT(padding, 188));
+FS_LAYOUT(LogprobCall, 216,
+          FS_AT(filtered, 0) && FS_AT(invalid, 88) && FS_AT(weights, 96) && FS_AT(summaries, 104) && FS_AT(top, 112) &&
+          FS_AT(before, 120) && FS_AT(least, 128) && FS_AT(kept, 136) && FS_AT(columns, 144) && FS_AT(first_row, 208) &&
+          FS_AT(padding, 212));
 
 struct KeptCall {
     FilterCall filtered;
@@ -37,9 +39,9 @@ struct KeptCall {
     u32 first_row;
     u32 padding;
 };
-FS_LAYOUT(KeptCall, 120,
-          FS_AT(filtered, 0) && FS_AT(least, 72) && FS_AT(kept, 80) && FS_AT(columns, 88) && FS_AT(first_row, 112) &&
-          FS_AT(padding, 116));
+FS_LAYOUT(KeptCall, 136,
+          FS_AT(filtered, 0) && FS_AT(least, 88) && FS_AT(kept, 96) && FS_AT(columns, 104) && FS_AT(first_row, 128) &&
+          FS_AT(padding, 132));
 
 #ifdef __CUDACC__
 
@@ -166,19 +168,15 @@ struct RowLogprobs {
     __device__ __forceinline__ void write(const Draw& draw) {
         const LogprobColumns& to = call.columns;
         const u64 row = call.first_row + blockIdx.x;
-        const bool is_filtered = exact.filters.is_any(), needs_summary = to.needs_summary();
+        const bool is_filtered = exact.filters.is_any();
         const float logit = exact.row.logit_of(draw.token);
         u64 least = exact.lowest();
-        if (is_filtered && (needs_summary || call.kept)) least = find_least();
+        if (is_filtered) least = find_least();
         if (call.kept) {
             const u32 kept = is_filtered ? count_from(least) : 0;
             if (threadIdx.x == 0) call.least[blockIdx.x] = least, call.kept[blockIdx.x] = kept;
         }
-        if (to.ranks) {
-            const u32 rank = count_from(exact.place(logit, draw.token));
-            if (threadIdx.x == 0) to.ranks[row] = static_cast<i32>(rank);
-        }
-        if (!needs_summary) return;
+        if (!to.is_any()) return;
         const SummaryResult summary = call.summaries[blockIdx.x];
         double log_z = 0.0;
         if (is_filtered)
@@ -187,6 +185,7 @@ struct RowLogprobs {
             log_z = add_rn(static_cast<double>(summary.max), ::log(summary.sum));
         if (threadIdx.x == 0) {
             shared.log_z = log_z;
+            if (to.ranks) to.ranks[row] = static_cast<i32>(1 + call.before[blockIdx.x]);
             if (to.log_z) to.log_z[row] = log_z;
             if (to.log_probs) to.log_probs[row] = log_prob(logit, log_z);
         }
@@ -202,6 +201,15 @@ struct RowLogprobs {
             }
             to.token_log_probs[at] = found;
         }
+    }
+
+    // Returns the request for the summary of a draw's row.
+    static __device__ __forceinline__ SummaryRequest request(const FilterCall& call, u32 i, u32 limit) {
+        const Draw& draw = call.draws[i];
+        if (draw.status != Status::Drawn) return {limit, 0, 0, 0, f32_infinity()};
+        const u32 place = draw.token - call.first_token;
+        const float raw = static_cast<const float*>(call.row(i).logits)[place];
+        return {limit, 0, 0, place, call.is_transformed ? raw : call.rows[i].apply(raw, draw.token)};
     }
 
     // Writes the results of a row without a draw.
