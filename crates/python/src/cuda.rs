@@ -6,6 +6,7 @@ use crate::error::{failed, invalid, of_enqueue};
 use crate::group::Group;
 use crate::head::{Bias, HeadParts};
 use crate::tensor::{Layout, Place, Tensor};
+use flash_sampling::cuda::abi::{RowColumns, TokenColumns};
 use flash_sampling::cuda::cudarc::driver::{CudaStream, result, sys};
 use flash_sampling::cuda::{ColumnCall, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler};
 use flash_sampling::{Capabilities, CudaRank, CudaRankOptions, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
@@ -20,6 +21,7 @@ pub(crate) struct OnDevice {
     /// Set by the drop, and dropped after the sampler.
     context: Option<ThreadContext>,
     place: Place,
+    has_lists: bool,
     #[expect(dead_code, reason = "kept for its drop")]
     head: Option<Arc<HeadParts>>,
 }
@@ -28,6 +30,21 @@ pub(crate) struct OnDevice {
 enum OneOrRank {
     One(DeviceSampler),
     Rank(Box<CudaRank<'static, Group>>),
+}
+
+impl OneOrRank {
+    /// Allocates memory for up to `max_adjusted` adjusted tokens in a row of [`OnDevice::enqueue`]. With a group, a
+    /// collective call.
+    fn prepare_lists(&mut self, max_adjusted: Option<usize>) -> PyResult<()> {
+        let Some(most) = max_adjusted else { return Ok(()) };
+        let (columns, out) = (RowColumns::default(), TokenColumns::default());
+        match self {
+            OneOrRank::One(sampler) => sampler.prepare_enqueue(&columns, &out, most).map_err(|error| failed(&error)),
+            OneOrRank::Rank(sampler) => {
+                sampler.prepare_enqueue(&columns, &out, most).map_err(|error| of_enqueue(&error))
+            }
+        }
+    }
 }
 
 impl Drop for OnDevice {
@@ -55,25 +72,36 @@ impl Drop for ThreadContext {
 }
 
 impl OnDevice {
-    /// Plans a sampler of existing logits on a GPU.
+    /// Plans a sampler of existing logits on a GPU, with up to `max_adjusted` adjusted tokens in a row of
+    /// [`OnDevice::enqueue`]; `None`: without lists of tokens.
     ///
     /// # Errors
     /// Those of the GPU and the plan.
-    pub(crate) fn for_logits(vocab_size: usize, plan: Plan, gpu: usize) -> PyResult<OnDevice> {
+    pub(crate) fn for_logits(
+        vocab_size: usize,
+        (plan, max_adjusted): (Plan, Option<usize>),
+        gpu: usize,
+    ) -> PyResult<OnDevice> {
         Device::count().map_err(|error| failed(&error))?; // loads the driver
         let _context = ThreadContext::present();
         let device = Device::new(gpu).map_err(|error| failed(&error))?;
         let sampler = DeviceSampler::for_logits(vocab_size, plan, &device).map_err(|error| failed(&error))?;
-        let place = Place::Cuda(gpu as i32);
-        Ok(OnDevice { sampler: OneOrRank::One(sampler), device, context: None, place, head: None })
+        let (place, has_lists) = (Place::Cuda(gpu as i32), max_adjusted.is_some());
+        let mut sampler = OneOrRank::One(sampler);
+        sampler.prepare_lists(max_adjusted)?;
+        Ok(OnDevice { sampler, device, context: None, place, has_lists, head: None })
     }
 
     /// Waits for the work that produces weight and bias, and plans the sampler. With a group, the head is this rank's
-    /// shard, and all ranks must call this function.
+    /// shard, and all ranks must call this function. `max_adjusted` has the meaning of [`OnDevice::for_logits`].
     ///
     /// # Errors
     /// Those of the GPU, the head, the plan and the group.
-    pub(crate) fn of_head(parts: Arc<HeadParts>, plan: Plan, group: Option<Group>) -> PyResult<OnDevice> {
+    pub(crate) fn of_head(
+        parts: Arc<HeadParts>,
+        (plan, max_adjusted): (Plan, Option<usize>),
+        group: Option<Group>,
+    ) -> PyResult<OnDevice> {
         let place = parts.weight.place();
         let Place::Cuda(id) = place else { return Err(invalid("head", "the head is not on a GPU")) };
         Device::count().map_err(|error| failed(&error))?; // loads the driver
@@ -108,7 +136,7 @@ impl OnDevice {
         // `Tensor` checked their shapes. By the package's documentation, nothing writes to them during a call.
         let sampler = unsafe { DeviceSampler::new(head, vocab_size, plan, &device) };
         let sampler = sampler.map_err(|error| failed(&error))?;
-        let sampler = match group {
+        let mut sampler = match group {
             None => OneOrRank::One(sampler),
             Some(group) => {
                 let options = CudaRankOptions { device: device.context().ordinal(), ..CudaRankOptions::default() };
@@ -116,7 +144,8 @@ impl OnDevice {
                 OneOrRank::Rank(Box::new(rank))
             }
         };
-        Ok(OnDevice { sampler, device, context: None, place, head: Some(parts) })
+        sampler.prepare_lists(max_adjusted)?;
+        Ok(OnDevice { sampler, device, context: None, place, has_lists: max_adjusted.is_some(), head: Some(parts) })
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -178,13 +207,18 @@ impl OnDevice {
     /// Enqueues draws on the tensor's stream, and returns without waiting.
     ///
     /// # Errors
-    /// The input is not a matrix on this GPU, or the GPU fails.
+    /// The input is not a matrix on this GPU; lists of tokens without `max_adjusted`; the GPU fails.
     pub(crate) fn enqueue(&mut self, input: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
         let layout = input.layout(what)?;
         self.check_place(input, what)?;
+        if let Some(tokens) = call.listed.filter(|_| !self.has_lists) {
+            let text = format!("{tokens} needs Sampler(max_adjusted=...), which is None");
+            return Err(invalid("max_adjusted", text));
+        }
         let _context = ThreadContext::present();
         let (stream, matrix) = (stream(&self.device, input.stream()), matrix(input, &layout));
-        // SAFETY: the input and `call` are tensors of this device, which `borrow` checked. Their libraries keep the
+        // SAFETY: the input and `call` are tensors of this device, which `borrow` checked. By the package's
+        // documentation, the lists of tokens are within their tensors. The tensors' libraries keep the
         // memory for work that is enqueued on this stream before the tensors are freed. Calls of this value on several
         // streams: by the package's documentation, the caller orders them. The stream lives as in `sample`. The drop of
         // this value waits for the GPU; by the package's documentation, this value outlives graphs.
