@@ -263,11 +263,15 @@ impl Sampler {
     /// histories: one History for each row, for penalties and min_tokens; None: empty sequences.
     /// seed: the seeds of rows whose SamplingParams have no seed.
     /// position: the positions of the tokens in their sequences; None: the lengths of the histories.
+    /// first_draw: the numbers of the rows' first draws, 0 to 2^32 - 1: a row has the draws first_draw to
+    ///     first_draw + n - 1 of its seed and position; None: 0.
+    /// mask: [rows, ceil(vocab / 32)] int32, a bitmap of allowed tokens for each row, for example of a grammar.
     ///
     /// Waits for the results, and returns one RowSample for each row.
     ///
     /// Raises FlashSamplingError if a row fails; its `results` has the RowSamples of the other rows.
-    #[pyo3(signature = (input, params, histories=None, *, seed=None, position=None))]
+    #[pyo3(signature = (input, params, histories=None, *, seed=None, position=None, first_draw=None, mask=None))]
+    #[allow(clippy::too_many_arguments)]
     fn sample<'py>(
         &self,
         py: Python<'py>,
@@ -276,9 +280,12 @@ impl Sampler {
         histories: Option<Vec<Bound<'py, History>>>,
         seed: Option<&Bound<'py, PyAny>>,
         position: Option<&Bound<'py, PyAny>>,
+        first_draw: Option<&Bound<'py, PyAny>>,
+        mask: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (tensor, rows) = self.borrow(input)?;
-        let requests = Requests::read(rows, self.vocab_size, params, histories, seed, position)?;
+        let arguments = [seed, position, first_draw, mask];
+        let requests = Requests::read(rows, self.vocab_size, params, histories, arguments)?;
         let result = |sample: Option<Sample<'_>>| sample.map(RowSample::from);
         let (results, errors) = self.draw(py, &tensor, requests.params(), result)?;
         let results = PyList::new(py, results)?.into_any();

@@ -137,6 +137,8 @@ class Draw:
     @property
     def logit(self) -> float: ...
     @property
+    def raw_logit(self) -> float | None: ...
+    @property
     def logprob(self) -> float | None: ...
     @property
     def rank(self) -> int | None: ...
@@ -165,7 +167,11 @@ class RowSample:
     @property
     def top(self) -> list[tuple[int, float]]: ...
     @property
+    def top_logits(self) -> list[tuple[int, float]]: ...
+    @property
     def token_logprobs(self) -> list[tuple[int, float]]: ...
+    @property
+    def token_logits(self) -> list[tuple[int, float]]: ...
     @property
     def kept(self) -> Kept | None: ...
     @property
@@ -282,6 +288,8 @@ class Sampler:
         *,
         seed: _Ints | None = None,
         position: _Ints | None = None,
+        first_draw: _Ints | None = None,
+        mask: _Tensor | None = None,
     ) -> list[RowSample]:
         """Draws with one SamplingParams for each row, and returns all results: one RowSample for each row."""
 
