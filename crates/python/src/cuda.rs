@@ -8,8 +8,14 @@ use crate::head::{Bias, HeadParts};
 use crate::tensor::{Layout, Place, Tensor};
 use flash_sampling::cuda::abi::{RowColumns, TokenColumns};
 use flash_sampling::cuda::cudarc::driver::{CudaStream, result, sys};
-use flash_sampling::cuda::{ColumnCall, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler};
-use flash_sampling::{Capabilities, CudaRank, CudaRankOptions, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
+use flash_sampling::cuda::{
+    ColumnCall, CudaError, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler, DeviceShadow,
+    ShadowMemory,
+};
+use flash_sampling::{
+    Capabilities, CudaRank, CudaRankOptions, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
+    make_shadow,
+};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -17,6 +23,8 @@ use std::sync::Arc;
 pub(crate) struct OnDevice {
     /// The sampler reads the head's memory, so it is dropped before the head.
     sampler: OneOrRank,
+    #[expect(dead_code, reason = "kept for its drop")]
+    shadow: Option<ShadowMemory>,
     device: Arc<Device>,
     /// Set by the drop, and dropped after the sampler.
     context: Option<ThreadContext>,
@@ -89,17 +97,19 @@ impl OnDevice {
         let (place, has_lists) = (Place::Cuda(gpu as i32), max_adjusted.is_some());
         let mut sampler = OneOrRank::One(sampler);
         sampler.prepare_lists(max_adjusted)?;
-        Ok(OnDevice { sampler, device, context: None, place, has_lists, head: None })
+        Ok(OnDevice { sampler, shadow: None, device, context: None, place, has_lists, head: None })
     }
 
     /// Waits for the work that produces weight and bias, and plans the sampler. With a group, the head is this rank's
     /// shard, and all ranks must call this function. `max_adjusted` has the meaning of [`OnDevice::for_logits`].
+    /// With `has_shadow`, draws read a shadow of the weight.
     ///
     /// # Errors
     /// Those of the GPU, the head, the plan and the group.
     pub(crate) fn of_head(
         parts: Arc<HeadParts>,
         (plan, max_adjusted): (Plan, Option<usize>),
+        has_shadow: bool,
         group: Option<Group>,
     ) -> PyResult<OnDevice> {
         let place = parts.weight.place();
@@ -122,7 +132,7 @@ impl OnDevice {
         for at in streams {
             stream(&device, at).synchronize().map_err(|error| failed(&error))?;
         }
-        let head = DeviceHead {
+        let mut head = DeviceHead {
             weight: DeviceMatrix { rows: tokens, ..matrix(&parts.weight, &parts.layout) },
             scales: None,
             first_token: as_u32("first_token", parts.first_token)?,
@@ -131,9 +141,18 @@ impl OnDevice {
             scale: parts.scale,
             shadow: None,
         };
+        let mut shadow = None;
+        if has_shadow && tokens > 0 {
+            let refused = |error: CudaError| invalid("shadow", error.to_string());
+            head.check_shadow_on(&device).map_err(refused)?;
+            // SAFETY: the weight is a tensor of this device, which `Tensor` checked; the code above waited for it.
+            let (made, memory) = unsafe { shadow_of(&head.weight, &device) }?;
+            (head.shadow, shadow) = (Some(made), Some(memory));
+            head.check_shadow_on(&device).map_err(refused)?;
+        }
         let vocab_size = as_u32("vocab_size", parts.vocab_size)?;
-        // SAFETY: weight and bias are tensors of this device, which the result holds and drops after the sampler.
-        // `Tensor` checked their shapes. By the package's documentation, nothing writes to them during a call.
+        // SAFETY: weight and bias are tensors of this device, and the shadow is memory of this device, all of which the
+        // result holds and drops after the sampler. `Tensor` checked their shapes. By the package's documentation, nothing writes to them during a call.
         let sampler = unsafe { DeviceSampler::new(head, vocab_size, plan, &device) };
         let sampler = sampler.map_err(|error| failed(&error))?;
         let mut sampler = match group {
@@ -145,7 +164,8 @@ impl OnDevice {
             }
         };
         sampler.prepare_lists(max_adjusted)?;
-        Ok(OnDevice { sampler, device, context: None, place, has_lists: max_adjusted.is_some(), head: Some(parts) })
+        let has_lists = max_adjusted.is_some();
+        Ok(OnDevice { sampler, shadow, device, context: None, place, has_lists, head: Some(parts) })
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -241,6 +261,29 @@ impl OnDevice {
             false => Err(invalid(what, format!("{what} is on {}, but must be on {}", input.place(), self.place))),
         }
     }
+}
+
+/// Makes the shadow of a weight in device memory: copies the weight to the host, and the shadow to the device.
+///
+/// # Safety
+/// The weight is device memory of this device, and no work that writes to it is pending.
+unsafe fn shadow_of(weight: &DeviceMatrix, device: &Device) -> PyResult<(DeviceShadow, ShadowMemory)> {
+    let DeviceMatrix { address, dtype, rows, cols, row_stride } = *weight;
+    let elements = if rows == 0 { 0 } else { (rows - 1) * row_stride + cols };
+    let mut bytes = vec![0u8; elements * dtype.block_bytes()];
+    let context = device.context();
+    context.bind_to_thread().map_err(|error| failed(&error))?;
+    if !bytes.is_empty() {
+        // SAFETY: by the contract, the memory has these bytes.
+        unsafe { result::memcpy_dtoh_sync(&mut bytes, address.get()) }.map_err(|error| failed(&error))?;
+    }
+    let on_host = Matrix::from_bytes(&bytes, dtype, rows, cols, row_stride).map_err(|error| failed(&error))?;
+    let buffer = make_shadow(&on_host).map_err(|error| invalid("shadow", error.to_string()))?;
+    drop(bytes);
+    let stream = context.new_stream().map_err(|error| failed(&error))?;
+    let uploaded = DeviceShadow::upload(&buffer.shadow(), &stream).map_err(|error| failed(&error))?;
+    stream.synchronize().map_err(|error| failed(&error))?;
+    Ok(uploaded)
 }
 
 fn matrix(tensor: &Tensor, layout: &Layout) -> DeviceMatrix {

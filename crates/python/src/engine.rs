@@ -108,9 +108,6 @@ impl Engine {
                 return Err(invalid(knob, format!("{knob} must be None for a head on {place}")));
             }
         }
-        if config.shadow {
-            return Err(invalid("shadow", format!("shadow must be False for a head on {place}")));
-        }
         if config.variant != VariantConfig::Tiled {
             return Err(invalid(
                 "variant",
@@ -119,7 +116,8 @@ impl Engine {
         }
         preload(py)?;
         let limits = (config.plan, options.max_adjusted);
-        py.detach(|| OnDevice::of_head(parts, limits, group)).map(|sampler| Engine::Device(Box::new(sampler)))
+        py.detach(|| OnDevice::of_head(parts, limits, config.shadow, group))
+            .map(|sampler| Engine::Device(Box::new(sampler)))
     }
 
     /// Builds a sampler of existing logits, on the CPU or on the GPU of the backend.

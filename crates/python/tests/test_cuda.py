@@ -407,6 +407,54 @@ def test_rows_with_more_adjusted_tokens_than_planned_fail_alone(problem):
     assert error.value.knob == "max_adjusted"
 
 
+def test_a_shadow_changes_no_draw():
+    if torch.cuda.get_device_capability() != (9, 0):
+        skip("shadow", "the GPU does not have compute capability 9.0")
+    torch.manual_seed(5)
+    weight = torch.randn(32_000, 1024, device="cuda", dtype=torch.bfloat16)
+    hidden = torch.randn(96, 1024, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(32_000, device="cuda")
+    seeds, out = torch.arange(96, device="cuda"), torch.empty(96, dtype=torch.int64, device="cuda")
+    mask = torch.randint(-(2**31), 2**31, (96, 1000), dtype=torch.int32, device="cuda")
+    plain = Sampler(Head(weight, bias, vocab_size=31_990, scale=0.5))
+    free = torch.cuda.mem_get_info()[0]
+    shadowed = Sampler(Head(weight, bias, vocab_size=31_990, scale=0.5), shadow=True)
+    # The shadow takes at least a byte for each weight.
+    assert free - torch.cuda.mem_get_info()[0] >= 31_990 * 1024
+    for rows in (1, 5, 33, 96):
+        for params in [{}, {"temperature": 0.1}, {"temperature": 0}, {"mask": mask[:rows]}, {"top_k": 20}]:
+            keys = {"seed": seeds[:rows], "position": 7}
+            assert torch.equal(shadowed(hidden[:rows], **keys, **params), plain(hidden[:rows], **keys, **params)), params
+        columns = {"seed": seeds[:rows], "position": seeds[:rows] + 3}
+        call = lambda: shadowed.enqueue(hidden[:rows], out[:rows], **columns)
+        call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        for _ in range(3):
+            columns["position"] += 1
+            graph.replay()
+            assert torch.equal(out[:rows], plain(hidden[:rows], **columns))
+
+
+def test_a_shadow_that_the_gpu_would_not_read_is_refused():
+    weight = torch.randn(1000, 64, device="cuda", dtype=torch.bfloat16)
+    heads = {
+        "the GPU does not have compute capability 9.0": Head(weight),
+        "the weight is neither bf16 nor f16": Head(weight.float()),
+        "the weight's address or stride is not a multiple of 16 bytes": Head(weight[:, 1:]),
+        "the head has a soft-cap": Head(weight, soft_cap=5.0),
+        "the weight has numbers that are not finite, or too large": Head(weight * 1e35),
+    }
+    capable = torch.cuda.get_device_capability() == (9, 0)
+    first, *others = heads
+    for reason in others if capable else [first]:
+        with pytest.raises(FlashSamplingError, match=f"the shadow .* cannot be used: {reason}") as error:
+            Sampler(heads[reason], shadow=True)
+        assert error.value.knob == "shadow"
+
+
 def test_logits_on_other_devices_and_of_other_shapes_are_errors(problem):
     sampler, logits = Sampler.for_logits(1000, 4, backend="cuda:0"), torch.tensor(problem.logits, device="cuda")
     with pytest.raises(FlashSamplingError, match="logits is on the CPU, but the sampler is on cuda:0"):
