@@ -161,7 +161,7 @@ pub enum CudaError {
     /// The kernels cannot read a matrix in device memory.
     #[error("the {what} in device memory cannot be used: {reason}")]
     Layout {
-        /// Weight, scales, bias, hidden states, logits, operands, rows, filters, draws, sources or log Z.
+        /// Weight, scales, bias, hidden states, logits, operands, rows, filters, draws, sources, shadow or log Z.
         what: &'static str,
         /// The fault.
         reason: &'static str,

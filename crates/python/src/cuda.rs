@@ -6,9 +6,16 @@ use crate::error::{failed, invalid, of_enqueue};
 use crate::group::Group;
 use crate::head::{Bias, HeadParts};
 use crate::tensor::{Layout, Place, Tensor};
+use flash_sampling::cuda::abi::{RowColumns, TokenColumns};
 use flash_sampling::cuda::cudarc::driver::{CudaStream, result, sys};
-use flash_sampling::cuda::{ColumnCall, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler};
-use flash_sampling::{Capabilities, CudaRank, CudaRankOptions, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
+use flash_sampling::cuda::{
+    ColumnCall, CudaError, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler, DeviceShadow,
+    ShadowMemory,
+};
+use flash_sampling::{
+    Capabilities, CudaRank, CudaRankOptions, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
+    make_shadow,
+};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -16,10 +23,13 @@ use std::sync::Arc;
 pub(crate) struct OnDevice {
     /// The sampler reads the head's memory, so it is dropped before the head.
     sampler: OneOrRank,
+    #[expect(dead_code, reason = "kept for its drop")]
+    shadow: Option<ShadowMemory>,
     device: Arc<Device>,
     /// Set by the drop, and dropped after the sampler.
     context: Option<ThreadContext>,
     place: Place,
+    has_lists: bool,
     #[expect(dead_code, reason = "kept for its drop")]
     head: Option<Arc<HeadParts>>,
 }
@@ -28,6 +38,21 @@ pub(crate) struct OnDevice {
 enum OneOrRank {
     One(DeviceSampler),
     Rank(Box<CudaRank<'static, Group>>),
+}
+
+impl OneOrRank {
+    /// Allocates memory for up to `max_adjusted` adjusted tokens in a row of [`OnDevice::enqueue`]. With a group, a
+    /// collective call.
+    fn prepare_lists(&mut self, max_adjusted: Option<usize>) -> PyResult<()> {
+        let Some(most) = max_adjusted else { return Ok(()) };
+        let (columns, out) = (RowColumns::default(), TokenColumns::default());
+        match self {
+            OneOrRank::One(sampler) => sampler.prepare_enqueue(&columns, &out, most).map_err(|error| failed(&error)),
+            OneOrRank::Rank(sampler) => {
+                sampler.prepare_enqueue(&columns, &out, most).map_err(|error| of_enqueue(&error))
+            }
+        }
+    }
 }
 
 impl Drop for OnDevice {
@@ -55,25 +80,38 @@ impl Drop for ThreadContext {
 }
 
 impl OnDevice {
-    /// Plans a sampler of existing logits on a GPU.
+    /// Plans a sampler of existing logits on a GPU, with up to `max_adjusted` adjusted tokens in a row of
+    /// [`OnDevice::enqueue`]; `None`: without lists of tokens.
     ///
     /// # Errors
     /// Those of the GPU and the plan.
-    pub(crate) fn for_logits(vocab_size: usize, plan: Plan, gpu: usize) -> PyResult<OnDevice> {
+    pub(crate) fn for_logits(
+        vocab_size: usize,
+        (plan, max_adjusted): (Plan, Option<usize>),
+        gpu: usize,
+    ) -> PyResult<OnDevice> {
         Device::count().map_err(|error| failed(&error))?; // loads the driver
         let _context = ThreadContext::present();
         let device = Device::new(gpu).map_err(|error| failed(&error))?;
         let sampler = DeviceSampler::for_logits(vocab_size, plan, &device).map_err(|error| failed(&error))?;
-        let place = Place::Cuda(gpu as i32);
-        Ok(OnDevice { sampler: OneOrRank::One(sampler), device, context: None, place, head: None })
+        let (place, has_lists) = (Place::Cuda(gpu as i32), max_adjusted.is_some());
+        let mut sampler = OneOrRank::One(sampler);
+        sampler.prepare_lists(max_adjusted)?;
+        Ok(OnDevice { sampler, shadow: None, device, context: None, place, has_lists, head: None })
     }
 
     /// Waits for the work that produces weight and bias, and plans the sampler. With a group, the head is this rank's
-    /// shard, and all ranks must call this function.
+    /// shard, and all ranks must call this function. `max_adjusted` has the meaning of [`OnDevice::for_logits`].
+    /// With `has_shadow`, draws read a shadow of the weight.
     ///
     /// # Errors
     /// Those of the GPU, the head, the plan and the group.
-    pub(crate) fn of_head(parts: Arc<HeadParts>, plan: Plan, group: Option<Group>) -> PyResult<OnDevice> {
+    pub(crate) fn of_head(
+        parts: Arc<HeadParts>,
+        (plan, max_adjusted): (Plan, Option<usize>),
+        has_shadow: bool,
+        group: Option<Group>,
+    ) -> PyResult<OnDevice> {
         let place = parts.weight.place();
         let Place::Cuda(id) = place else { return Err(invalid("head", "the head is not on a GPU")) };
         Device::count().map_err(|error| failed(&error))?; // loads the driver
@@ -94,7 +132,7 @@ impl OnDevice {
         for at in streams {
             stream(&device, at).synchronize().map_err(|error| failed(&error))?;
         }
-        let head = DeviceHead {
+        let mut head = DeviceHead {
             weight: DeviceMatrix { rows: tokens, ..matrix(&parts.weight, &parts.layout) },
             scales: None,
             first_token: as_u32("first_token", parts.first_token)?,
@@ -103,12 +141,21 @@ impl OnDevice {
             scale: parts.scale,
             shadow: None,
         };
+        let mut shadow = None;
+        if has_shadow && tokens > 0 {
+            let refused = |error: CudaError| invalid("shadow", error.to_string());
+            head.check_shadow_on(&device).map_err(refused)?;
+            // SAFETY: the weight is a tensor of this device, which `Tensor` checked; the code above waited for it.
+            let (made, memory) = unsafe { shadow_of(&head.weight, &device) }?;
+            (head.shadow, shadow) = (Some(made), Some(memory));
+            head.check_shadow_on(&device).map_err(refused)?;
+        }
         let vocab_size = as_u32("vocab_size", parts.vocab_size)?;
-        // SAFETY: weight and bias are tensors of this device, which the result holds and drops after the sampler.
-        // `Tensor` checked their shapes. By the package's documentation, nothing writes to them during a call.
+        // SAFETY: weight and bias are tensors of this device, and the shadow is memory of this device, all of which the
+        // result holds and drops after the sampler. `Tensor` checked their shapes. By the package's documentation, nothing writes to them during a call.
         let sampler = unsafe { DeviceSampler::new(head, vocab_size, plan, &device) };
         let sampler = sampler.map_err(|error| failed(&error))?;
-        let sampler = match group {
+        let mut sampler = match group {
             None => OneOrRank::One(sampler),
             Some(group) => {
                 let options = CudaRankOptions { device: device.context().ordinal(), ..CudaRankOptions::default() };
@@ -116,7 +163,9 @@ impl OnDevice {
                 OneOrRank::Rank(Box::new(rank))
             }
         };
-        Ok(OnDevice { sampler, device, context: None, place, head: Some(parts) })
+        sampler.prepare_lists(max_adjusted)?;
+        let has_lists = max_adjusted.is_some();
+        Ok(OnDevice { sampler, shadow, device, context: None, place, has_lists, head: Some(parts) })
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -178,13 +227,18 @@ impl OnDevice {
     /// Enqueues draws on the tensor's stream, and returns without waiting.
     ///
     /// # Errors
-    /// The input is not a matrix on this GPU, or the GPU fails.
+    /// The input is not a matrix on this GPU; lists of tokens without `max_adjusted`; the GPU fails.
     pub(crate) fn enqueue(&mut self, input: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
         let layout = input.layout(what)?;
         self.check_place(input, what)?;
+        if let Some(tokens) = call.listed.filter(|_| !self.has_lists) {
+            let text = format!("{tokens} needs Sampler(max_adjusted=...), which is None");
+            return Err(invalid("max_adjusted", text));
+        }
         let _context = ThreadContext::present();
         let (stream, matrix) = (stream(&self.device, input.stream()), matrix(input, &layout));
-        // SAFETY: the input and `call` are tensors of this device, which `borrow` checked. Their libraries keep the
+        // SAFETY: the input and `call` are tensors of this device, which `borrow` checked. By the package's
+        // documentation, the lists of tokens are within their tensors. The tensors' libraries keep the
         // memory for work that is enqueued on this stream before the tensors are freed. Calls of this value on several
         // streams: by the package's documentation, the caller orders them. The stream lives as in `sample`. The drop of
         // this value waits for the GPU; by the package's documentation, this value outlives graphs.
@@ -207,6 +261,29 @@ impl OnDevice {
             false => Err(invalid(what, format!("{what} is on {}, but must be on {}", input.place(), self.place))),
         }
     }
+}
+
+/// Makes the shadow of a weight in device memory: copies the weight to the host, and the shadow to the device.
+///
+/// # Safety
+/// The weight is device memory of this device, and no work that writes to it is pending.
+unsafe fn shadow_of(weight: &DeviceMatrix, device: &Device) -> PyResult<(DeviceShadow, ShadowMemory)> {
+    let DeviceMatrix { address, dtype, rows, cols, row_stride } = *weight;
+    let elements = if rows == 0 { 0 } else { (rows - 1) * row_stride + cols };
+    let mut bytes = vec![0u8; elements * dtype.block_bytes()];
+    let context = device.context();
+    context.bind_to_thread().map_err(|error| failed(&error))?;
+    if !bytes.is_empty() {
+        // SAFETY: by the contract, the memory has these bytes.
+        unsafe { result::memcpy_dtoh_sync(&mut bytes, address.get()) }.map_err(|error| failed(&error))?;
+    }
+    let on_host = Matrix::from_bytes(&bytes, dtype, rows, cols, row_stride).map_err(|error| failed(&error))?;
+    let buffer = make_shadow(&on_host).map_err(|error| invalid("shadow", error.to_string()))?;
+    drop(bytes);
+    let stream = context.new_stream().map_err(|error| failed(&error))?;
+    let uploaded = DeviceShadow::upload(&buffer.shadow(), &stream).map_err(|error| failed(&error))?;
+    stream.synchronize().map_err(|error| failed(&error))?;
+    Ok(uploaded)
 }
 
 fn matrix(tensor: &Tensor, layout: &Layout) -> DeviceMatrix {

@@ -1,11 +1,41 @@
 //! The tensors of a call that does not wait: parameters, tokens and other results in memory of a GPU.
 
-use crate::error::invalid;
-use crate::rows::Argument;
+use crate::error::{invalid, invalid_type};
 use crate::tensor::{Kind, Place, Tensor};
 use flash_sampling::cuda::DeviceAddress;
-use flash_sampling::cuda::abi::{LogprobColumns, RowColumns, TokenColumns};
+use flash_sampling::cuda::abi::{LogprobColumns, RowColumns, TokenColumns, TokenLists};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// The keyword arguments of a call that are not `None`. A read argument is removed.
+struct Arguments<'py>(Vec<(String, Bound<'py, PyAny>)>);
+
+impl<'py> Arguments<'py> {
+    fn read(given: Option<&Bound<'py, PyDict>>) -> PyResult<Self> {
+        let given = given.into_iter().flat_map(|dict| dict.iter()).filter(|(_, value)| !value.is_none());
+        given.map(|(name, value)| Ok((name.extract()?, value))).collect::<PyResult<_>>().map(Arguments)
+    }
+
+    fn take(&mut self, name: &str) -> Option<Bound<'py, PyAny>> {
+        let at = self.0.iter().position(|(given, _)| given == name)?;
+        Some(self.0.swap_remove(at).1)
+    }
+
+    fn take_required(&mut self, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match self.take(name) {
+            None => Err(invalid_type(format!("enqueue() needs the keyword argument {name}"))),
+            given => Ok(given),
+        }
+    }
+
+    /// Refuses arguments that were not read.
+    fn check_empty(&self) -> PyResult<()> {
+        match self.0.first() {
+            Some((name, _)) => Err(invalid_type(format!("enqueue() has no keyword argument {name}"))),
+            None => Ok(()),
+        }
+    }
+}
 
 /// The tensors of a call that does not wait.
 pub(crate) struct DeviceCall {
@@ -15,92 +45,174 @@ pub(crate) struct DeviceCall {
     stream: u64,
     pub(crate) columns: RowColumns,
     pub(crate) out: TokenColumns,
+    /// The argument with the tokens of a list, if there are lists.
+    pub(crate) listed: Option<&'static str>,
     /// Keeps the tensors until the kernels are enqueued. From then on, their libraries keep the memory for work on the
     /// stream.
     held: Vec<Tensor>,
 }
 
+const INTEGERS: &[Kind] = &[Kind::Int, Kind::UInt];
+const INT: &[Kind] = &[Kind::Int];
+const FLOAT: &[Kind] = &[Kind::Float];
+
 impl DeviceCall {
-    /// Borrows the tensors of a call for an input with `rows` rows. The call writes `out` and `statuses`.
+    /// Borrows the tensors of a call for an input with `rows` rows. `mode` is the argument `logprobs_mode`, and `given`
+    /// has the other keyword arguments.
     ///
     /// # Errors
-    /// A tensor that is not on the GPU, or has another shape or element type; its name is the knob.
+    /// * A tensor that is not on the GPU, or has another shape or element type; its name is the knob. A missing tensor;
+    ///   an unknown mode.
+    /// * `TypeError`: an unknown argument; a missing seed or position.
     pub(crate) fn borrow(
         (rows, input, vocab_size): (usize, &Tensor, u32),
-        [seed, position]: [Argument<'_, '_>; 2],
-        [temperature, top_p, min_p]: [Argument<'_, '_>; 3],
-        [top_k, mask]: [Argument<'_, '_>; 2],
-        [out, statuses]: [Argument<'_, '_>; 2],
-    ) -> PyResult<DeviceCall> {
-        const INTEGERS: &[Kind] = &[Kind::Int, Kind::UInt];
-        let (columns, results) = (RowColumns::default(), TokenColumns::default());
-        let (place, stream) = (input.place(), input.stream());
-        let mut call = DeviceCall { rows, place, stream, columns, out: results, held: Vec::new() };
-        call.columns.seed = call.column(seed, "seed", INTEGERS)?;
-        call.columns.position = call.column(position, "position", INTEGERS)?;
-        call.columns.temperature = call.column(temperature, "temperature", &[Kind::Float])?;
-        call.columns.top_p = call.column(top_p, "top_p", &[Kind::Float])?;
-        call.columns.min_p = call.column(min_p, "min_p", &[Kind::Float])?;
-        call.columns.top_k = call.column(top_k, "top_k", &[Kind::Int])?;
-        call.out.tokens = call.result(out, "out", &[Kind::Int])?;
-        call.out.statuses = call.result(statuses, "statuses", INTEGERS)?;
-        if let Some(mask) = mask {
-            call.mask(mask, vocab_size.div_ceil(32) as usize)?;
-        }
-        Ok(call)
-    }
-
-    /// Borrows the tensors of log-probabilities and kept tokens. `mode` is the argument `logprobs_mode`.
-    ///
-    /// # Errors
-    /// As [`DeviceCall::borrow`]; an unknown mode.
-    pub(crate) fn borrow_logprobs(
-        &mut self,
+        out: &Bound<'_, PyAny>,
         mode: &str,
-        [logprobs, ranks, log_z]: [Argument<'_, '_>; 3],
-        [top_tokens, top_logprobs]: [Argument<'_, '_>; 2],
-        [token_ids, token_logprobs]: [Argument<'_, '_>; 2],
-        [kept_begin, kept_tokens]: [Argument<'_, '_>; 2],
-    ) -> PyResult<()> {
-        let mut columns = LogprobColumns {
-            log_probs: self.result(logprobs, "logprobs", &[Kind::Float])?,
-            ranks: self.result(ranks, "ranks", &[Kind::Int])?,
-            log_z: self.result(log_z, "log_z", &[Kind::Float])?,
-            ..LogprobColumns::default()
+        given: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<DeviceCall> {
+        let mut given = Arguments::read(given)?;
+        let mut call = DeviceCall {
+            rows,
+            place: input.place(),
+            stream: input.stream(),
+            columns: RowColumns::default(),
+            out: TokenColumns::default(),
+            listed: None,
+            held: Vec::new(),
         };
-        let top = [(top_tokens, "top_tokens"), (top_logprobs, "top_logprobs")];
-        if let Some((object, name)) = top.iter().find_map(|&(object, name)| Some((object?, name))) {
-            let width = self.width(object, name)?;
-            let shape = [self.rows, width];
-            columns.top_tokens = self.result_of(top_tokens, "top_tokens", &shape, &[Kind::Int])?;
-            columns.top_log_probs = self.result_of(top_logprobs, "top_logprobs", &shape, &[Kind::Float])?;
-            columns.top_n =
-                u32::try_from(width).map_err(|_| invalid(name, format!("{name} has 2^32 columns or more")))?;
-        }
-        if let Some(object) = token_ids {
-            let width = self.width(object, "logprob_token_ids")?;
-            let shape = [self.rows, width];
-            columns.token_ids = self.array(token_ids, "logprob_token_ids", &shape, &[Kind::Int])?;
-            columns.token_log_probs = self.result_of(token_logprobs, "token_logprobs", &shape, &[Kind::Float])?;
-            let too_many = |_| invalid("logprob_token_ids", "logprob_token_ids has 2^32 columns or more");
-            columns.token_count = u32::try_from(width).map_err(too_many)?;
-        }
-        if token_ids.is_some() != token_logprobs.is_some() {
-            return Err(invalid("token_logprobs", "logprob_token_ids and token_logprobs must be given together"));
-        }
+        call.borrow_parameters(&mut given, vocab_size)?;
+        call.borrow_lists(&mut given)?;
+        call.out.tokens = call.result(Some(out.clone()), "out", INT)?;
+        call.out.statuses = call.result(given.take("statuses"), "statuses", INTEGERS)?;
+        let logprobs = call.borrow_logprobs(&mut given)?;
         match mode {
-            "processed_logprobs" => self.out.processed = columns,
-            "raw_logprobs" => self.out.raw = columns,
+            "processed_logprobs" => call.out.processed = logprobs,
+            "raw_logprobs" => call.out.raw = logprobs,
             _ => {
                 let text = format!("logprobs_mode is {mode:?}, but must be processed_logprobs or raw_logprobs");
                 return Err(invalid("logprobs_mode", text));
             }
         }
-        let kept = &[Kind::Int];
-        self.out.kept.begin = self.result_of(kept_begin, "kept_begin", &[self.rows + 1], kept)?;
-        if let Some(tokens) = kept_tokens {
-            let capacity = self.tensor(tokens, "kept_tokens")?.shape().first().copied().unwrap_or(0);
-            self.out.kept.tokens = self.result_of(kept_tokens, "kept_tokens", &[capacity], kept)?;
+        call.borrow_kept(&mut given)?;
+        given.check_empty()?;
+        Ok(call)
+    }
+
+    /// Borrows the parameters with one element per row, and the masks.
+    fn borrow_parameters(&mut self, given: &mut Arguments<'_>, vocab_size: u32) -> PyResult<()> {
+        self.columns.seed = self.column(given.take_required("seed")?, "seed", INTEGERS)?;
+        self.columns.position = self.column(given.take_required("position")?, "position", INTEGERS)?;
+        self.columns.top_k = self.column(given.take("top_k"), "top_k", INT)?;
+        self.columns.min_tokens = self.column(given.take("min_tokens"), "min_tokens", INT)?;
+        let mut float = |name| self.column(given.take(name), name, FLOAT);
+        let (temperature, top_p, min_p) = (float("temperature")?, float("top_p")?, float("min_p")?);
+        let [repetition_penalty, frequency_penalty, presence_penalty] =
+            [float("repetition_penalty")?, float("frequency_penalty")?, float("presence_penalty")?];
+        self.columns = RowColumns {
+            temperature,
+            top_p,
+            min_p,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            ..self.columns
+        };
+        match given.take("mask") {
+            Some(mask) => self.mask(&mask, vocab_size.div_ceil(32) as usize),
+            None => Ok(()),
+        }
+    }
+
+    /// Borrows the lists of tokens of each row.
+    fn borrow_lists(&mut self, given: &mut Arguments<'_>) -> PyResult<()> {
+        let (biases, values) =
+            (self.lists(given, ["bias_begin", "bias_end", "bias_tokens"])?, given.take("bias_values"));
+        if biases.is_some() != values.is_some() {
+            return Err(invalid("bias_values", "bias_tokens and bias_values must be given together"));
+        }
+        let (lists, count) = biases.unwrap_or_default();
+        self.columns.logit_bias = lists;
+        self.columns.logit_bias_values = self.array(values, "bias_values", &[count], FLOAT)?;
+        let mut lists = |names| Ok::<_, PyErr>(self.lists(given, names)?.unwrap_or_default().0);
+        let banned = lists(["banned_begin", "banned_end", "banned_tokens"])?;
+        let stop_tokens = lists(["stop_begin", "stop_end", "stop_tokens"])?;
+        let prompt = lists(["prompt_begin", "prompt_end", "prompt_tokens"])?;
+        let output = lists(["output_begin", "output_end", "output_tokens"])?;
+        self.columns = RowColumns { banned, stop_tokens, prompt, output, ..self.columns };
+        Ok(())
+    }
+
+    /// Borrows a list of tokens for each row, and returns the lists with the number of all tokens. Without the argument
+    /// `end`, the lists are in CSR form.
+    fn lists(
+        &mut self,
+        given: &mut Arguments<'_>,
+        [begin, end, tokens]: [&'static str; 3],
+    ) -> PyResult<Option<(TokenLists, usize)>> {
+        let (begin_of, end_of) = (given.take(begin), given.take(end));
+        let Some(object) = given.take(tokens) else {
+            let lone = [(begin_of, begin), (end_of, end)].into_iter().find(|(given, _)| given.is_some());
+            return lone.map_or(Ok(None), |(_, name)| Err(invalid(tokens, format!("{name} needs {tokens}"))));
+        };
+        if begin_of.is_none() {
+            return Err(invalid(begin, format!("{tokens} needs {begin}")));
+        }
+        let count = self.tensor(&object, tokens)?.shape().first().copied().unwrap_or(0);
+        let mut lists = TokenLists { tokens: self.array(Some(object), tokens, &[count], INT)?, ..Default::default() };
+        (lists.begin, lists.end) = if end_of.is_some() {
+            (self.column(begin_of, begin, INT)?, self.column(end_of, end, INT)?)
+        } else {
+            let offsets: DeviceAddress<i64> = self.array(begin_of, begin, &[self.rows + 1], INT)?;
+            (offsets, offsets.add(1))
+        };
+        self.listed = Some(tokens);
+        // A tensor without elements may have a null address.
+        if self.rows == 0 {
+            lists = TokenLists::default();
+        }
+        Ok(Some((lists, count)))
+    }
+
+    /// Borrows the tensors of log-probabilities.
+    fn borrow_logprobs(&mut self, given: &mut Arguments<'_>) -> PyResult<LogprobColumns> {
+        let mut columns = LogprobColumns {
+            log_probs: self.result(given.take("logprobs"), "logprobs", FLOAT)?,
+            ranks: self.result(given.take("ranks"), "ranks", INT)?,
+            log_z: self.result(given.take("log_z"), "log_z", FLOAT)?,
+            ..LogprobColumns::default()
+        };
+        let (tokens, logprobs) = (given.take("top_tokens"), given.take("top_logprobs"));
+        let first = [(&tokens, "top_tokens"), (&logprobs, "top_logprobs")];
+        let first = first.map(|(object, name)| object.as_ref().map(|object| (self.width(object, name), name)));
+        if let Some((width, name)) = first.into_iter().flatten().next() {
+            let width = width?;
+            let shape = [self.rows, width];
+            columns.top_tokens = self.result_of(tokens, "top_tokens", &shape, INT)?;
+            columns.top_log_probs = self.result_of(logprobs, "top_logprobs", &shape, FLOAT)?;
+            columns.top_n =
+                u32::try_from(width).map_err(|_| invalid(name, format!("{name} has 2^32 columns or more")))?;
+        }
+        let (ids, logprobs) = (given.take("logprob_token_ids"), given.take("token_logprobs"));
+        if ids.is_some() != logprobs.is_some() {
+            return Err(invalid("token_logprobs", "logprob_token_ids and token_logprobs must be given together"));
+        }
+        if let Some(object) = &ids {
+            let width = self.width(object, "logprob_token_ids")?;
+            let shape = [self.rows, width];
+            columns.token_ids = self.array(ids, "logprob_token_ids", &shape, INT)?;
+            columns.token_log_probs = self.result_of(logprobs, "token_logprobs", &shape, FLOAT)?;
+            let too_many = |_| invalid("logprob_token_ids", "logprob_token_ids has 2^32 columns or more");
+            columns.token_count = u32::try_from(width).map_err(too_many)?;
+        }
+        Ok(columns)
+    }
+
+    /// Borrows the tensors of kept tokens.
+    fn borrow_kept(&mut self, given: &mut Arguments<'_>) -> PyResult<()> {
+        self.out.kept.begin = self.result_of(given.take("kept_begin"), "kept_begin", &[self.rows + 1], INT)?;
+        if let Some(tokens) = given.take("kept_tokens") {
+            let capacity = self.tensor(&tokens, "kept_tokens")?.shape().first().copied().unwrap_or(0);
+            self.out.kept.tokens = self.result_of(Some(tokens), "kept_tokens", &[capacity], INT)?;
             self.out.kept.capacity = capacity as u64;
         }
         Ok(())
@@ -128,7 +240,7 @@ impl DeviceCall {
     /// Borrows a tensor `[rows]` of contiguous elements with the size of `T`, and returns its address.
     fn column<T>(
         &mut self,
-        object: Argument<'_, '_>,
+        object: Option<Bound<'_, PyAny>>,
         name: &'static str,
         kinds: &[Kind],
     ) -> PyResult<DeviceAddress<T>> {
@@ -138,13 +250,13 @@ impl DeviceCall {
     /// Borrows a contiguous tensor of a given shape, whose elements have the size of `T`, and returns its address.
     fn array<T>(
         &mut self,
-        object: Argument<'_, '_>,
+        object: Option<Bound<'_, PyAny>>,
         name: &'static str,
         shape: &[usize],
         kinds: &[Kind],
     ) -> PyResult<DeviceAddress<T>> {
         let Some(object) = object else { return Ok(DeviceAddress::NULL) };
-        let tensor = self.tensor(object, name)?;
+        let tensor = self.tensor(&object, name)?;
         let mut step = 1;
         // The stride of a dimension with one element does not matter.
         let is_contiguous = shape.iter().zip(&tensor.strides).rev().all(|(&len, &stride)| {
@@ -166,7 +278,7 @@ impl DeviceCall {
     /// Borrows a tensor as [`DeviceCall::column`] does, and refuses a read-only tensor.
     fn result<T>(
         &mut self,
-        object: Argument<'_, '_>,
+        object: Option<Bound<'_, PyAny>>,
         name: &'static str,
         kinds: &[Kind],
     ) -> PyResult<DeviceAddress<T>> {
@@ -176,16 +288,15 @@ impl DeviceCall {
     /// Borrows a tensor as [`DeviceCall::array`] does, and refuses a read-only tensor.
     fn result_of<T>(
         &mut self,
-        object: Argument<'_, '_>,
+        object: Option<Bound<'_, PyAny>>,
         name: &'static str,
         shape: &[usize],
         kinds: &[Kind],
     ) -> PyResult<DeviceAddress<T>> {
+        let is_given = object.is_some();
         let address = self.array(object, name, shape, kinds)?;
         match self.held.last() {
-            Some(tensor) if object.is_some() && tensor.is_read_only => {
-                Err(invalid(name, format!("{name} is read-only")))
-            }
+            Some(tensor) if is_given && tensor.is_read_only => Err(invalid(name, format!("{name} is read-only"))),
             _ => Ok(address),
         }
     }

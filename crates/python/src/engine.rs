@@ -30,6 +30,7 @@ pub(crate) struct Options<'a> {
     pub(crate) variant: &'a str,
     pub(crate) max_draws: u32,
     pub(crate) max_logprobs: Option<u32>,
+    pub(crate) max_adjusted: Option<usize>,
     pub(crate) threads: Option<usize>,
     pub(crate) backend: Option<&'a str>,
     pub(crate) canonical: bool,
@@ -54,6 +55,14 @@ impl Options<'_> {
         }
         let plan = Plan { max_rows, max_draws, max_logprobs, canonical };
         Ok(BackendConfig { backend, variant: parse("variant", self.variant)?, plan, shadow: self.shadow })
+    }
+
+    /// Refuses options of samplers whose inputs are in memory of a GPU.
+    fn check_host(&self) -> PyResult<()> {
+        match self.max_adjusted {
+            Some(_) => Err(invalid("max_adjusted", "max_adjusted must be None for inputs on the CPU")),
+            None => Ok(()),
+        }
     }
 }
 
@@ -88,6 +97,7 @@ impl Engine {
         let config = options.config()?;
         let (place, parts) = (head.parts.weight.place(), head.parts.clone());
         if place == Place::Host {
+            options.check_host()?;
             return match group {
                 None => Engine::host(py, &config, || build_owned(Owner(parts), &config)).map(Engine::Host),
                 Some(group) => Engine::host(py, &config, || build_rank(parts, &config, group)).map(Engine::Rank),
@@ -98,9 +108,6 @@ impl Engine {
                 return Err(invalid(knob, format!("{knob} must be None for a head on {place}")));
             }
         }
-        if config.shadow {
-            return Err(invalid("shadow", format!("shadow must be False for a head on {place}")));
-        }
         if config.variant != VariantConfig::Tiled {
             return Err(invalid(
                 "variant",
@@ -108,7 +115,9 @@ impl Engine {
             ));
         }
         preload(py)?;
-        py.detach(|| OnDevice::of_head(parts, config.plan, group)).map(|sampler| Engine::Device(Box::new(sampler)))
+        let limits = (config.plan, options.max_adjusted);
+        py.detach(|| OnDevice::of_head(parts, limits, config.shadow, group))
+            .map(|sampler| Engine::Device(Box::new(sampler)))
     }
 
     /// Builds a sampler of existing logits, on the CPU or on the GPU of the backend.
@@ -116,9 +125,11 @@ impl Engine {
         let config = options.config()?;
         if let Backend::Cuda { device } = config.backend {
             preload(py)?;
-            let sampler = py.detach(|| OnDevice::for_logits(vocab_size, config.plan, device))?;
+            let limits = (config.plan, options.max_adjusted);
+            let sampler = py.detach(|| OnDevice::for_logits(vocab_size, limits, device))?;
             return Ok(Engine::Device(Box::new(sampler)));
         }
+        options.check_host()?;
         Engine::host(py, &config, || build_from_logits(vocab_size, &config)).map(Engine::Host)
     }
 

@@ -9,6 +9,7 @@ use pyo3::types::PyByteArray;
 /// token: the global token id.
 /// score: the logit plus noise, in nats; for a greedy row, the logit.
 /// logit: the transformed logit, in nats.
+/// raw_logit: the model's own logit, in nats, if raw log-probabilities are requested.
 /// logprob: the log-probability in nats, if requested.
 /// rank: the token's rank by log-probability, from 1, if requested.
 #[pyclass(frozen, get_all, module = "flash_sampling")]
@@ -17,6 +18,7 @@ pub(crate) struct Draw {
     token: u32,
     score: f32,
     logit: f32,
+    raw_logit: Option<f32>,
     logprob: Option<f64>,
     rank: Option<u32>,
 }
@@ -66,7 +68,9 @@ impl Kept {
 /// draws: the draws in the order of their indices; without replacement, highest score first.
 /// log_z: the log-sum-exp of the logits in nats, if log-probabilities are requested.
 /// top: (token, log-probability) of the most likely tokens, if requested.
+/// top_logits: (token, logit) of the same tokens.
 /// token_logprobs: (token, log-probability) of `logprob_token_ids`.
+/// token_logits: (token, logit) of the same tokens.
 /// kept: the tokens that the filters keep, if requested.
 /// passes: the number of passes over the row's logits.
 #[pyclass(frozen, module = "flash_sampling")]
@@ -78,7 +82,11 @@ pub(crate) struct RowSample {
     #[pyo3(get)]
     top: Vec<(u32, f64)>,
     #[pyo3(get)]
+    top_logits: Vec<(u32, f32)>,
+    #[pyo3(get)]
     token_logprobs: Vec<(u32, f64)>,
+    #[pyo3(get)]
+    token_logits: Vec<(u32, f32)>,
     #[pyo3(get)]
     kept: Option<Kept>,
     #[pyo3(get)]
@@ -91,6 +99,7 @@ impl From<Sample<'_>> for RowSample {
             token: draw.token,
             score: draw.score,
             logit: draw.logit,
+            raw_logit: row.raw_logits.get(at).copied(),
             logprob: row.draw_log_prob(at),
             rank: row.ranks.get(at).copied(),
         });
@@ -98,7 +107,9 @@ impl From<Sample<'_>> for RowSample {
             draws: draws.collect(),
             log_z: row.log_z,
             top: row.top_log_probs().collect(),
+            top_logits: row.top.to_vec(),
             token_logprobs: row.token_log_probs().collect(),
+            token_logits: row.token_logits.to_vec(),
             kept: row.kept.map(|kept| Kept { count: kept.count, log_mass: kept.log_mass, words: kept.tokens.to_vec() }),
             passes: row.passes,
         }

@@ -114,6 +114,20 @@ impl Mask {
         Ok(Mask { words, is_shared, bitmap })
     }
 
+    /// Forbids the tokens of a row that another bitmap forbids.
+    fn forbid(&mut self, row: usize, allowed: &[u32]) {
+        let from = row * self.words;
+        let allowed = allowed.iter().copied().chain(core::iter::repeat(0));
+        self.bitmap[from..from + self.words].iter_mut().zip(allowed).for_each(|(word, allowed)| *word &= allowed);
+    }
+
+    /// Gives each row its own bitmap.
+    fn unshare(&mut self, rows: usize) {
+        if core::mem::take(&mut self.is_shared) {
+            self.bitmap = self.bitmap.repeat(rows);
+        }
+    }
+
     fn row(&self, row: usize) -> &[u32] {
         let from = if self.is_shared { 0 } else { row * self.words };
         &self.bitmap[from..from + self.words]
@@ -125,19 +139,22 @@ pub(crate) struct Requests {
     params: Vec<Arc<Checked>>,
     seeds: Vec<u64>,
     positions: Column<u64>,
+    first_draws: Column<u32>,
+    /// Includes the allowed tokens of the requests.
+    mask: Option<Mask>,
     histories: Option<Vec<Arc<Tokens>>>,
 }
 
 impl Requests {
-    /// Reads the arguments of a call with `rows` rows.
+    /// Reads the arguments of a call with `rows` rows; `arguments` are seed, position, first_draw and mask.
     pub(crate) fn read(
         rows: usize,
         vocab_size: u32,
         params: &Bound<'_, PyAny>,
         histories: Option<Vec<Bound<'_, History>>>,
-        seed: Argument<'_, '_>,
-        position: Argument<'_, '_>,
+        arguments: [Argument<'_, '_>; 4],
     ) -> PyResult<Requests> {
+        let [seed, position, first_draw, mask] = arguments;
         let count = |knob, len| match len == rows {
             true => Ok(()),
             false => Err(invalid(knob, format!("{knob} has {len} values for {rows} rows"))),
@@ -175,13 +192,29 @@ impl Requests {
         if rows > 1 && has_one_seed && matches!(positions, Column::Same(_)) && !is_greedy {
             refuse_equal_noise(rows)?;
         }
-        Ok(Requests { params, seeds, positions, histories })
+        let first_draws = match first_draw {
+            Some(object) => integers(object, "first_draw", rows, "0 to 2^32 - 1")?,
+            None => Column::Same(0),
+        };
+        let mut mask = mask.map(|mask| Mask::read(mask, rows, vocab_size)).transpose()?;
+        let mut requests = Requests { params, seeds, positions, first_draws, mask: None, histories };
+        if let Some(mask) = &mut mask {
+            let allowed = requests.params().enumerate().filter_map(|(row, params)| Some((row, params.mask?)));
+            for (row, allowed) in allowed {
+                mask.unshare(rows);
+                mask.forbid(row, allowed);
+            }
+        }
+        requests.mask = mask;
+        Ok(requests)
     }
 
     pub(crate) fn params(&self) -> impl Iterator<Item = RowParams<'_>> {
         self.params.iter().enumerate().map(|(row, params)| {
             let history = self.histories.as_ref().map(|histories| &*histories[row]);
-            params.row(self.seeds[row], self.positions.get(row), history)
+            let params = params.row(self.seeds[row], self.positions.get(row), history);
+            let mask = self.mask.as_ref().map(|mask| mask.row(row)).or(params.mask);
+            RowParams { first_draw: self.first_draws.get(row), mask, ..params }
         })
     }
 }

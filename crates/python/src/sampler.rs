@@ -11,7 +11,7 @@ use crate::rows::{Columns, Requests};
 use crate::tensor::{Place, Tensor};
 use flash_sampling::{Exactness, Plan, RowError, RowParams, RowSample as Sample, Samples};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyDict, PyList};
 use std::sync::{Mutex, PoisonError};
 
 /// The indices of failed rows, and their errors.
@@ -28,12 +28,16 @@ type RowErrors = Vec<(usize, RowError)>;
 ///     "sharded:SHARDS:log-mass". (CPU)
 /// max_draws: the maximum `n` of a row.
 /// max_logprobs: the maximum `logprobs` of a row; None: no row may request log-probabilities.
+/// max_adjusted: the maximum number of distinct tokens with a bias, a ban or a penalty in a row of `enqueue`; None: no
+///     lists of tokens. Each takes 20 bytes of GPU memory for each of up to 256 rows. (GPU)
 /// threads: the number of threads; None: all cores, in one thread pool of the process. (CPU)
 /// backend: for a head on the CPU: "cpu", "cpu:ISA" (an instruction set), "reference" (float64, slow), or "cuda:GPU",
 ///     which copies the weight to that GPU; None: the backend of the head's device.
 /// canonical: draws the same tokens on every instruction set and backend; filters are errors. (CPU)
 /// shadow: makes an 8-bit copy of the weight, half the memory of a bfloat16 weight. Calls without filters and
-///     log-probabilities read the copy, and draw the same tokens in about half the time for few rows. (CPU)
+///     log-probabilities read the copy, and draw the same tokens in about half the time for few rows. On a GPU of
+///     compute capability 9.0, up to 96 rows, for a weight of bfloat16 or float16: the construction copies the weight to
+///     the host, and takes memory there for the weight and the shadow.
 /// group: the ranks that share the vocabulary, for example from `flash_sampling.torch.group`: an object with `rank`,
 ///     `world`, `time_limit` in seconds, and `all_gather(message, time_limit)`, which returns the messages of all
 ///     ranks. The head is this rank's shard. All ranks construct the sampler, and call it with the same rows. Every
@@ -98,8 +102,8 @@ impl Sampler {
 #[pymethods]
 impl Sampler {
     #[new]
-    #[pyo3(signature = (head, max_rows=256, *, variant="tiled", max_draws=1, max_logprobs=None, threads=None,
-        backend=None, canonical=false, shadow=false, group=None))]
+    #[pyo3(signature = (head, max_rows=256, *, variant="tiled", max_draws=1, max_logprobs=None, max_adjusted=None,
+        threads=None, backend=None, canonical=false, shadow=false, group=None))]
     #[allow(clippy::too_many_arguments)]
     fn of_head(
         py: Python<'_>,
@@ -108,6 +112,7 @@ impl Sampler {
         variant: &str,
         max_draws: u32,
         max_logprobs: Option<u32>,
+        max_adjusted: Option<usize>,
         threads: Option<usize>,
         backend: Option<&str>,
         canonical: bool,
@@ -115,7 +120,8 @@ impl Sampler {
         group: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Sampler> {
         let group = group.map(Group::of).transpose()?;
-        let options = Options { max_rows, variant, max_draws, max_logprobs, threads, backend, canonical, shadow };
+        let options =
+            Options { max_rows, variant, max_draws, max_logprobs, max_adjusted, threads, backend, canonical, shadow };
         let engine = Engine::of_head(py, head.get(), &options, group)?;
         Ok(Sampler::new(engine, "hidden"))
     }
@@ -125,18 +131,22 @@ impl Sampler {
     /// The arguments have the same meaning as those of the class. The backend "cuda:GPU" reads logits on that GPU in
     /// place.
     #[staticmethod]
-    #[pyo3(signature = (vocab_size, max_rows=256, *, max_draws=1, max_logprobs=None, threads=None, backend=None))]
+    #[pyo3(signature = (vocab_size, max_rows=256, *, max_draws=1, max_logprobs=None, max_adjusted=None, threads=None,
+        backend=None))]
+    #[allow(clippy::too_many_arguments)]
     fn for_logits(
         py: Python<'_>,
         vocab_size: usize,
         max_rows: usize,
         max_draws: u32,
         max_logprobs: Option<u32>,
+        max_adjusted: Option<usize>,
         threads: Option<usize>,
         backend: Option<&str>,
     ) -> PyResult<Sampler> {
         let (variant, canonical, shadow) = ("tiled", false, false);
-        let options = Options { max_rows, variant, max_draws, max_logprobs, threads, backend, canonical, shadow };
+        let options =
+            Options { max_rows, variant, max_draws, max_logprobs, max_adjusted, threads, backend, canonical, shadow };
         Ok(Sampler::new(Engine::of_logits(py, vocab_size, &options)?, "logits"))
     }
 
@@ -190,9 +200,19 @@ impl Sampler {
     /// seed, position: [rows] int64; a seed from 2^63 on as the int64 with the same bits.
     /// temperature, top_p, min_p: [rows] float32. top_k: [rows] int32, off or at most 1024.
     /// mask: [rows, ceil(vocab / 32)] int32.
+    /// repetition_penalty, frequency_penalty, presence_penalty: [rows] float32. min_tokens: [rows] int32.
+    /// bias_begin, bias_tokens, bias_values: [rows + 1] int64, [n] int32, [n] float32. Row r has the biases from
+    ///     bias_begin[r] to bias_begin[r + 1]; each token at most once.
+    /// banned_begin, banned_tokens: [rows + 1] int64 and [n] int32, the tokens that are never drawn, in the same form.
+    /// stop_begin, stop_tokens: the tokens that min_tokens bans, in the same form.
+    /// prompt_begin, prompt_tokens, output_begin, output_tokens: the tokens of the sequences, in the same form.
+    /// bias_end, banned_end, stop_end, prompt_end, output_end: [rows] int64. With an end, begin is [rows] too, and row r
+    ///     has the tokens from begin[r] to end[r]. Tokens outside of the vocabulary have no effect. The call does not
+    ///     check that the lists are within the tokens. Lists need Sampler(max_adjusted=...).
     /// statuses: [rows] int32, which receives a status in the low byte: 0 for a drawn token; 1 if no logit is finite; 2
-    ///     if a logit is NaN; 3 if a logit is +inf; 7 if a parameter is invalid. With a group: 4 if a rank is late, and 5
-    ///     if a rank made another call; the other bytes have the rank.
+    ///     if a logit is NaN; 3 if a logit is +inf; 7 if a parameter is invalid, or if the row has more adjusted tokens
+    ///     than max_adjusted. With a group: 4 if a rank is late, and 5 if a rank made another call; the other bytes have
+    ///     the rank.
     /// logprobs, ranks: [rows] float32 and int32, which receive the log-probability and the rank of each drawn token;
     ///     -inf and 0 for a row that failed.
     /// log_z: [rows] float64, which receives the logarithm of the sum of e^logit.
@@ -211,43 +231,26 @@ impl Sampler {
     /// make the same calls, and the first call of each kind waits for all ranks.
     ///
     /// Returns out.
-    #[pyo3(signature = (input, out, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,
-        statuses=None, logprobs=None, ranks=None, log_z=None, top_tokens=None, top_logprobs=None,
-        logprob_token_ids=None, token_logprobs=None, logprobs_mode="processed_logprobs", kept_begin=None,
-        kept_tokens=None))]
-    #[allow(clippy::too_many_arguments)]
+    #[pyo3(
+        signature = (input, out, *, logprobs_mode="processed_logprobs", **tensors),
+        text_signature = "($self, input, out, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, \
+            mask=None, repetition_penalty=None, frequency_penalty=None, presence_penalty=None, min_tokens=None, \
+            bias_begin=None, bias_end=None, bias_tokens=None, bias_values=None, banned_begin=None, banned_end=None, \
+            banned_tokens=None, stop_begin=None, stop_end=None, stop_tokens=None, prompt_begin=None, prompt_end=None, \
+            prompt_tokens=None, output_begin=None, output_end=None, output_tokens=None, statuses=None, logprobs=None, \
+            ranks=None, log_z=None, top_tokens=None, top_logprobs=None, logprob_token_ids=None, token_logprobs=None, \
+            logprobs_mode='processed_logprobs', kept_begin=None, kept_tokens=None)"
+    )]
     fn enqueue<'py>(
         &self,
         py: Python<'py>,
         input: &Bound<'py, PyAny>,
         out: &Bound<'py, PyAny>,
-        seed: &Bound<'py, PyAny>,
-        position: &Bound<'py, PyAny>,
-        temperature: Option<&Bound<'py, PyAny>>,
-        top_k: Option<&Bound<'py, PyAny>>,
-        top_p: Option<&Bound<'py, PyAny>>,
-        min_p: Option<&Bound<'py, PyAny>>,
-        mask: Option<&Bound<'py, PyAny>>,
-        statuses: Option<&Bound<'py, PyAny>>,
-        logprobs: Option<&Bound<'py, PyAny>>,
-        ranks: Option<&Bound<'py, PyAny>>,
-        log_z: Option<&Bound<'py, PyAny>>,
-        top_tokens: Option<&Bound<'py, PyAny>>,
-        top_logprobs: Option<&Bound<'py, PyAny>>,
-        logprob_token_ids: Option<&Bound<'py, PyAny>>,
-        token_logprobs: Option<&Bound<'py, PyAny>>,
         logprobs_mode: &str,
-        kept_begin: Option<&Bound<'py, PyAny>>,
-        kept_tokens: Option<&Bound<'py, PyAny>>,
+        tensors: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (tensor, rows) = self.borrow(input)?;
-        let keys = [Some(seed), Some(position)];
-        let floats = [temperature, top_p, min_p];
-        let mut call =
-            DeviceCall::borrow((rows, &tensor, self.vocab_size), keys, floats, [top_k, mask], [Some(out), statuses])?;
-        let (drawn, top) = ([logprobs, ranks, log_z], [top_tokens, top_logprobs]);
-        let tokens = [logprob_token_ids, token_logprobs];
-        call.borrow_logprobs(logprobs_mode, drawn, top, tokens, [kept_begin, kept_tokens])?;
+        let call = DeviceCall::borrow((rows, &tensor, self.vocab_size), out, logprobs_mode, tensors)?;
         py.detach(|| {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.0.enqueue(&tensor, self.input, &call)
@@ -262,11 +265,15 @@ impl Sampler {
     /// histories: one History for each row, for penalties and min_tokens; None: empty sequences.
     /// seed: the seeds of rows whose SamplingParams have no seed.
     /// position: the positions of the tokens in their sequences; None: the lengths of the histories.
+    /// first_draw: the numbers of the rows' first draws, 0 to 2^32 - 1: a row has the draws first_draw to
+    ///     first_draw + n - 1 of its seed and position; None: 0.
+    /// mask: [rows, ceil(vocab / 32)] int32, a bitmap of allowed tokens for each row, for example of a grammar.
     ///
     /// Waits for the results, and returns one RowSample for each row.
     ///
     /// Raises FlashSamplingError if a row fails; its `results` has the RowSamples of the other rows.
-    #[pyo3(signature = (input, params, histories=None, *, seed=None, position=None))]
+    #[pyo3(signature = (input, params, histories=None, *, seed=None, position=None, first_draw=None, mask=None))]
+    #[allow(clippy::too_many_arguments)]
     fn sample<'py>(
         &self,
         py: Python<'py>,
@@ -275,9 +282,12 @@ impl Sampler {
         histories: Option<Vec<Bound<'py, History>>>,
         seed: Option<&Bound<'py, PyAny>>,
         position: Option<&Bound<'py, PyAny>>,
+        first_draw: Option<&Bound<'py, PyAny>>,
+        mask: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (tensor, rows) = self.borrow(input)?;
-        let requests = Requests::read(rows, self.vocab_size, params, histories, seed, position)?;
+        let arguments = [seed, position, first_draw, mask];
+        let requests = Requests::read(rows, self.vocab_size, params, histories, arguments)?;
         let result = |sample: Option<Sample<'_>>| sample.map(RowSample::from);
         let (results, errors) = self.draw(py, &tensor, requests.params(), result)?;
         let results = PyList::new(py, results)?.into_any();

@@ -42,9 +42,39 @@ class SamplingStates:
             column.copy_to_uva()
 
 
+class StagedWriteTensor:
+    def __init__(self, size, dtype, device):
+        self.gpu = torch.zeros(size, dtype=dtype, device=device)
+
+
 class LogitBiasState:
-    def __init__(self, max_num_reqs):
+    def __init__(self, max_num_reqs, device):
+        self.prompt_len_np = numpy.zeros(max_num_reqs, dtype=numpy.int32)
+        self.num_allowed_token_ids = UvaBackedTensor(max_num_reqs, torch.int32, device)
+        self.allowed_token_ids = StagedWriteTensor((max_num_reqs, 1024), torch.int32, device)
+        self.num_logit_bias = UvaBackedTensor(max_num_reqs, torch.int32, device)
+        self.logit_bias_token_ids = StagedWriteTensor((max_num_reqs, 1024), torch.int32, device)
+        self.logit_bias = StagedWriteTensor((max_num_reqs, 1024), torch.float32, device)
+        self.min_lens = UvaBackedTensor(max_num_reqs, torch.int32, device)
+        self.num_stop_token_ids = UvaBackedTensor(max_num_reqs, torch.int32, device)
+        self.restore_when_all_masked = UvaBackedTensor(max_num_reqs, torch.int32, device)
+        self.stop_token_ids = StagedWriteTensor((max_num_reqs, 128), torch.int32, device)
         self.use_logit_bias = numpy.zeros(max_num_reqs, dtype=bool)
+
+    def add_request(self, slot, prompt_len, allowed=(), bias=None, min_tokens=0, stop=()):
+        lists = [
+            (self.num_allowed_token_ids, [(self.allowed_token_ids, list(allowed))]),
+            (self.num_logit_bias, [(self.logit_bias_token_ids, list(bias or {})), (self.logit_bias, list((bias or {}).values()))]),
+            (self.num_stop_token_ids, [(self.stop_token_ids, list(stop) if min_tokens else [])]),
+        ]
+        for count, tensors in lists:
+            for tensor, values in tensors:
+                count.np[slot] = len(values)
+                tensor.gpu[slot, : len(values)] = torch.tensor(values, dtype=tensor.gpu.dtype)
+            count.copy_to_uva()
+        self.min_lens.np[slot] = prompt_len + min_tokens
+        self.min_lens.copy_to_uva()
+        self.use_logit_bias[slot] = bool(allowed or bias or min_tokens and stop)
 
 
 class PenaltiesState:
@@ -111,7 +141,7 @@ class Sampler:
         self.req_states = SimpleNamespace(prefill_len=UvaBackedTensor(max_num_reqs, torch.int32, device))
         self.sampling_states = SamplingStates(max_num_reqs, vocab_size, device)
         self.penalties_state = penalties = PenaltiesState(max_num_reqs)
-        self.logits_processors = [LogitBiasState(max_num_reqs), penalties, BadWordsState(max_num_reqs, device)]
+        self.logits_processors = [LogitBiasState(max_num_reqs, device), penalties, BadWordsState(max_num_reqs, device)]
         self.logprob_token_ids_state = LogprobTokenIdsState(max_num_reqs, device)
         self.thinking_budget_state = SimpleNamespace(enabled=False)
         self.trace_replay_state = None

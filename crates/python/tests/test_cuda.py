@@ -4,7 +4,7 @@ import numpy
 import pytest
 from conftest import Problem, library, skip
 
-from flash_sampling import FlashSamplingError, Head, Sampler, SamplingParams, from_logits
+from flash_sampling import FlashSamplingError, Head, History, Sampler, SamplingParams, from_logits
 
 torch = library("torch")
 
@@ -283,6 +283,176 @@ def test_logits_of_a_call_that_does_not_wait(problem):
     graph.replay()
     assert out.tolist() == [sampler(logits[:1], **{name: value[:1] for name, value in on_gpu.items()}).item(), -1, -1, -1]
     assert [status & 255 for status in statuses.tolist()] == [0, 2, 3, 1]
+
+
+def csr(lists, dtype=torch.int32):
+    """Lists in CSR form: the offsets, and the elements of all lists."""
+    begin = torch.tensor([0, *map(len, lists)], dtype=torch.int64, device="cuda").cumsum(0)
+    return begin, torch.tensor([element for each in lists for element in each], dtype=dtype, device="cuda")
+
+
+class Adjusted:
+    """Requests with every adjustment of logits, as tensors on the GPU and as `SamplingParams` and histories."""
+
+    def __init__(self, logits):
+        numbers, best = numpy.random.default_rng(11), numpy.argsort(-logits, axis=1)
+        # Lists of likely tokens, so that each list changes draws.
+        lists = lambda counts: [numbers.permutation(row[: 2 * count])[:count].tolist() for row, count in zip(best, counts)]
+        # Outputs repeat tokens, and some biased tokens are banned or penalised.
+        self.prompt, self.output = lists([40, 0, 7, 300]), [2 * each for each in lists([30, 5, 0, 11])]
+        self.bias, self.banned, self.stop = lists([10, 0, 500, 3]), lists([0, 600, 2, 50]), lists([3, 300, 0, 900])
+        self.values = [[float(value) for value in numbers.integers(-6, 7, len(each))] for each in self.bias]
+        self.columns = {
+            "repetition_penalty": [1.5, 1.0, 1.25, 2.0],
+            "frequency_penalty": [0.5, 0.0, 0.5, 1.0],
+            "presence_penalty": [0.0, 2.0, 0.25, -1.0],
+            "min_tokens": [100, 0, 1, 23],
+            "temperature": [0.5, 1.0, 0.0, 2.0],
+            "top_p": [1.0, 0.9, 1.0, 0.5],
+        }
+
+    def tensors(self):
+        dtype = lambda name: torch.int32 if name == "min_tokens" else torch.float32
+        given = {name: torch.tensor(values, dtype=dtype(name), device="cuda") for name, values in self.columns.items()}
+        for name in ("prompt", "output", "bias", "banned", "stop"):
+            given[f"{name}_begin"], given[f"{name}_tokens"] = csr(getattr(self, name))
+        return given | {"bias_values": csr(self.values, torch.float32)[1]}
+
+    def sample(self, sampler, hidden, keys):
+        """The tokens of the same requests by `sample`."""
+        columns = [dict(zip(self.columns, values)) for values in zip(*self.columns.values())]
+        rows = zip(self.bias, self.values, self.banned, self.stop, columns, strict=True)
+        params = [
+            SamplingParams(logit_bias=dict(zip(bias, values)), banned_token_ids=banned, stop_token_ids=stop, **column)
+            for bias, values, banned, stop, column in rows
+        ]
+        histories = [History(*each) for each in zip(self.prompt, self.output)]
+        return [row.token for row in sampler.sample(hidden, params, histories, **keys)]
+
+
+def draws_of(kind, problem):
+    """A sampler and its input on the GPU."""
+    if kind == "logits":
+        return Sampler.for_logits(1000, backend="cuda:0", max_adjusted=1000), torch.tensor(problem.logits, device="cuda")
+    head = Head(torch.tensor(problem.weight, device="cuda"))
+    return Sampler(head, max_adjusted=1000), torch.tensor(problem.hidden, device="cuda")
+
+
+@pytest.mark.parametrize("kind", ["head", "logits"])
+def test_lists_of_tokens_of_a_call_that_does_not_wait(problem, kind):
+    sampler, given = draws_of(kind, problem)
+    requests, keys = Adjusted(problem.logits), {name: torch.tensor(values, device="cuda") for name, values in problem.keys.items()}
+    tensors, out = requests.tensors(), torch.full((4,), 99, dtype=torch.int64, device="cuda")
+    statuses = torch.full((4,), 99, dtype=torch.int32, device="cuda")
+    call = lambda **tensors: sampler.enqueue(given, out, statuses=statuses, **keys, **tensors)
+    call(**tensors)
+    want = requests.sample(sampler, given, problem.keys)
+    assert out.tolist() == want and statuses.tolist() == [0] * 4
+    # The negative control: each parameter changes tokens at some positions.
+    differ = set()
+    for position in range(0, 200, 10):
+        keys["position"][:] = position
+        call(**tensors)
+        all_tokens = out.tolist()
+        for name in ("prompt", "output", "bias", "banned", "stop"):
+            call(**{other: tensor for other, tensor in tensors.items() if not other.startswith(f"{name}_")})
+            differ |= {name} if out.tolist() != all_tokens else set()
+    assert differ == {"prompt", "output", "bias", "banned", "stop"}
+
+    # Lists at any place of a larger tensor.
+    keys["position"].copy_(torch.tensor(problem.positions))
+    for name in ("prompt", "output"):
+        lists = getattr(requests, name)
+        slots = torch.full((9, 400), 5, dtype=torch.int32, device="cuda")
+        begin = torch.tensor([400 * slot + slot for slot in (7, 2, 8, 0)], device="cuda")
+        for row, slot in enumerate((7, 2, 8, 0)):
+            slots[slot, slot : slot + len(lists[row])] = torch.tensor(lists[row], dtype=torch.int32)
+        tensors[f"{name}_begin"], tensors[f"{name}_tokens"] = begin, slots.view(-1)
+        tensors[f"{name}_end"] = begin + torch.tensor([len(each) for each in lists], device="cuda")
+    call(**tensors)
+    assert out.tolist() == want
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call(**tensors)
+    for step in range(3):
+        # Later values: the tokens of the last step are generated, and the penalties grow.
+        for row, token in enumerate(want):
+            requests.output[row].append(token)
+            tensors["output_tokens"][tensors["output_end"][row]] = token
+        tensors["output_end"] += 1
+        tensors["frequency_penalty"] += 0.5
+        requests.columns["frequency_penalty"] = tensors["frequency_penalty"].tolist()
+        graph.replay()
+        want = requests.sample(sampler, given, problem.keys)
+        assert out.tolist() == want, step
+    tensors["repetition_penalty"][2] = 0
+    graph.replay()
+    assert out.tolist() == [*want[:2], -1, want[3]] and statuses.tolist()[2] & 255 == 7
+
+
+def test_rows_with_more_adjusted_tokens_than_planned_fail_alone(problem):
+    sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")), max_adjusted=20)
+    hidden = torch.tensor(problem.hidden, device="cuda")
+    keys = {name: torch.tensor(values, device="cuda") for name, values in problem.keys.items()}
+    begin, tokens = csr([range(20), range(21), [5] * 30, []])
+    out, statuses = (torch.full((4,), 99, dtype=kind, device="cuda") for kind in (torch.int64, torch.int32))
+    sampler.enqueue(hidden, out, statuses=statuses, banned_begin=begin, banned_tokens=tokens, **keys)
+    params = [SamplingParams(banned_token_ids=banned) for banned in ([*range(20)], [], [5], [])]
+    want = [row.token for row in sampler.sample(hidden, params, **problem.keys)]
+    assert out.tolist() == [want[0], -1, *want[2:]] and [status & 255 for status in statuses.tolist()] == [0, 7, 0, 0]
+    unplanned = Sampler(Head(torch.tensor(problem.weight, device="cuda")))
+    with pytest.raises(FlashSamplingError, match=r"banned_tokens needs Sampler\(max_adjusted=...\)") as error:
+        unplanned.enqueue(hidden, out, banned_begin=begin, banned_tokens=tokens, **keys)
+    assert error.value.knob == "max_adjusted"
+
+
+def test_a_shadow_changes_no_draw():
+    if torch.cuda.get_device_capability() != (9, 0):
+        skip("shadow", "the GPU does not have compute capability 9.0")
+    torch.manual_seed(5)
+    weight = torch.randn(32_000, 1024, device="cuda", dtype=torch.bfloat16)
+    hidden = torch.randn(96, 1024, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(32_000, device="cuda")
+    seeds, out = torch.arange(96, device="cuda"), torch.empty(96, dtype=torch.int64, device="cuda")
+    mask = torch.randint(-(2**31), 2**31, (96, 1000), dtype=torch.int32, device="cuda")
+    plain = Sampler(Head(weight, bias, vocab_size=31_990, scale=0.5))
+    free = torch.cuda.mem_get_info()[0]
+    shadowed = Sampler(Head(weight, bias, vocab_size=31_990, scale=0.5), shadow=True)
+    # The shadow takes at least a byte for each weight.
+    assert free - torch.cuda.mem_get_info()[0] >= 31_990 * 1024
+    for rows in (1, 5, 33, 96):
+        for params in [{}, {"temperature": 0.1}, {"temperature": 0}, {"mask": mask[:rows]}, {"top_k": 20}]:
+            keys = {"seed": seeds[:rows], "position": 7}
+            assert torch.equal(shadowed(hidden[:rows], **keys, **params), plain(hidden[:rows], **keys, **params)), params
+        columns = {"seed": seeds[:rows], "position": seeds[:rows] + 3}
+        call = lambda: shadowed.enqueue(hidden[:rows], out[:rows], **columns)
+        call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        for _ in range(3):
+            columns["position"] += 1
+            graph.replay()
+            assert torch.equal(out[:rows], plain(hidden[:rows], **columns))
+
+
+def test_a_shadow_that_the_gpu_would_not_read_is_refused():
+    weight = torch.randn(1000, 64, device="cuda", dtype=torch.bfloat16)
+    heads = {
+        "the GPU does not have compute capability 9.0": Head(weight),
+        "the weight is neither bf16 nor f16": Head(weight.float()),
+        "the weight's address or stride is not a multiple of 16 bytes": Head(weight[:, 1:]),
+        "the head has a soft-cap": Head(weight, soft_cap=5.0),
+        "the weight has numbers that are not finite, or too large": Head(weight * 1e35),
+    }
+    capable = torch.cuda.get_device_capability() == (9, 0)
+    first, *others = heads
+    for reason in others if capable else [first]:
+        with pytest.raises(FlashSamplingError, match=f"the shadow .* cannot be used: {reason}") as error:
+            Sampler(heads[reason], shadow=True)
+        assert error.value.knob == "shadow"
 
 
 def test_logits_on_other_devices_and_of_other_shapes_are_errors(problem):

@@ -229,3 +229,40 @@ def test_tensors_of_log_probabilities_are_checked(problem):
     results["top_logprobs"] = numpy.zeros((4, 6), dtype=numpy.float32)
     with pytest.raises(FlashSamplingError, match="top_logprobs must have 4 x 5 contiguous elements"):
         sampler.enqueue(problem.hidden, out, **keys, **results)
+
+
+def test_lists_of_tokens_are_checked(problem):
+    sampler, out = Sampler(Head(problem.weight)), numpy.zeros(4, dtype=numpy.int64)
+    keys = {name: numpy.array(values, dtype=numpy.int64) for name, values in problem.keys.items()}
+    begin, ends = numpy.zeros(5, dtype=numpy.int64), numpy.zeros(4, dtype=numpy.int64)
+    tokens, values = numpy.zeros(7, dtype=numpy.int32), numpy.zeros(7, dtype=numpy.float32)
+    for given, name, fault in [
+        ({"repetition_penalty": numpy.ones(4)}, "repetition_penalty", "4 contiguous elements of float32"),
+        ({"min_tokens": numpy.ones(4)}, "min_tokens", "4 contiguous elements of int32"),
+        ({"prompt_tokens": tokens}, "prompt_begin", "prompt_tokens needs prompt_begin"),
+        ({"output_begin": begin}, "output_tokens", "output_begin needs output_tokens"),
+        ({"banned_end": ends}, "banned_tokens", "banned_end needs banned_tokens"),
+        ({"stop_begin": begin[:4], "stop_tokens": tokens}, "stop_begin", "5 contiguous elements of int64"),
+        ({"stop_begin": begin, "stop_end": ends, "stop_tokens": tokens}, "stop_begin", "4 contiguous elements of int64"),
+        ({"prompt_begin": begin, "prompt_tokens": tokens.astype(numpy.int64)}, "prompt_tokens", "7 contiguous elements of int32"),
+        ({"bias_begin": begin, "bias_tokens": tokens}, "bias_values", "must be given together"),
+        ({"bias_values": values}, "bias_values", "must be given together"),
+        ({"bias_begin": begin, "bias_tokens": tokens, "bias_values": values[1:]}, "bias_values", "7 contiguous elements of float32"),
+    ]:
+        with pytest.raises(FlashSamplingError, match=fault) as error:
+            sampler.enqueue(problem.hidden, out, **keys, **given)
+        assert error.value.knob == name
+    given = {"prompt_begin": ends, "prompt_end": ends, "bias_begin": begin, "bias_values": values}
+    with pytest.raises(FlashSamplingError, match="hidden must be on a GPU"):
+        sampler.enqueue(problem.hidden, out, prompt_tokens=tokens, bias_tokens=tokens, **keys, **given)
+    with pytest.raises(TypeError, match="enqueue.. needs the keyword argument position"):
+        sampler.enqueue(problem.hidden, out, seed=keys["seed"])
+    with pytest.raises(TypeError, match="enqueue.. has no keyword argument bans"):
+        sampler.enqueue(problem.hidden, out, bans=tokens, **keys)
+
+
+def test_adjusted_tokens_are_planned_on_a_gpu_alone(problem):
+    for make in [lambda **given: Sampler(Head(problem.weight), **given), lambda **given: Sampler.for_logits(1000, **given)]:
+        with pytest.raises(FlashSamplingError, match="max_adjusted must be None for inputs on the CPU") as error:
+            make(max_adjusted=3)
+        assert error.value.knob == "max_adjusted"

@@ -37,6 +37,40 @@ def test_lists_without_replacement_have_different_tokens(problem, sampler):
         assert row.token == token and len({draw.token for draw in row.draws}) == 8 and scores == sorted(scores)[::-1]
 
 
+def test_first_draws_select_draws_of_a_row(problem, sampler):
+    whole = sampler.sample(problem.hidden, SamplingParams(n=8), **problem.keys)
+    parts = sampler.sample(problem.hidden, SamplingParams(n=3), first_draw=[0, 2, 4, 5], **problem.keys)
+    for row, part, first in zip(whole, parts, [0, 2, 4, 5]):
+        assert [draw.score for draw in part.draws] == [draw.score for draw in row.draws[first : first + 3]]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["one mask a row", "one mask"])
+def test_masks_and_allowed_tokens_both_restrict(problem, sampler, shared):
+    numbers = numpy.random.default_rng(5)
+    mask = numbers.integers(0, 2**32, (4, 32), dtype=numpy.uint32)
+    mask = mask[0] if shared else mask
+    allowed = [numbers.permutation(1000)[:400].tolist() for _ in range(3)]
+    params = [*(SamplingParams(allowed_token_ids=tokens) for tokens in allowed), SamplingParams()]
+    rows = sampler.sample(problem.hidden, params, mask=mask, **problem.keys)
+    both = numpy.broadcast_to(mask, (4, 32)).copy()
+    for row, tokens in enumerate(allowed):
+        bits = numpy.zeros(32, dtype=numpy.uint32)
+        for token in tokens:
+            bits[token // 32] |= numpy.uint32(1 << token % 32)
+        both[row] &= bits
+    assert [row.token for row in rows] == sampler(problem.hidden, mask=both, **problem.keys).tolist()
+
+
+def test_logits_of_a_result_are_the_models(problem, sampler):
+    options = {"logprobs": 2, "logprob_token_ids": [7, 3], "temperature": 0.5}
+    for mode, factor in [("processed_logprobs", 2), ("raw_logprobs", 1)]:
+        rows = sampler.sample(problem.hidden, SamplingParams(logprobs_mode=mode, **options), **problem.keys)
+        for row, logits in zip(rows, problem.logits):
+            assert row.draws[0].raw_logit == (logits[row.token] if factor == 1 else None)
+            assert row.top_logits == [(token, factor * logits[token]) for token, _ in row.top]
+            assert row.token_logits == [(token, factor * logits[token]) for token in (7, 3)]
+
+
 def test_log_probabilities_are_those_of_the_softmax(problem, sampler):
     params = SamplingParams(temperature=2.0, logprobs=3, logprob_token_ids=[5, 999], ranks=True)
     for row, logits in zip(sampler.sample(problem.hidden, params, **problem.keys), problem.logits):

@@ -1,6 +1,7 @@
 """The package: its stubs name what is there, and it needs no other package."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,14 @@ def test_stubs_name_what_the_module_has():
     params = next(member for member in named["SamplingParams"].body if getattr(member, "name", "") == "__new__")
     arguments = {argument.arg for argument in params.args.kwonlyargs}
     assert arguments == set(flash_sampling.SamplingParams().to_dict())
+
+
+def test_the_arguments_of_enqueue_are_those_of_its_stub():
+    stubs = ast.parse((FOLDER / "_lib.pyi").read_text())
+    sampler = next(node for node in stubs.body if getattr(node, "name", "") == "Sampler")
+    enqueue = next(member for member in sampler.body if getattr(member, "name", "") == "enqueue")
+    names = [argument.arg for argument in enqueue.args.kwonlyargs]
+    assert list(inspect.signature(flash_sampling.Sampler.enqueue).parameters) == ["self", "input", "out", *names]
 
 
 def test_everything_public_has_a_docstring():

@@ -8,7 +8,7 @@ import numpy
 import pytest
 from conftest import Problem, library, skip
 
-from flash_sampling import Head, Sampler
+from flash_sampling import Head, Sampler, SamplingParams
 
 torch = library("torch")
 import stub_vllm as stub  # noqa: E402
@@ -123,8 +123,8 @@ def test_tokens_are_those_of_a_direct_call(server, caplog):
     server.set("top_k", [VOCAB, 5, VOCAB, 40])
     server.set("min_p", [0.0, 0.2, 0.0, 0.1])
     assert server.step() == server.direct()
-    # The first call of the sampler loads its kernels, and the only logits are those of the check of the head.
-    assert server.draws.sampler.calls[1:] == [["temperature"], ["min_p", "temperature", "top_k", "top_p"]]
+    # The first calls of the sampler load its kernels, and the only logits are those of the check of the head.
+    assert server.draws.sampler.calls[3:] == [["temperature"], ["min_p", "temperature", "top_k", "top_p"]]
     assert server.runner.model.rows == 1
 
 
@@ -163,7 +163,7 @@ ROWS_OF_THE_ENGINE = {
     "logprobs": of(lambda sampler: sampler.sampling_states.num_logprobs, 0),
     "logprob_token_ids": of(lambda sampler: sampler.logprob_token_ids_state.num_token_ids.np, 2),
     "penalties": of(lambda sampler: sampler.penalties_state.use_penalty, True),
-    "logit_bias": of(lambda sampler: sampler.logits_processors[0].use_logit_bias, True),
+    "restored stop tokens": of(lambda sampler: sampler.logits_processors[0].restore_when_all_masked.np, 1),
     "bad_words": of(lambda sampler: sampler.logits_processors[2].num_bad_words.np, 1),
     "thinking_token_budget": of_thinking,
     "structured_outputs": of_grammar,
@@ -179,6 +179,50 @@ def test_vllm_draws_a_row_with_other_parameters(server, change):
     assert server.step(grammar=grammar) == want
     assert server.output.logprobs_tensors == "log-probabilities"
     assert server.step([1], grammar) == [stub.ENGINE_TOKEN]
+
+
+def bias_of(server, row):
+    """Allowed tokens with duplicates, biases, and stop tokens, all likely ones of a row."""
+    logits = server.hidden[row] @ server.weight[:VOCAB].T
+    best = logits.argsort(descending=True).tolist()
+    return {"allowed": best[1:600:2] + best[1:9], "bias": {best[3]: 4.0, best[9]: -3.0, best[5]: 50.0}, "stop": best[:128]}
+
+
+@pytest.mark.parametrize("names", [["allowed"], ["bias"], ["stop"], ["allowed", "bias", "stop"]], ids=" ".join)
+def test_biases_are_those_of_the_request(server, names):
+    server.set("top_p", [0.9, 1.0, 0.5, 0.7])
+    plain, state = server.step(), server.sampler.logits_processors[0]
+    given = {row: {name: bias_of(server, row)[name] for name in names} for row in (0, 3)}
+    differ = 0
+    for min_tokens, is_short in ((3, True), (2, False)):  # Two tokens of each sequence are generated.
+        for row, lists in given.items():
+            prompt_len = int(server.positions[row]) - 1
+            state.add_request(server.slots[row], prompt_len, min_tokens=min_tokens, **lists)
+        params = [SamplingParams(top_p=float(p)) for p in server.sampler.sampling_states.top_p.np[server.slots]]
+        for row, lists in given.items():
+            banned = lists.get("stop", []) if is_short else []
+            params[row] = SamplingParams(
+                top_p=params[row].top_p,
+                allowed_token_ids=lists.get("allowed"),
+                logit_bias=lists.get("bias"),
+                banned_token_ids=banned,
+            )
+        direct = Sampler(Head(server.weight, vocab_size=VOCAB))
+        seeds = [int(seed) % 2**64 for seed in server.sampler.sampling_states.seeds.np[server.slots]]
+        rows = direct.sample(server.hidden, params, seed=seeds, position=server.positions + 1)
+        want = [row.token for row in rows]
+        assert server.step() == want and server.step([3, 1]) == [want[3], want[1]]
+        differ += want[0] != plain[0] and want[3] != plain[3]
+    assert differ == (1 if names == ["stop"] else 2)
+    with Reads():
+        server.runner.sample(*server.batch(), None)
+
+
+def test_bitmaps_have_each_allowed_token():
+    tokens = torch.tensor([[5, 31, 5, 99, 0], [0, 32, 31, 32, 99], [7, 7, 7, 7, 7]], dtype=torch.int32)
+    mask = plugin._mask(tokens, torch.tensor([3, 5, 0], dtype=torch.int32), 100)
+    want = torch.tensor([[1 << 5 | 1 << 31, 0, 0, 0], [1 | 1 << 31, 1, 0, 1 << 3], [-1] * 4]).int()
+    assert mask.dtype == torch.int32 and torch.equal(mask, want)
 
 
 def test_vllm_draws_a_row_with_a_large_top_k():
@@ -209,6 +253,9 @@ def change_sampler(server):
 RUNNERS_OF_THE_ENGINE = {
     "the sampler is a GPUWatermarkSampler": change_sampler,
     "Sampler has unknown or missing attributes: nonce": lambda server: setattr(server.sampler, "nonce", 1),
+    "LogitBiasState has unknown or missing attributes: spare": lambda server: setattr(
+        server.sampler.logits_processors[0], "spare", 1
+    ),
     "SamplingStates has unknown or missing attributes: typical_p": lambda server: setattr(
         server.sampler.sampling_states, "typical_p", 1
     ),

@@ -245,6 +245,14 @@ impl Samples {
         }
     }
 
+    /// For implementers: sets the raw logit of each draw of the row appended last, if that row has no masses.
+    pub fn set_raw_logits(&mut self, logits: impl IntoIterator<Item = f32>) {
+        let Some(slot) = self.slots.last_mut() else { return };
+        let from = self.raw_logits.len();
+        self.raw_logits.extend(logits);
+        slot.raw_logits = (from, self.raw_logits.len());
+    }
+
     /// For implementers: sets the kept tokens of the row appended last, in a vocabulary of `vocab_size`.
     pub fn set_kept(&mut self, tokens: impl Iterator<Item = u32>, log_mass: f64, vocab_size: u32) {
         let Some(slot) = self.slots.last_mut() else { return };

@@ -155,11 +155,40 @@ impl DeviceHead {
         Ok(hidden.rows > 0)
     }
 
-    /// The shadow, if it gives the draws of this head. A soft-cap is not known to grow with the logit in float32, and
-    /// longer rows could overflow integer sums.
+    /// The shadow, if it gives the draws of this head.
     pub(crate) fn usable_shadow(&self) -> Option<DeviceShadow> {
-        let is_usable = self.weight.is_aligned() && self.soft_cap.is_none() && self.weight.cols <= MAX_WIDTH;
-        self.shadow.filter(|shadow| is_usable && shadow.largest < 2f32.powi(100))
+        self.shadow.filter(|_| self.check_shadow().is_ok())
+    }
+
+    /// Checks that draws of this head on Hopper can read its shadow, or a future shadow if it has none.
+    ///
+    /// # Errors
+    /// [`CudaError::Layout`] with the reason.
+    fn check_shadow(&self) -> Result<(), CudaError> {
+        let reason = match () {
+            () if !matches!(self.weight.dtype, DType::BF16 | DType::F16) => "the weight is neither bf16 nor f16",
+            () if !self.weight.is_aligned() => "the weight's address or stride is not a multiple of 16 bytes",
+            // A soft-cap is not known to grow with the logit in float32.
+            () if self.soft_cap.is_some() => "the head has a soft-cap",
+            // Longer rows could overflow integer sums.
+            () if self.weight.cols > MAX_WIDTH => "the hidden size is above 2^17",
+            () if self.shadow.is_some_and(|shadow| !(0.0..2f32.powi(100)).contains(&shadow.largest)) => {
+                "the weight has numbers that are not finite, or too large"
+            }
+            () => return Ok(()),
+        };
+        Err(CudaError::Layout { what: "shadow", reason })
+    }
+
+    /// Checks that draws of this head on a device can read its shadow, or a future shadow if it has none.
+    ///
+    /// # Errors
+    /// [`CudaError::Layout`] with the reason.
+    pub fn check_shadow_on(&self, device: &Device) -> Result<(), CudaError> {
+        match device.capability() {
+            (9, 0) => self.check_shadow(),
+            _ => Err(CudaError::Layout { what: "shadow", reason: "the GPU does not have compute capability 9.0" }),
+        }
     }
 
     /// Whether a row of the weight has one scale.

@@ -137,6 +137,8 @@ class Draw:
     @property
     def logit(self) -> float: ...
     @property
+    def raw_logit(self) -> float | None: ...
+    @property
     def logprob(self) -> float | None: ...
     @property
     def rank(self) -> int | None: ...
@@ -165,7 +167,11 @@ class RowSample:
     @property
     def top(self) -> list[tuple[int, float]]: ...
     @property
+    def top_logits(self) -> list[tuple[int, float]]: ...
+    @property
     def token_logprobs(self) -> list[tuple[int, float]]: ...
+    @property
+    def token_logits(self) -> list[tuple[int, float]]: ...
     @property
     def kept(self) -> Kept | None: ...
     @property
@@ -193,6 +199,7 @@ class Sampler:
         variant: str = "tiled",
         max_draws: int = 1,
         max_logprobs: int | None = None,
+        max_adjusted: int | None = None,
         threads: int | None = None,
         backend: str | None = None,
         canonical: bool = False,
@@ -206,6 +213,7 @@ class Sampler:
         *,
         max_draws: int = 1,
         max_logprobs: int | None = None,
+        max_adjusted: int | None = None,
         threads: int | None = None,
         backend: str | None = None,
     ) -> Sampler:
@@ -238,6 +246,26 @@ class Sampler:
         top_p: _Tensor | None = None,
         min_p: _Tensor | None = None,
         mask: _Tensor | None = None,
+        repetition_penalty: _Tensor | None = None,
+        frequency_penalty: _Tensor | None = None,
+        presence_penalty: _Tensor | None = None,
+        min_tokens: _Tensor | None = None,
+        bias_begin: _Tensor | None = None,
+        bias_end: _Tensor | None = None,
+        bias_tokens: _Tensor | None = None,
+        bias_values: _Tensor | None = None,
+        banned_begin: _Tensor | None = None,
+        banned_end: _Tensor | None = None,
+        banned_tokens: _Tensor | None = None,
+        stop_begin: _Tensor | None = None,
+        stop_end: _Tensor | None = None,
+        stop_tokens: _Tensor | None = None,
+        prompt_begin: _Tensor | None = None,
+        prompt_end: _Tensor | None = None,
+        prompt_tokens: _Tensor | None = None,
+        output_begin: _Tensor | None = None,
+        output_end: _Tensor | None = None,
+        output_tokens: _Tensor | None = None,
         statuses: _Tensor | None = None,
         logprobs: _Tensor | None = None,
         ranks: _Tensor | None = None,
@@ -260,6 +288,8 @@ class Sampler:
         *,
         seed: _Ints | None = None,
         position: _Ints | None = None,
+        first_draw: _Ints | None = None,
+        mask: _Tensor | None = None,
     ) -> list[RowSample]:
         """Draws with one SamplingParams for each row, and returns all results: one RowSample for each row."""
 

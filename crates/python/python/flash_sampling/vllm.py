@@ -52,6 +52,10 @@ _SAMPLER = (
 ).split()
 _STATES = "max_num_reqs vocab_size temperature top_k top_p min_p seeds seeds_set num_logprobs".split()
 _PROCESSORS = ["LogitBiasState", "PenaltiesState", "BadWordsState"]
+_BIASES = (
+    "prompt_len_np num_allowed_token_ids allowed_token_ids num_logit_bias logit_bias_token_ids logit_bias min_lens "
+    "num_stop_token_ids restore_when_all_masked stop_token_ids use_logit_bias"
+).split()
 # The methods of heads without quantization.
 _PLAIN = ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
 
@@ -149,6 +153,7 @@ def _check_runner(runner):
     for reason, holds in reasons.items():
         if holds:
             raise Unsupported(reason)
+    check_names("LogitBiasState", vars(sampler.logits_processors[0]).keys() ^ set(_BIASES))
 
 
 def _supported_rows(sampler, vocab_size, batch, grammar_output):
@@ -161,7 +166,7 @@ def _supported_rows(sampler, vocab_size, batch, grammar_output):
     unsupported = (
         (states.num_logprobs[slots] != -1)
         | (sampler.logprob_token_ids_state.num_token_ids.np[slots] > 0)
-        | bias.use_logit_bias[slots]
+        | (bias.restore_when_all_masked.np[slots] != 0)
         | penalties.use_penalty[slots]
         | (bad_words.num_bad_words.np[slots] > 0)
         | ((top_k > TOP_K_MAX) & (top_k < vocab_size))
@@ -207,12 +212,17 @@ class _Draws:
         head = Head(
             self.head.weight.detach(), soft_cap=processor.soft_cap, scale=processor.scale, vocab_size=self.vocab_size
         )
-        self.sampler = Sampler(head, runner.max_num_reqs)
+        biases = runner.sampler.logits_processors[0]
+        max_adjusted = biases.logit_bias_token_ids.gpu.shape[1] + biases.stop_token_ids.gpu.shape[1]
+        self.sampler = Sampler(head, runner.max_num_reqs, max_adjusted=max_adjusted)
         self.failed_rows = FailedRows(_LOG)
-        # The first draw loads the kernels of all parameters.
+        # The first draws load the kernels of all parameters.
         ones = {name: torch.ones(1, device=hidden.device) for name in ("temperature", "top_p", "min_p")}
         zero = torch.zeros(1, dtype=torch.int64, device=hidden.device)
-        self.sampler.enqueue(example, zero.clone(), seed=zero, position=zero, top_k=zero.int(), **ones)
+        filters = {"top_k": zero.int(), **ones}
+        lists = {"mask": _mask(zero.int()[None], zero, self.vocab_size)} | _lists("banned", zero.int()[None], zero, zero)
+        for parameters in (filters, lists, filters | lists):
+            self.sampler.enqueue(example, zero.clone(), seed=zero, position=zero, **parameters)
 
     def _describe(self):
         """Returns the properties of the head on which the sampler depends."""
@@ -238,11 +248,54 @@ class _Draws:
                 columns[name] = getattr(states, name)
         # The sampler gets copies, because vLLM moves these tensors in each step.
         columns = {name: column.gpu[slots] for name, column in columns.items()}
+        position = batch.positions[at] + 1
+        columns |= self._biases(engine.logits_processors[0], slots, slots_np, position)
         tokens = torch.empty(len(rows), dtype=torch.int64, device=hidden.device)
         statuses = torch.empty(len(rows), dtype=torch.int32, device=hidden.device)
-        self.sampler.enqueue(hidden[at], tokens, position=batch.positions[at] + 1, statuses=statuses, **columns)
+        self.sampler.enqueue(hidden[at], tokens, position=position, statuses=statuses, **columns)
         self.failed_rows.check(statuses, [batch.req_ids[row] for row in rows])
         return tokens.clamp_(min=0)
+
+    def _biases(self, state: Any, slots: Tensor, slots_np: numpy.ndarray, position: Tensor) -> dict[str, Tensor]:
+        """Returns the allowed tokens, biases and banned stop tokens of rows, as arguments of `Sampler.enqueue`.
+
+        The lists are read in place: vLLM writes them by kernels of the same stream.
+        """
+        arguments = {}
+        if state.num_logit_bias.np[slots_np].any():
+            counts = state.num_logit_bias.gpu[slots]
+            arguments |= _lists("bias", state.logit_bias_token_ids.gpu, slots, counts)
+            arguments["bias_values"] = state.logit_bias.gpu.view(-1)
+        if state.num_stop_token_ids.np[slots_np].any():
+            is_short = position < state.min_lens.gpu[slots]
+            counts = torch.where(is_short, state.num_stop_token_ids.gpu[slots], 0)
+            arguments |= _lists("banned", state.stop_token_ids.gpu, slots, counts)
+        if state.num_allowed_token_ids.np[slots_np].any():
+            counts = state.num_allowed_token_ids.gpu[slots]
+            arguments["mask"] = _mask(state.allowed_token_ids.gpu[slots], counts, self.vocab_size)
+        return arguments
+
+
+def _lists(name, tokens, slots, counts):
+    """Returns the first tokens of some slots as lists of `Sampler.enqueue`. tokens: [slots, n] int32."""
+    begin = slots.long() * tokens.shape[1]
+    return {f"{name}_begin": begin, f"{name}_end": begin + counts, f"{name}_tokens": tokens.view(-1)}
+
+
+def _mask(tokens, counts, vocab_size):
+    """Returns bitmaps of the first tokens of rows: [rows, words] int32. A row without tokens allows every token.
+
+    tokens: [rows, n] int32, which may have duplicates. counts: [rows].
+    """
+    words = -(-vocab_size // 32)
+    # The word after the last one takes the unused places.
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    tokens = torch.where(place < counts[:, None], tokens, 32 * words).sort(1).values
+    is_first = torch.ones_like(tokens, dtype=torch.bool)
+    is_first[:, 1:] = tokens[:, 1:] != tokens[:, :-1]
+    bits = torch.where(is_first, torch.ones_like(tokens) << (tokens & 31), 0)
+    mask = torch.where(counts[:, None] > 0, 0, -1).int().repeat(1, words + 1)
+    return mask.scatter_add_(1, (tokens >> 5).long(), bits)[:, :words]
 
 
 def _head(model, example):
