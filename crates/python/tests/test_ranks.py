@@ -254,7 +254,8 @@ def draw_on_gpus(rank):
     def to(values):
         return torch.tensor(values, dtype=torch.bfloat16, device=f"cuda:{rank}")
 
-    sampler = Sampler(shard(problem, rank, [0, 512, 1000], to), group=group(time_limit=120), max_logprobs=3)
+    options = {"group": group(time_limit=120), "max_logprobs": 3, "max_adjusted": 300}
+    sampler = Sampler(shard(problem, rank, [0, 512, 1000], to), **options)
     hidden, results = to(problem.hidden), []
     for params in [{}, {"top_k": 20}, {"top_p": 0.9, "temperature": 2}, {"top_k": 50, "top_p": 0.5}]:
         tokens = sampler(hidden, **problem.keys, **params)
@@ -272,6 +273,8 @@ def draw_on_gpus(rank):
 
 
 ENQUEUED = [{}, {"temperature": 2.0}, {"top_k": 20}, {"top_p": 0.9, "temperature": 2.0}, {"top_k": 50, "top_p": 0.5}]
+# The banned tokens of 64 rows.
+BANNED = numpy.random.default_rng(3).permuted(numpy.tile(numpy.arange(1000), (64, 1)), axis=1)[:, :300]
 
 
 def enqueue_on_gpu(torch, sampler, hidden, problem):
@@ -297,6 +300,9 @@ def enqueue_on_gpu(torch, sampler, hidden, problem):
         keys["position"] += later
         graph.replay()
         results.append(out.tolist())
+    begin = torch.arange(0, 64 * 300 + 1, 300, device=hidden.device)
+    sampler.enqueue(hidden, out, banned_begin=begin, banned_tokens=array(BANNED.ravel(), torch.int32), **keys)
+    results.append(out.tolist())
     return results
 
 
@@ -311,7 +317,11 @@ def test_two_gpus_draw_the_tokens_of_one_head():
         want.append(whole(problem.hidden, **problem.keys, **params).tolist())
     rows = whole.sample(problem.hidden, SamplingParams(logprobs=3), seed=problem.seeds, position=problem.positions)
     enqueued = [whole(problem.hidden, **problem.keys, **params).tolist() for params in ENQUEUED]
-    later = whole(problem.hidden, seed=problem.seeds, position=[1 + at for at in problem.positions], **ENQUEUED[-1])
-    enqueued += [enqueued[-1], later.tolist()]
+    keys = {"seed": problem.seeds, "position": [1 + at for at in problem.positions]}
+    later = whole(problem.hidden, **keys, **ENQUEUED[-1])
+    params = [SamplingParams(banned_token_ids=tokens.tolist()) for tokens in BANNED]
+    banned = [row.token for row in whole.sample(problem.hidden, params, **keys)]
+    assert banned != whole(problem.hidden, **keys).tolist()
+    enqueued += [enqueued[-1], later.tolist(), banned]
     want += [[(row.token, row.top) for row in rows], enqueued, want[0]]
     assert in_processes(draw_on_gpus) == dict.fromkeys(range(2), want)

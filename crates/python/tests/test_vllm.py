@@ -389,6 +389,9 @@ def test_no_step_waits_for_a_gpu(monkeypatch):
     want = server.direct()
     assert server.step() == want
     server.sampler.penalties_state.use_penalty[server.slots[0]] = True
+    lists = {"allowed": [3, 40, 41, 40], "bias": {40: 1000.0, 41: 2000.0}, "stop": [41]}
+    server.sampler.logits_processors[0].add_request(server.slots[2], int(server.positions[2]), min_tokens=2, **lists)
+    want[2] = 40
     batches = [server.batch([1, 2]), server.batch()]
     torch.cuda.set_sync_debug_mode("error")
     try:
