@@ -131,6 +131,11 @@ fn draws_from_all_logits_are_those_of_the_reference() {
             let want = wanted(params, logits);
             assert_eq!(want.len(), base.draws as usize);
             assert!(found(program, &params, 0, 0.0, logits) == want, "{name} of {shape} logits");
+            // A list of all tokens.
+            if params.top_k > 0 {
+                let listed = found(program, &params, 1, f32::NEG_INFINITY, logits);
+                assert!(listed == want, "{name} of listed {shape} logits");
+            }
         }
     }
 }

@@ -217,6 +217,7 @@ T __shfl_sync(unsigned mask, T value, unsigned lane) {
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
+inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
 inline unsigned atomicMin(unsigned* at, unsigned value) {
     const unsigned old = *at;
     if (value < old) *at = value;

@@ -1,17 +1,26 @@
-// Launches that may start before earlier launches of the stream have finished (compute capability 9.0 and up).
+// Launches that may start before earlier launches of the stream have finished (compute capability 9.0 and up). Older GPUs have no
+// such launches, and the functions do nothing.
 #pragma once
 
-#include "address.cuh"
+#include "../platform.cuh"
 
-#ifndef FS_EMULATED
+#ifdef __CUDACC__
 
 namespace flash_sampling::ptx {
 
 // Lets the blocks of the next launch start as soon as all blocks of this one have called this and there is room for them.
-__device__ __forceinline__ void start_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void start_next_launch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 // Waits until earlier launches have finished, and makes their stores visible. Returns at once in a launch that started after them.
-__device__ __forceinline__ void await_earlier_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void await_earlier_launches() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 }  // namespace flash_sampling::ptx
 

@@ -132,6 +132,47 @@ struct FilterRow {
         c.compact(least);
     }
 
+    // Writes the cumulative masses of the first `length` candidates, in the order and with the rounding of core's CumulativeMass:
+    // the sum of a bin in integers, then its product with the weight of the bin, added to the products of earlier bins. One warp
+    // calls this.
+    __device__ __forceinline__ void add_up(u32 length) {
+        const u32 lane = threadIdx.x;
+        u64 carried = 0;  // the sum so far in the bin of the last lane
+        for (u32 base = 0; base < length; base += 32) {
+            const u32 i = base + lane;
+            const bool is_inside = i < length;
+            const float edge = is_inside ? shared.edges[i] : 0.0f;
+            const bool is_first = is_inside && (i == 0 || shared.edges[i - 1] != edge);
+            const bool is_last = is_inside && (i + 1 == length || shared.edges[i + 1] != edge);
+            u64 sum = is_inside ? shared.units[i] : 0;
+#pragma unroll
+            for (u32 distance = 1; distance < 32; distance *= 2) {
+                const u64 lower = __shfl_up_sync(0xffffffffu, sum, distance);
+                if (lane >= distance) sum += lower;
+            }
+            // The lanes before the first lane of this lane's bin.
+            const u32 firsts = __ballot_sync(0xffffffffu, is_first) & (0xffffffffu >> (31 - lane));
+            const u32 begin = firsts ? 31 - static_cast<u32>(__clz(static_cast<i32>(firsts))) : 0;
+            const u64 before = __shfl_sync(0xffffffffu, sum, begin ? begin - 1 : 0);
+            const u64 mass = sum - (begin ? before : 0) + (firsts ? 0 : carried);
+            carried = __shfl_sync(0xffffffffu, mass, 31);
+            if (!is_inside) continue;
+            const double product = mul_rn(weights()[i], static_cast<double>(mass));
+            cumulative()[i] = product;
+            weights()[i] = is_last ? product : 0.0;
+        }
+        __syncwarp();
+        if (lane) return;
+        double done = 0.0;
+#pragma unroll 8
+        for (u32 i = 0; i < length; ++i) {
+            const double product = cumulative()[i], of_bin = weights()[i];
+            cumulative()[i] = add_rn(done, product);
+            done = add_rn(done, of_bin);
+        }
+        shared.end = length;
+    }
+
     // Sorts the candidates and applies the filters. Returns the number of kept tokens.
     __device__ __noinline__ u32 walk() {
         auto& c = shared.candidates;
@@ -150,23 +191,7 @@ struct FilterRow {
                 weights()[i] = mul_rn(::exp(static_cast<double>(edge) - static_cast<double>(top)), 1.0 / 1073741824.0);
             }
             __syncthreads();
-            if (threadIdx.x == 0) {
-                // The order and the rounding are those that core's CumulativeMass uses.
-                double done = 0.0, factor = 0.0;
-                float at = f32_infinity();
-                u64 mass = 0;
-                for (u32 i = 0; i < length; ++i) {
-                    if (shared.edges[i] != at) {
-                        done = add_rn(done, mul_rn(factor, static_cast<double>(mass)));
-                        at = shared.edges[i];
-                        factor = weights()[i];
-                        mass = 0;
-                    }
-                    mass += shared.units[i];
-                    cumulative()[i] = add_rn(done, mul_rn(factor, static_cast<double>(mass)));
-                }
-                shared.end = length;
-            }
+            if (threadIdx.x < 32) add_up(length);
             __syncthreads();
             const double limit = mul_rn(static_cast<double>(filters.top_p), cumulative()[length - 1]);
             for (u32 i = threadIdx.x; i < length; i += THREADS)
@@ -282,9 +307,53 @@ struct FilterRow {
     // Returns the draw of a row from its list; undecided if the list may lack a kept token. All threads call this; `row` is in
     // shared memory.
     __device__ __forceinline__ Draw draw_listed(const u64* list, const ListCounters& counters) {
-        if (counters.count == 0 || counters.count > RowLists::ROOM) return {0, 0.0f, 0.0f, Status::Undecided};
-        take(list, counters.count);
-        return draw_taken(counters.cut);
+        const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
+        const u32 count = counters.count;
+        if (count == 0 || count > RowLists::ROOM) return undecided;
+        auto& c = shared.candidates;
+        c.begin();
+        for (u32 digit = threadIdx.x; digit < 1u << DIGIT_BITS; digit += THREADS) c.histogram[digit] = 0;
+        constexpr u32 EACH = RowLists::ROOM / THREADS, NONE = ~0u;
+        u64 keys[EACH];
+        u32 top = 0;
+#pragma unroll
+        for (u32 i = 0; i < EACH; ++i) {
+            const u32 at = i * THREADS + threadIdx.x;
+            keys[i] = at < count ? list[at] : 0;
+            top = max(top, static_cast<u32>(keys[i] >> 32));
+        }
+        if (threadIdx.x == 0) c.digit = NONE;
+        __syncthreads();
+        took(top, 0);
+        u64 least = least_by_min_p(from_monotone_bits(c.largest));
+        if (filters.top_k) {
+            // The k-th largest logit is within one of 2^DIGIT_BITS equal intervals between the cutoff and the largest logit.
+            const u32 low = max(counters.cut, static_cast<u32>(least >> 32)), range = c.largest > low ? c.largest - low : 0;
+            const u32 bits = 32 - static_cast<u32>(__clz(static_cast<i32>(range))), shift = bits > DIGIT_BITS ? bits - DIGIT_BITS : 0;
+#pragma unroll
+            for (u32 i = 0; i < EACH; ++i) {
+                const u32 logit = static_cast<u32>(keys[i] >> 32);
+                if (keys[i] && logit >= low) atomicAdd(&c.histogram[(logit - low) >> shift], 1u);
+            }
+            __syncthreads();
+            if (threadIdx.x < 32) find_digit(c, filters.top_k);
+            __syncthreads();
+            const u32 digit = c.digit;
+            // Fewer than k tokens reach both limits. The list has all tokens that reach the cutoff, but not all others.
+            if (digit == NONE && counters.cut > static_cast<u32>(least >> 32)) return undecided;
+            if (digit != NONE) least = max(least, static_cast<u64>(low + (digit << shift)) << 32);
+        }
+#pragma unroll
+        for (u32 i = 0; i < EACH; ++i)
+            if (keys[i] && keys[i] >= least) c.push(keys[i]);
+        __syncthreads();
+        // Up to this number of candidates, the sort in walk() is faster than a search for the k-th largest.
+        constexpr u32 FEW = 128;
+        if (filters.top_k && c.count > max(2 * filters.top_k, FEW)) {
+            const u64 kth = c.find(filters.top_k);
+            c.compact(max(kth, least));
+        }
+        return draw_kept();
     }
 
     // Returns the draw from at least one candidate. The candidates contain every token whose monotone bits reach the cutoff.
@@ -303,6 +372,13 @@ struct FilterRow {
             return undecided;
         }
         c.compact(least);
+        return draw_kept();
+    }
+
+    // Returns the draw from the candidates that min-p and top-k may keep. All threads call this.
+    __device__ __forceinline__ Draw draw_kept() {
+        const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
+        const auto& c = shared.candidates;
         if (c.count == 0 || c.count > KEPT) return undecided;
         const u64 best = best_of(walk());
         if (best == 0) return undecided;
