@@ -1,5 +1,4 @@
 // The entry point of draws with filters from lists of the largest logits: one block per row.
-#include "flash_sampling/ptx/early.cuh"
 #include "flash_sampling/selection/filter_row.cuh"
 
 using namespace flash_sampling;
@@ -11,11 +10,7 @@ __constant__ u32 filter_list_launch[2] = {sizeof(FilterRow::Shared), FilterRow::
 
 extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2) filter_list(const __grid_constant__ FilterListCall call) {
     extern __shared__ __align__(16) u8 memory[];
-    if (call.passes) {
-        ptx::start_next_launch();
-        ptx::await_earlier_launches();
-        if (*call.passes == FilterPasses::Logits) return;
-    }
+    if (call.passes && *call.passes == FilterPasses::Logits) return;
     FilterRow::Shared& shared = *reinterpret_cast<FilterRow::Shared*>(memory);
     const u32 i = blockIdx.x;
     const RowFilters filters = call.lists.filters[i];

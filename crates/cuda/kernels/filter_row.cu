@@ -2,7 +2,6 @@
 //
 //   filter_row     draws with min-p or top-k first
 //   decide_row     draws that the other kernels leave undecided, unless a temperature follows the filters
-#include "flash_sampling/ptx/early.cuh"
 #include "flash_sampling/selection/exact_filters.cuh"
 #include "flash_sampling/selection/granule_candidates.cuh"
 
@@ -16,8 +15,6 @@ __constant__ u32 decide_row_launch[2] = {sizeof(FilterRow::Shared), FilterRow::T
 
 extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2) filter_row(const __grid_constant__ FilterCall call) {
     extern __shared__ __align__(16) u8 memory[];
-    ptx::start_next_launch();
-    ptx::await_earlier_launches();
     if (call.skip_if.holds()) return;
     FilterRow::Shared& shared = *reinterpret_cast<FilterRow::Shared*>(memory);
     const u32 i = blockIdx.x;
@@ -37,7 +34,6 @@ extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2)
     extern __shared__ __align__(16) u8 memory[];
     FilterRow::Shared& shared = *reinterpret_cast<FilterRow::Shared*>(memory);
     const u32 i = blockIdx.x;
-    ptx::await_earlier_launches();
     if (call.draws[i].status != Status::Undecided) return;
     const RowFilters filters = call.filters[i];
     if (filters.rescale != 1.0f) return;

@@ -4,7 +4,6 @@
 // An adjusted token has a bias, a ban or a penalty. `encode_rows` marks the adjusted tokens of a row in a bit set, and lists them
 // in ascending order without a sort: the place of a token in the list is the number of smaller tokens in the set.
 #include "flash_sampling/exchange/row_contents.cuh"
-#include "flash_sampling/ptx/early.cuh"
 #include "flash_sampling/selection/logprob_columns.cuh"
 #include "flash_sampling/selection/row_lists.cuh"
 
@@ -368,7 +367,6 @@ struct RowEncoding {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) encode_rows(const __grid_constant__ EncodeRows call) {
     __shared__ Shared shared;
-    if (call.passes) ptx::start_next_launch();
     RowEncoding{call, shared}.encode();
 }
 

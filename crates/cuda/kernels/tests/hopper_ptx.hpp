@@ -52,6 +52,8 @@ inline void named_barrier(u32 id, u32 threads) {
     if (++arrived[id] == threads) arrived[id] = 0, ++generation[id];
     while (generation[id] == before) emulator::next_fiber();
 }
+inline void start_next_launch() {}
+inline void await_earlier_launches() {}
 inline u32 block_index() { return blockIdx.x; }
 inline u32 cluster_rank() { return 0; }
 inline void cluster_sync() {}

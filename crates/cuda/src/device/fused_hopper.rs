@@ -233,11 +233,8 @@ impl Loaded {
         blocks: u32,
         call: Call,
         maps: Maps,
-        output: &FusedOutput,
+        (output, residency): (&FusedOutput, Residency),
     ) -> Result<(), CudaError> {
-        // The launches of a draw from a shadow after the first one start early.
-        let is_early = self.tile.variant == FusedVariant::Candidates || !call.skip_if.word.is_null();
-        let residency = if is_early { Residency::Early } else { Residency::Free };
         let grid = Grid { shared_bytes: self.shared_bytes, residency, ..Grid::of(blocks, self.threads) };
         match (&self.kernel, *output) {
             (HopperKernel::Plain(kernel), FusedOutput::Plain) => queue.launch(kernel, grid, (call, maps)),

@@ -3,7 +3,7 @@
 use crate::abi::{Call, Maps, TensorMap};
 use crate::device::fused_hopper::{FusedOutput, FusedVariant, Loaded, Tile};
 use crate::device::gpu::Device;
-use crate::device::launch::Queue;
+use crate::device::launch::{Queue, Residency};
 use crate::device::matrix::DeviceMatrix;
 use crate::device::tensor_map;
 use crate::error::CudaError;
@@ -36,7 +36,7 @@ impl Hopper {
         queue: Queue<'_>,
         hidden: &DeviceMatrix,
         call: Call,
-        output: &FusedOutput,
+        (output, residency): (&FusedOutput, Residency),
         device: &Device,
     ) -> Result<(), CudaError> {
         let (weight, granule) = (self.weight, self.granule);
@@ -44,7 +44,7 @@ impl Hopper {
         let map = tensor_map::encode(hidden, kernel.tile.loaded_rows(hidden.rows))?;
         let maps = Maps { weight, granule, hidden: map };
         let blocks = kernel.blocks(call.tokens, device.multiprocessors());
-        kernel.launch(queue, blocks, call, maps, output)
+        kernel.launch(queue, blocks, call, maps, (output, residency))
     }
 
     /// Loads the kernels for this output, for every planned number of rows.

@@ -56,17 +56,6 @@ impl<A: Arguments> ConfiguredKernel<A> {
         queue.launch(&self.kernel, grid, arguments)
     }
 
-    /// Launches with [`Residency::Early`] if `is_early`. The kernel must wait for earlier launches.
-    pub(crate) fn launch_if_early(
-        &self,
-        is_early: bool,
-        queue: Queue<'_>,
-        blocks: u32,
-        arguments: A,
-    ) -> Result<(), CudaError> {
-        if is_early { self.launch_early(queue, blocks, arguments) } else { self.launch(queue, blocks, arguments) }
-    }
-
     /// Launches with [`Residency::Early`].
     pub(crate) fn launch_early(&self, queue: Queue<'_>, blocks: u32, arguments: A) -> Result<(), CudaError> {
         let grid = Grid::of(blocks, self.threads);

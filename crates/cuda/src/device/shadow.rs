@@ -10,7 +10,7 @@ use crate::device::entries;
 use crate::device::fused_hopper::{self, FusedOutput, Loaded, Tile};
 use crate::device::gpu::Device;
 use crate::device::head::{DeviceHead, DeviceShadow};
-use crate::device::launch::{Grid, Kernel, Queue};
+use crate::device::launch::{Grid, Kernel, Queue, Residency};
 use crate::device::launch_config::ConfiguredKernel;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::scratch::Scratch;
@@ -198,7 +198,8 @@ impl ShadowKernels {
         let published = words.cast::<u8>().add(offset_of!(ShadowWords, published)).cast();
         let of_candidates = Call { best: shadow.best, arrived: published, ..call };
         let blocks = kernel.blocks(call.tokens, device.multiprocessors());
-        kernel.launch(queue, blocks, of_candidates, maps, &FusedOutput::Candidates(candidates))?;
+        let output = (&FusedOutput::Candidates(candidates), Residency::Early);
+        kernel.launch(queue, blocks, of_candidates, maps, output)?;
 
         let parts = (device.multiprocessors() / rows).clamp(1, MAX_PARTS as u32);
         self.winners.launch_early(queue, parts * rows, (call, shadow))?;

@@ -15,7 +15,7 @@ use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portab
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::hopper::Hopper;
-use crate::device::launch::Queue;
+use crate::device::launch::{Queue, Residency};
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::{KernelChoice, RowFeatures};
 use crate::device::scratch::Scratch;
@@ -337,12 +337,14 @@ impl DeviceTiled {
         }
         let mut call = self.call(hidden, (rows, draws), skip_if);
         let is_hopper = self.is_hopper(hidden);
+        let mut residency = Residency::Free;
         if output.is_draw() && self.uses_shadow(hidden) {
             let shadow = self.shadow.as_mut().expect("it is used");
             call.skip_if = SkipIf::new(shadow.launch(queue, hidden, call, &self.device)?, 0);
+            residency = Residency::Early;
         }
         match self.hopper.as_mut().filter(|_| is_hopper) {
-            Some(hopper) => hopper.launch(queue, hidden, call, &output, &self.device).map(|()| false),
+            Some(hopper) => hopper.launch(queue, hidden, call, (&output, residency), &self.device).map(|()| false),
             None => {
                 let stored = if let FusedOutput::MasksPenalties(to) = output { to } else { LogitStore::default() };
                 self.launch_portable(queue, hidden, call, stored).map(|()| stored.is_raw == 0)

@@ -29,11 +29,6 @@ pub(crate) struct LogitFilters {
     pub(super) are_open_zeros: bool,
 }
 
-/// Whether the launches of a call may start early. Calls with several passes are on Hopper.
-fn is_early(call: &FilterCall) -> bool {
-    !call.skip_if.word.is_null()
-}
-
 const _: () = assert!(MAX_ROWS <= UNDECIDED_ROWS_SUMMED, "there is no room for the sums of every row");
 
 impl LogitFilters {
@@ -59,15 +54,14 @@ impl LogitFilters {
             self.are_open_zeros = are_zeros;
         }
         if kinds.gathered {
-            self.by_row.launch_if_early(is_early(call), queue, call.count, (*call,))?;
+            self.by_row.launch(queue, call.count, (*call,))?;
         }
         Ok(())
     }
 
     /// Decides the undecided rows of a call without a temperature after their filters.
     pub(crate) fn decide(&mut self, queue: Queue<'_>, call: FilterCall) -> Result<(), CudaError> {
-        let weights = self.weights.begin_use();
-        self.undecided.launch_if_early(is_early(&call), queue, call.count, (call, weights))
+        self.undecided.launch(queue, call.count, (call, self.weights.begin_use()))
     }
 
     /// Returns the memory for undecided rows, and clears it if necessary. Also returns whether later launches outside

@@ -219,7 +219,7 @@ impl DeviceFilters {
         sampler.launch_unless(skip_if, queue, hidden, rows.unfiltered(), FusedOutput::Lists(lists))?;
         if hidden.rows > 0 {
             let call = FilterListCall { lists, rows: encoded, draws, passes };
-            self.by_list.launch_if_early(!passes.is_null(), queue, hidden.rows as u32, (call,))?;
+            self.by_list.launch(queue, hidden.rows as u32, (call,))?;
         }
         self.are_zeros = are_zeros;
         Ok(true)

@@ -75,7 +75,7 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
 template <class T, ptx::Operand OPERAND>
 __device__ __forceinline__ void block(const Call& call, const Maps& maps, const LogitStore& stored, const RowLists& lists,
                                       const Masses& masses, const Peers& peers, const Candidates& candidates, u8* memory) {
-    if (T::CANDIDATES || call.skip_if.word) ptx::start_next_launch();
+    if constexpr (T::CANDIDATES) ptx::start_next_launch();
     if (call.skip_if.word) {
         ptx::await_earlier_launches();
         if (call.skip_if.holds()) return;

@@ -1,26 +1,17 @@
-// Launches that may start before earlier launches of the stream have finished (compute capability 9.0 and up). Older GPUs have no
-// such launches, and the functions do nothing.
+// Launches that may start before earlier launches of the stream have finished (compute capability 9.0 and up).
 #pragma once
 
-#include "../platform.cuh"
+#include "address.cuh"
 
-#ifdef __CUDACC__
+#ifndef FS_EMULATED
 
 namespace flash_sampling::ptx {
 
 // Lets the blocks of the next launch start as soon as all blocks of this one have called this and there is room for them.
-__device__ __forceinline__ void start_next_launch() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void start_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Waits until earlier launches have finished, and makes their stores visible. Returns at once in a launch that started after them.
-__device__ __forceinline__ void await_earlier_launches() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void await_earlier_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 }  // namespace flash_sampling::ptx
 
