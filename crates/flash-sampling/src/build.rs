@@ -144,7 +144,7 @@ fn check_shadow(head: &Head<'_>, config: &BackendConfig) -> Result<(), BuildErro
         VariantConfig::Sharded { merge, .. } => *merge == ShardMerge::Winners,
     };
     let serves = match config.backend {
-        Backend::Reference => false,
+        Backend::Reference => true,
         #[cfg(feature = "cpu")]
         Backend::Cpu(_) => true,
         #[cfg(feature = "cuda")]
