@@ -11,13 +11,40 @@ def put(path, data):
     (here / path).write_bytes(data)
 
 
-def safetensors(tensors):
-    header, data = {}, b""
+def safetensors(tensors, **metadata):
+    header, data = {"__metadata__": metadata} if metadata else {}, b""
     for name, (dtype, shape, content) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
         data += content
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
+
+
+def digest_of_words(words, digest=0x9E3779B97F4A7C15):
+    for word in words:
+        digest = (digest ^ word) * 0x9E3779B97F4A7C15 % 2**64
+        digest ^= digest >> 29
+    return digest
+
+
+def digest(data):
+    """The digest of bytes, as in crates/core/src/backend/digest.rs."""
+    words = struct.unpack(f"<{len(data) // 32 * 4}Q", data[:len(data) // 32 * 32])
+    chains = [digest_of_words(words[k::4], 1 + k) for k in range(4)] if words else []
+    return digest_of_words([*chains, *data[len(words) * 8:], len(data)])
+
+
+def shadow(weight, codes, scales, errors, norms):
+    """The shadow of a float32 weight; codes are rows of 64 bytes."""
+    numbers = [struct.pack(f"<{len(codes)}f", *part) for part in (scales, errors, norms)]
+    own = digest_of_words([digest_of_words(map(digest, codes)), *map(digest, numbers)])
+    rows = [struct.pack(f"<{len(row)}f", *row) for row in weight]
+    return safetensors(
+        {"codes": ("I8", [len(codes), 64], b"".join(codes)),
+         **{name: ("F32", [len(codes)], data) for name, data in zip(["scales", "errors", "norms"], numbers)}},
+        digest=f"{own:016x}", weight_digest=f"{digest_of_words(map(digest, rows)):016x}",
+        weight_dtype="f32", weight_shape=f"[{len(weight)}, {len(weight[0])}]",
+    )
 
 
 def npy(descr, shape, data, version=1):
@@ -82,6 +109,8 @@ put("gguf/bytes", gguf(
 ))
 put("safetensors/one", safetensors({"w": ("BF16", [2, 3], bytes(12))}))
 put("safetensors/two", safetensors({"w": ("F32", [3], bytes(12)), "lm_head.weight": ("F16", [1, 2], bytes(4))}))
+codes = [bytes([0, 127]) + bytes(62), bytes([129, 32]) + bytes(62)]
+put("shadow/small", shadow([[0.0, 1.0], [-2.0, 0.5]], codes, [1 / 127, 2 / 127], [0.01, 0.01], [1.1, 2.1]))
 put("npy/matrix", npy("<f4", "(2, 3)", bytes(24)))
 put("npy/vector", npy("<f2", "(3,)", bytes(6), version=2))
 put("mask/shared", npy("<u4", "(2,)", b"\xff" * 8))

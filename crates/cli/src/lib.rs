@@ -8,6 +8,7 @@
 //! | [`sample`] | `flash-sampling sample`: tokens for rows of hidden states, also as ranks |
 //! | [`verify`] | `flash-sampling verify`: the laws of exact sampling |
 //! | [`mod@bench`] | `flash-sampling bench` |
+//! | [`shadow`] | `flash-sampling shadow` |
 //! | `kernels` | `flash-sampling kernels` (feature `cuda`) |
 //! | [`info`] | `flash-sampling info`, and the machine in reports and records |
 //! | [`input`] | heads, hidden states, masks and parameters from files |
@@ -28,6 +29,7 @@ pub mod output;
 mod run;
 pub mod sample;
 pub mod sampler;
+pub mod shadow;
 pub mod verify;
 
 pub use run::run;

@@ -3,7 +3,7 @@
 use crate::args::{self, Cli, Command, TransportName};
 use crate::error::{CommandError, print_error};
 use crate::interrupt::Interrupt;
-use crate::{bench, generate, info, sample, verify};
+use crate::{bench, generate, info, sample, shadow, verify};
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::env;
@@ -76,6 +76,7 @@ fn dispatch(command: &Command, out: &mut dyn Write, interrupt: &Interrupt) -> Re
         Command::Sample(args) => sample::run(args, out, interrupt),
         Command::Verify(args) => verify::run(args, out, interrupt),
         Command::Bench(args) => bench::run(args, out, interrupt),
+        Command::Shadow(args) => shadow::run(args, out, interrupt),
         #[cfg(feature = "cuda")]
         Command::Kernels(command) => crate::kernels::run(command, out, interrupt),
         #[cfg(not(feature = "cuda"))]
@@ -96,7 +97,7 @@ const LAUNCHERS: [(&str, &str); 2] = [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_
 fn warn_of_mpirun(command: &Command) {
     let expects_ranks = match command {
         Command::Sample(args) => args.transport.transport == Some(TransportName::Mpi),
-        Command::Kernels(_) | Command::Info { .. } => true,
+        Command::Shadow(_) | Command::Kernels(_) | Command::Info { .. } => true,
         Command::Generate(_) | Command::Verify(_) | Command::Bench(_) => false,
     };
     let number = |name: &str| env::var(name).ok()?.parse::<usize>().ok();

@@ -1,7 +1,10 @@
 //! The four variants in float64, as short as possible. Tests compare every fast path with this file.
 //!
 //! Dot products are [`canonical`](crate::backend::canonical), log-masses are float64 sums, noise and transforms are the scalar
-//! definitions of this crate. The reference holds the whole row of logits, and is slow.
+//! definitions of this crate. The reference holds the whole row of logits, and is slow. Over a head with a shadow, draws
+//! compute only the logits of tokens that can win.
+
+mod by_shadow;
 
 use crate::backend::canonical::canonical_logit;
 use crate::backend::{Batch, Request, RowSummary, Scan, check_scan};
@@ -199,6 +202,14 @@ impl<'w> Reference<'w> {
         self.head.tokens().map(|token| canonical_logit(&self.head, token, hidden, &mut scratch)).collect()
     }
 
+    /// The raw logits that a row needs; -inf for tokens that cannot win, if the row only draws and the head has a shadow.
+    fn needed_logits(&self, row: &Row<'_>, hidden: &[f32]) -> Vec<f32> {
+        let is_pathwise = row.greedy || self.variant == ReferenceVariant::Tiled;
+        let needs_all = row.filters.is_some() || row.logprobs.or(row.raw_logprobs).is_some() || row.kept;
+        let some = (is_pathwise && !needs_all).then(|| by_shadow::possible_winners(&self.head, row, hidden));
+        some.flatten().unwrap_or_else(|| self.raw_logits(hidden))
+    }
+
     fn draw(&self, row: &Row<'_>, draw: u32, logits: &[f32]) -> Candidate {
         let tokens = self.head.tokens();
         let first = tokens.start;
@@ -321,7 +332,7 @@ impl PerturbedArgmax for Reference<'_> {
             input.row_to_f32(r, &mut hidden);
             let outcome = params
                 .check(adjustments.row(r), &self.capabilities(), &self.plan, self.head.vocab_size())
-                .and_then(|row| self.row(&row, &self.raw_logits(&hidden), out));
+                .and_then(|row| self.row(&row, &self.needed_logits(&row, &hidden), out));
             if let Err(error) = outcome {
                 out.push_error(error);
             }
@@ -360,7 +371,7 @@ impl Scan for Reference<'_> {
             batch.input.row_to_f32(r, &mut hidden);
             summary.clear();
             let first = self.head.tokens().start;
-            let raw = self.raw_logits(&hidden);
+            let raw = self.needed_logits(&row, &hidden);
             let logits = match transformed(&row, &raw, first) {
                 Ok(logits) => logits,
                 // Other shards may have a finite logit.

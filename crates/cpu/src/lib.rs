@@ -7,8 +7,8 @@
 //! | [`Online`], [`OnlineStream`] | online, also over a reader | Alg. I.3 | in distribution |
 //! | [`Standalone`] | over existing logits | Alg. I.1 | pathwise |
 //!
-//! [`make_shadow`] makes the shadow of a weight on all threads. [`DetachedTiled`] is a plan between calls, for weights
-//! borrowed per call; [`matmul`] is the matmul alone.
+//! [`make_shadow`] makes the shadow of a weight on all threads, and [`digest_of_matrix`] its digest. [`DetachedTiled`] is
+//! a plan between calls, for weights borrowed per call; [`matmul`] is the matmul alone.
 //!
 //! Weight and hidden states are any pair of bf16, f16 and f32, borrowed and never repacked; sums are float32. A tile of
 //! 256 tokens is multiplied with all rows of the batch ([`Isa`] selects the instructions), transformed, perturbed and
@@ -40,5 +40,5 @@ pub use isa::{Isa, ParseIsaError};
 pub use matmul::matmul;
 pub use options::CpuOptions;
 pub use peak::products;
-pub use shadow::make_shadow;
+pub use shadow::{digest_of_matrix, make_shadow};
 pub use variants::{DetachedTiled, Grouped, Online, OnlineStream, Standalone, Tiled};

@@ -1,5 +1,6 @@
-//! Makes the shadow of a weight on all threads.
+//! Makes the shadow and the digest of a weight on all threads.
 
+use flash_sampling_core::backend::digest;
 use flash_sampling_core::{HeadError, Matrix, ShadowBuffer};
 use rayon::prelude::*;
 
@@ -18,6 +19,12 @@ pub fn make_shadow(weight: &Matrix<'_>, done: impl Fn(usize) + Sync) -> Result<S
     })
 }
 
+/// [`digest::of_matrix`] on rayon's current threads.
+pub fn digest_of_matrix(matrix: &Matrix<'_>) -> u64 {
+    let rows = (0..matrix.rows()).into_par_iter().map(|row| digest::of_bytes(matrix.row_bytes(row)));
+    digest::of_words(rows.collect::<Vec<_>>())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -34,5 +41,6 @@ mod tests {
         let made = make_shadow(&weight, count).unwrap();
         assert_eq!(made, ShadowBuffer::new(&weight).unwrap());
         assert_eq!(rows.into_inner(), 1000);
+        assert_eq!(digest_of_matrix(&weight), digest::of_matrix(&weight));
     }
 }

@@ -144,7 +144,7 @@ fn check_shadow(head: &Head<'_>, config: &BackendConfig) -> Result<(), BuildErro
         VariantConfig::Sharded { merge, .. } => *merge == ShardMerge::Winners,
     };
     let serves = match config.backend {
-        Backend::Reference => false,
+        Backend::Reference => true,
         #[cfg(feature = "cpu")]
         Backend::Cpu(_) => true,
         #[cfg(feature = "cuda")]
@@ -198,7 +198,11 @@ pub fn capabilities_of(config: &BackendConfig) -> Result<Capabilities, BuildErro
         _ => {
             let (weight, plan) = ([bf16::ZERO; 64], Plan { max_rows: config.plan.max_rows.min(1), ..config.plan });
             let head = Head::new(Matrix::new(&weight, 64, 1)?)?;
-            Ok(build(head, &BackendConfig { plan, ..config.clone() })?.capabilities())
+            if config.shadow {
+                check_shadow(&head, config)?;
+            }
+            // A shadow changes no capability, and its threads would be those of rayon's global pool.
+            Ok(build(head, &BackendConfig { plan, shadow: false, ..config.clone() })?.capabilities())
         }
     }
 }

@@ -86,7 +86,7 @@ pub struct BackendConfig {
     ///
     /// The draws are the same. Calls of few rows without filters and log-probabilities take about half the time. The
     /// shadow takes a byte for each weight: half the memory of a bf16 weight. Pathwise variants use it: tiled, grouped
-    /// with [`GroupDraw::Reuse`] on the CPU, and shards that merge winners. For others [`build`](crate::build()) returns
+    /// with [`GroupDraw::Reuse`] on the CPU, and shards that merge winners; also those of the reference. For others [`build`](crate::build()) returns
     /// [`BuildError::Shadow`](crate::BuildError::Shadow), and for a quantised weight
     /// [`HeadError::ShadowType`](crate::HeadError::ShadowType).
     pub shadow: bool,

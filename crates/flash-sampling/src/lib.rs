@@ -66,6 +66,7 @@
 //! | `cuda-linked` | no | `cuda` in a program where another crate links NVIDIA's libraries, as candle does |
 //! | `nccl` | no | `GpuExchange::Nccl`, GPUs that reduce their draws by NCCL; the build needs no NCCL |
 //! | `cuda-probe` | no | `cuda::Probe`, the CUDA support of a machine, without the backend |
+//! | `shadow-file` | no | `ShadowFile` and `write_shadow`, the shadow of a weight from and to files |
 //! | `serde` | no | [`SamplingParamsBuilder`] and [`BackendConfig`] from and to JSON and similar formats |
 //!
 //! Without features, the crate has only the reference, which is exact and slow.
@@ -89,6 +90,8 @@ mod config;
 #[cfg(all(feature = "cuda", feature = "distributed"))]
 mod cuda_rank;
 mod owned;
+#[cfg(feature = "shadow-file")]
+mod shadow_file;
 
 #[cfg(feature = "distributed")]
 pub use build::build_rank;
@@ -97,6 +100,8 @@ pub use config::{Backend, BackendConfig, ParseConfigError, VariantConfig};
 #[cfg(all(feature = "cuda", feature = "distributed"))]
 pub use cuda_rank::{CudaRank, CudaRankOptions, GpuExchange};
 pub use owned::{HeadOwner, OwnedWeight, build_owned, make_shadow};
+#[cfg(feature = "shadow-file")]
+pub use shadow_file::{ShadowFile, ShadowFileError, write_shadow};
 // Samplers and their results.
 #[doc(inline)]
 pub use flash_sampling_core::{

@@ -59,14 +59,15 @@ fn a_shadow_changes_no_token_and_is_refused_for_quantised_weights() {
     let online = BackendConfig { shadow: true, ..config(Backend::default(), VariantConfig::Online { size: 64 }) };
     let error = build(head(&weight), &online).err().map(|error| error.to_string()).unwrap_or_default();
     assert!(error.starts_with("online:64 on cpu uses no shadow"), "{error}");
-    for variant in [VariantConfig::Tiled, sharded, reuse] {
-        let plain = config(Backend::default(), variant);
+    let cpu = [VariantConfig::Tiled, sharded.clone(), reuse].map(|variant| config(Backend::default(), variant));
+    let reference = [VariantConfig::Tiled, sharded].map(|variant| config(Backend::Reference, variant));
+    for plain in cpu.into_iter().chain(reference) {
         let want = tokens(&mut *build(head(&weight), &plain).unwrap());
         let with_shadow = BackendConfig { shadow: true, ..plain.clone() };
-        assert_eq!(tokens(&mut *build(head(&weight), &with_shadow).unwrap()), want, "{:?}", plain.variant);
+        assert_eq!(tokens(&mut *build(head(&weight), &with_shadow).unwrap()), want, "{plain:?}");
         let buffer = make_shadow(&head(&weight).weight()).unwrap();
         let head = head(&weight).with_shadow(buffer.shadow()).unwrap();
-        assert_eq!(tokens(&mut *build(head, &plain).unwrap()), want, "{:?}", plain.variant);
+        assert_eq!(tokens(&mut *build(head, &plain).unwrap()), want, "{plain:?}");
         assert!(head.with_shadow(buffer.shadow().row_range(1..VOCAB)).is_err());
     }
     let blocks = vec![0u8; 34 * VOCAB];

@@ -48,6 +48,6 @@ fn factor(text: &str) -> Result<f32, String> {
     }
 }
 
-fn tensor_path(text: &str) -> Result<TensorPath, Infallible> {
+pub(super) fn tensor_path(text: &str) -> Result<TensorPath, Infallible> {
     Ok(TensorPath::parse(text))
 }

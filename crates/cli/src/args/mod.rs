@@ -8,6 +8,7 @@ mod kernels;
 pub(crate) mod params;
 pub(crate) mod rows;
 mod sampler;
+mod shadow;
 mod transport;
 pub(crate) mod values;
 mod verify;
@@ -19,6 +20,7 @@ pub use kernels::{KernelsBuildArgs, KernelsCommand};
 pub use params::{FilterArgs, ParamArgs, PenaltyArgs};
 pub use rows::RowArgs;
 pub use sampler::SamplerArgs;
+pub use shadow::{ShadowArgs, WeightArgs};
 pub use transport::{ExchangeName, TransportArgs, TransportName};
 pub use verify::VerifyArgs;
 
@@ -60,6 +62,8 @@ pub enum Command {
     /// By default the head has 151936 tokens and hidden size 4096, the batches 1, 16 and 64 rows, and the best of 9 rounds
     /// counts. On a GPU, calls are whole calls over host memory.
     Bench(BenchArgs),
+    /// Write the shadow of a head, an 8-bit copy, to a file for --shadow=FILE of `generate` and `sample`.
+    Shadow(ShadowArgs),
     /// Compile CUDA kernels ahead of time (feature `cuda`).
     #[command(subcommand)]
     Kernels(KernelsCommand),

@@ -3,6 +3,7 @@
 
 use clap::Args;
 use flash_sampling::{Backend, BackendConfig, CpuOptions, Plan, VariantConfig};
+use std::path::{Path, PathBuf};
 
 /// Backend and variant.
 #[derive(Clone, Debug, Args)]
@@ -18,17 +19,24 @@ pub struct SamplerArgs {
     /// with :log-mass draw others from the same distribution.
     #[arg(long, default_value = "tiled")]
     pub variant: VariantConfig,
-    /// Make an 8-bit copy of the weight, which takes half the memory of a bf16 weight. Calls of few rows without
-    /// filters and log-probabilities read the copy instead of the weight: the same draws in about half the time. For
-    /// weights in bf16, f16 or f32, and variants that draw the tokens of tiled; on a GPU of compute capability 9.0.
-    #[arg(long)]
-    pub shadow: bool,
+    /// Use an 8-bit copy of the weight, which takes half the memory of a bf16 weight: a file that `flash-sampling shadow`
+    /// wrote, or without FILE a copy made at the start. Calls of few rows without filters and log-probabilities read the
+    /// copy instead of the weight: the same draws in about half the time. For weights in bf16, f16 or f32, and variants
+    /// that draw the tokens of tiled; on a GPU of compute capability 9.0.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    pub shadow: Option<Option<PathBuf>>,
 }
 
 impl SamplerArgs {
     /// The flags as a configuration.
     pub fn config(&self, plan: Plan) -> BackendConfig {
-        BackendConfig { backend: self.backend.clone(), variant: self.variant.clone(), plan, shadow: self.shadow }
+        let shadow = self.shadow.is_some();
+        BackendConfig { backend: self.backend.clone(), variant: self.variant.clone(), plan, shadow }
+    }
+
+    /// The file of `--shadow=FILE`.
+    pub fn shadow_file(&self) -> Option<&Path> {
+        self.shadow.as_ref()?.as_deref()
     }
 
     /// Threads and instruction set of the CPU; the defaults for another backend.

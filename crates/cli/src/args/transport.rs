@@ -113,6 +113,7 @@ impl TransportArgs {
                 !mpi && self.exchange.is_some(),
                 "--exchange is for --transport mpi: --transport peers and nccl are exchanges themselves".into(),
             ),
+            (of_gpus && sampler.shadow.is_some(), format!("--shadow has no effect with {flag} peers and nccl")),
             (of_gpus && !is_tiled_on_gpu, format!("{flag} peers and nccl need --backend cuda and --variant tiled")),
         ];
         let wrong = wrong.into_iter().find(|(is_wrong, _)| *is_wrong);

@@ -6,12 +6,13 @@ use crate::bench::table::{GREEDY, PRODUCTS, READ};
 use crate::bench::timing::Contender;
 use crate::error::CommandError;
 use crate::input::Tensor;
+use crate::input::shadow::make;
 use crate::input::synthetic::{self, Logits};
 use crate::sampler::named;
 use flash_sampling::cpu::products;
 use flash_sampling::{
     Backend, BackendConfig, CpuOptions, DType, Head, Isa, Matrix, PerturbedArgmax, Plan, RowParams, Samples,
-    ShadowBuffer, VariantConfig, build, make_shadow,
+    ShadowBuffer, VariantConfig, build,
 };
 
 /// A head with hidden states of both kinds of logits.
@@ -108,8 +109,7 @@ impl Inputs {
 
     /// Makes a shadow of the weight, so that the contenders include the tiled variant with it.
     pub fn make_shadow(&mut self) -> Result<(), CommandError> {
-        let made = make_shadow(&self.weight()?).map_err(|error| CommandError::usage(error.to_string()))?;
-        self.shadow = Some(made);
+        self.shadow = Some(make(&self.weight()?)?);
         Ok(())
     }
 

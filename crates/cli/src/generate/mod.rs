@@ -40,9 +40,14 @@ const DRAFT_TOKENS: u32 = 4;
 /// Bad flags and files, a backend that fails, Ctrl-C.
 pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     args.check()?;
-    let weights = Weights::open(args.text.model.as_deref())?;
-    let tokenizer = &weights.tokenizer;
     let CpuOptions { isa, threads } = args.sampler.cpu();
+    if let Some(threads) = threads {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+        pool.map_err(|error| CommandError::usage(format!("--backend: {error}")))?;
+    }
+    let mut weights = Weights::open(args.text.model.as_deref())?;
+    weights.head.load_shadow(&args.sampler)?;
+    let tokenizer = &weights.tokenizer;
     let model = weights.model(isa)?;
     let head = weights.sampled_head(model.vocab_size())?;
     if args.draws.seed.unwrap_or(0).checked_add(u64::from(args.text.num_sequences) - 1).is_none() {
@@ -53,10 +58,6 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let (max_logprobs, canonical) = (requests.max_logprobs(), args.draws.canonical);
     let plan = |max_rows| Plan { max_rows, max_logprobs, canonical, ..Plan::default() };
     let prompt = tokenizer.encode(&args.text.prompt, model.config())?;
-    if let Some(threads) = threads {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
-        pool.map_err(|error| CommandError::usage(format!("--backend: {error}")))?;
-    }
     let (rows, ahead) = (args.text.num_sequences as usize, args.text.draft_tokens.unwrap_or(DRAFT_TOKENS) as usize);
 
     let draft_weights = args.text.draft.as_deref().map(|folder| open_draft(folder, tokenizer)).transpose()?;

@@ -1,5 +1,6 @@
 //! Errors of input files.
 
+use flash_sampling::ShadowFileError;
 use flash_sampling_models::gguf::GgufError;
 use safetensors::SafeTensorError;
 use std::path::{Path, PathBuf};
@@ -38,6 +39,9 @@ pub enum Problem {
     /// A GGUF file without the required content.
     #[error("not a usable GGUF file: {0}")]
     Gguf(#[from] GgufError),
+    /// A file that is not the shadow of the weight.
+    #[error("{0}")]
+    Shadow(#[from] ShadowFileError),
     /// The file is shorter or longer than its header says.
     #[error("the file is truncated or damaged: {0}")]
     Truncated(String),

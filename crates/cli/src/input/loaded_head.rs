@@ -1,8 +1,10 @@
 //! A head from files, with its transforms.
 
-use crate::args::HeadOverrides;
+use crate::args::{HeadOverrides, SamplerArgs};
+use crate::error::CommandError;
 use crate::input::checkpoint::Checkpoint;
 use crate::input::config::{HeadConfig, Scale};
+use crate::input::shadow::LoadedShadow;
 use crate::input::tensor::Tensor;
 use crate::output::line;
 use flash_sampling::{Head, HeadError};
@@ -13,6 +15,7 @@ pub struct LoadedHead {
     pub(crate) weight: Tensor,
     bias: Option<Vec<f32>>,
     transforms: HeadOverrides,
+    shadow: Option<LoadedShadow>,
     /// Lines for the log: the content of the files about the head.
     notes: Vec<String>,
 }
@@ -23,7 +26,7 @@ impl LoadedHead {
         let rows = weight.rows();
         match transforms.vocab_size.filter(|size| !(1..=rows).contains(size)) {
             Some(size) => Err(format!("--vocab-size {size}: it must be 1 to {rows}, the rows of the weight")),
-            None => Ok(LoadedHead { weight, bias: None, transforms, notes: Vec::new() }),
+            None => Ok(LoadedHead { weight, bias: None, transforms, shadow: None, notes: Vec::new() }),
         }
     }
 
@@ -70,6 +73,17 @@ impl LoadedHead {
         Ok(head)
     }
 
+    /// Makes or maps the shadow that the flags request.
+    ///
+    /// # Errors
+    /// As for [`LoadedShadow::new`].
+    pub(crate) fn load_shadow(&mut self, args: &SamplerArgs) -> Result<(), CommandError> {
+        if args.shadow.is_some() {
+            self.shadow = Some(LoadedShadow::new(args.shadow_file(), &self.weight.matrix()?)?);
+        }
+        Ok(())
+    }
+
     /// Puts a line about the origin of the head before the other lines for the log.
     pub(crate) fn noted(mut self, origin: String) -> Self {
         self.notes.insert(0, origin);
@@ -85,6 +99,9 @@ impl LoadedHead {
     pub fn head(&self) -> Result<Head<'_>, HeadError> {
         let HeadOverrides { vocab_size, soft_cap, scale } = self.transforms;
         let mut head = Head::new(self.weight.matrix()?)?;
+        if let Some(shadow) = &self.shadow {
+            head = head.with_shadow(shadow.shadow())?;
+        }
         if let Some(bias) = &self.bias {
             head = head.with_bias(bias)?;
         }

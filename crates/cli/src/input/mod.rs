@@ -13,6 +13,7 @@
 //! | [`gguf`] | GGUF files: their head and their tokenizer |
 //! | [`config`] | the head's parameters in `config.json` |
 //! | [`loaded_head`] | a head from files with its transforms |
+//! | [`shadow`] | the shadow of a weight, made or in a file |
 //! | [`synthetic`] | deterministic heads and hidden states of any size, without a file |
 //! | [`mask`] | bitmaps of allowed tokens |
 //! | [`requests`] | parameters of rows as JSON |
@@ -37,6 +38,7 @@ pub(crate) mod number;
 pub mod requests;
 pub mod safetensors;
 pub mod scales;
+pub mod shadow;
 pub(crate) mod similar;
 pub mod synthetic;
 pub mod tensor;

@@ -36,6 +36,7 @@ pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
         Some(_) => return mpi_ranks::run(args, out, interrupt),
         _ => {}
     }
-    let source = Source::open(&args.head)?;
+    let mut source = Source::open(&args.head)?;
+    source.head.load_shadow(&args.sampler)?;
     draw(args, &source, |head, plan| sampler::build(head, &args.sampler, plan), (out, 0), interrupt)
 }

@@ -25,7 +25,11 @@ pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
     let check_tokens = args.transport.check_tokens;
     let options = ShardOptions { check_tokens, ..ShardOptions::new(ShardMerge::Winners) };
     let mut draw_rows = |out: &mut dyn Write| {
-        let source = Source::open(&args.head)?;
+        let mut source = Source::open(&args.head)?;
+        if args.sampler.shadow_file().is_some() {
+            // Without a file, each rank makes the shadow of its shard.
+            source.head.load_shadow(&args.sampler)?;
+        }
         // Borrowed: MPI is shut down after all calls.
         let transport = &mut mpi;
         draw(

@@ -16,4 +16,5 @@ mod kernels;
 mod params;
 mod process;
 mod sample;
+mod shadow;
 mod verify;

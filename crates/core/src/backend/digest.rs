@@ -1,4 +1,7 @@
-//! Digests by which ranks detect that their calls differ. Not cryptographic.
+//! Digests by which ranks detect that their calls differ, and a shadow in a file that its weight differs. Not
+//! cryptographic.
+
+use crate::matrix::Matrix;
 
 /// An odd number near 2^64 divided by the golden ratio.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -36,6 +39,11 @@ pub fn of_bytes(bytes: &[u8]) -> u64 {
     of_blocks(blocks.iter().map(|block| block.map(u64::from_le_bytes)), rest, bytes.len())
 }
 
+/// The digest of a matrix: of the [digests](of_bytes) of its rows' bytes, in their order. Type and shape do not count.
+pub fn of_matrix(matrix: &Matrix<'_>) -> u64 {
+    of_words((0..matrix.rows()).map(|row| of_bytes(matrix.row_bytes(row))))
+}
+
 /// The digest of numbers, in their order: tokens, or the words of a mask.
 pub fn of_list(list: &[u32]) -> u64 {
     let (pairs, last) = list.as_chunks::<2>();
@@ -48,6 +56,7 @@ pub fn of_list(list: &[u32]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::matrix::DType;
     use std::collections::HashSet;
 
     #[test]
@@ -72,5 +81,15 @@ mod tests {
         }
         assert_ne!(of_list(&[]), of_list(&[0]));
         assert_ne!(of_words([1, 2]), of_words([2, 1]));
+    }
+
+    /// Files hold digests of matrices.
+    #[test]
+    fn the_digest_of_a_matrix_does_not_depend_on_the_stride_and_never_changes() {
+        let bytes: Vec<u8> = (0..90).collect();
+        let matrix = |stride| Matrix::from_bytes(&bytes, DType::I8, 2, 40, stride).unwrap();
+        assert_eq!(of_matrix(&matrix(40)), 0xb3c6_0fcc_65b2_76d0);
+        assert_eq!(of_matrix(&matrix(40)), of_words([of_bytes(&bytes[..40]), of_bytes(&bytes[40..80])]));
+        assert_eq!(of_matrix(&matrix(50)), of_words([of_bytes(&bytes[..40]), of_bytes(&bytes[50..])]));
     }
 }

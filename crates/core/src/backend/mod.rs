@@ -22,7 +22,7 @@
 //! | make draws from scans | [`Driver`] |
 //! | agree with other machines on near ties | [`canonical`], [`ScoreBound`] |
 //! | compute `exp` and `tanh` with the same bits everywhere | [`math`] |
-//! | compare the calls of ranks | [`digest`] |
+//! | compare the calls of ranks, or weights | [`digest`] |
 
 mod batch;
 pub mod canonical;

@@ -1,0 +1,46 @@
+//! Flags of `shadow`.
+
+use super::head::tensor_path;
+use crate::input::TensorPath;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Flags of `shadow`.
+#[derive(Debug, Args)]
+pub struct ShadowArgs {
+    /// The weight.
+    #[command(flatten)]
+    pub source: WeightArgs,
+    /// The file to write (default: the weight's file with `.shadow` after its name, or `head.shadow` in a folder).
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Replace an existing file.
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// The weight of a head.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct WeightArgs {
+    /// A model: a Hugging Face checkpoint folder, or a GGUF file, whose head `generate` and `sample` read.
+    #[arg(long, value_name = "DIR|FILE")]
+    pub model: Option<PathBuf>,
+    /// The head's weight, vocab x hidden, as in `sample`.
+    #[arg(long, value_name = "FILE[:TENSOR]", value_parser = tensor_path)]
+    pub weight: Option<TensorPath>,
+}
+
+impl ShadowArgs {
+    /// The file to write.
+    pub fn out(&self) -> PathBuf {
+        let source = match (&self.out, &self.source.model, &self.source.weight) {
+            (Some(out), ..) => return out.clone(),
+            (None, Some(model), _) if !model.is_file() => return model.join("head.shadow"),
+            (None, model, weight) => model.as_ref().or(weight.as_ref().map(|weight| &weight.file)),
+        };
+        let mut name = source.cloned().unwrap_or_default().into_os_string();
+        name.push(".shadow");
+        name.into()
+    }
+}
