@@ -47,6 +47,9 @@ pub struct CpuBench {
     /// Time filters, penalties and masks instead, and count the rows that one pass decides (default rows: 1,16,64).
     #[arg(long)]
     pub filters: bool,
+    /// Time draws from a shadow of the weight too.
+    #[arg(long)]
+    pub shadow: bool,
     /// Threads and instruction set.
     #[command(flatten)]
     pub cpu: CpuArgs,
@@ -114,6 +117,10 @@ impl Command {
             #[cfg(feature = "candle")]
             Command::Candle(args) if args.cpu.threads.is_some() => {
                 Err(CommandError::usage("candle takes rayon's threads: set RAYON_NUM_THREADS, not --threads"))
+            }
+            #[cfg(feature = "candle")]
+            Command::Candle(args) if args.shadow => {
+                Err(CommandError::usage("candle has no shadow: leave out --shadow"))
             }
             #[cfg(feature = "candle")]
             Command::Candle(_) => Ok(()),

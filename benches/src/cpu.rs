@@ -29,7 +29,7 @@ pub fn run(
     interrupt: &Interrupt,
 ) -> Result<(), CommandError> {
     let all = VARIANTS.iter().filter_map(|variant| variant.parse().ok()).collect();
-    let ours = Ours { backend: Backend::Cpu(args.cpu.options()), variants: all, isas: Vec::new(), shadow: false };
+    let ours = Ours { backend: Backend::Cpu(args.cpu.options()), variants: all, isas: Vec::new(), shadow: args.shadow };
     for size in args.sizes() {
         variants(&ours, &size, args.sizes.dtype, record, out, interrupt)?;
         let logits = Rows::new(size.vocab)?;

@@ -47,6 +47,17 @@ fn filters_leave_times_and_passes_of_every_case() {
 }
 
 #[test]
+fn filters_with_a_shadow_have_a_section_of_their_own_with_the_times_without_as_peers() {
+    let (table, record) = quick("cpu --filters --shadow");
+    let sections = record["sections"].as_array().unwrap();
+    let names =
+        |kind: &str| sections[1][kind].as_array().unwrap().iter().map(|e| e["name"].as_str().unwrap().to_owned());
+    assert_eq!(sections[1]["what"], "fused pipeline with a shadow, LLM-like rows");
+    assert!(names("peers").eq(names("entries").map(|name| format!("without a shadow: {name}"))), "{table}");
+    assert!(table.contains("of ours"), "{table}");
+}
+
+#[test]
 #[cfg(feature = "cuda")]
 fn sizes_that_the_fused_kernel_does_not_take_are_refused() {
     for (args, says) in [

@@ -80,8 +80,9 @@ fn allocations_of_long_lists() -> usize {
     of_each.sum()
 }
 
-/// Counts allocations of calls with upper bounds, whose number of possible winners differs from call to call.
-fn allocations_with_bounds(head: flash_sampling_core::Head<'_>) -> usize {
+/// Counts allocations of calls with upper bounds, whose number of possible winners differs from call to call. Frontiers
+/// grow with the logits of a call, so with filters all calls run once before.
+fn allocations_with_bounds(head: flash_sampling_core::Head<'_>, filters: bool) -> usize {
     const FEW: usize = 6;
     let options = CpuOptions { threads: Some(1), isa: None };
     let plan = Plan { max_rows: FEW, max_draws: 4, ..Plan::default() };
@@ -93,10 +94,14 @@ fn allocations_with_bounds(head: flash_sampling_core::Head<'_>) -> usize {
     let mut draw = |position: usize| {
         let input = flash_sampling_core::Matrix::new(&calls[position], FEW, head.hidden()).expect("whole rows");
         let position = position as u64;
-        let rows = [0; FEW].map(|_| RowParams { position, draws: 4 - position as u32 % 4, ..RowParams::default() });
+        let row = RowParams { position, draws: 4 - position as u32 % 4, ..RowParams::default() };
+        let top_k = RowParams { top_k: 20, top_p: 0.9, ..row };
+        let both = RowParams { top_k: 9, min_p: 0.1, ..row };
+        let filtered = [row, row, top_k, RowParams { min_p: 0.05, ..row }, both, row];
+        let rows = if filters { filtered } else { [row; FEW] };
         sampler.sample(input, &rows, &mut out).expect("the call is within the plan");
     };
-    (0..2).for_each(&mut draw);
+    (0..if filters { 40 } else { 2 }).for_each(&mut draw);
     counted(|| (2..40).for_each(&mut draw)).1.calls
 }
 
@@ -111,7 +116,9 @@ fn check_allocations_with_bounds() {
     let blocks: Vec<u8> = (0..9000 * 8).flat_map(block).collect();
     let weight = Matrix::from_bytes(&blocks, DType::Q8_0, 9000, 256, 256).expect("whole blocks");
     for head in [with_shadow, Head::new(weight).expect("a valid head")] {
-        assert_eq!(allocations_with_bounds(head), 0, "{:?}", head.weight().dtype());
+        for filters in [false, true] {
+            assert_eq!(allocations_with_bounds(head, filters), 0, "{:?}, {filters}", head.weight().dtype());
+        }
     }
 }
 

@@ -7,9 +7,12 @@ use crate::args::CpuBench;
 use crate::cpu::STANDALONE_ROUNDS;
 use crate::record::{Certified, Record};
 use flash_sampling::cpu;
-use flash_sampling::{Backend, CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, VariantConfig};
+use flash_sampling::{
+    Backend, CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, ShadowBuffer, VariantConfig,
+    make_shadow,
+};
 use flash_sampling_cli::bench::cases::{sampler, threads};
-use flash_sampling_cli::bench::record::{Passes, Section};
+use flash_sampling_cli::bench::record::{Entry, Passes, Section};
 use flash_sampling_cli::bench::timing::Contender;
 use flash_sampling_cli::bench::{add, show, time};
 use flash_sampling_cli::error::CommandError;
@@ -36,12 +39,25 @@ pub fn run(
     for size in args.sizes() {
         let (vocab, rounds) = (size.vocab, size.rounds);
         let inputs = Inputs::new(size, args.sizes.dtype)?;
+        let head = Head::new(inputs.weight.matrix()?)?;
+        let shadow = args.shadow.then(|| make_shadow(&head.weight())).transpose();
+        let shadow = shadow.map_err(|error| CommandError::usage(error.to_string()))?;
         for &rows in &inputs.size.rows {
             for (kind, states) in &inputs.states {
-                let (contenders, passes) = fused(&inputs, states.matrix()?.row_range(0..rows), options)?;
+                let states = states.matrix()?.row_range(0..rows);
+                let (mut contenders, mut passes) = fused(&inputs, head, states, options)?;
+                if let Some(shadow) = &shadow {
+                    let (from_shadow, counted) = fused(&inputs, with_shadow(head, shadow)?, states, options)?;
+                    contenders.extend(from_shadow);
+                    passes.extend(counted);
+                }
                 let section = inputs.section("fused pipeline", *kind, rows, rounds);
                 let section = time(Section { threads: Some(threads(&options)), ..section }, contenders, interrupt)?;
-                add(record, with_passes(section, &passes), out, table::section)?;
+                let (section, from_shadow) = split(with_passes(section, &passes));
+                add(record, section, out, table::section)?;
+                if let Some(section) = from_shadow {
+                    add(record, section, out, table::section)?;
+                }
             }
         }
         for kind in Kind::ALL {
@@ -58,10 +74,10 @@ pub fn run(
 /// The contenders of every case on these hidden states, and their passes.
 fn fused<'a>(
     inputs: &'a Inputs,
+    head: Head<'a>,
     states: Matrix<'a>,
     options: CpuOptions,
 ) -> Result<(Vec<Contender<'a>>, CountedPasses), CommandError> {
-    let head = Head::new(inputs.weight.matrix()?)?;
     let (mut contenders, mut counted) = (Vec::new(), Vec::new());
     for case in Case::ALL {
         let mut sampler = sampler(head, Backend::Cpu(options), VariantConfig::Tiled, states.rows())?;
@@ -71,6 +87,24 @@ fn fused<'a>(
         contenders.push(Contender::new(case.name(), draw(case, &inputs.lists, states.rows(), sample, passes)));
     }
     Ok((contenders, counted))
+}
+
+fn with_shadow<'a>(head: Head<'a>, shadow: &'a ShadowBuffer) -> Result<Head<'a>, CommandError> {
+    head.with_shadow(shadow.shadow()).map_err(|error| CommandError::usage(error.to_string()))
+}
+
+/// Moves the contenders with a shadow, which follow the others, to a section of their own. Its peers are the contenders
+/// without a shadow.
+fn split(mut section: Section) -> (Section, Option<Section>) {
+    let entries = section.entries.split_off(Case::ALL.len());
+    if entries.is_empty() {
+        return (section, None);
+    }
+    let peer = |entry: &Entry| Entry { name: format!("without a shadow: {}", entry.name), ..entry.clone() };
+    let peers = section.entries.iter().map(peer).collect();
+    let from_shadow =
+        Section { what: section.what.replacen(',', " with a shadow,", 1), entries, peers, ..section.clone() };
+    (section, Some(from_shadow))
 }
 
 /// A row of logits in memory, drawn on one thread.

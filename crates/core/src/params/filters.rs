@@ -104,6 +104,17 @@ impl Filters {
         false
     }
 
+    /// Whether tokens below the first `listed` tokens, or below [`Filters::drop_threshold`], change no result: the first
+    /// filter is a min-p, or a top-k of at most `listed`.
+    pub fn need_only_largest(&self, listed: usize) -> bool {
+        let cuts = match self.steps().first() {
+            Some(Filter::TopK(k)) => *k as usize <= listed,
+            Some(Filter::MinP(_)) => true,
+            _ => false,
+        };
+        cuts && !self.need_moments()
+    }
+
     /// A logit below which the row keeps no token and needs no mass, given the largest logit so far. Only a min-p as
     /// the first filter gives such a logit; otherwise the result is -inf.
     pub fn drop_threshold(&self, largest: f32) -> f32 {

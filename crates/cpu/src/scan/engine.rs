@@ -13,7 +13,7 @@ use crate::scan::tile::{Planned, Simd, Source, Worker};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use flash_sampling_core::backend::reuse_vec;
-use flash_sampling_core::backend::selection::FilterResolver;
+use flash_sampling_core::backend::selection::{FilterResolver, SummarySpec};
 use flash_sampling_core::{
     Capabilities, DType, Exactness, Input, Knob, Knobs, Plan, RowError, RowParams, SampleError, Variant,
 };
@@ -94,6 +94,18 @@ fn workers(plan: &Plan, (isa, weight): (Isa, DType), weigh: bool, count: usize) 
     };
     let workers = (0..count).map(worker).collect();
     (known, workers)
+}
+
+/// The length of the list of a row that workers share.
+fn shared_list(source: &Source<'_>, Planned { row, .. }: &Planned<'_>) -> usize {
+    match &row.filters {
+        Some(filters) if source.has_bounds() => match SummarySpec::of(row, filters) {
+            // Rows with frontiers need one token. Rows with masses need all tokens that their min-p keeps.
+            SummarySpec { list, frontiers: 0, mass: false, .. } => list,
+            _ => 0,
+        },
+        _ => 0,
+    }
 }
 
 impl Engine {
@@ -261,7 +273,7 @@ impl Engine {
         if rows.iter().all(Result::is_err) {
             return;
         }
-        self.known.begin(rows.len());
+        self.known.begin(rows.iter().map(|row| row.as_ref().map_or(0, |planned| shared_list(source, planned))));
         let workers = self.workers.len();
         // Rereading existing logits takes less time than caching some of them.
         let top_p = |row: &Planned<'_>| {

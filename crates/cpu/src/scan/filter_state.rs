@@ -105,7 +105,7 @@ impl FilterState {
         &mut self.frontiers[..self.used]
     }
 
-    fn frontiers(&self) -> &[Frontier] {
+    pub(crate) fn frontiers(&self) -> &[Frontier] {
         &self.frontiers[..self.used]
     }
 

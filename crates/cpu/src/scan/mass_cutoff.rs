@@ -11,6 +11,7 @@
 //! made estimates, listed the largest of its 9500 tokens, and added frontier points that other workers beat.
 
 use crate::scan::prefetch::prefetch;
+use crate::scan::shared_list::SharedList;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use flash_sampling_core::backend::selection::TailMass;
 use flash_sampling_core::backend::{Candidate, MassHistogram};
@@ -55,15 +56,17 @@ pub(crate) struct RowBounds {
     estimates: AtomicU32,
     /// A token of the first draw: its score, and its logit in the low half. Without filters, only the best score.
     best_above: AtomicU64,
+    /// The first tokens, for rows that draw by upper bounds from a list.
+    pub(crate) list: SharedList,
 }
 
 /// Returns an integer that rises with a float. Both zeros have one value, as in the order of logits.
-fn ordered(logit: f32) -> u32 {
+pub(crate) fn ordered(logit: f32) -> u32 {
     let bits = (logit + 0.0).to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
 }
 
-fn of_ordered(bits: u32) -> f32 {
+pub(crate) fn of_ordered(bits: u32) -> f32 {
     f32::from_bits(if bits >> 31 == 1 { bits & !(1 << 31) } else { !bits })
 }
 
@@ -76,15 +79,17 @@ impl RowBounds {
             last_estimate: none(),
             estimates: AtomicU32::new(0),
             best_above: AtomicU64::new(0),
+            list: SharedList::new(),
         }
     }
 
-    fn begin(&self) {
+    fn begin(&self, list: usize) {
         let none = ordered(f32::NEG_INFINITY);
         let logits = [&self.largest, &self.floor, &self.last_estimate];
         logits.into_iter().for_each(|logit| logit.store(none, Ordering::Relaxed));
         self.estimates.store(0, Ordering::Relaxed);
         self.best_above.store(0, Ordering::Relaxed);
+        self.list.begin(list);
     }
 
     /// Returns the score of a known token of the first draw with a logit above `logit`; -inf if none is known. A token
@@ -152,9 +157,9 @@ impl SharedBounds {
         SharedBounds { rows: (0..rows).map(|_| RowBounds::new()).collect(), share: AtomicU32::new(MAX_SHARE.to_bits()) }
     }
 
-    /// Resets the bounds of the rows of a call.
-    pub(crate) fn begin(&self, rows: usize) {
-        self.rows[..rows].iter().for_each(RowBounds::begin);
+    /// Resets the bounds of the rows of a call. `lists`: the length of the list that workers share, for each row.
+    pub(crate) fn begin(&self, lists: impl Iterator<Item = usize>) {
+        self.rows.iter().zip(lists).for_each(|(row, list)| row.begin(list));
     }
 
     /// The bounds of row `r`.
@@ -296,7 +301,7 @@ mod tests {
         assert_eq!(row.best_above(-1.0), 3.5);
         row.share_token(&token(8.0, 7.5));
         assert_eq!((row.best_above(7.0), row.best_above(8.0)), (7.5, f32::NEG_INFINITY));
-        row.begin();
+        row.begin(0);
         assert_eq!(row.best_above(-5.0), f32::NEG_INFINITY);
     }
 }

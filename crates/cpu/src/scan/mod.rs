@@ -7,7 +7,7 @@
 //! | [`row_state`], [`filter_state`] | a thread's state of a row, and of its filters |
 //! | [`row_groups`] | the state of a row's groups |
 //! | [`perturb`], [`granules`] | the draw within a tile: noise words, and bounds that avoid logarithms |
-//! | [`mass_cutoff`], [`logit_cache`], [`top_k_buffer`] | skip tokens of rows with filters |
+//! | [`mass_cutoff`], [`logit_cache`], [`top_k_buffer`], [`shared_list`] | skip tokens of rows with filters |
 //! | [`decide`] | decides rows with filters after a pass, on all threads |
 //! | [`requests`] | serves the requests of a scan: its pass, and the summaries of its rows |
 //! | [`raw_logprobs`], [`finish`] | raw log-probabilities, and the results of rows without filters |
@@ -29,5 +29,6 @@ pub(crate) mod raw_logprobs;
 pub(crate) mod requests;
 pub(crate) mod row_groups;
 pub(crate) mod row_state;
+pub(crate) mod shared_list;
 pub(crate) mod tile;
 pub(crate) mod top_k_buffer;

@@ -50,6 +50,11 @@ impl TopKBuffer {
         }
     }
 
+    /// Returns the logit of the last of the first tokens at the last selection.
+    pub(crate) fn last_logit(&self) -> Option<f32> {
+        self.last.map(|last| candidate(last).logit)
+    }
+
     /// Whether the buffer collects only the first token.
     #[inline(always)]
     pub(crate) fn wants_one(&self) -> bool {
@@ -79,7 +84,8 @@ impl TopKBuffer {
         full
     }
 
-    fn pick(&mut self) {
+    /// Selects the first tokens, so that the threshold is as high as possible.
+    pub(crate) fn pick(&mut self) {
         if self.keys.len() >= self.own {
             self.last = Some(*self.keys.select_nth_unstable(self.own - 1).1);
             self.keys.truncate(self.own);

@@ -9,7 +9,8 @@
 //!    transforms of logits are monotone, also in float32, so the bound of a dot product becomes a bound of the score.
 //! 2. The kernel of `dot` computes the logit of a token that may win. So the winner has the bits of a pass without
 //!    bounds.
-//! 3. If a bound is not finite, or many tokens of a tile may win, all logits of the tile are computed
+//! 3. A token whose upper bound is below the floor of a row's first filter, a top-k or a min-p, is not kept.
+//! 4. If a bound is not finite, or many tokens of a tile may win, all logits of the tile are computed
 //!    (`scan/tile/possible_winners.rs`).
 //!
 //! A product is the dot product of a row of codes and a hidden state in two 8-bit digits per element. The codes come

@@ -5,8 +5,9 @@ use crate::dot::tests::bytes;
 use crate::isa::Isa;
 use crate::options::CpuOptions;
 use crate::variants::Tiled;
+use core::ops::Range;
 use flash_sampling_core::{
-    DType, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, Shadow, ShadowBuffer, bf16,
+    DType, Draw, Head, History, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples, Shadow, ShadowBuffer, bf16,
 };
 
 const VOCAB: usize = 3000;
@@ -39,48 +40,103 @@ fn heads() -> Vec<(&'static str, Vec<f32>)> {
     ]
 }
 
-fn hidden(rows: usize, cols: usize) -> Vec<f32> {
-    (0..rows * cols).map(|i| 2.0 * noise(i + 999_983) * if i % cols == 11 { 8.0 } else { 1.0 }).collect()
+fn hidden(rows: usize, cols: usize, salt: usize) -> Vec<f32> {
+    (0..rows * cols).map(|i| 2.0 * noise(i + 999_983 * (1 + salt)) * if i % cols == 11 { 8.0 } else { 1.0 }).collect()
 }
 
-/// Rows with every parameter that allows upper bounds.
-fn params<'a>(rows: usize, step: u64, mask: &'a [u32], bias: &'a [(u32, f32)]) -> Vec<RowParams<'a>> {
-    (0..rows)
-        .map(|r| {
-            let row = RowParams { seed: 7 + r as u64, position: step, ..RowParams::default() };
-            match r % 6 {
-                0 => row,
-                1 => RowParams { temperature: 0.0, ..row },
-                2 => RowParams { temperature: 0.3, mask: Some(mask), ..row },
-                3 => RowParams { temperature: 1.7, draws: 3, ..row },
-                4 => RowParams { logit_bias: bias, banned: &[77, 1500], ..row },
-                _ => RowParams { temperature: 1e-38, ..row },
-            }
-        })
-        .collect()
+/// The masks, biases and tokens of rows.
+struct Lists {
+    mask: Vec<u32>,
+    /// Allows five tokens.
+    few: Vec<u32>,
+    bias: [(u32, f32); 3],
+    history: History,
 }
 
-/// Compares the rows of `steps` calls of two samplers. Returns the first difference.
-fn compare(a: &mut Tiled<'_>, b: &mut Tiled<'_>, steps: u64) -> Result<(), String> {
-    let mask: Vec<u32> = (0..VOCAB.div_ceil(32) as u32).map(|i| i.wrapping_mul(0x9e37_79b9)).collect();
-    let bias = [(3, 2.5), (77, -4.0), (2999, f32::NEG_INFINITY)];
+impl Lists {
+    fn new() -> Self {
+        let mask = (0..VOCAB.div_ceil(32) as u32).map(|i| i.wrapping_mul(0x9e37_79b9)).collect();
+        let mut few = vec![0; VOCAB.div_ceil(32)];
+        [77, 78, 900, 2047, 2999usize].iter().for_each(|token| few[token / 32] |= 1 << (token % 32));
+        let history = History::new(&(0..400).map(|i| i * i % 2903).collect::<Vec<u32>>());
+        Lists { mask, few, bias: [(3, 2.5), (77, -4.0), (2999, f32::NEG_INFINITY)], history }
+    }
+}
+
+/// Rows without filters, rows with a top-k first, and rows with a min-p first. The last kind needs the mass of all tokens.
+const PLAIN: Range<usize> = 0..6;
+const TOP_K: Range<usize> = 6..18;
+const MIN_P: Range<usize> = 18..26;
+const KINDS: Range<usize> = 0..27;
+
+/// Changes a row to a kind of [`KINDS`].
+fn kind<'a>(kind: usize, lists: &'a Lists, row: RowParams<'a>) -> RowParams<'a> {
+    let mask = Some(&lists.mask[..]);
+    let few = Some(&lists.few[..]);
+    match kind {
+        0 => row,
+        1 => RowParams { temperature: 0.0, ..row },
+        2 => RowParams { temperature: 0.3, mask, ..row },
+        3 => RowParams { temperature: 1.7, draws: 3, ..row },
+        4 => RowParams { logit_bias: &lists.bias, banned: &[77, 1500], ..row },
+        5 => RowParams { temperature: 1e-38, ..row },
+        6 => RowParams { top_k: 20, ..row },
+        7 => RowParams { top_k: 50, top_p: 0.9, ..row },
+        8 => RowParams { top_k: 3, draws: 3, temperature: 0.3, mask, ..row },
+        9 => RowParams {
+            top_k: 5,
+            history: Some(&lists.history),
+            repetition_penalty: 1.3,
+            frequency_penalty: 0.2,
+            ..row
+        },
+        // More than the finite logits.
+        10 => RowParams { top_k: 9, mask: few, draws: 3, ..row },
+        11 => RowParams { top_k: 1000, top_p: 0.5, mask: few, ..row },
+        12 => RowParams { top_k: 4, without_replacement: true, draws: 3, logit_bias: &lists.bias, ..row },
+        13 => RowParams { top_k: 12, kept: true, logprobs: Some(3), ranks: true, logprob_token_ids: &[5, 77], ..row },
+        14 => RowParams { top_k: 7, min_p: 0.2, order: Order::LlamaCpp, temperature: 0.4, ..row },
+        15 => RowParams { top_k: 30, typical_p: 0.7, epsilon_cutoff: 0.01, xtc_probability: 0.5, ..row },
+        16 => RowParams { top_k: 1, banned: &[77, 1500], ..row },
+        17 => RowParams { top_k: 8, temperature: 1e-38, ..row },
+        18 => RowParams { min_p: 0.05, ..row },
+        19 => RowParams { min_p: 0.3, draws: 3, temperature: 0.7, logit_bias: &lists.bias, ..row },
+        20 => RowParams { min_p: 0.02, order: Order::LlamaCpp, temperature: 2.0, ..row },
+        21 => RowParams { min_p: 0.1, top_k: 6, mask, ..row },
+        22 => RowParams { min_p: 0.05, top_p: 0.8, ..row },
+        23 => RowParams { min_p: 0.01, mask: few, draws: 3, ..row },
+        24 => RowParams { min_p: 0.1, kept: true, logprobs: Some(2), ..row },
+        25 => RowParams { min_p: 1.0, temperature: 0.5, ..row },
+        _ => RowParams { top_p: 0.9, ..row },
+    }
+}
+
+/// Compares the rows of `steps` calls of two samplers, with rows of these kinds. Returns the first difference.
+fn compare(a: &mut Tiled<'_>, b: &mut Tiled<'_>, steps: u64, kinds: Range<usize>) -> Result<(), String> {
+    let lists = Lists::new();
     let (mut out, mut expected) = (Samples::new(), Samples::new());
     for step in 0..steps {
         let rows = [1, 3, 6, 12, 17][step as usize % 5];
         let cols = a.shape().input;
-        let floats = hidden(rows, cols);
+        let floats = hidden(rows, cols, step as usize);
         let input = Matrix::new(&floats, rows, cols).unwrap();
-        let params = params(rows, step, &mask, &bias);
+        let of_row = |r: usize| {
+            let row = RowParams { seed: 7 + r as u64, position: step, ..RowParams::default() };
+            kind(kinds.start + (5 * r + step as usize) % kinds.len(), &lists, row)
+        };
+        let params: Vec<RowParams<'_>> = (0..rows).map(of_row).collect();
         a.sample(input, &params, &mut out).unwrap();
         b.sample(input, &params, &mut expected).unwrap();
-        for r in 0..rows {
+        for (r, params) in params.iter().enumerate() {
             let bits = |samples: &Samples| {
                 let bits = |draw: &Draw| (draw.token, draw.score.to_bits(), draw.logit.to_bits());
                 samples.row(r).map(|row| row.draws.iter().map(bits).collect::<Vec<_>>())
             };
-            let (found, expected) = (bits(&out), bits(&expected));
-            if found != expected {
-                return Err(format!("step {step}, row {r}: {found:?} instead of {expected:?}"));
+            let (found, expected_draws) = (bits(&out), bits(&expected));
+            // Kept tokens, log-probabilities, ranks and passes.
+            let all = [&out, &expected].map(|samples| format!("{:?}", samples.row(r)));
+            if found != expected_draws || all[0] != all[1] {
+                return Err(format!("step {step}, row {r}, {params:?}: {} instead of {}", all[0], all[1]));
             }
         }
     }
@@ -92,7 +148,7 @@ fn draws_with_a_shadow_are_the_draws_without() {
     for isa in Isa::available() {
         for canonical in [false, true] {
             let options = CpuOptions { isa: Some(isa), threads: Some(2) };
-            let plan = Plan { max_rows: 17, max_draws: 3, max_logprobs: None, canonical };
+            let plan = Plan { max_rows: 17, max_draws: 3, max_logprobs: (!canonical).then_some(3), canonical };
             for (name, floats) in heads() {
                 let halves: Vec<bf16> = floats.iter().map(|&w| bf16::from_f32(w)).collect();
                 for weight in [Matrix::new(&floats, VOCAB, COLS).unwrap(), Matrix::new(&halves, VOCAB, COLS).unwrap()] {
@@ -103,7 +159,7 @@ fn draws_with_a_shadow_are_the_draws_without() {
                     }
                     let mut with = Tiled::new(head.with_shadow(buffer.shadow()).unwrap(), plan, &options).unwrap();
                     let mut without = Tiled::new(head, plan, &options).unwrap();
-                    let outcome = compare(&mut with, &mut without, 10);
+                    let outcome = compare(&mut with, &mut without, 30, KINDS);
                     assert!(outcome.is_ok(), "{name}, {isa}: {outcome:?}");
                 }
             }
@@ -117,29 +173,51 @@ fn draws_of_quantised_weights_are_the_draws_without_bounds() {
     for isa in Isa::available() {
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.block_elements() > 1) {
             let options = CpuOptions { isa: Some(isa), threads: Some(2) };
-            let plan = Plan { max_rows: 17, max_draws: 3, ..Plan::default() };
+            let plan = Plan { max_rows: 17, max_draws: 3, max_logprobs: Some(3), ..Plan::default() };
             let weight = bytes(VOCAB, cols, 1, dtype, false);
             let head = Head::new(Matrix::from_bytes(&weight, dtype, VOCAB, cols, cols).unwrap()).unwrap();
             let sampler = || Tiled::new(head, plan, &options).unwrap();
             let (mut with, mut without) = (sampler(), sampler().without_bounds());
-            let outcome = compare(&mut with, &mut without, 10);
+            let outcome = compare(&mut with, &mut without, 30, KINDS);
             assert!(outcome.is_ok(), "{dtype:?}, {isa}: {outcome:?}");
         }
     }
 }
 
+/// A head, and a shadow of its weight.
+fn with_shadow(floats: &[f32]) -> (Head<'_>, ShadowBuffer) {
+    let weight = Matrix::new(floats, VOCAB, COLS).unwrap();
+    (Head::new(weight).unwrap(), ShadowBuffer::new(&weight).unwrap())
+}
+
+const CONTROL: Plan = Plan { max_rows: 17, max_draws: 3, max_logprobs: Some(3), canonical: false };
+
 /// The negative control: if the errors of the shadow are set to 0, some draws differ.
 #[test]
 fn draws_without_the_errors_of_the_shadow_differ() {
-    let (_, floats) = heads().swap_remove(0);
-    let weight = Matrix::new(&floats, VOCAB, COLS).unwrap();
-    let buffer = ShadowBuffer::new(&weight).unwrap();
+    // The large column makes the steps of the codes large.
+    let (_, floats) = heads().into_iter().find(|(name, _)| *name == "one large column").unwrap();
+    let (head, buffer) = with_shadow(&floats);
     let shadow = buffer.shadow();
-    let head = Head::new(weight).unwrap();
-    let plan = Plan { max_rows: 17, max_draws: 3, ..Plan::default() };
     let options = CpuOptions { threads: Some(1), isa: None };
     let without_errors = Shadow::new(shadow.codes(), COLS, [shadow.scales(), &[0.0; VOCAB], shadow.norms()]).unwrap();
-    let mut with = Tiled::new(head.with_shadow(without_errors).unwrap(), plan, &options).unwrap();
-    let mut without = Tiled::new(head, plan, &options).unwrap();
-    assert!(compare(&mut with, &mut without, 3000).is_err());
+    for kinds in [PLAIN, TOP_K, MIN_P] {
+        let mut with = Tiled::new(head.with_shadow(without_errors).unwrap(), CONTROL, &options).unwrap();
+        let mut without = Tiled::new(head, CONTROL, &options).unwrap();
+        assert!(compare(&mut with, &mut without, 100, kinds.clone()).is_err(), "{kinds:?}");
+    }
+}
+
+/// The negative control: floors of top-k above the last of the first logits change some draws.
+#[test]
+fn draws_with_floors_that_are_too_high_differ() {
+    let (_, floats) = heads().swap_remove(0);
+    let (head, buffer) = with_shadow(&floats);
+    let options = CpuOptions { threads: Some(2), isa: None };
+    for (error, differs) in [(0.0, false), (0.5, true)] {
+        let with = Tiled::new(head.with_shadow(buffer.shadow()).unwrap(), CONTROL, &options).unwrap();
+        let mut without = Tiled::new(head, CONTROL, &options).unwrap();
+        let outcome = compare(&mut with.with_error_of_floors(error), &mut without, 50, TOP_K);
+        assert_eq!(outcome.is_err(), differs, "{error}: {outcome:?}");
+    }
 }

@@ -95,6 +95,14 @@ impl Tiled<'_> {
         self.scan.logits.hidden.without_bounds();
         self
     }
+
+    /// Makes the shared floors of top-k too high by `error`.
+    pub(crate) fn with_error_of_floors(self, error: f32) -> Self {
+        for r in 0..self.scan.engine.plan.max_rows {
+            self.scan.engine.known.row(r).list.error.store(error.to_bits(), core::sync::atomic::Ordering::Relaxed);
+        }
+        self
+    }
 }
 
 impl PerturbedArgmax for Tiled<'_> {

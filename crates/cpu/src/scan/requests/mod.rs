@@ -13,7 +13,7 @@ use crate::scan::parallel_adjustments::ParallelAdjustments;
 use crate::scan::row_state::RowState;
 use crate::scan::tile::{Planned, Source};
 use core::ops::Range;
-use flash_sampling_core::backend::selection::{LIST_BYTES, PrefixMass};
+use flash_sampling_core::backend::selection::{LIST_BYTES, PrefixMass, SummarySpec};
 use flash_sampling_core::backend::{
     Batch, Candidate, IndexedAdjustments, Progress, Request, Row, RowSummary, Stage, by_logit_rank,
 };
@@ -179,17 +179,8 @@ impl Engine {
                 _ => {}
             };
             let (tokens, vocab_size) = (logits.tokens(), logits.vocab_size());
-            // Upper bounds give the draws of a row, but no masses and no largest logits.
-            let draws_only = |planned: &Planned<'_>| {
-                let row = &planned.row;
-                planned.kind == PassKind::Summary
-                    && planned.slack <= WIDEST_SLACK
-                    && row.filters.is_none()
-                    && row.logprobs.is_none()
-                    && row.raw_logprobs.is_none()
-            };
             let draws = rows.iter().flatten().map(|planned| planned.row.draws as usize).sum();
-            let with_bounds = rows.iter().flatten().all(draws_only) && logits.has_bounds(members.len(), draws);
+            let with_bounds = rows.iter().flatten().all(needs_only_largest) && logits.has_bounds(members.len(), draws);
             let source = logits.source(self.isa, batch.input, &members, with_bounds);
             self.pass(&source, &rows, tokens, chunk, begin_row);
             self.gather_and_decide(&rows, vocab_size);
@@ -305,6 +296,17 @@ impl Engine {
             self.workers.iter_mut().for_each(|worker| worker.lists.clear());
         }
     }
+}
+
+/// Whether upper bounds of logits give the results of a row. They do not give the masses of all tokens.
+fn needs_only_largest(planned: &Planned<'_>) -> bool {
+    let row = &planned.row;
+    let from_draws = match &row.filters {
+        None => row.logprobs.is_none(),
+        // Log-probabilities after filters are those of the kept tokens.
+        Some(filters) => filters.need_only_largest(SummarySpec::of(row, filters).list),
+    };
+    planned.kind == PassKind::Summary && planned.slack <= WIDEST_SLACK && row.raw_logprobs.is_none() && from_draws
 }
 
 /// Writes the result of a decided row with filters, or its overview.

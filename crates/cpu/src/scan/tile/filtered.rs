@@ -1,6 +1,8 @@
-//! Adds a tile to the state of a row with filters: masses, largest logits, and one frontier per draw.
+//! Adds a tile to the state of a row with filters: masses, largest logits, and one frontier per draw. Finds the tokens
+//! of a tile of upper bounds that may change this state.
 
 use super::SPANS;
+use super::possible_winners::Found;
 use super::threshold_scan::rank;
 use crate::scan::granules::RoundKeys;
 use crate::scan::logit_cache::LogitCache;
@@ -67,10 +69,17 @@ pub(super) unsafe fn add<V: Vector>(
     if top < floor {
         return;
     }
+    let shared = known.list.floor();
+    if shared > f32::NEG_INFINITY {
+        filter.largest.bound(shared);
+    }
     let cut = filter.largest.threshold(first);
     if top >= cut {
-        let mut next = cut;
+        let (mut next, mut list) = (cut, known.list.open());
         let offer = |c: Candidate| {
+            if let Some(list) = &mut list {
+                list.push(c.logit, c.winner.token);
+            }
             if filter.largest.push(c.logit, c.winner.token) {
                 next = filter.largest.threshold(c.winner.token + 1);
             }
@@ -79,20 +88,8 @@ pub(super) unsafe fn add<V: Vector>(
         // SAFETY: by this function's contract.
         unsafe { rank::<V>(first, spans, tops, cut, offer) };
     }
-    let (mut scaled, mut scaled_tops);
-    let (drawn, drawn_tops) = if filters.rescale == 1.0 {
-        (spans, tops)
-    } else {
-        (scaled, scaled_tops) = ([[0.0; SPAN]; SPANS], [0.0; SPANS]);
-        let scaled = &mut scaled[..spans.len()];
-        for (s, &logit) in scaled.as_flattened_mut().iter_mut().zip(spans.as_flattened()) {
-            *s = logit * filters.rescale;
-        }
-        for (s, &top) in scaled_tops.iter_mut().zip(tops) {
-            *s = top * filters.rescale;
-        }
-        (&*scaled, &scaled_tops[..tops.len()])
-    };
+    let mut memory = None;
+    let (drawn, drawn_tops) = rescale(spans, tops, filters.rescale, &mut memory);
     let follows = filter.follows;
     for (frontier, draw) in filter.frontiers_mut().iter_mut().zip(row.first_draw..) {
         // Workers share bounds for the first draw only.
@@ -102,6 +99,125 @@ pub(super) unsafe fn add<V: Vector>(
         let tile = Perturbed { noise: &row.noise, keys, draw, first, spans: drawn, tops: drawn_tops, floor };
         // SAFETY: by this function's contract.
         unsafe { tile.offer_to::<V>(&mut keep) };
+    }
+}
+
+/// Finds the tokens of a tile of upper bounds that may change the state of a row, and adds them to `found` for row `at`
+/// of the source.
+///
+/// A token below the min-p of the largest logit so far, or below the last of the first tokens, is not kept. Of the tokens
+/// that are kept, those that cannot win need no logit, unless the row needs a list or masses.
+///
+/// # Safety
+/// The instruction set of `V` is available.
+#[inline(always)]
+pub(super) unsafe fn find<V: Vector>(
+    (row, keys): (&Row<'_>, &RoundKeys),
+    filters: &Filters,
+    (first, spans, (top, tops)): (u32, &[[f32; SPAN]], (f32, &[f32])),
+    (known, state): (&RowBounds, &RowState),
+    (found, at): (&mut Found, usize),
+) {
+    let filter = &state.filter;
+    let largest = if filter.follows { known.largest(filter.largest_logit) } else { filter.largest_logit };
+    let drop_threshold = filters.drop_threshold(largest);
+    if top < drop_threshold {
+        return;
+    }
+    if state.weighed || filter.frontiers().is_empty() {
+        let listed = filter.largest.threshold(first).max(known.list.floor());
+        let cut = if state.weighed { MassHistogram::edge(drop_threshold) } else { drop_threshold.max(listed) };
+        let offer = |c: Candidate| {
+            found.insert(c.winner.token, at);
+            if found.is_full() { f32::MAX } else { cut }
+        };
+        // SAFETY: by this function's contract.
+        return unsafe { rank::<V>(first, spans, tops, cut, offer) };
+    }
+    let mut memory = None;
+    let (drawn, drawn_tops) = rescale(spans, tops, filters.rescale, &mut memory);
+    for (frontier, draw) in filter.frontiers().iter().zip(row.first_draw..) {
+        let known = Some(known).filter(|_| filter.follows && draw == row.first_draw);
+        let mut keep = PossiblePoints { frontier, known, first, spans, tops, found, at };
+        let floor = drop_threshold * filters.rescale;
+        let tile = Perturbed { noise: &row.noise, keys, draw, first, spans: drawn, tops: drawn_tops, floor };
+        // SAFETY: by this function's contract.
+        unsafe { tile.offer_to::<V>(&mut keep) };
+    }
+}
+
+/// A tile of logits after a temperature that follows the filters.
+struct Rescaled {
+    spans: [[f32; SPAN]; SPANS],
+    tops: [f32; SPANS],
+}
+
+/// Multiplies a tile by `factor`, in `memory` unless it is 1.
+#[inline(always)]
+fn rescale<'a>(
+    spans: &'a [[f32; SPAN]],
+    tops: &'a [f32],
+    factor: f32,
+    memory: &'a mut Option<Rescaled>,
+) -> (&'a [[f32; SPAN]], &'a [f32]) {
+    if factor == 1.0 {
+        return (spans, tops);
+    }
+    let scaled = memory.insert(Rescaled { spans: [[0.0; SPAN]; SPANS], tops: [0.0; SPANS] });
+    for (s, &logit) in scaled.spans.as_flattened_mut().iter_mut().zip(spans.as_flattened()) {
+        *s = logit * factor;
+    }
+    for (s, &top) in scaled.tops.iter_mut().zip(tops) {
+        *s = top * factor;
+    }
+    (&scaled.spans[..spans.len()], &scaled.tops[..tops.len()])
+}
+
+/// Returns the score that a token must reach to enter a frontier, for tokens at or after a rank.
+#[inline(always)]
+fn score_cut(frontier: &Frontier, known: Option<&RowBounds>, rank: LogitRank) -> f32 {
+    let own = frontier.winner_from(rank).winner.score;
+    own.max(known.map_or(f32::NEG_INFINITY, |known| known.best_above(rank.logit)))
+}
+
+/// Returns the first rank of the tokens of these spans.
+#[inline(always)]
+fn first_rank(first: u32, tops: &[f32], spans: Range<usize>) -> LogitRank {
+    let token = first + (spans.start * SPAN) as u32;
+    let logit = tops[spans].iter().copied().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+    LogitRank { logit, token }
+}
+
+/// The tokens of a tile of upper bounds that may enter the frontier of a draw.
+struct PossiblePoints<'a> {
+    frontier: &'a Frontier,
+    known: Option<&'a RowBounds>,
+    first: u32,
+    spans: &'a [[f32; SPAN]],
+    tops: &'a [f32],
+    found: &'a mut Found,
+    at: usize,
+}
+
+impl Keep for PossiblePoints<'_> {
+    /// No cutoff holds for every logit, unless enough tokens are found.
+    #[inline(always)]
+    fn cut(&self) -> f32 {
+        if self.found.is_full() { f32::MAX } else { f32::NEG_INFINITY }
+    }
+
+    #[inline(always)]
+    fn cut_in(&self, spans: Range<usize>) -> f32 {
+        self.cut().max(score_cut(self.frontier, self.known, first_rank(self.first, self.tops, spans)))
+    }
+
+    #[inline(always)]
+    fn offer(&mut self, c: Candidate) {
+        let token = c.winner.token;
+        let logit = self.spans.as_flattened()[(token - self.first) as usize];
+        if c.winner.score >= score_cut(self.frontier, self.known, LogitRank { logit, token }) {
+            self.found.insert(token, self.at);
+        }
     }
 }
 
@@ -149,14 +265,9 @@ impl Keep for KeepFrontier<'_> {
 
     #[inline(always)]
     fn cut_in(&self, spans: Range<usize>) -> f32 {
-        let token = self.first + (spans.start * SPAN) as u32;
-        let top = self.tops[spans].iter().copied().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
-        if top < self.best.1 {
-            return self.best.0;
-        }
         // Tokens arrive in ascending order, so a frontier point with a logit of at least `top` ranks before the spans.
-        let own = self.frontier.winner_from(LogitRank { logit: top, token }).winner.score;
-        own.max(self.known.map_or(f32::NEG_INFINITY, |known| known.best_above(top)))
+        let rank = first_rank(self.first, self.tops, spans);
+        if rank.logit < self.best.1 { self.best.0 } else { score_cut(self.frontier, self.known, rank) }
     }
 
     #[inline(always)]

@@ -6,7 +6,6 @@ use crate::scan::granules::{BLOCKS, RoundKeys, round_keys};
 use crate::scan::logit_cache::LogitCache;
 use crate::scan::mass_cutoff::{RowBounds, SharedBounds};
 use crate::scan::parallel_adjustments::ParallelAdjustments;
-use crate::scan::perturb::Keep;
 use crate::scan::prefetch::prefetch;
 use crate::scan::row_groups::{GroupWinner, RowGroups};
 use crate::scan::row_state::RowState;
@@ -21,7 +20,7 @@ use flash_sampling_core::backend::{
 use possible_winners::PossibleWinners;
 pub(crate) use source::Source;
 use std::sync::Arc;
-use threshold_scan::{draw_tile, rank};
+use threshold_scan::{KeepWinner, draw_tile, rank};
 
 mod dispatch;
 mod filtered;
@@ -159,13 +158,29 @@ impl Worker {
         part: Range<u32>,
         simd: Simd,
     ) {
-        let first = part.start / SPAN as u32 * SPAN as u32;
-        let at = (part.start - first) as usize;
         if let Source::Head { .. } = source {
+            let at = part.start as usize % SPAN;
             source.fill(part.clone(), &mut self.logits[at..], &mut self.dot);
         }
+        self.summarize(source, rows, part, simd, |_| true);
+    }
+
+    /// Adds the products of a part of a tile to the states of some rows: those whose row of the source `is_included`.
+    fn summarize(
+        &mut self,
+        source: &Source<'_>,
+        rows: &[Result<Planned<'_>, RowError>],
+        part: Range<u32>,
+        simd: Simd,
+        is_included: impl Fn(usize) -> bool,
+    ) {
+        let first = part.start / SPAN as u32 * SPAN as u32;
+        let at = (part.start - first) as usize;
         for (r, row) in rows.iter().enumerate() {
             let Ok(planned) = row else { continue };
+            if !is_included(planned.at) {
+                continue;
+            }
             prefetch(self.above.next());
             // Pointers lead to a row's state. Each step follows pointers that the previous step prefetched.
             if let (Some(state), Some(Ok(third))) = (self.rows.get(r + 3), rows.get(r + 3)) {
@@ -358,36 +373,5 @@ unsafe fn add<V: Vector>(
     for (list, draw) in state.best.lists_mut().iter_mut().zip(row.first_draw..) {
         // SAFETY: by this function's contract.
         unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), list) };
-    }
-}
-
-/// The winner of a draw, and the best score of all workers, which prunes tokens with a lower score.
-struct KeepWinner<'a> {
-    winner: &'a mut Candidate,
-    known: Option<&'a RowBounds>,
-    cut: f32,
-}
-
-impl<'a> KeepWinner<'a> {
-    #[inline(always)]
-    fn new(winner: &'a mut Candidate, known: Option<&'a RowBounds>) -> Self {
-        let cut = winner.winner.score.max(known.map_or(f32::NEG_INFINITY, |known| known.best().0));
-        KeepWinner { winner, known, cut }
-    }
-}
-
-impl Keep for KeepWinner<'_> {
-    #[inline(always)]
-    fn cut(&self) -> f32 {
-        self.cut
-    }
-
-    #[inline(always)]
-    fn offer(&mut self, candidate: Candidate) {
-        *self.winner = self.winner.merge(candidate);
-        if candidate.winner.score > self.cut {
-            self.cut = candidate.winner.score;
-            self.known.inspect(|known| known.raise_best_score(candidate.winner.score));
-        }
     }
 }

@@ -1,75 +1,101 @@
 //! Draws from a tile by upper bounds: finds the tokens that may win, and computes their logits.
 
 use super::threshold_scan::draw_tile;
-use super::{Planned, Simd, Source, Worker};
+use super::{Planned, Simd, Source, Worker, filtered};
 use crate::dot::TILE;
 use crate::scan::mass_cutoff::{RowBounds, SharedBounds};
 use crate::scan::perturb::Keep;
 use crate::scan::row_state::RowState;
 use crate::simd::{SPAN, Vector};
-use crate::upper_bounds::BoundsMemory;
+use crate::upper_bounds::{BoundsMemory, MAX_ROWS};
 use core::ops::Range;
-use flash_sampling_core::backend::{Candidate, RowTransform, Winner};
-use flash_sampling_core::{Domain, Matrix, RowError};
+use flash_sampling_core::backend::Candidate;
+use flash_sampling_core::{Matrix, RowError};
 
 /// The largest number of tokens of a tile that get single logits. If more may win, all logits of the tile are computed.
 const MAX_TOKENS: usize = TILE / 4;
-/// The largest number of possible winners of a tile, of all draws.
-const MAX_FOUND: usize = 16 * MAX_TOKENS;
 /// The largest number of tiles that a worker evaluates without bounds after tiles whose bounds did not suffice.
-const MAX_SKIPPED: u32 = 16;
-
-/// A token that may win.
-#[derive(Clone, Copy, Debug)]
-struct PossibleWinner {
-    token: u32,
-    /// The row of the pass.
-    row: usize,
-    /// The index of the draw in the row.
-    draw: usize,
-}
+const MAX_SKIPPED: u32 = 32;
 
 /// The tokens of a tile that may win, of all rows.
 #[derive(Debug, Default)]
 pub(super) struct PossibleWinners {
-    found: Vec<PossibleWinner>,
-    /// Whether a bound is not finite, or too many tokens may win, so that all logits of the tile are needed.
+    found: Found,
+    /// Whether a bound is not finite, so that all logits of the tile are needed.
     needs_all_logits: bool,
-    /// The number of consecutive tiles whose bounds did not suffice, and the number of tiles still to skip.
+    /// The number of consecutive tiles whose bounds did not suffice, also of earlier calls, and the number of tiles still
+    /// to skip.
     failed: u32,
     skipped: u32,
     /// Whether the worker has computed logits in this pass.
     has_computed_logits: bool,
-    /// The tokens of `found`, ascending, each once.
-    tokens: Vec<u32>,
-    /// The weight rows of `tokens`.
+    /// The weight rows of the tokens.
     weights: Vec<u8>,
-    /// The dot products of `tokens`, `[rows, TILE]`.
+    /// The dot products of the tokens, `[rows, TILE]`.
     logits: Vec<f32>,
 }
 
-/// Collects the tokens of one draw that reach a fixed cutoff, up to a limit.
+/// A set of tokens of a tile, and the rows that they may win.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Found {
+    /// The first token of the tile, a multiple of [`SPAN`].
+    first: u32,
+    /// One bit per token.
+    tokens: [u64; TILE / SPAN],
+    count: usize,
+    /// One bit per row of the source.
+    rows: u64,
+}
+
+const _: () = assert!(MAX_ROWS <= u64::BITS as usize);
+
+impl Found {
+    /// Adds a token that may win row `at` of the source.
+    #[inline(always)]
+    pub(super) fn insert(&mut self, token: u32, at: usize) {
+        let i = (token - self.first) as usize;
+        let (word, bit) = (&mut self.tokens[i / SPAN], 1 << (i % SPAN));
+        self.count += usize::from(*word & bit == 0);
+        *word |= bit;
+        self.rows |= 1 << at;
+    }
+
+    /// Whether the tokens are too many for single logits.
+    #[inline(always)]
+    pub(super) fn is_full(&self) -> bool {
+        self.count > MAX_TOKENS
+    }
+
+    /// The tokens, ascending.
+    fn iter(&self) -> impl Iterator<Item = u32> {
+        self.tokens.iter().zip((self.first..).step_by(SPAN)).flat_map(|(&word, first)| {
+            let mut left = word;
+            core::iter::from_fn(move || {
+                let i = (left != 0).then(|| left.trailing_zeros())?;
+                left &= left - 1;
+                Some(first + i)
+            })
+        })
+    }
+}
+
+/// Collects the tokens that reach a fixed cutoff.
 struct Collector<'a> {
-    found: &'a mut Vec<PossibleWinner>,
+    found: &'a mut Found,
     cut: f32,
-    row: usize,
-    draw: usize,
-    /// The number of possible winners at which the collector stops.
-    limit: usize,
+    /// The row of the source.
+    at: usize,
 }
 
 impl Keep for Collector<'_> {
     #[inline(always)]
     fn cut(&self) -> f32 {
-        if self.found.len() < self.limit { self.cut } else { f32::INFINITY }
+        if self.found.is_full() { f32::MAX } else { self.cut }
     }
 
     #[inline(always)]
     fn offer(&mut self, candidate: Candidate) {
-        if self.found.len() == self.limit {
-            return;
-        }
-        self.found.push(PossibleWinner { token: candidate.winner.token, row: self.row, draw: self.draw });
+        self.found.insert(candidate.winner.token, self.at);
     }
 }
 
@@ -77,13 +103,10 @@ impl PossibleWinners {
     /// Begins a pass.
     pub(super) fn reset(&mut self) {
         self.has_computed_logits = false;
-        (self.failed, self.skipped) = (0, 0);
     }
 
     /// Reserves memory for a plan, so that calls allocate none.
     pub(super) fn reserve(&mut self, memory: &BoundsMemory) {
-        self.found.reserve(MAX_FOUND);
-        self.tokens.reserve(MAX_FOUND);
         self.weights.reserve(MAX_TOKENS * memory.weight_row);
         self.logits.resize(memory.logits, 0.0);
     }
@@ -99,7 +122,8 @@ impl PossibleWinners {
     fn note(&mut self, is_enough: bool) -> bool {
         self.failed = if is_enough { 0 } else { self.failed + 1 };
         // A worker's first tiles often need all logits.
-        self.skipped = self.failed.saturating_sub(2).min(MAX_SKIPPED);
+        self.skipped = if self.failed > 2 { 1u32.checked_shl(self.failed - 3).unwrap_or(MAX_SKIPPED) } else { 0 };
+        self.skipped = self.skipped.min(MAX_SKIPPED);
         is_enough
     }
 
@@ -114,7 +138,7 @@ impl PossibleWinners {
         self.needs_all_logits = true;
     }
 
-    /// Adds the tokens of a row whose score, with the upper bound for the logit, reaches the best score of a draw.
+    /// Adds the tokens of a row that may win, by their upper bounds.
     ///
     /// # Safety
     /// The instruction set of `V` is available.
@@ -127,28 +151,29 @@ impl PossibleWinners {
         tops: &mut [f32],
         state: &RowState,
     ) {
-        if self.needs_all_logits {
+        if self.needs_all_logits || self.found.is_full() {
             return;
         }
-        let Planned { row, keys, .. } = planned;
+        let Planned { row, keys, at, .. } = planned;
         // SAFETY: by this function's contract.
         let Some(top) = (unsafe { V::largest(spans, tops) }) else { return self.request_all_logits() };
+        let (found, known) = (&mut self.found, known.row(r));
+        if let Some(filters) = &row.filters {
+            let tile = (first, spans, (top, &*tops));
+            // SAFETY: by this function's contract.
+            return unsafe { filtered::find::<V>((row, keys), filters, tile, (known, state), (found, *at)) };
+        }
         let lists = state.best.lists().iter().map(|list| list.threshold());
         let cuts = state.best.winners.iter().map(|best| best.winner.score).chain(lists);
         for ((i, cut), draw) in cuts.enumerate().zip(row.first_draw..) {
-            let cut =
-                if i == 0 && state.best.lists().is_empty() { cut.max(RowBounds::best(known.row(r)).0) } else { cut };
+            let shares = i == 0 && state.best.lists().is_empty();
+            let cut = if shares { cut.max(RowBounds::best(known).0) } else { cut };
             if cut == f32::NEG_INFINITY && top > f32::NEG_INFINITY {
                 return self.request_all_logits();
             }
-            // More than `MAX_TOKENS` tokens of one draw need all logits.
-            let limit = (self.found.len() + MAX_TOKENS + 1).min(MAX_FOUND);
-            let mut collector = Collector { found: &mut self.found, cut, row: r, draw: i, limit };
+            let mut collector = Collector { found, cut, at: *at };
             // SAFETY: by this function's contract.
             unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), &mut collector) };
-            if self.found.len() == limit {
-                return self.request_all_logits();
-            }
         }
     }
 }
@@ -165,68 +190,33 @@ impl Worker {
         if self.possible_winners.skips() {
             return false;
         }
-        self.possible_winners.found.clear();
+        self.possible_winners.found = Found { first: part.start / SPAN as u32 * SPAN as u32, ..Found::default() };
         self.possible_winners.needs_all_logits = false;
-        self.evaluate_part(source, rows, part, simd);
-        let PossibleWinners { found, tokens, needs_all_logits, .. } = &mut self.possible_winners;
-        if *needs_all_logits {
+        self.evaluate_part(source, rows, part.clone(), simd);
+        let PossibleWinners { found, needs_all_logits, .. } = self.possible_winners;
+        if needs_all_logits || found.is_full() {
             return self.possible_winners.note(false);
         }
-        tokens.clear();
-        tokens.extend(found.iter().map(|possible| possible.token));
-        tokens.sort_unstable();
-        tokens.dedup();
-        if tokens.len() > MAX_TOKENS {
-            return self.possible_winners.note(false);
-        }
-        if !tokens.is_empty() {
-            self.compute_logits(source);
-            self.merge_possible_winners(source, rows);
+        if found.count > 0 {
+            self.compute_logits(source, &found);
+            self.summarize(&source.without_bounds(), rows, part, simd, |at| found.rows >> at & 1 == 1);
         }
         self.possible_winners.note(true)
     }
 
-    /// Computes the dot products of the tokens that may win, for all rows.
-    fn compute_logits(&mut self, source: &Source<'_>) {
+    /// Computes the dot products of the tokens that may win. All other tokens of the tile get -inf.
+    fn compute_logits(&mut self, source: &Source<'_>, found: &Found) {
         let Source::Head { head, dot, hidden, .. } = source else { return };
-        let (weight, PossibleWinners { tokens, weights, logits, .. }) = (head.weight(), &mut self.possible_winners);
+        let (weight, PossibleWinners { weights, logits, .. }) = (head.weight(), &mut self.possible_winners);
         weights.clear();
-        tokens.iter().for_each(|&token| weights.extend_from_slice(weight.row_bytes(head.weight_row(token))));
-        let gathered = Matrix::from_bytes(weights, weight.dtype(), tokens.len(), weight.cols(), weight.cols());
+        found.iter().for_each(|token| weights.extend_from_slice(weight.row_bytes(head.weight_row(token))));
+        let gathered = Matrix::from_bytes(weights, weight.dtype(), found.count, weight.cols(), weight.cols());
         let gathered = gathered.expect("these are whole rows");
-        dot.tile(&gathered, hidden.all(), &mut logits[..hidden.all().rows() * TILE], &mut self.dot);
-    }
-
-    /// Merges the possible winners, with the scores of their logits, into the draws of the rows.
-    fn merge_possible_winners(&mut self, source: &Source<'_>, rows: &[Result<Planned<'_>, RowError>]) {
-        let Source::Head { head, .. } = source else { return };
-        let PossibleWinners { found, tokens, logits, .. } = &self.possible_winners;
-        for &PossibleWinner { token, row: r, draw } in found {
-            let Ok(Planned { row, at, adjustments, .. }) = &rows[r] else { continue };
-            let place = tokens.binary_search(&token).expect("the token is in the list");
-            let mut logit = [logits[at * TILE + place]];
-            head.transform(token, &mut logit);
-            let adjustments = adjustments.near(token..token + 1);
-            RowTransform { adjustments, ..row.transform }.apply(token, &mut logit);
-            let [logit] = logit;
-            if logit == f32::NEG_INFINITY {
-                continue;
-            }
-            let state = &mut self.rows[r];
-            state.has_finite = true;
-            let noise = |draw: usize| row.noise.gumbel(Domain::Token, row.first_draw + draw as u32, token);
-            let score = if row.greedy { logit } else { logit + noise(draw) };
-            let candidate = Candidate { winner: Winner::new(score, token), logit };
-            match state.best.lists_mut().get_mut(draw) {
-                Some(list) => list.push(candidate),
-                None => {
-                    let winner = &mut state.best.winners[draw];
-                    *winner = winner.merge(candidate);
-                    if draw == 0 && state.shares {
-                        self.known.row(r).raise_best_score(score);
-                    }
-                }
-            }
+        let rows = hidden.all().rows();
+        dot.tile(&gathered, hidden.all(), &mut logits[..rows * TILE], &mut self.dot);
+        for (to, from) in self.logits.chunks_mut(TILE).zip(logits.chunks(TILE)).take(rows) {
+            to.fill(f32::NEG_INFINITY);
+            found.iter().zip(from).for_each(|(token, &logit)| to[(token - found.first) as usize] = logit);
         }
     }
 }

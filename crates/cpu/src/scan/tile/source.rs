@@ -67,7 +67,7 @@ impl<'a> Source<'a> {
 
     /// Whether tiles have upper bounds of the logits.
     #[inline(always)]
-    pub(super) fn has_bounds(&self) -> bool {
+    pub(crate) fn has_bounds(&self) -> bool {
         matches!(self, Source::Head { bounds: Some(_), .. })
     }
 

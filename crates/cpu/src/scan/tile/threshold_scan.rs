@@ -1,6 +1,7 @@
 //! Finds the tokens of a tile that can reach a cutoff, one by one.
 
 use crate::scan::granules::RoundKeys;
+use crate::scan::mass_cutoff::RowBounds;
 use crate::scan::perturb::{Keep, Perturbed};
 use crate::simd::{SPAN, Vector};
 use flash_sampling_core::backend::{Candidate, Row, Winner};
@@ -59,6 +60,37 @@ pub(super) unsafe fn rank<V: Vector>(
             if logit >= cut {
                 cut = offer(Candidate { winner: Winner::new(logit, first + i), logit });
             }
+        }
+    }
+}
+
+/// The winner of a draw, and the best score of all workers, which prunes tokens with a lower score.
+pub(super) struct KeepWinner<'a> {
+    winner: &'a mut Candidate,
+    known: Option<&'a RowBounds>,
+    cut: f32,
+}
+
+impl<'a> KeepWinner<'a> {
+    #[inline(always)]
+    pub(super) fn new(winner: &'a mut Candidate, known: Option<&'a RowBounds>) -> Self {
+        let cut = winner.winner.score.max(known.map_or(f32::NEG_INFINITY, |known| known.best().0));
+        KeepWinner { winner, known, cut }
+    }
+}
+
+impl Keep for KeepWinner<'_> {
+    #[inline(always)]
+    fn cut(&self) -> f32 {
+        self.cut
+    }
+
+    #[inline(always)]
+    fn offer(&mut self, candidate: Candidate) {
+        *self.winner = self.winner.merge(candidate);
+        if candidate.winner.score > self.cut {
+            self.cut = candidate.winner.score;
+            self.known.inspect(|known| known.raise_best_score(candidate.winner.score));
         }
     }
 }

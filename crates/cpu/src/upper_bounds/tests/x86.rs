@@ -24,7 +24,7 @@ fn vnni_and_amx_have_the_products_of_plain_rust() {
     {
         let weight: Vec<f32> = (0..vocab * cols).map(noise).collect();
         let buffer = ShadowBuffer::new(&Matrix::new(&weight, vocab, cols).unwrap()).unwrap();
-        let (shadow, floats) = (buffer.shadow(), hidden(rows, cols));
+        let (shadow, floats) = (buffer.shadow(), hidden(rows, cols, 0));
         let states = Matrix::new(&floats, rows, cols).unwrap();
         let mut digits = Digits::new(rows, cols, vec![DigitLayout::Groups, DigitLayout::Panels]);
         digits.pack(DigitLayout::Groups, &states, 1.0, cols);
