@@ -78,6 +78,11 @@ impl<'w> Model<'w> {
     /// [`ModelError::Token`] and [`ModelError::TooLong`], before any work.
     pub fn forward(&self, runs: &mut [Run<'_>]) -> Result<Vec<f32>, ModelError> {
         self.check(runs)?;
+        // On a thread of the pool, a matmul does not wait for the pool to take it.
+        rayon::scope(|_| self.run_layers(runs))
+    }
+
+    fn run_layers(&self, runs: &mut [Run<'_>]) -> Result<Vec<f32>, ModelError> {
         let hidden = self.config.hidden;
         let rows: Vec<Place> = places(runs);
         let turns: Vec<_> = rows.iter().map(|row| self.rotary.at(row.position)).collect();
