@@ -156,7 +156,7 @@ impl UpperBounds {
         if head.shadow().is_some() == is_quantised {
             return None;
         }
-        // Measured on a Zen 4, on a Zen 5 (docs/records/2026-11-27-epyc-q8_0.txt) and on a Xeon with AMX
+        // Measured on a Zen 4, on a Zen 5 (docs/records/2026-11-27-epyc-q8.txt) and on a Xeon with AMX
         // (docs/records/2026-11-27-xeon-16-bounds.txt).
         let (few, most) = match (is_quantised, self.kernels[1].is_some()) {
             (true, true) => (8, MAX_ROWS),
