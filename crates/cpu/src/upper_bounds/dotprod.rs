@@ -15,11 +15,6 @@ pub(super) fn is_available() -> bool {
     std::arch::is_aarch64_feature_detected!("dotprod")
 }
 
-/// The layout of the digits for blocks of `T`.
-pub(super) const fn layout<T: Halves>() -> DigitLayout {
-    if T::HAS_MINIMA { DigitLayout::GroupsAndSums } else { DigitLayout::Groups }
-}
-
 /// Adds the products of four pairs of bytes to each of four integers.
 ///
 /// Rust's intrinsic for this instruction is stable since 1.98.
@@ -100,7 +95,7 @@ impl Codes for ShadowCodes {
 }
 
 impl<T: Halves> Codes for T {
-    const DIGITS: DigitLayout = layout::<T>();
+    const DIGITS: DigitLayout = if T::HAS_MINIMA { DigitLayout::GroupsAndSums } else { DigitLayout::Groups };
 
     #[inline]
     #[target_feature(enable = "neon,dotprod")]
@@ -167,16 +162,14 @@ pub(super) unsafe fn multiply<T: Codes>(
         while r < hidden.rows.len() {
             macro_rules! panel {
                 ($mr:literal x $nr:literal) => {{
-                    // SAFETY: by this function's contract; the hidden rows exist.
+                    let whole = rows.end - rows.len() % $mr;
+                    // SAFETY: by this function's contract; the rows exist.
                     unsafe {
-                        let mut i = rows.start;
-                        while i + $mr <= rows.end {
+                        for i in (rows.start..whole).step_by($mr) {
                             register_block::<T, $mr, $nr>((codes, stride), i, cols, (hidden, r), out);
-                            i += $mr;
                         }
-                        while i < rows.end {
+                        for i in whole..rows.end {
                             register_block::<T, 1, $nr>((codes, stride), i, cols, (hidden, r), out);
-                            i += 1;
                         }
                     }
                     r += $nr;
