@@ -30,8 +30,8 @@ suite!(tiled_q6_k, widest(DType::Q6_K));
 suite!(tiled_portable_q6_k, over(Kind::Tiled, Isa::Portable, DType::Q6_K));
 suite!(stream_portable_q8_0, over(Kind::Stream, Isa::Portable, DType::Q8_0));
 
-/// Runs the laws that depend on the type of the weight, and some that not every type can meet: MXFP4 has no NaN. In IQ4_NL
-/// and F8_E4M3, some heads of the other laws have sums that round.
+/// Runs the laws that depend on the type of the weight, and more laws for some types. MXFP4 has no NaN for bad rows. In
+/// IQ4_NL, sums over the heads of some laws round. The weights of low logits have more digits than F8_E4M3 has slots.
 macro_rules! laws_of_weights {
     ($name:ident, $factory:expr $(, $law:ident)*) => {
         suite!($name, $factory, [

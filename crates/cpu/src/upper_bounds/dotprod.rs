@@ -32,8 +32,8 @@ fn sdot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     sums
 }
 
-/// The sums of an output in two vectors. For a shadow: the integer sums of the high and of the low digits. For blocks: float
-/// sums of even and of odd halves.
+/// The sums of an output in two vectors. For a shadow: the integer sums of the high and of the low digits. For blocks:
+/// float sums of even and of odd halves.
 type Sums = [int32x4_t; 2];
 
 /// The codes of rows, `stride` bytes apart.
@@ -144,7 +144,7 @@ impl<T: Halves> Codes for T {
     }
 }
 
-/// Writes to `out[r * TILE + i]` the product of row `i` of the codes, which begin `stride` bytes apart, and hidden row `r`.
+/// Writes to `out[r * TILE + i]` the product of row `i` of the codes and hidden row `r`. Rows begin `stride` bytes apart.
 ///
 /// # Safety
 /// NEON and dot products are available; there are `rows` rows of `cols` codes of `T`; the hidden rows are packed in the

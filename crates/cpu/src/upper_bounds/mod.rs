@@ -283,8 +283,8 @@ impl UpperBounds {
         if self.kernels[0] == Some(Kernel::Dotprod) {
             let stride = flash_sampling_core::backend::code_stride(shadow.cols());
             let (codes, size) = (shadow.codes().as_ptr().cast(), [shadow.rows(), stride]);
-            // SAFETY: `kernels` found the instructions. The shadow has rows of `stride` codes; the hidden rows are as long,
-            // and `tile` has checked the size of `out`.
+            // SAFETY: `kernels` found the instructions. The rows of codes and the hidden rows have `stride` elements, and
+            // `tile` has checked the size of `out`.
             return unsafe { dotprod::multiply::<dotprod::ShadowCodes>((codes, stride), size, hidden, out) };
         }
         match self.isa {

@@ -70,7 +70,7 @@ pub(super) const TABLE_SLOTS: usize = 4;
 /// All sums of [`TABLE_SLOTS`] codes are below this in absolute value.
 const LIMIT: i32 = 127 * 15 + 1;
 
-/// Calls `set` with slots and codes of `IQ4_NL` whose sum of `2^-slot * code` is `w`. The codes of `w` vary, so that all
+/// Calls `set` with slots and codes of `IQ4_NL` whose sum of `2^-slot * code` is `w`. The choice varies, so that all
 /// codes of the table are used.
 pub(super) fn table_codes(w: f64, slots: usize, mut set: impl FnMut(usize, i32)) {
     /// The indices of the codes of each sum of [`TABLE_SLOTS`] codes with the factors 8, 4, 2 and 1.

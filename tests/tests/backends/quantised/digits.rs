@@ -181,14 +181,14 @@ impl Digits {
         if self.slots >= self.dtype.block_elements() { 0 } else { column % scales }
     }
 
-    /// The binary logarithm of the factor of a column's codes, so that the codes of `F8_E4M3` have several exponents. The
-    /// hidden states have the inverse factor.
+    /// The binary logarithm of the factor of a column's codes, so that the codes of `F8_E4M3` have several exponents.
+    /// The hidden states have the inverse factor.
     fn code_shift(&self, column: usize) -> i32 {
         if self.dtype == DType::F8_E4M3 { column as i32 % 3 - 1 } else { 0 }
     }
 
-    /// Calls `set` with the slot and the code of each digit of a weight that is not 0; `unit` is the binary logarithm of
-    /// the first digit's unit after scaling.
+    /// Calls `set` with the slot and the code of each digit of a weight that is not 0; `unit` is the binary logarithm
+    /// of the first digit's unit after scaling.
     fn codes(&self, w: f32, unit: i32, mut set: impl FnMut(usize, i32)) {
         if !w.is_finite() {
             return (0..self.slots).for_each(|slot| set(slot, 1));

@@ -1,8 +1,9 @@
 //! Runs any sampler over a quantised weight with the same dot products as the head.
 //!
-//! A weight is a sum of digits: `w = sum_j digit_j 2^(e - bits j)`. The digits are codes of consecutive quantised weights,
-//! and the hidden state of digit `j` is multiplied by `2^(-bits j)`. So all dot products are those of the head, and a
-//! correct sampler over the quantised weight meets every law of the suite.
+//! A weight is a sum of digits: `w = sum_j digit_j 2^(e - bits j)`. The digits are codes of consecutive quantised
+//! weights, and the hidden state of digit `j` is multiplied by `2^(-bits j)`. So all dot products are those of the head,
+//! and a correct sampler over the quantised weight meets every law of the suite. `IQ4_NL` has no code 0 and large codes,
+//! so that some sums of integers round: it meets fewer laws.
 
 mod codes;
 mod digits;
