@@ -4,10 +4,9 @@ use core::fmt;
 
 /// The level of a statistical check: a correct sampler fails a check with at most this probability.
 ///
-/// An instance of the suite makes up to 139 such checks, and up to 119 if it is exact in distribution. The workspace
-/// has 78 instances, 23 of them on GPUs; 6 run on ARM only, so a run has at most 72, of which 23 are exact in
-/// distribution. By Bonferroni's inequality the family-wise level of a full run is below 0.01. Seeds are fixed, so a
-/// passing run passes every time.
+/// An instance of the suite makes up to 139 such checks, and a run has at most 74 instances with all laws. By Bonferroni's
+/// inequality the family-wise level of a full run is below 0.02; a test of `controls.rs` counts the instances. Seeds are
+/// fixed, so a passing run passes every time.
 pub const ALPHA: f64 = 1e-6;
 
 /// The criterion that a check passes.

@@ -90,9 +90,22 @@ pub fn check(factory: &dyn SamplerFactory, law: &str) {
     }
 }
 
-/// Makes one test per law for a sampler factory: `suite!(module_name, factory_expression);`.
+/// Makes one test per law for a sampler factory: `suite!(module_name, factory_expression);`, or
+/// `suite!(module_name, factory_expression, [law, law]);` for some laws only.
 #[macro_export]
 macro_rules! suite {
+    ($name:ident, $factory:expr, [$($law:ident),* $(,)?]) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+            $(
+                #[test]
+                fn $law() {
+                    $crate::suite::check(&$factory, stringify!($law));
+                }
+            )*
+        }
+    };
     ($name:ident, $factory:expr) => {
         mod $name {
             #[allow(unused_imports)]

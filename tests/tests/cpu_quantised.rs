@@ -2,20 +2,25 @@
 
 mod backends;
 
-use backends::quantised::Quantised;
+use backends::quantised::{Fault, Quantised};
 use backends::{Cpu, Kind};
-use flash_sampling_conformance::suite;
+use flash_sampling_conformance::{laws, suite};
 use flash_sampling_core::DType;
 use flash_sampling_cpu::Isa;
 
 fn over(kind: Kind, isa: Isa, dtype: DType) -> Quantised<Cpu> {
-    Quantised { inner: Cpu::new(kind, isa), dtype }
+    Quantised::new(Cpu::new(kind, isa), dtype)
 }
 
 /// The fastest instruction set for quantised weights.
 fn widest(dtype: DType) -> Quantised<Cpu> {
     over(Kind::Tiled, Isa::best_for(dtype, DType::BF16), dtype)
 }
+
+/// One scale for the whole weight.
+const TENSOR: [usize; 2] = [usize::MAX; 2];
+/// One scale for 128 rows and columns.
+const BLOCK: [usize; 2] = [128; 2];
 
 suite!(tiled_q8_0, widest(DType::Q8_0));
 suite!(tiled_q4_0, widest(DType::Q4_0));
@@ -24,3 +29,63 @@ suite!(tiled_q5_k, widest(DType::Q5_K));
 suite!(tiled_q6_k, widest(DType::Q6_K));
 suite!(tiled_portable_q6_k, over(Kind::Tiled, Isa::Portable, DType::Q6_K));
 suite!(stream_portable_q8_0, over(Kind::Stream, Isa::Portable, DType::Q8_0));
+
+/// Runs the laws that depend on the type of the weight, and more laws for some types. MXFP4 has no NaN for bad rows. In
+/// IQ4_NL, sums over the heads of some laws round. The weights of low logits have more digits than F8_E4M3 has slots.
+macro_rules! laws_of_weights {
+    ($name:ident, $factory:expr $(, $law:ident)*) => {
+        suite!($name, $factory, [
+            exact_inputs_have_the_reference_bits,
+            many_draws_have_the_reference_bits,
+            real_inputs_stay_within_the_rounding_bound,
+            canonical_plans_have_the_reference_bits,
+            rows_do_not_depend_on_the_batch,
+            every_shape_is_taken,
+            ties_go_to_the_lower_token,
+            head_transforms_have_the_reference_bits,
+            winning_scores_are_gumbel,
+            $($law),*
+        ]);
+    };
+}
+
+laws_of_weights!(tiled_iq4_nl, widest(DType::IQ4_NL), bad_rows_are_errors_that_name_themselves);
+laws_of_weights!(tiled_mxfp4, widest(DType::MXFP4), low_logits_change_no_draw, filters_keep_the_references_tokens);
+laws_of_weights!(
+    tiled_i8_row,
+    widest(DType::I8),
+    low_logits_change_no_draw,
+    filters_keep_the_references_tokens,
+    bad_rows_are_errors_that_name_themselves
+);
+laws_of_weights!(tiled_i8_tensor, widest(DType::I8).with_scale_block(TENSOR), low_logits_change_no_draw);
+laws_of_weights!(tiled_i8_block, widest(DType::I8).with_scale_block(BLOCK), low_logits_change_no_draw);
+laws_of_weights!(
+    tiled_f8_row,
+    widest(DType::F8_E4M3),
+    filters_keep_the_references_tokens,
+    bad_rows_are_errors_that_name_themselves
+);
+laws_of_weights!(tiled_f8_tensor, widest(DType::F8_E4M3).with_scale_block(TENSOR));
+laws_of_weights!(tiled_f8_block, widest(DType::F8_E4M3).with_scale_block(BLOCK));
+
+/// The negative controls.
+#[test]
+fn the_suite_rejects_wrong_scales_and_rounded_hidden_states_of_every_type() {
+    let types = DType::ALL.into_iter().filter(|dtype| !dtype.is_float());
+    let factories = types.flat_map(|dtype| {
+        let blocks: &[Option<[usize; 2]>] =
+            if dtype.is_scaled() { &[None, Some(TENSOR), Some(BLOCK)] } else { &[None] };
+        blocks.iter().map(move |block| block.map_or(widest(dtype), |block| widest(dtype).with_scale_block(block)))
+    });
+    for factory in factories {
+        for (fault, law) in [
+            (Fault::DoubledScale, "exact_inputs_have_the_reference_bits"),
+            (Fault::RoundedHidden, "real_inputs_stay_within_the_rounding_bound"),
+        ] {
+            let law = laws::named(law).expect("a law of the table");
+            let outcome = law.check(&suite::trial(&factory.with_fault(fault)));
+            assert!(outcome.is_err(), "{fault:?} is not rejected: {}", outcome.unwrap());
+        }
+    }
+}

@@ -14,8 +14,8 @@ use flash_sampling_cuda::{
     CudaError, Device, DeviceAddress, DeviceHead, DeviceMatrix, DeviceScales, DeviceTiled, KernelChoice,
 };
 
-suite!(tiled_q8_0, Quantised { inner: Gpu::TILED, dtype: DType::Q8_0 });
-suite!(tiled_q6_k, Quantised { inner: Gpu::TILED, dtype: DType::Q6_K });
+suite!(tiled_q8_0, Quantised::new(Gpu::TILED, DType::Q8_0));
+suite!(tiled_q6_k, Quantised::new(Gpu::TILED, DType::Q6_K));
 
 /// The types of quantised weights.
 fn types() -> impl Iterator<Item = DType> {

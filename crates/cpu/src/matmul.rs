@@ -1,7 +1,7 @@
 //! The matmul of the samplers alone, for the layers of a model.
 
 use crate::dot::pack::Packed;
-use crate::dot::{Dot, TILE};
+use crate::dot::{Dot, DotScratch, TILE};
 use crate::error::CpuError;
 use crate::isa::Isa;
 use flash_sampling_core::{HeadError, Matrix};
@@ -43,11 +43,26 @@ pub fn matmul(hidden: &Matrix<'_>, weight: &Matrix<'_>, isa: Option<Isa>, out: &
         let hidden = hidden.row_range(first..rows.min(first + TILE));
         let mut packed = Packed::new(hidden.rows(), cols);
         packed.pack(dot.layout(), &hidden);
-        let part = |at: usize| -> Vec<f32> {
-            let part = weight.row_range(at..outputs.min(at + PART));
+        let scratch = || Dot::scratch(isa, weight.dtype(), hidden.rows());
+        let part = |at: usize, tile: &mut [f32], scratch: &mut DotScratch| {
+            dot.tile(&weight.row_range(at..outputs.min(at + PART)), packed.all(), tile, scratch);
+        };
+        let alone = hidden.rows() * outputs * cols < ALONE || rayon::current_num_threads() == 1;
+        if hidden.rows() == 1 {
+            // The tile of a single row is a part of the result.
+            let part = |scratch: &mut DotScratch, (at, out): (usize, &mut [f32])| part(at * PART, out, scratch);
+            if alone {
+                let mut scratch = scratch();
+                out.chunks_mut(PART).enumerate().for_each(|item| part(&mut scratch, item));
+            } else {
+                out.par_chunks_mut(PART).enumerate().for_each_init(scratch, part);
+            }
+            continue;
+        }
+        let part = |at: usize| {
             let mut tile = vec![0.0; hidden.rows() * TILE];
-            dot.tile(&part, packed.all(), &mut tile, &mut Dot::scratch(isa, weight.dtype(), hidden.rows()));
-            tile
+            part(at, &mut tile, &mut scratch());
+            (at, tile)
         };
         let write = |(at, tile): (usize, Vec<f32>), out: &mut [f32]| {
             for (row, tile) in out.chunks_exact_mut(outputs).zip(tile.chunks_exact(TILE)) {
@@ -56,10 +71,10 @@ pub fn matmul(hidden: &Matrix<'_>, weight: &Matrix<'_>, isa: Option<Isa>, out: &
             }
         };
         let starts = (0..outputs).step_by(PART);
-        if hidden.rows() * outputs * cols < ALONE || rayon::current_num_threads() == 1 {
-            starts.for_each(|at| write((at, part(at)), out));
+        if alone {
+            starts.for_each(|at| write(part(at), out));
         } else {
-            let parts: Vec<_> = starts.collect::<Vec<_>>().into_par_iter().map(|at| (at, part(at))).collect();
+            let parts: Vec<_> = starts.collect::<Vec<_>>().into_par_iter().map(part).collect();
             parts.into_iter().for_each(|tile| write(tile, out));
         }
     }

@@ -78,6 +78,11 @@ impl<'w> Model<'w> {
     /// [`ModelError::Token`] and [`ModelError::TooLong`], before any work.
     pub fn forward(&self, runs: &mut [Run<'_>]) -> Result<Vec<f32>, ModelError> {
         self.check(runs)?;
+        // On a thread of the pool, a matmul does not wait for the pool to take it.
+        rayon::scope(|_| self.run_layers(runs))
+    }
+
+    fn run_layers(&self, runs: &mut [Run<'_>]) -> Result<Vec<f32>, ModelError> {
         let hidden = self.config.hidden;
         let rows: Vec<Place> = places(runs);
         let turns: Vec<_> = rows.iter().map(|row| self.rotary.at(row.position)).collect();
@@ -94,8 +99,9 @@ impl<'w> Model<'w> {
 
             normed.copy_from_slice(&x);
             layer.before_feed_forward.apply(&mut normed);
-            let mut wide = layer.gate.apply(&normed, self.isa)?;
-            let up = layer.up.apply(&normed, self.isa)?;
+            let [gate, up] = [&layer.gate, &layer.up];
+            let (gate, up) = rayon::join(|| gate.apply(&normed, self.isa), || up.apply(&normed, self.isa));
+            let (mut wide, up) = (gate?, up?);
             wide.iter_mut().zip(up).for_each(|(gate, up)| *gate = silu(*gate) * up);
             add(&mut x, &layer.down.apply(&wide, self.isa)?);
         }
@@ -141,9 +147,14 @@ impl<'w> Model<'w> {
             Ok(out)
         };
         let norms = layer.head_norms.as_ref();
-        let queries = positioned(&layer.query, norms.map(|[query, _]| query), heads)?;
-        let keys = positioned(&layer.key, norms.map(|[_, key]| key), kv_heads)?;
-        let values = layer.value.apply(x, self.isa)?;
+        let (queries, (keys, values)) = rayon::join(
+            || positioned(&layer.query, norms.map(|[query, _]| query), heads),
+            || {
+                let keys = || positioned(&layer.key, norms.map(|[_, key]| key), kv_heads);
+                rayon::join(keys, || layer.value.apply(x, self.isa))
+            },
+        );
+        let (queries, keys, values) = (queries?, keys?, values?);
         let width = kv_heads * dim;
         for ((row, key), value) in rows.iter().zip(keys.chunks_exact(width)).zip(values.chunks_exact(width)) {
             let cache = runs[row.run].cache.layer(at);

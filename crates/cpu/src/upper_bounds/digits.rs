@@ -19,7 +19,7 @@ pub(crate) enum DigitLayout {
     #[cfg(target_arch = "x86_64")]
     GroupsAndOffsets(i32),
     /// Groups, each followed by 16 numbers in f32: the sum of four elements' integers.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     GroupsAndSums,
     /// AMX tiles of 16 rows by 64 elements. The rows alternate between high and low digits.
     #[cfg(target_arch = "x86_64")]
@@ -27,6 +27,17 @@ pub(crate) enum DigitLayout {
 }
 
 impl DigitLayout {
+    /// Whether numbers follow each group.
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    const fn has_numbers(self) -> bool {
+        match self {
+            DigitLayout::GroupsAndSums => true,
+            #[cfg(target_arch = "x86_64")]
+            DigitLayout::GroupsAndOffsets(_) => true,
+            _ => false,
+        }
+    }
+
     /// Bytes of a group.
     pub(crate) const fn group_bytes(self) -> usize {
         if matches!(self, DigitLayout::Groups) { 128 } else { 192 }
@@ -97,8 +108,9 @@ impl Digits {
     }
 
     /// The address of the first group, and the bytes from one row to the next, for every layout with groups.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) fn first_group(&self) -> (*const u8, usize) {
+        #[cfg(target_arch = "x86_64")]
         assert_ne!(self.layout, DigitLayout::Panels);
         (self.lines.as_ptr().cast(), self.layout.row_bytes(self.cols))
     }
@@ -135,8 +147,8 @@ impl Digits {
                     totals[i] += i32::from(digit);
                 }
             });
-            #[cfg(target_arch = "x86_64")]
-            if let DigitLayout::GroupsAndOffsets(_) | DigitLayout::GroupsAndSums = layout {
+            #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+            if layout.has_numbers() {
                 write_sums(layout, out[r * size..][..size - 64].as_chunks_mut().0);
             }
             let Some(bound) = ShadowBound::new(terms, norm, error, largest_norm) else { return false };
@@ -147,7 +159,7 @@ impl Digits {
 }
 
 /// Writes the 16 numbers after the digits of each group.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn write_sums(layout: DigitLayout, groups: &mut [[u8; 3 * GROUP]]) {
     for group in groups {
         let (digits, sums) = group.split_at_mut(2 * GROUP);
@@ -155,6 +167,7 @@ fn write_sums(layout: DigitLayout, groups: &mut [[u8; 3 * GROUP]]) {
             let integer = |k: usize| 256 * i32::from(digits[k] as i8) + i32::from(digits[GROUP + k] as i8);
             let integers: i32 = (4 * four..4 * four + 4).map(integer).sum();
             *sum = match layout {
+                #[cfg(target_arch = "x86_64")]
                 DigitLayout::GroupsAndOffsets(offset) => (-offset * integers).to_ne_bytes(),
                 _ => (integers as f32).to_ne_bytes(),
             };

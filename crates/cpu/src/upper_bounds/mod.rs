@@ -21,6 +21,8 @@
 #[cfg(target_arch = "x86_64")]
 mod codes;
 mod digits;
+#[cfg(target_arch = "aarch64")]
+mod dotprod;
 mod plain;
 mod row_numbers;
 #[cfg(test)]
@@ -36,7 +38,7 @@ use crate::options::Threads;
 use core::ops::Range;
 use digits::DigitLayout;
 pub(crate) use digits::Digits;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use flash_sampling_core::DType;
 use flash_sampling_core::backend::canonical::extra_terms;
 use flash_sampling_core::{Head, Matrix, Shadow};
@@ -56,6 +58,9 @@ const REQUANTISED_ROWS: usize = 64;
 enum Kernel {
     /// Plain Rust, compiled for the instruction set.
     Plain,
+    /// The dot products of 8-bit integers of ARM.
+    #[cfg(target_arch = "aarch64")]
+    Dotprod,
     /// AVX-512 VNNI.
     #[cfg(target_arch = "x86_64")]
     Vnni,
@@ -107,6 +112,10 @@ fn kernels(isa: Isa, weight: &Matrix<'_>) -> [Option<Kernel>; 2] {
         };
         [few, amx.then_some(Kernel::Amx)]
     }
+    #[cfg(target_arch = "aarch64")]
+    if isa == Isa::Neon && dotprod::is_available() {
+        return [Some(Kernel::Dotprod), None];
+    }
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = isa;
@@ -148,9 +157,11 @@ impl UpperBounds {
         if head.shadow().is_some() == is_quantised {
             return None;
         }
-        // Measured on a Zen 4 and on a Xeon with AMX (docs/records/2026-11-27-xeon-16-bounds.txt).
+        // Measured on a Zen 4, on a Zen 5 (docs/records/2026-11-27-epyc-q8.txt) and on a Xeon with AMX
+        // (docs/records/2026-11-27-xeon-16-bounds.txt).
         let (few, most) = match (is_quantised, self.kernels[1].is_some()) {
-            (true, _) => (8, MAX_ROWS),
+            (true, true) => (8, MAX_ROWS),
+            (true, false) => (16, 16),
             (false, true) => (4, 16),
             (false, false) => (6, 6),
         };
@@ -179,21 +190,23 @@ impl UpperBounds {
 
     /// The layout of the digits for a kernel.
     fn layout(&self, head: &Head<'_>, kernel: Kernel) -> DigitLayout {
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = head;
+        macro_rules! layout {
+            ($format:ident) => {{
+                #[cfg(target_arch = "x86_64")]
+                let layout = vnni::layout::<$format>();
+                #[cfg(target_arch = "aarch64")]
+                let layout = <$format as dotprod::Codes>::DIGITS;
+                layout
+            }};
+        }
         match kernel {
             Kernel::Plain => DigitLayout::Groups,
+            #[cfg(target_arch = "aarch64")]
+            Kernel::Dotprod => crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups),
             #[cfg(target_arch = "x86_64")]
             Kernel::Amx => DigitLayout::Panels,
             #[cfg(target_arch = "x86_64")]
-            Kernel::Vnni => {
-                macro_rules! layout {
-                    ($format:ident) => {
-                        vnni::layout::<$format>()
-                    };
-                }
-                crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups)
-            }
+            Kernel::Vnni => crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups),
         }
     }
 
@@ -267,6 +280,14 @@ impl UpperBounds {
                 return unsafe { operands.multiply::<codes::ShadowCodes>() };
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        if self.kernels[0] == Some(Kernel::Dotprod) {
+            let stride = flash_sampling_core::backend::code_stride(shadow.cols());
+            let (codes, size) = (shadow.codes().as_ptr().cast(), [shadow.rows(), stride]);
+            // SAFETY: `kernels` found the instructions. The rows of codes and the hidden rows have `stride` elements, and
+            // `tile` has checked the size of `out`.
+            return unsafe { dotprod::multiply::<dotprod::ShadowCodes>((codes, stride), size, hidden, out) };
+        }
         match self.isa {
             Isa::Portable => plain::portable(shadow, hidden, out),
             // SAFETY: the instruction set was checked at planning.
@@ -294,9 +315,21 @@ fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32]) {
     crate::dot::blocks::for_format!(weight.dtype(), multiply, unreachable!("a type without blocks"));
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32]) {
+    let (codes, size) = ((weight.bytes().as_ptr(), weight.row_stride_bytes()), [weight.rows(), weight.cols()]);
+    macro_rules! multiply {
+        ($format:ident) => {
+            // SAFETY: as for shadows.
+            unsafe { dotprod::multiply::<$format>(codes, size, hidden, out) }
+        };
+    }
+    crate::dot::blocks::for_format!(weight.dtype(), multiply, unreachable!("a type without blocks"));
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn multiply_blocks(_: &Matrix<'_>, _: &Digits, _: &mut [f32]) {
-    unreachable!("quantised weights have bounds only with VNNI or AMX");
+    unreachable!("quantised weights have bounds only with VNNI, AMX or the dot products of ARM");
 }
 
 /// Requantises some rows of a quantised weight at a time, and multiplies their codes.

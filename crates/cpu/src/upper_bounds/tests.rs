@@ -1,3 +1,5 @@
+#[cfg(target_arch = "aarch64")]
+mod arm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -23,7 +23,7 @@ use core::ops::Range;
 use flash_sampling_core::{DType, Matrix};
 pub(crate) use formats::for_format;
 #[cfg(target_arch = "aarch64")]
-pub(crate) use neon::Spans128;
+pub(crate) use neon::{Halves, Spans128};
 pub(crate) use plain::Plain;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Spans256, Spans512};
