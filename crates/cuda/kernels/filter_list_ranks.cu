@@ -70,7 +70,7 @@ static __device__ Draw draw_by_min_p(FilterRow& select, const RecordsStep& step,
     auto& shared = select.shared;
     auto& c = shared.candidates;
     u64 best = LOST;
-    if (counters.count <= RowLists::ROOM) {
+    if (counters.count <= FilterRow::CAPACITY) {
         select.take(list, counters.count);
         c.compact(static_cast<u64>(to_monotone_bits(select.filters.least(largest))) << 32);
         best = select.best_of(c.count);

@@ -13,7 +13,7 @@ use flash_sampling_core::{Domain, Head, Matrix, Noise, RowError};
 const PLAIN: u32 = 0;
 const MASKS_PENALTIES: u32 = 1;
 const LISTS: u32 = 2;
-const ROOM: usize = 4096;
+const ROOM: usize = 8192;
 
 /// Returns word `i` of the input stream.
 fn input(i: u32) -> u32 {

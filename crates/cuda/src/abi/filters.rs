@@ -71,7 +71,7 @@ impl RowFilters {
 }
 
 /// `RowLists::ROOM` and `RowLists::POSTS` of row_lists.cuh.
-pub(crate) const LIST_ROOM: usize = 4096;
+pub(crate) const LIST_ROOM: usize = 8192;
 pub(crate) const LIST_POSTS: usize = 16;
 
 /// The counters of a row's list.

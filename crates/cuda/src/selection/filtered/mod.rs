@@ -83,7 +83,7 @@ pub struct DeviceFilters {
 }
 
 impl DeviceFilters {
-    /// Loads the kernels, and allocates room for lists (33 KiB a row), for the tokens of a head and up to `max_rows`
+    /// Loads the kernels, and allocates room for lists (65 KiB a row), for the tokens of a head and up to `max_rows`
     /// rows.
     ///
     /// The first [`launch`](DeviceFilters::launch) loads more kernels, and allocates room for the float32 logits of

@@ -291,7 +291,7 @@ struct FilterRow {
     // returned cutoff leaves the row undecided. All threads call this.
     __device__ __forceinline__ ListCounters shorten(const u64* list, const ListCounters& counters, float largest, u32 room) {
         const ListCounters lost{0, 0xffffffffu};
-        if (counters.count > RowLists::ROOM) return lost;
+        if (counters.count > CAPACITY) return lost;
         take(list, counters.count);
         auto& c = shared.candidates;
         // A top-k list with fewer than k tokens drops nothing. Then min-p is applied after the merge of all lists.
@@ -313,27 +313,20 @@ struct FilterRow {
         auto& c = shared.candidates;
         c.begin();
         for (u32 digit = threadIdx.x; digit < 1u << DIGIT_BITS; digit += THREADS) c.histogram[digit] = 0;
-        constexpr u32 EACH = RowLists::ROOM / THREADS, NONE = ~0u;
-        u64 keys[EACH];
-        u32 top = 0;
-#pragma unroll
-        for (u32 i = 0; i < EACH; ++i) {
-            const u32 at = i * THREADS + threadIdx.x;
-            keys[i] = at < count ? list[at] : 0;
-            top = max(top, static_cast<u32>(keys[i] >> 32));
-        }
+        constexpr u32 NONE = ~0u;
         if (threadIdx.x == 0) c.digit = NONE;
         __syncthreads();
+        u32 top = 0;
+        for (u32 i = threadIdx.x; i < count; i += THREADS) top = max(top, static_cast<u32>(list[i] >> 32));
         took(top, 0);
         u64 least = least_by_min_p(from_monotone_bits(c.largest));
         if (filters.top_k) {
             // The k-th largest logit is within one of 2^DIGIT_BITS equal intervals between the cutoff and the largest logit.
             const u32 low = max(counters.cut, static_cast<u32>(least >> 32)), range = c.largest > low ? c.largest - low : 0;
             const u32 bits = 32 - static_cast<u32>(__clz(static_cast<i32>(range))), shift = bits > DIGIT_BITS ? bits - DIGIT_BITS : 0;
-#pragma unroll
-            for (u32 i = 0; i < EACH; ++i) {
-                const u32 logit = static_cast<u32>(keys[i] >> 32);
-                if (keys[i] && logit >= low) atomicAdd(&c.histogram[(logit - low) >> shift], 1u);
+            for (u32 i = threadIdx.x; i < count; i += THREADS) {
+                const u32 logit = static_cast<u32>(list[i] >> 32);
+                if (logit >= low) atomicAdd(&c.histogram[(logit - low) >> shift], 1u);
             }
             __syncthreads();
             if (threadIdx.x < 32) find_digit(c, filters.top_k);
@@ -343,10 +336,10 @@ struct FilterRow {
             if (digit == NONE && counters.cut > static_cast<u32>(least >> 32)) return undecided;
             if (digit != NONE) least = max(least, static_cast<u64>(low + (digit << shift)) << 32);
         }
-#pragma unroll
-        for (u32 i = 0; i < EACH; ++i)
-            if (keys[i] && keys[i] >= least) c.push(keys[i]);
+        for (u32 i = threadIdx.x; i < count; i += THREADS)
+            if (list[i] >= least) c.push(list[i]);
         __syncthreads();
+        if (c.count > CAPACITY) return undecided;
         // Up to this number of candidates, the sort in walk() is faster than a search for the k-th largest.
         constexpr u32 FEW = 128;
         if (filters.top_k && c.count > max(2 * filters.top_k, FEW)) {

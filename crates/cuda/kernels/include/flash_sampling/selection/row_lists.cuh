@@ -14,7 +14,7 @@ struct ListCounters {
 FS_LAYOUT(ListCounters, 8, FS_AT(count, 0) && FS_AT(cut, 4));
 
 struct RowLists {
-    static constexpr u32 ROOM = 4096;
+    static constexpr u32 ROOM = 8192;
     static constexpr u32 POSTS = 16;
 
     const RowFilters* filters;  // [row_count]
@@ -60,7 +60,10 @@ FS_FUNCTION u32 least_of_groups(const u32 (&posted)[RowLists::POSTS]) {
 // Then the estimate is too high, and filter_list.cu detects it. There are four groups of four parts, or five of three for a
 // larger k: for k = 50 of 151936 tokens and parts of 128, the probability is 3e-5 instead of 8e-4, with a list 1.5 times as long.
 // If four groups would contain too many, there are eight of two, if each contains at most a quarter of the k (2e-5). With half as
-// many tokens, the minimum over all parts makes a list longer than ROOM in one row of 60.
+// many tokens, the minimum over all parts makes a list longer than 4096 in one row of 60.
+//
+// Blocks that read the posts before all parts have posted have lower cutoffs, and list more. With a ROOM of 4096, one to four
+// rows of a thousand overflowed in replays of graphs with k = 50.
 FS_FUNCTION u32 estimated_cut(const u32 (&posted)[RowLists::POSTS], u32 k, u32 part, u32 tokens) {
     u32 of_all = ~0u;
     for (u32 i = 0; i < RowLists::POSTS; ++i) of_all = posted[i] < of_all ? posted[i] : of_all;
