@@ -20,13 +20,13 @@ pub fn run(args: &ShadowArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
     let path = args.out();
     let failed = |source: io::Error| CommandError::Write { what: path.display().to_string(), source };
     // Checked before the work.
-    if !args.force && path.exists() {
-        return Err(CommandError::usage(format!("{} exists; --force replaces it", path.display())));
-    }
+    check(&path, args.force)?;
     let tensor = open(args)?;
     let weight = tensor.matrix()?;
-    let mut file = Unfinished { file: temporary(&path).map_err(failed)?, interrupt };
+    drop(temporary(&path).map_err(failed)?);
     let buffer = make(&weight)?;
+    // After Ctrl-C, the process may end at any time in the line above.
+    let mut file = Unfinished { file: temporary(&path).map_err(failed)?, interrupt };
     let written = write(&buffer.shadow(), &weight, &mut file);
     interrupt.check()?;
     match written {
@@ -41,6 +41,20 @@ pub fn run(args: &ShadowArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
     writeln!(out, "{}: the shadow of a weight [{rows}, {cols}] in {dtype}", path.display())
         .map_err(CommandError::write("to standard output"))?;
     Ok(0)
+}
+
+/// Checks that the file is new, or a file that `force` replaces. No weight has the extension of a shadow.
+fn check(path: &Path, force: bool) -> Result<(), CommandError> {
+    let shown = path.display();
+    match () {
+        () if path.is_dir() => Err(CommandError::usage(format!("{shown} is a folder"))),
+        () if !path.exists() => Ok(()),
+        () if path.extension().is_none_or(|extension| extension != "shadow") => {
+            Err(CommandError::usage(format!("{shown} exists, and its name does not end in .shadow")))
+        }
+        () if !force => Err(CommandError::usage(format!("{shown} exists; --force replaces it"))),
+        () => Ok(()),
+    }
 }
 
 /// The weight that the flags name.

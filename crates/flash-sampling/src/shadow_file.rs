@@ -21,7 +21,7 @@ const DIGEST: &str = "digest";
 #[non_exhaustive]
 pub enum ShadowFileError {
     /// The bytes are no safetensors file.
-    #[error("not a valid safetensors file: {0}")]
+    #[error("truncated, or not a safetensors file: {0}")]
     Format(#[from] SafeTensorError),
     /// The file is no shadow.
     #[error("the file is no shadow: it has no {0}")]

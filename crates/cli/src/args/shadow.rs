@@ -14,7 +14,7 @@ pub struct ShadowArgs {
     /// The file to write (default: the weight's file with `.shadow` after its name, or `head.shadow` in a folder).
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Replace an existing file.
+    /// Replace an existing file whose name ends in `.shadow`.
     #[arg(long)]
     pub force: bool,
 }

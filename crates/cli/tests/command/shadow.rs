@@ -77,7 +77,7 @@ fn a_file_that_is_not_the_weights_shadow_is_refused() {
     let mut bytes = std::fs::read(format!("{weight}.shadow")).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     refused(&files.bytes("damaged", &bytes), "the parts are damaged: their digest is ");
-    refused(&files.bytes("short", &bytes[..bytes.len() - 1]), "not a valid safetensors file");
+    refused(&files.bytes("short", &bytes[..bytes.len() - 1]), "truncated, or not a safetensors file");
 }
 
 #[test]
@@ -85,17 +85,23 @@ fn only_a_new_file_is_written_unless_force_is_given() {
     let (files, _) = small_head();
     let weight = files.name("w.safetensors");
     let before = std::fs::read(&weight).unwrap();
-    let onto_itself = words(&format!("shadow --weight {weight} --out {weight}"));
-    run(&onto_itself).assert_refused("w.safetensors exists; --force replaces it");
+    for force in ["", " --force"] {
+        let onto_itself = words(&format!("shadow --weight {weight} --out {weight}{force}"));
+        run(&onto_itself).assert_refused("w.safetensors exists, and its name does not end in .shadow");
+    }
     assert_eq!(std::fs::read(&weight).unwrap(), before);
-    let out = files.bytes("out", b"old");
+    let out = files.bytes("old.shadow", b"old");
+    run(&words(&format!("shadow --weight {weight} --out {out}")))
+        .assert_refused("old.shadow exists; --force replaces it");
+    let folder = files.name("");
+    run(&words(&format!("shadow --weight {weight} --out {folder} --force"))).assert_refused("is a folder");
     assert!(shadow(&format!("--weight {weight} --out {out} --force")).starts_with(&out));
     assert!(std::fs::read(&out).unwrap().len() > 300 * 64);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
         let mode = |name: &str| std::fs::metadata(files.path(name)).unwrap().permissions().mode();
-        assert_eq!(mode("out"), mode("w.safetensors"));
+        assert_eq!(mode("old.shadow"), mode("w.safetensors"));
     }
     let nowhere = files.name("no/folder");
     run(&words(&format!("shadow --weight {weight} --out {nowhere}"))).assert_refused("cannot write ");
