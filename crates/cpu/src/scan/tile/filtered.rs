@@ -64,7 +64,8 @@ pub(super) unsafe fn add<V: Vector>(
     // The pass drops tokens below the mass cutoff. If the cutoff proves too high, the row takes a second pass.
     let floor = if filter.floor.may_rise() { filter.floor.tail.floor() } else { f32::NEG_INFINITY };
     if filter.floor.may_rise() {
-        // If the row needs one token, the cutoff is the largest logit of all workers so far: one worker lists its token.
+        // If the row needs one token, the cutoff is the largest logit of all workers so far. One worker lists its
+        // token.
         filter.largest.bound(if filter.largest.wants_one() { filter.largest_logit } else { floor });
     }
     if top < floor {
