@@ -23,8 +23,8 @@ impl LoadedShadow {
     /// Maps the file with the shadow of `weight`, or makes the shadow if there is no file.
     ///
     /// # Errors
-    /// [`CommandError::Load`] for a file that is not the shadow of this weight; [`CommandError::Head`] for a weight of a
-    /// type that has no shadow.
+    /// [`CommandError::Load`] for a file that is not the shadow of this weight.
+    /// [`CommandError::Head`] for a weight whose type has no shadow.
     pub fn new(file: Option<&Path>, weight: &Matrix<'_>) -> Result<Self, CommandError> {
         match file {
             Some(file) => Ok(LoadedShadow::Mapped(open(file, weight)?)),
