@@ -19,7 +19,7 @@ use tempfile::NamedTempFile;
 pub fn run(args: &ShadowArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     let path = args.out();
     let failed = |source: io::Error| CommandError::Write { what: path.display().to_string(), source };
-    // Checked before the work.
+    // Fails before the shadow is made.
     check(&path, args.force)?;
     let tensor = open(args)?;
     let weight = tensor.matrix()?;
@@ -62,7 +62,7 @@ fn open(args: &ShadowArgs) -> Result<Tensor, CommandError> {
     Ok(match (&args.source.model, &args.source.weight) {
         (Some(model), _) => Checkpoint::open(model)?.weight,
         (None, Some(weight)) => Tensor::open(weight, Role::Weight)?,
-        (None, None) => return Err(CommandError::usage("--model or --weight is needed")),
+        (None, None) => return Err(CommandError::usage("--model or --weight is required")),
     })
 }
 
@@ -83,7 +83,7 @@ fn write(shadow: &Shadow<'_>, weight: &Matrix<'_>, file: &mut Unfinished<'_>) ->
     written
 }
 
-/// A file that is removed unless it is complete. After Ctrl-C, writing fails.
+/// A temporary file, which is removed unless it is complete. After Ctrl-C, a write is an error.
 struct Unfinished<'a> {
     file: NamedTempFile,
     interrupt: &'a Interrupt,

@@ -58,7 +58,7 @@ static __device__ u32 exchange(FilterRow& select, ReceivedCounters& received, co
         count += received.counts[from];
         cut = max(cut, received.cuts[from]);
     }
-    select.took(top, count);
+    select.end_copy(top, count);
     return cut;
 }
 
@@ -71,7 +71,7 @@ static __device__ Draw draw_by_min_p(FilterRow& select, const RecordsStep& step,
     auto& c = shared.candidates;
     u64 best = LOST;
     if (counters.count <= FilterRow::CAPACITY) {
-        select.take(list, counters.count);
+        select.copy_list(list, counters.count);
         c.compact(static_cast<u64>(to_monotone_bits(select.filters.least(largest))) << 32);
         best = select.best_of(c.count);
         for (u32 i = threadIdx.x; i < c.count; i += FilterRow::THREADS)
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2)
                 const ListCounters mine = select.shorten(list, counters, plain.logit, SENT);
                 const u32 cut = exchange(select, received, step, i, mine);
                 if (received.late) draw = step.blame(received.late);
-                else if (shared.candidates.count > 0) draw = select.draw_taken(cut);
+                else if (shared.candidates.count > 0) draw = select.draw_copied(cut);
             }
         }
         if (threadIdx.x == 0) call.draws[i] = draw;

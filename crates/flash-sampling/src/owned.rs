@@ -69,7 +69,7 @@ impl HeadOwner for WithShadow<'_> {
 /// // The sampler makes and owns the shadow.
 /// let mut sampler = build(Head::new(weight)?, &BackendConfig { shadow: true, ..BackendConfig::default() })?;
 ///
-/// // Or several samplers share a shadow, which outlives them.
+/// // Or several samplers share a shadow. It must outlive them.
 /// let buffer = make_shadow(&weight)?;
 /// let head = Head::new(weight)?.with_shadow(buffer.shadow())?;
 /// let mut other = build(head, &BackendConfig::default())?;

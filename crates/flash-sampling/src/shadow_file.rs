@@ -11,20 +11,20 @@ use std::io::{self, Write};
 
 /// The parts of a shadow in a file.
 const PARTS: [&str; 4] = ["codes", "scales", "errors", "norms"];
-/// The data of a file begin at a multiple of this number of bytes, so rows of codes do too.
+/// The data of a file begin at a multiple of this number of bytes, and so does each row of codes.
 const ALIGNMENT: usize = 64;
-/// The entry of a file's metadata with the digest of the parts.
+/// The key of the digest of the parts in a file's metadata.
 const DIGEST: &str = "digest";
 
-/// The reason why a shadow in a file cannot be used or written.
+/// The reason why a shadow file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShadowFileError {
-    /// The bytes are no safetensors file.
+    /// The bytes are not a safetensors file.
     #[error("truncated, or not a safetensors file: {0}")]
     Format(#[from] SafeTensorError),
-    /// The file is no shadow.
-    #[error("the file is no shadow: it has no {0}")]
+    /// The file is not a shadow: it lacks a part, or an entry of its metadata.
+    #[error("the file is not a shadow: it has no {0}")]
     Missing(&'static str),
     /// The shadow is of another weight.
     #[error("a shadow of another weight: its {property} is {found}, but the head's is {expected}")]
@@ -86,12 +86,13 @@ pub struct ShadowFile<B> {
 }
 
 impl<B: AsRef<[u8]>> ShadowFile<B> {
-    /// Reads the shadow of `weight`. Reads all parts and the weight once, on all threads with the feature `cpu`.
+    /// Reads the shadow of `weight`, and checks that it belongs to `weight`.
     ///
-    /// The codes stay in `bytes`.
+    /// The check reads all parts and the weight once; with the feature `cpu`, on all threads. The codes stay in
+    /// `bytes`.
     ///
     /// # Errors
-    /// [`ShadowFileError`] if the bytes are no shadow, are damaged, or are the shadow of another weight.
+    /// [`ShadowFileError`] if the bytes are not a shadow, are damaged, or are the shadow of another weight.
     pub fn new(bytes: B, weight: &Matrix<'_>) -> Result<Self, ShadowFileError> {
         let file = bytes.as_ref();
         let (header, metadata) = SafeTensors::read_metadata(file)?;
@@ -146,7 +147,7 @@ impl<B> fmt::Debug for ShadowFile<B> {
 ///
 /// # Errors
 /// [`ShadowFileError::Head`] if the shadow and the weight have different shapes, or the weight's type has no shadow;
-/// [`ShadowFileError::Write`].
+/// [`ShadowFileError::Write`] if `out` has an error.
 pub fn write_shadow(shadow: &Shadow<'_>, weight: &Matrix<'_>, out: &mut dyn Write) -> Result<(), ShadowFileError> {
     /// Bytes of codes per write, so that `out` can show the progress.
     const WRITE: usize = 1 << 20;
@@ -174,7 +175,7 @@ pub fn write_shadow(shadow: &Shadow<'_>, weight: &Matrix<'_>, out: &mut dyn Writ
     });
     let entries = entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     let metadata = Metadata::new(Some(entries), tensors.collect())?;
-    // A `Value` has its keys in order, so equal shadows give equal files.
+    // The keys of a `Value` are sorted, so equal shadows give equal files.
     let mut header =
         serde_json::to_value(&metadata).and_then(|header| serde_json::to_vec(&header)).map_err(io::Error::from)?;
     let length = size_of::<u64>();

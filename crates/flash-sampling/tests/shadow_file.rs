@@ -122,9 +122,9 @@ fn files_that_are_no_shadow_are_named() {
         [&bytes[..at], to.as_bytes(), &bytes[at + from.len()..]].concat()
     };
     let error = |bytes: Vec<u8>| ShadowFile::new(bytes, &weight).unwrap_err().to_string();
-    assert_eq!(error(altered("weight_shape", "weight_shapf")), "the file is no shadow: it has no weight_shape");
-    assert_eq!(error(altered("\"digest\"", "\"digesu\"")), "the file is no shadow: it has no digest");
-    assert_eq!(error(altered("\"norms\"", "\"normt\"")), "the file is no shadow: it has no norms");
+    assert_eq!(error(altered("weight_shape", "weight_shapf")), "the file is not a shadow: it has no weight_shape");
+    assert_eq!(error(altered("\"digest\"", "\"digesu\"")), "the file is not a shadow: it has no digest");
+    assert_eq!(error(altered("\"norms\"", "\"normt\"")), "the file is not a shadow: it has no norms");
     assert_eq!(error(altered("\"I8\"", "\"U8\"")), "codes is U8 [3, 64], but must be I8 [3, 64]");
     assert_eq!(error(altered("[3,64]", "[64,3]")), "codes is I8 [64, 3], but must be I8 [3, 64]");
     assert!(error(Vec::new()).starts_with("truncated, or not a safetensors file"));

@@ -1,6 +1,6 @@
 //! The suite on the Python package, in a child process: numpy's arrays on the CPU, and torch's tensors on a GPU.
 //!
-//! The tests are skipped without the package. `FLASH_SAMPLING_PYTHON` names its interpreter.
+//! `FLASH_SAMPLING_PYTHON` names the Python interpreter. The tests are skipped if it cannot import the package.
 
 mod package;
 
@@ -12,7 +12,7 @@ use package::Package;
 suite!(numpy, Package::Numpy);
 suite!(torch, Package::Torch);
 
-/// The package, with draws at half of each row's position.
+/// A negative control: the package, with draws at half of each row's position.
 struct HalfPosition;
 
 struct AtHalf<'w>(Box<dyn PerturbedArgmax + 'w>);

@@ -31,7 +31,7 @@ fn start(device: &str) -> Interpreter {
     let mut command = Command::new(&program);
     command.args(["-c", include_str!("draws.py"), device]);
     let failed = |error: Error| format!("{program} does not start: {error}");
-    // The first start has its errors as the reason of a skip.
+    // The first start only tests the imports. The last line of its errors is the reason of a skip.
     let probe = command.stdin(Stdio::null()).output().map_err(failed)?;
     if !probe.status.success() {
         let text = String::from_utf8_lossy(&probe.stderr);
@@ -43,7 +43,7 @@ fn start(device: &str) -> Interpreter {
     Ok(Mutex::new(child))
 }
 
-/// Reads a reply: a JSON text, and numbers.
+/// Reads a reply of the child process: a JSON text, and numbers.
 fn reply(child: &mut Child) -> Result<(Value, Vec<f64>), Error> {
     let from = child.stdout.as_mut().ok_or_else(|| Error::other("no pipe"))?;
     let mut lengths = [[0; 8]; 2];
@@ -58,7 +58,7 @@ fn reply(child: &mut Child) -> Result<(Value, Vec<f64>), Error> {
 /// Sends a request to an interpreter, and returns the reply.
 ///
 /// # Errors
-/// The package's error of the whole request, or the error of the pipe.
+/// The package's error if the whole request fails, or the error of the pipe.
 fn request(interpreter: &Mutex<Child>, call: &Value, memory: &[&[u8]]) -> Result<(Value, Vec<f64>), Error> {
     let mut child = interpreter.lock().unwrap_or_else(PoisonError::into_inner);
     let (text, length) = (call.to_string(), memory.iter().map(|part| part.len()).sum::<usize>());
@@ -281,7 +281,7 @@ impl PythonSampler {
             let named = knob.is_some_and(|knob| error.to_string().contains(rust_name(knob)));
             return if named { Ok(error) } else { Err(format!("the package has {found}, but Rust has {error}")) };
         }
-        // The other errors are texts of Rust after the row's number.
+        // The text of any other error is Rust's text, after the number of the row.
         let text = text.split_once(": ").map_or(text, |(_, text)| text);
         let numbers: Vec<u32> = text.split(' ').filter_map(|word| word.parse().ok()).collect();
         let number = |at: usize| numbers.get(at).copied().unwrap_or_default();
@@ -295,7 +295,7 @@ impl PythonSampler {
     }
 }
 
-/// The name in Rust of an argument in Python.
+/// Returns Rust's name of an argument of Python.
 fn rust_name(knob: &str) -> &str {
     match knob {
         "n" => Knob::Draws.name(),
@@ -304,16 +304,17 @@ fn rust_name(knob: &str) -> &str {
     }
 }
 
-/// Whether Python has no form for the parameters of a row. They have an error in Rust; Python gets them without the fault.
+/// Whether Python cannot express the parameters of a row.
 ///
-/// In Python, biases are a dict, breakers are sorted, and `logprob_token_ids` imply `logprobs`.
+/// Rust refuses such parameters. Python gets them without the fault: biases are a dict, breakers are sorted, and
+/// `logprob_token_ids` imply `logprobs`.
 fn is_beyond_python(row: &RowParams<'_>) -> bool {
     let is_dict = row.logit_bias.is_sorted_by(|(a, _), (b, _)| a < b);
     let has_ids_alone = !row.logprob_token_ids.is_empty() && row.logprobs.is_none();
     !is_dict || !row.dry_sequence_breakers.is_sorted() || has_ids_alone
 }
 
-/// The parameters of a row, as the child process reads them. Defaults are left out.
+/// The parameters of a row, as the child process reads them, without those that are defaults.
 fn row_of(row: &RowParams<'_>, vocab_size: u32) -> Value {
     let given = SamplingParamsBuilder {
         n: row.draws,

@@ -62,7 +62,9 @@ pub enum Command {
     /// By default the head has 151936 tokens and hidden size 4096, the batches 1, 16 and 64 rows, and the best of 9 rounds
     /// counts. On a GPU, calls are whole calls over host memory.
     Bench(BenchArgs),
-    /// Write the shadow of a head, an 8-bit copy, to a file for --shadow=FILE of `generate` and `sample`.
+    /// Write the shadow of a head to a file, for --shadow=FILE of `generate` and `sample`.
+    ///
+    /// A shadow is an 8-bit copy of the head's weight, with upper bounds of its errors.
     Shadow(ShadowArgs),
     /// Compile CUDA kernels ahead of time (feature `cuda`).
     #[command(subcommand)]

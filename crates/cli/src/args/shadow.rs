@@ -11,7 +11,7 @@ pub struct ShadowArgs {
     /// The weight.
     #[command(flatten)]
     pub source: WeightArgs,
-    /// The file to write (default: the weight's file with `.shadow` after its name, or `head.shadow` in a folder).
+    /// The file to write (default: the name of the weight's file and `.shadow`, or `head.shadow` in a model's folder).
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Replace an existing file whose name ends in `.shadow`.
@@ -23,10 +23,10 @@ pub struct ShadowArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct WeightArgs {
-    /// A model: a Hugging Face checkpoint folder, or a GGUF file, whose head `generate` and `sample` read.
+    /// The model whose head has the weight: a folder with a Hugging Face checkpoint, or a GGUF file.
     #[arg(long, value_name = "DIR|FILE")]
     pub model: Option<PathBuf>,
-    /// The head's weight, vocab x hidden, as in `sample`.
+    /// The file of the head's weight, vocab x hidden, as for `sample`.
     #[arg(long, value_name = "FILE[:TENSOR]", value_parser = tensor_path)]
     pub weight: Option<TensorPath>,
 }

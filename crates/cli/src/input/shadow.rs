@@ -1,4 +1,4 @@
-//! The shadow of a head's weight: made, or from a file.
+//! The shadow of a head's weight, from a file or made from the weight.
 
 use crate::error::CommandError;
 use crate::input::tensor::map;
@@ -13,18 +13,18 @@ use std::path::Path;
 /// The shadow of a weight.
 #[derive(Debug)]
 pub enum LoadedShadow {
-    /// In memory.
+    /// Made from the weight, in memory.
     Made(ShadowBuffer),
     /// In a mapped file.
     Mapped(ShadowFile<Mmap>),
 }
 
 impl LoadedShadow {
-    /// Maps the shadow of `weight` in a file, or makes it without a file.
+    /// Maps the file with the shadow of `weight`, or makes the shadow if there is no file.
     ///
     /// # Errors
-    /// [`CommandError::Load`] for a file that is no shadow of this weight; [`CommandError::Head`] for a weight whose type
-    /// has no shadow.
+    /// [`CommandError::Load`] for a file that is not the shadow of this weight.
+    /// [`CommandError::Head`] for a weight whose type has no shadow.
     pub fn new(file: Option<&Path>, weight: &Matrix<'_>) -> Result<Self, CommandError> {
         match file {
             Some(file) => Ok(LoadedShadow::Mapped(open(file, weight)?)),
@@ -41,7 +41,7 @@ impl LoadedShadow {
     }
 }
 
-/// Maps the shadow of `weight` in a file.
+/// Maps the file with the shadow of `weight`.
 fn open(file: &Path, weight: &Matrix<'_>) -> Result<ShadowFile<Mmap>, LoadError> {
     ShadowFile::new(map(file)?, weight).map_err(|error| Problem::from(error).at(file))
 }

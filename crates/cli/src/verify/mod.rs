@@ -89,7 +89,7 @@ impl Report {
 /// Bad flags, a sampler that this machine lacks, a page that cannot be written, Ctrl-C.
 pub fn run(args: &VerifyArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     if args.sampler.shadow_file().is_some() {
-        return Err(CommandError::usage("--shadow takes no file here: the laws have heads of their own"));
+        return Err(CommandError::usage("--shadow takes no file in `verify`, which makes its own heads"));
     }
     let factory = FlagsFactory::new(args.sampler.clone())?;
     args.report.iter().try_for_each(|path| output::try_path(path))?;

@@ -71,7 +71,7 @@ fn a_file_that_is_not_the_weights_shadow_is_refused() {
     refused(&other, "a shadow of another weight: its weight_shape is [299, 32], but the head's is [300, 32]");
     let other = of("c", Dtype::BF16, [300, 32], bf16_bytes(&values));
     refused(&other, "a shadow of another weight: its weight_digest is ");
-    refused(&weight, "the file is no shadow: it has no weight_dtype");
+    refused(&weight, "the file is not a shadow: it has no weight_dtype");
     refused(&files.name("missing"), "");
     shadow(&format!("--weight {weight}"));
     let mut bytes = std::fs::read(format!("{weight}.shadow")).unwrap();
@@ -115,7 +115,7 @@ fn flags_of_shadows_that_make_no_sense_are_refused() {
         ("shadow".into(), "required"),
         (format!("shadow --weight {weight} --model {weight}"), "cannot be used with"),
         (format!("shadow --model {}", files.name("missing")), "there is no such directory or GGUF file"),
-        ("verify --shadow=x".into(), "--shadow takes no file here: the laws have heads of their own"),
+        ("verify --shadow=x".into(), "--shadow takes no file in `verify`, which makes its own heads"),
         ("bench --quick --shadow=x".into(), "--shadow"),
         (
             format!("shadow --model {} --out {}", checkpoint("gguf/stories.gguf"), files.name("out")),

@@ -1,4 +1,6 @@
-//! The plain definition of a draw by a shadow (`docs/shadow.md`). A token whose upper bound cannot win needs no logit.
+//! The plain definition of a draw with a shadow (`docs/shadow.md`).
+//!
+//! A token whose upper bound cannot win needs no logit.
 
 use super::candidates;
 use crate::backend::canonical::{canonical_dot, canonical_logit, norm};
@@ -9,12 +11,12 @@ use crate::params::transform::any_invalid;
 use crate::shadow::{Shadow, ShadowBound, code_stride};
 use crate::summary::winner::TopList;
 
-/// More than the errors of the float32 tanh of a soft-cap, as a share of the cap.
+/// An upper bound of the error of a float32 soft-cap's tanh, as a share of the cap.
 const TANH_RISE: f32 = 2e-6;
 
-/// The raw logits of the tokens that can win a draw of the row; -inf for the other tokens.
+/// Returns the raw logits of the tokens that can win a draw of the row; -inf for the other tokens.
 ///
-/// `None` if a bound is not finite, so that every logit is needed.
+/// `None` if every logit is needed, because the head has no shadow or a bound is not finite.
 pub(super) fn possible_winners(head: &Head<'_>, row: &Row<'_>, hidden: &[f32]) -> Option<Vec<f32>> {
     let (first, upper) = (head.tokens().start, upper_bounds(head, row, hidden)?);
     let mut raw = vec![f32::NEG_INFINITY; upper.len()];
@@ -26,7 +28,8 @@ pub(super) fn possible_winners(head: &Head<'_>, row: &Row<'_>, hidden: &[f32]) -
             row.transform.apply(token, &mut logit);
             logit[0] + if row.greedy { 0.0 } else { row.noise.gumbel(Domain::Token, draw, token) }
         };
-        // The scores of any `winners` tokens are a lower bound of the winners' scores: take the tokens of the best bounds.
+        // The least score of any `winners` tokens is a lower bound of the winners' scores. The tokens with the best
+        // upper bounds give a high lower bound.
         let mut best = TopList::new(winners as usize, 0.0);
         candidates(row, draw, &upper, first).for_each(|bound| best.push(bound));
         let has_enough = best.as_slice().len() == winners as usize;
@@ -39,11 +42,11 @@ pub(super) fn possible_winners(head: &Head<'_>, row: &Row<'_>, hidden: &[f32]) -
     Some(raw)
 }
 
-/// Upper bounds of the row's transformed logits. `None` if the head has no shadow, or a bound is not finite.
+/// Returns upper bounds of the row's transformed logits. `None` if the head has no shadow, or a bound is not finite.
 fn upper_bounds(head: &Head<'_>, row: &Row<'_>, hidden: &[f32]) -> Option<Vec<f32>> {
     let (shadow, tokens) = (head.shadow()?, head.tokens());
     let largest = shadow.errors().iter().zip(shadow.norms()).map(|(error, norm)| f64::from(error + norm));
-    // Hidden states have no digits here, so digits have no error.
+    // Here, hidden states are not split into digits, so digits add no error.
     let bound = ShadowBound::new(shadow.cols(), norm(hidden), 0.0, largest.fold(0.0, f64::max))?;
     let upper = |token| {
         let v = head.weight_row(token);
@@ -55,7 +58,7 @@ fn upper_bounds(head: &Head<'_>, row: &Row<'_>, hidden: &[f32]) -> Option<Vec<f3
     let rise = head.soft_cap().map_or(0.0, |cap| TANH_RISE * cap * head.scale());
     upper.iter_mut().for_each(|bound| *bound += rise);
     if any_invalid(&upper) {
-        // The logit may be invalid, which is an error also if a mask forbids the token.
+        // A logit may be invalid. This is an error of the row, even if a mask forbids the token.
         return None;
     }
     // Mask, biases, penalties and temperature never map a larger logit to a smaller result.

@@ -1,22 +1,22 @@
-//! The first tokens of a row so far, of all workers, for rows that draw by upper bounds.
+//! A list that workers share: the largest logits of a row so far, for rows with filters that draw by upper bounds.
 //!
-//! A worker lists the first tokens of its own part of the vocabulary. With 16 workers, each list is 16 times as long as
-//! necessary, and each listed token needs a logit from the weight.
+//! Each worker also has a list of its own part of the vocabulary. Each token of a list needs a logit from the weight.
+//! With 16 workers and no shared list, the lists of a row would have 16 times as many tokens as necessary.
 
 use crate::scan::mass_cutoff::{of_ordered, ordered};
 use crate::scan::top_k_buffer::TopKBuffer;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-/// The first tokens of a row so far. Workers skip tokens with a logit below the last of them.
+/// The tokens with the largest logits of a row so far. Workers skip tokens with a logit below the last of these.
 #[derive(Debug)]
 pub(crate) struct SharedList {
     /// The length of the list; 0 if workers do not share it.
     limit: AtomicUsize,
-    /// The logit of the last token, if the list is full.
+    /// The logit of the last token if the list is full, else -inf; as ordered bits.
     floor: AtomicU32,
     tokens: Mutex<TopKBuffer>,
-    /// An error of the floor, for negative controls.
+    /// The bits of a number that negative controls add to the floor.
     #[cfg(test)]
     pub(crate) error: AtomicU32,
 }
@@ -48,7 +48,7 @@ impl SharedList {
         }
     }
 
-    /// The logit below which no token is among the first tokens; -inf if none is known.
+    /// Returns the logit below which no token is among the largest logits; -inf if none is known.
     #[inline(always)]
     pub(crate) fn floor(&self) -> f32 {
         let floor = of_ordered(self.floor.load(Ordering::Relaxed));
@@ -57,8 +57,8 @@ impl SharedList {
         floor
     }
 
-    /// Opens the list, if workers share it, and if no other worker fills it now. Tokens that are not added only make the
-    /// floor lower.
+    /// Opens the list, if workers share it and no other worker has it open. Without the tokens of a worker that cannot
+    /// open the list, the floor is lower, and still valid.
     #[inline(always)]
     pub(crate) fn open(&self) -> Option<OpenList<'_>> {
         if self.limit.load(Ordering::Relaxed) == 0 {

@@ -1,4 +1,4 @@
-//! Products of codes and digits by the dot products of 8-bit integers of ARM (`sdot`).
+//! Products of codes and digits, by ARM's dot products of 8-bit integers (`sdot`).
 
 use super::digits::{DigitLayout, Digits, GROUP};
 use crate::dot::TILE;
@@ -17,7 +17,7 @@ pub(super) fn is_available() -> bool {
 
 /// Adds the products of four pairs of bytes to each of four integers.
 ///
-/// Rust's intrinsic for this instruction is stable since 1.98.
+/// This is inline assembly, because Rust's intrinsic for this instruction is stable only since 1.98.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn sdot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
@@ -32,12 +32,15 @@ fn sdot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     sums
 }
 
-/// The sums of an output in two vectors. For a shadow: the integer sums of the high and of the low digits. For blocks:
-/// float sums of even and of odd halves.
+/// The sums of an output in two vectors.
+///
+/// A shadow has integer sums: of products with the high digits, and with the low digits. Blocks have float32 sums: of
+/// even halves, and of odd halves.
 type Sums = [int32x4_t; 2];
 
 /// The codes of rows, `stride` bytes apart.
 pub(super) trait Codes {
+    /// The layout of the digits.
     const DIGITS: DigitLayout;
 
     /// Adds the products of `MR` rows from `codes` on and the digits at `NR` addresses, of all columns.
@@ -51,7 +54,7 @@ pub(super) trait Codes {
         sums: &mut [[Sums; MR]; NR],
     );
 
-    /// Returns the product.
+    /// Returns the product that the sums of an output add up to.
     ///
     /// # Safety
     /// NEON is available.
@@ -144,7 +147,9 @@ impl<T: Halves> Codes for T {
     }
 }
 
-/// Writes to `out[r * TILE + i]` the product of row `i` of the codes and hidden row `r`. Rows begin `stride` bytes apart.
+/// Writes to `out[r * TILE + i]` the product of row `i` of the codes and hidden row `r`.
+///
+/// Rows of codes begin `stride` bytes apart.
 ///
 /// # Safety
 /// NEON and dot products are available; there are `rows` rows of `cols` codes of `T`; the hidden rows are packed in the

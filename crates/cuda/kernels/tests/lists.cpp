@@ -51,8 +51,8 @@ static Draw draw_joined(const RowFilters& filters, const std::vector<List>& list
     Draw draw{0, 0.0f, 0.0f, Status::Undecided};
     if (all.counters.count == 0) return draw;
     run(filters, [&](FilterRow& select) {
-        select.take(all.keys.data(), all.counters.count);
-        const Draw found = select.draw_taken(all.counters.cut);
+        select.copy_list(all.keys.data(), all.counters.count);
+        const Draw found = select.draw_copied(all.counters.cut);
         if (threadIdx.x == 0) draw = found;
     });
     return draw;

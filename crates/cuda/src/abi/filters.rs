@@ -31,7 +31,7 @@ impl RowFilters {
     pub const OFF: RowFilters =
         RowFilters { ln_min_p: f64::NEG_INFINITY, top_p: 1.0, top_k: 0, rescale: 1.0, min_p_last: 0 };
 
-    /// Whether filters keep only a few largest logits: min-p of at least e^-8 comes first, or there is a top-k.
+    /// Whether a list of the largest logits suffices: a min-p of at least e^-8 comes first, or there is a top-k.
     pub fn is_listed(&self) -> bool {
         self.begins_with_min_p() || self.top_k > 0
     }
@@ -70,15 +70,18 @@ impl RowFilters {
     }
 }
 
-/// `RowLists::ROOM` and `RowLists::POSTS` of row_lists.cuh.
+/// The capacity of a row's list, in tokens: `RowLists::ROOM` of row_lists.cuh.
 pub(crate) const LIST_ROOM: usize = 8192;
+/// The number of posted logits of a row, each the largest of a block: `RowLists::POSTS` of row_lists.cuh.
 pub(crate) const LIST_POSTS: usize = 16;
 
 /// The counters of a row's list.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct ListCounters {
+    /// The number of listed tokens. If it exceeds [`LIST_ROOM`], the list lacks tokens.
     count: u32,
+    /// The largest cutoff that a block has used, as monotone bits; 0 = none.
     cut: u32,
 }
 layout!(ListCounters 8: count 0, cut 4);
@@ -92,20 +95,20 @@ pub(crate) struct RowLists {
     pub(crate) filters: DeviceAddress<RowFilters>,
     /// One `ListCounters` per row, zeros between launches.
     pub(crate) counters: DeviceAddress<ListCounters>,
-    /// [`LIST_POSTS`] words per row, zeros between launches.
+    /// [`LIST_POSTS`] largest logits of blocks per row, as monotone bits; zeros between launches.
     pub(crate) posted: DeviceAddress<u32>,
-    /// [`LIST_ROOM`] words of 64 bits per row.
+    /// The listed logits and tokens: [`LIST_ROOM`] words of 64 bits per row.
     pub(crate) keys: DeviceAddress<u64>,
 }
 layout!(RowLists 32: filters 0, counters 8, posted 16, keys 24);
 
-/// The passes of a call with filters that does not wait, as a word in device memory (`FilterPasses` of row_lists.cuh).
+/// The passes of a call with filters that does not wait, as a word in device memory: `FilterPasses` of row_lists.cuh.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FilterPasses {
     /// So far, lists decide all rows.
     Lists = 0,
-    /// The filters of a row have no list.
+    /// The filters of a row need all logits, so no lists are made.
     Logits = 1,
 }
 
@@ -116,7 +119,7 @@ pub(crate) struct FilterListCall {
     pub(crate) lists: RowLists,
     pub(crate) rows: DeviceAddress<Row>,
     pub(crate) draws: DeviceAddress<Draw>,
-    /// Null: a call that waits.
+    /// A word with the [`FilterPasses`]; null in a call that waits.
     pub(crate) passes: DeviceAddress<u32>,
 }
 layout!(FilterListCall 56: lists 0, rows 32, draws 40, passes 48);

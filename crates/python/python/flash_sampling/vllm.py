@@ -157,7 +157,7 @@ def _check_runner(runner):
 
 
 def _supported_rows(sampler, vocab_size, batch, grammar_output):
-    """Returns the indices of the rows that this package draws. Their parameters on the CPU decide."""
+    """Returns the indices of the rows that this package draws. Reads the copies of their parameters on the CPU."""
     slots = batch.idx_mapping_np
     if batch.num_draft_tokens or batch.logits_indices.shape[0] != len(slots):
         return []
@@ -216,11 +216,12 @@ class _Draws:
         max_adjusted = biases.logit_bias_token_ids.gpu.shape[1] + biases.stop_token_ids.gpu.shape[1]
         self.sampler = Sampler(head, runner.max_num_reqs, max_adjusted=max_adjusted)
         self.failed_rows = FailedRows(_LOG)
-        # The first draws load the kernels of all parameters.
+        # These draws load the kernels for all parameters, so that no later draw does.
         ones = {name: torch.ones(1, device=hidden.device) for name in ("temperature", "top_p", "min_p")}
         zero = torch.zeros(1, dtype=torch.int64, device=hidden.device)
         filters = {"top_k": zero.int(), **ones}
-        lists = {"mask": _mask(zero.int()[None], zero, self.vocab_size)} | _lists("banned", zero.int()[None], zero, zero)
+        lists = {"mask": _mask(zero.int()[None], zero, self.vocab_size)}
+        lists |= _lists("banned", zero.int()[None], zero, zero)
         for parameters in (filters, lists, filters | lists):
             self.sampler.enqueue(example, zero.clone(), seed=zero, position=zero, **parameters)
 
@@ -259,7 +260,7 @@ class _Draws:
     def _biases(self, state: Any, slots: Tensor, slots_np: numpy.ndarray, position: Tensor) -> dict[str, Tensor]:
         """Returns the allowed tokens, biases and banned stop tokens of rows, as arguments of `Sampler.enqueue`.
 
-        The lists are read in place: vLLM writes them by kernels of the same stream.
+        The sampler reads vLLM's own tensors. vLLM writes to them in the same stream, so no write is concurrent.
         """
         arguments = {}
         if state.num_logit_bias.np[slots_np].any():
@@ -277,18 +278,21 @@ class _Draws:
 
 
 def _lists(name, tokens, slots, counts):
-    """Returns the first tokens of some slots as lists of `Sampler.enqueue`. tokens: [slots, n] int32."""
+    """Returns the first `counts` tokens of the slot of each row, as the lists `name` of `Sampler.enqueue`.
+
+    tokens: [all slots, n] int32. slots, counts: [rows].
+    """
     begin = slots.long() * tokens.shape[1]
     return {f"{name}_begin": begin, f"{name}_end": begin + counts, f"{name}_tokens": tokens.view(-1)}
 
 
 def _mask(tokens, counts, vocab_size):
-    """Returns bitmaps of the first tokens of rows: [rows, words] int32. A row without tokens allows every token.
+    """Returns bitmaps of the first `counts` tokens of each row: [rows, words] int32.
 
-    tokens: [rows, n] int32, which may have duplicates. counts: [rows].
+    A row without tokens allows every token. tokens: [rows, n] int32, which may have duplicates. counts: [rows].
     """
     words = -(-vocab_size // 32)
-    # The word after the last one takes the unused places.
+    # Places without a token set a bit in one more word, which is not returned.
     place = torch.arange(tokens.shape[1], device=tokens.device)
     tokens = torch.where(place < counts[:, None], tokens, 32 * words).sort(1).values
     is_first = torch.ones_like(tokens, dtype=torch.bool)

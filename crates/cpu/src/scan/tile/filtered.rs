@@ -1,8 +1,9 @@
-//! Adds a tile to the state of a row with filters: masses, largest logits, and one frontier per draw. Finds the tokens
-//! of a tile of upper bounds that may change this state.
+//! Adds a tile to the state of a row with filters: masses, largest logits, and one frontier per draw.
+//!
+//! For a tile of upper bounds, finds the tokens whose logits may change this state.
 
 use super::SPANS;
-use super::possible_winners::Found;
+use super::possible_winners::TokenSet;
 use super::threshold_scan::rank;
 use crate::scan::granules::RoundKeys;
 use crate::scan::logit_cache::LogitCache;
@@ -63,7 +64,8 @@ pub(super) unsafe fn add<V: Vector>(
     // The pass drops tokens below the mass cutoff. If the cutoff proves too high, the row takes a second pass.
     let floor = if filter.floor.may_rise() { filter.floor.tail.floor() } else { f32::NEG_INFINITY };
     if filter.floor.may_rise() {
-        // If the row needs one token, some worker lists a token with the largest logit of all workers so far.
+        // If the row needs one token, the cutoff is the largest logit of all workers so far. One worker lists its
+        // token.
         filter.largest.bound(if filter.largest.wants_one() { filter.largest_logit } else { floor });
     }
     if top < floor {
@@ -105,8 +107,8 @@ pub(super) unsafe fn add<V: Vector>(
 /// Finds the tokens of a tile of upper bounds that may change the state of a row, and adds them to `found` for row `at`
 /// of the source.
 ///
-/// A token below the min-p of the largest logit so far, or below the last of the first tokens, is not kept. Of the tokens
-/// that are kept, those that cannot win need no logit, unless the row needs a list or masses.
+/// The filters drop a token below the min-p of the largest logit so far, and a token below the k-th largest logit so
+/// far. Of the other tokens, only those that can win need a logit, unless the row needs a list or masses.
 ///
 /// # Safety
 /// The instruction set of `V` is available.
@@ -116,7 +118,7 @@ pub(super) unsafe fn find<V: Vector>(
     filters: &Filters,
     (first, spans, (top, tops)): (u32, &[[f32; SPAN]], (f32, &[f32])),
     (known, state): (&RowBounds, &RowState),
-    (found, at): (&mut Found, usize),
+    (found, at): (&mut TokenSet, usize),
 ) {
     let filter = &state.filter;
     let largest = if filter.follows { known.largest(filter.largest_logit) } else { filter.largest_logit };
@@ -195,12 +197,12 @@ struct PossiblePoints<'a> {
     first: u32,
     spans: &'a [[f32; SPAN]],
     tops: &'a [f32],
-    found: &'a mut Found,
+    found: &'a mut TokenSet,
     at: usize,
 }
 
 impl Keep for PossiblePoints<'_> {
-    /// No cutoff holds for every logit, unless enough tokens are found.
+    /// No cutoff holds for all logits. A full set ends the search.
     #[inline(always)]
     fn cut(&self) -> f32 {
         if self.found.is_full() { f32::MAX } else { f32::NEG_INFINITY }

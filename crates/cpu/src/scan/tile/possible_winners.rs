@@ -17,16 +17,16 @@ const MAX_TOKENS: usize = TILE / 4;
 /// The largest number of tiles that a worker evaluates without bounds after tiles whose bounds did not suffice.
 const MAX_SKIPPED: u32 = 32;
 
-/// The tokens of a tile that may win, of all rows.
+/// The tokens of a tile that may win in some row.
 #[derive(Debug, Default)]
 pub(super) struct PossibleWinners {
-    found: Found,
+    found: TokenSet,
     /// Whether a bound is not finite, so that all logits of the tile are needed.
     needs_all_logits: bool,
-    /// The number of consecutive tiles whose bounds did not suffice, also of earlier calls, and the number of tiles still
-    /// to skip.
+    /// The number of consecutive tiles whose bounds did not suffice, over all calls.
     failed: u32,
-    skipped: u32,
+    /// The number of next tiles to evaluate without bounds.
+    left_to_skip: u32,
     /// Whether the worker has computed logits in this pass.
     has_computed_logits: bool,
     /// The weight rows of the tokens.
@@ -35,9 +35,9 @@ pub(super) struct PossibleWinners {
     logits: Vec<f32>,
 }
 
-/// A set of tokens of a tile, and the rows that they may win.
+/// A set of tokens of a tile, and the rows in which one of them may win.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Found {
+pub(super) struct TokenSet {
     /// The first token of the tile, a multiple of [`SPAN`].
     first: u32,
     /// One bit per token.
@@ -49,8 +49,8 @@ pub(super) struct Found {
 
 const _: () = assert!(MAX_ROWS <= u64::BITS as usize);
 
-impl Found {
-    /// Adds a token that may win row `at` of the source.
+impl TokenSet {
+    /// Adds a token that may win in row `at` of the source.
     #[inline(always)]
     pub(super) fn insert(&mut self, token: u32, at: usize) {
         let i = (token - self.first) as usize;
@@ -81,7 +81,7 @@ impl Found {
 
 /// Collects the tokens that reach a fixed cutoff.
 struct Collector<'a> {
-    found: &'a mut Found,
+    found: &'a mut TokenSet,
     cut: f32,
     /// The row of the source.
     at: usize,
@@ -111,19 +111,19 @@ impl PossibleWinners {
         self.logits.resize(memory.logits, 0.0);
     }
 
-    /// Returns whether to evaluate the next tile without bounds, because those of several tiles did not suffice.
-    fn skips(&mut self) -> bool {
-        let skips = self.skipped > 0;
-        self.skipped = self.skipped.saturating_sub(1);
+    /// Returns whether to evaluate the next tile without bounds, because the bounds of several tiles did not suffice.
+    fn skips_bounds(&mut self) -> bool {
+        let skips = self.left_to_skip > 0;
+        self.left_to_skip = self.left_to_skip.saturating_sub(1);
         skips
     }
 
-    /// Notes whether the bounds of a tile sufficed.
-    fn note(&mut self, is_enough: bool) -> bool {
+    /// Records whether the bounds of a tile sufficed, and returns it.
+    fn record(&mut self, is_enough: bool) -> bool {
         self.failed = if is_enough { 0 } else { self.failed + 1 };
         // A worker's first tiles often need all logits.
-        self.skipped = if self.failed > 2 { 1u32.checked_shl(self.failed - 3).unwrap_or(MAX_SKIPPED) } else { 0 };
-        self.skipped = self.skipped.min(MAX_SKIPPED);
+        self.left_to_skip = if self.failed > 2 { 1u32.checked_shl(self.failed - 3).unwrap_or(MAX_SKIPPED) } else { 0 };
+        self.left_to_skip = self.left_to_skip.min(MAX_SKIPPED);
         is_enough
     }
 
@@ -187,25 +187,25 @@ impl Worker {
         part: Range<u32>,
         simd: Simd,
     ) -> bool {
-        if self.possible_winners.skips() {
+        if self.possible_winners.skips_bounds() {
             return false;
         }
-        self.possible_winners.found = Found { first: part.start / SPAN as u32 * SPAN as u32, ..Found::default() };
+        self.possible_winners.found = TokenSet { first: part.start / SPAN as u32 * SPAN as u32, ..TokenSet::default() };
         self.possible_winners.needs_all_logits = false;
         self.evaluate_part(source, rows, part.clone(), simd);
         let PossibleWinners { found, needs_all_logits, .. } = self.possible_winners;
         if needs_all_logits || found.is_full() {
-            return self.possible_winners.note(false);
+            return self.possible_winners.record(false);
         }
         if found.count > 0 {
             self.compute_logits(source, &found);
             self.summarize(&source.without_bounds(), rows, part, simd, |at| found.rows >> at & 1 == 1);
         }
-        self.possible_winners.note(true)
+        self.possible_winners.record(true)
     }
 
     /// Computes the dot products of the tokens that may win. All other tokens of the tile get -inf.
-    fn compute_logits(&mut self, source: &Source<'_>, found: &Found) {
+    fn compute_logits(&mut self, source: &Source<'_>, found: &TokenSet) {
         let Source::Head { head, dot, hidden, .. } = source else { return };
         let (weight, PossibleWinners { weights, logits, .. }) = (head.weight(), &mut self.possible_winners);
         weights.clear();

@@ -1,8 +1,10 @@
-// The draw of a row with min-p first or a top-k, from its logits in memory or from lists of them. One block per row.
+// The draw of a row that has a top-k, or whose first filter is min-p. The input is the row's logits in memory, or lists
+// of its largest logits. One block per row.
 //
-// The filters keep few tokens, the first in the order of descending logits. One pass over the row gathers these tokens as
-// candidates, or granule_candidates.cuh does with fewer reads. The block sorts the candidates, applies the filters as core's Selector does, and draws. The host decides rows with too many
-// candidates. top_p.cuh handles rows with top-p first.
+// The filters keep few tokens, the first in the order of descending logits. One pass over the row gathers these tokens
+// as candidates; granule_candidates.cuh gathers them with fewer reads. The block sorts the candidates, applies the
+// filters as core's Selector does, and draws. The host decides rows with too many candidates. top_p.cuh handles rows
+// whose first filter is top-p.
 #pragma once
 
 #include "candidates.cuh"
@@ -44,8 +46,8 @@ struct FilterRow {
     const ExistingRow logits;
     Shared& shared;
 
-    // Calls visit(first, l) for each part of 256 tokens from `first` on, with a lane's eight transformed logits. All threads call
-    // between() after each step of STEP tokens.
+    // Calls visit(first, l) for each part of 256 tokens from `first` on, with a lane's eight transformed logits. All
+    // threads call between() after each step of STEP tokens.
     template <class Visit, class Between>
     __device__ __forceinline__ void stream(Visit visit, Between between) {
         const u32 lane = threadIdx.x % 32, begin = logits.begin_part(), end = logits.end_part();
@@ -117,8 +119,8 @@ struct FilterRow {
         drop_others();
     }
 
-    // Drops the candidates that min-p or top-k surely drop, unless there are too many candidates. For few candidates, only
-    // min-p is applied here; walk() applies top-k.
+    // Drops the candidates that min-p or top-k surely drop, unless there are too many candidates. With few candidates,
+    // this function applies only min-p, and walk() applies top-k.
     __device__ __forceinline__ void drop_others() {
         auto& c = shared.candidates;
         if (c.count > CAPACITY) return;
@@ -132,9 +134,9 @@ struct FilterRow {
         c.compact(least);
     }
 
-    // Writes the cumulative masses of the first `length` candidates, in the order and with the rounding of core's CumulativeMass:
-    // the sum of a bin in integers, then its product with the weight of the bin, added to the products of earlier bins. One warp
-    // calls this.
+    // Writes the cumulative masses of the first `length` candidates, in the order and with the rounding of core's
+    // CumulativeMass: sums the masses of a bin as integers, multiplies the sum by the weight of the bin, and adds the
+    // products of earlier bins. One warp calls this.
     __device__ __forceinline__ void add_up(u32 length) {
         const u32 lane = threadIdx.x;
         u64 carried = 0;  // the sum so far in the bin of the last lane
@@ -150,7 +152,7 @@ struct FilterRow {
                 const u64 lower = __shfl_up_sync(0xffffffffu, sum, distance);
                 if (lane >= distance) sum += lower;
             }
-            // The lanes before the first lane of this lane's bin.
+            // `begin` is the first lane of this lane's bin, and `before` is the sum of all earlier lanes.
             const u32 firsts = __ballot_sync(0xffffffffu, is_first) & (0xffffffffu >> (31 - lane));
             const u32 begin = firsts ? 31 - static_cast<u32>(__clz(static_cast<i32>(firsts))) : 0;
             const u64 before = __shfl_sync(0xffffffffu, sum, begin ? begin - 1 : 0);
@@ -238,7 +240,8 @@ struct FilterRow {
         return filters.rescale != 1.0f ? mul_rn(logit, filters.rescale) : logit;
     }
 
-    // Returns the best token before a place, as ordered bits; 0 = none.
+    // Returns the best token that precedes the logit `limit` and the token `token_limit` in the order, as ordered bits;
+    // 0 = none.
     __device__ __noinline__ u64 best_before(float limit, u32 token_limit) {
         if (threadIdx.x == 0) {
             shared.best = 0;
@@ -259,7 +262,7 @@ struct FilterRow {
     }
 
     // Copies the keys of a list to the candidates. All threads call this.
-    __device__ __forceinline__ void take(const u64* list, u32 count) {
+    __device__ __forceinline__ void copy_list(const u64* list, u32 count) {
         auto& c = shared.candidates;
         c.begin();
         __syncthreads();
@@ -269,11 +272,12 @@ struct FilterRow {
             c.keys[i] = key;
             top = max(top, static_cast<u32>(key >> 32));
         }
-        took(top, count);
+        end_copy(top, count);
     }
 
-    // Ends the copy of `count` candidates. `top` is the largest logit of this thread, as monotone bits. All threads call this.
-    __device__ __forceinline__ void took(u32 top, u32 count) {
+    // Ends the copy of `count` candidates. `top` is the largest logit of this thread, as monotone bits. All threads
+    // call this.
+    __device__ __forceinline__ void end_copy(u32 top, u32 count) {
         auto& c = shared.candidates;
         top = __reduce_max_sync(0xffffffffu, top);
         if (threadIdx.x % 32 == 0) atomicMax(&c.largest, top);
@@ -281,18 +285,18 @@ struct FilterRow {
         __syncthreads();
     }
 
-    // Returns the smallest key that a first min-p keeps.
+    // Returns the smallest key that min-p keeps if it is the first filter; 1 if it is not.
     __device__ __forceinline__ u64 least_by_min_p(float largest) const {
         return filters.is_min_p_first() ? static_cast<u64>(to_monotone_bits(filters.least(largest))) << 32 : 1;
     }
 
-    // Copies the tokens of a shard's list that the row may keep, whatever the other shards' lists are, to the candidates.
-    // `largest` is the row's largest logit. Returns the counters to send. If the candidates exceed `room`, sends none, and the
-    // returned cutoff leaves the row undecided. All threads call this.
+    // Copies a shard's list to the candidates, without the tokens that the row drops for any lists of the other shards.
+    // `largest` is the row's largest logit. Returns the counters to send. If there are more than `room` candidates, the
+    // counters have no tokens, and their cutoff leaves the row undecided. All threads call this.
     __device__ __forceinline__ ListCounters shorten(const u64* list, const ListCounters& counters, float largest, u32 room) {
         const ListCounters lost{0, 0xffffffffu};
         if (counters.count > CAPACITY) return lost;
-        take(list, counters.count);
+        copy_list(list, counters.count);
         auto& c = shared.candidates;
         // A top-k list with fewer than k tokens drops nothing. Then min-p is applied after the merge of all lists.
         u64 least = filters.is_listed_by_min_p() ? least_by_min_p(largest) : 1;
@@ -304,8 +308,8 @@ struct FilterRow {
         return c.count > room ? lost : ListCounters{c.count, counters.cut};
     }
 
-    // Returns the draw of a row from its list; undecided if the list may lack a kept token. All threads call this; `row` is in
-    // shared memory.
+    // Returns the draw of a row from its list; undecided if the list may lack a kept token. All threads call this;
+    // `row` is in shared memory.
     __device__ __forceinline__ Draw draw_listed(const u64* list, const ListCounters& counters) {
         const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
         const u32 count = counters.count;
@@ -318,10 +322,11 @@ struct FilterRow {
         __syncthreads();
         u32 top = 0;
         for (u32 i = threadIdx.x; i < count; i += THREADS) top = max(top, static_cast<u32>(list[i] >> 32));
-        took(top, 0);
+        end_copy(top, 0);
         u64 least = least_by_min_p(from_monotone_bits(c.largest));
         if (filters.top_k) {
-            // The k-th largest logit is within one of 2^DIGIT_BITS equal intervals between the cutoff and the largest logit.
+            // Finds the interval of the k-th largest logit, of 2^DIGIT_BITS equal intervals between the cutoff and the
+            // largest logit.
             const u32 low = max(counters.cut, static_cast<u32>(least >> 32)), range = c.largest > low ? c.largest - low : 0;
             const u32 bits = 32 - static_cast<u32>(__clz(static_cast<i32>(range))), shift = bits > DIGIT_BITS ? bits - DIGIT_BITS : 0;
             for (u32 i = threadIdx.x; i < count; i += THREADS) {
@@ -332,7 +337,8 @@ struct FilterRow {
             if (threadIdx.x < 32) find_digit(c, filters.top_k);
             __syncthreads();
             const u32 digit = c.digit;
-            // Fewer than k tokens reach both limits. The list has all tokens that reach the cutoff, but not all others.
+            // Fewer than k tokens reach both limits, so the row may keep tokens below the cutoff. The list may lack
+            // these.
             if (digit == NONE && counters.cut > static_cast<u32>(least >> 32)) return undecided;
             if (digit != NONE) least = max(least, static_cast<u64>(low + (digit << shift)) << 32);
         }
@@ -349,8 +355,9 @@ struct FilterRow {
         return draw_kept();
     }
 
-    // Returns the draw from at least one candidate. The candidates contain every token whose monotone bits reach the cutoff.
-    __device__ __forceinline__ Draw draw_taken(u32 cut) {
+    // Returns the draw from at least one candidate. The candidates contain every token whose monotone bits reach the
+    // cutoff.
+    __device__ __forceinline__ Draw draw_copied(u32 cut) {
         const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
         auto& c = shared.candidates;
         const u32 count = c.count;

@@ -1,4 +1,4 @@
-// Lists of the largest logits of rows: the output of the fused kernel, and the input of filter_list.cu.
+// Lists of the largest logits of rows: an output of the fused kernel, and the input of filter_list.cu.
 #pragma once
 
 #include "row_filters.cuh"
@@ -8,34 +8,34 @@ namespace flash_sampling {
 
 // The counters of a row; zeros between launches.
 struct ListCounters {
-    u32 count;  // listed tokens; if more than ROOM, some were dropped
+    u32 count;  // the number of listed tokens; if more than ROOM, the list lacks tokens
     u32 cut;    // the largest cutoff that a block has used, as monotone bits; 0 = none
 };
 FS_LAYOUT(ListCounters, 8, FS_AT(count, 0) && FS_AT(cut, 4));
 
 struct RowLists {
-    static constexpr u32 ROOM = 8192;
-    static constexpr u32 POSTS = 16;
+    static constexpr u32 ROOM = 8192;  // tokens of a list
+    static constexpr u32 POSTS = 16;   // the posted logits of a row, each the largest of a block
 
     const RowFilters* filters;  // [row_count]
     ListCounters* counters;     // [row_count]
-    u32* posted;                // [row_count, POSTS] some blocks' largest logits as monotone bits; zeros between launches
-    u64* keys;                  // [row_count, ROOM]
+    u32* posted;                // [row_count, POSTS] largest logits of blocks, as monotone bits; zeros between launches
+    u64* keys;                  // [row_count, ROOM] logits and tokens
 };
 FS_LAYOUT(RowLists, 32, FS_AT(filters, 0) && FS_AT(counters, 8) && FS_AT(posted, 16) && FS_AT(keys, 24));
 
 // The passes of a call with filters that does not wait, as a word in device memory.
 enum class FilterPasses : u32 {
     Lists = 0,   // so far, lists decide all rows
-    Logits = 1,  // the filters of a row have no list: no lists are made, and the second pass stores all logits
+    Logits = 1,  // the filters of a row need all logits: no lists are made, and the second pass stores all logits
     Both = 2,    // a list does not decide its row: the second pass stores all logits
 };
 
 // The argument of filter_list.cu and filter_list_ranks.cu.
 struct FilterListCall {
-    RowLists lists;   // of the fused kernel; this kernel sets its counters and posts to zeros
+    RowLists lists;   // in: from the fused kernel; out: counters and posts are zeros
     const Row* rows;  // [rows]
-    Draw* draws;      // [rows] in: of the fused kernel; out: with filters, Undecided if the list does not decide the row
+    Draw* draws;      // [rows] in: from the fused kernel; out: Undecided if the list does not decide a row with filters
     FilterPasses* passes;  // null: a call that waits
 };
 FS_LAYOUT(FilterListCall, 56, FS_AT(lists, 0) && FS_AT(rows, 32) && FS_AT(draws, 40) && FS_AT(passes, 48));
@@ -52,18 +52,22 @@ FS_FUNCTION u32 least_of_groups(const u32 (&posted)[RowLists::POSTS]) {
     return least;
 }
 
-// Estimates a logit that `k` of `tokens` tokens reach, and few more, from the largest logits of 16 parts of `part` tokens each.
-// The estimate is the minimum over some groups of parts of each group's maximum. If a group would contain too many of the k, it
-// is the minimum over all parts. Returns 0 if too few parts have posted. A missing part (0) lowers its group's maximum.
+// Estimates a cutoff that `k` of `tokens` tokens reach, and few more. The input is the largest logits of 16 parts
+// with `part` tokens each. Returns 0 if too few parts have posted their largest logit. A missing part (0) lowers the
+// maximum of its group.
 //
-// With tokens in random order, all of G groups of S parts contain one of the k with probability at most (S part k / tokens)^G.
-// Then the estimate is too high, and filter_list.cu detects it. There are four groups of four parts, or five of three for a
-// larger k: for k = 50 of 151936 tokens and parts of 128, the probability is 3e-5 instead of 8e-4, with a list 1.5 times as long.
-// If four groups would contain too many, there are eight of two, if each contains at most a quarter of the k (2e-5). With half as
-// many tokens, the minimum over all parts makes a list longer than 4096 in one row of 60.
+// The estimate is the minimum over some groups of parts of each group's maximum. If a group would contain too many of
+// the k largest logits, the estimate is the minimum over all parts.
 //
-// Blocks that read the posts before all parts have posted have lower cutoffs, and list more. With a ROOM of 4096, one to four
-// rows of a thousand overflowed in replays of graphs with k = 50.
+// The estimate is too high if every group contains one of the k largest logits; filter_list.cu detects this. With
+// tokens in random order, G groups of S parts have a probability of at most (S part k / tokens)^G for it. There are
+// four groups of four parts, or five groups of three for a larger k. For k = 50 of 151936 tokens and parts of 128, five
+// groups have a probability of 3e-5 instead of 8e-4, with a list 1.5 times as long. If four groups would contain too
+// many, there are eight groups of two, if each contains at most a quarter of the k (2e-5). With half as many tokens,
+// the minimum over all parts makes a list longer than 4096 in one row of 60.
+//
+// A block that reads the posts before all parts have posted has a lower cutoff, and lists more tokens. With a ROOM of
+// 4096, one to four rows of a thousand overflowed in replays of graphs with k = 50.
 FS_FUNCTION u32 estimated_cut(const u32 (&posted)[RowLists::POSTS], u32 k, u32 part, u32 tokens) {
     u32 of_all = ~0u;
     for (u32 i = 0; i < RowLists::POSTS; ++i) of_all = posted[i] < of_all ? posted[i] : of_all;
