@@ -73,7 +73,7 @@ template <class Shared>
 __device__ __forceinline__ void estimate_cut(const Call& call, Shared& shared, u32 column, u32 tile_tokens) {
     if (shared.rows[column].greedy != LISTED_BY_TOP_K) return;
     // With few tokens or few blocks, all tokens are listed.
-    if (call.tokens <= RowLists::ROOM || gridDim.x < RowLists::POSTS) return;
+    if (call.tokens <= RowLists::WHOLE || gridDim.x < RowLists::POSTS) return;
     const u32 k = shared.lists.filters[column].top_k;
     const volatile u32* const posted = shared.lists.posted + column * RowLists::POSTS;
     u32 cut = 0;

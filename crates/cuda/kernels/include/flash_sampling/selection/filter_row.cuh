@@ -23,6 +23,7 @@ struct FilterRow {
     static constexpr u32 STEP = WARPS * SCAN_TOKENS;
     static constexpr u32 KEPT = 2048;
     static constexpr u32 CAPACITY = STEP + KEPT;
+    static_assert(RowLists::WHOLE <= CAPACITY, "shorten() takes lists of all tokens");
 
     struct Shared {
         Candidates<THREADS, CAPACITY> candidates;
