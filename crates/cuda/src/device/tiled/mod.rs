@@ -339,6 +339,7 @@ impl DeviceTiled {
         let is_hopper = self.is_hopper(hidden);
         let mut residency = Residency::Free;
         if output.is_draw() && self.uses_shadow(hidden) {
+            debug_assert!(skip_if.word.is_null(), "a draw by a shadow has its own word");
             let shadow = self.shadow.as_mut().expect("it is used");
             call.skip_if = SkipIf::new(shadow.launch(queue, hidden, call, &self.device)?, 0);
             residency = Residency::Early;

@@ -298,9 +298,9 @@ impl DeviceFilters {
         rows: FilteredRows,
         (kinds, stores_raw): (FilterKinds, bool),
     ) -> Result<Option<FilterCall>, CudaError> {
-        if !rows.passes.is_null() {
-            self.enqueue_listed(queue, sampler, hidden, rows)?;
-        }
+        let is_listed = !rows.passes.is_null() && self.enqueue_listed(queue, sampler, hidden, rows)?;
+        // Without lists, the second pass always runs.
+        let rows = FilteredRows { passes: if is_listed { rows.passes } else { DeviceAddress::NULL }, ..rows };
         let call = self.enqueue_rows(queue, sampler, hidden, &rows, (kinds, stores_raw))?;
         if let Some(call) = call.filter(|_| kinds.is_any()) {
             self.by_logits.decide(queue, call)?;
