@@ -292,9 +292,9 @@ def _mask(tokens, counts, vocab_size):
     A row without tokens allows every token. tokens: [rows, n] int32, which may have duplicates. counts: [rows].
     """
     words = -(-vocab_size // 32)
-    # Places without a token set a bit in one more word, which is not returned.
+    # Places without a token, and tokens outside of the vocabulary, set a bit in one more word, which is not returned.
     place = torch.arange(tokens.shape[1], device=tokens.device)
-    tokens = torch.where(place < counts[:, None], tokens, 32 * words).sort(1).values
+    tokens = torch.where(place < counts[:, None], tokens, 32 * words).clamp(max=32 * words).sort(1).values
     is_first = torch.ones_like(tokens, dtype=torch.bool)
     is_first[:, 1:] = tokens[:, 1:] != tokens[:, :-1]
     bits = torch.where(is_first, torch.ones_like(tokens) << (tokens & 31), 0)
