@@ -219,9 +219,9 @@ def test_biases_are_those_of_the_request(server, names):
 
 
 def test_bitmaps_have_each_allowed_token():
-    tokens = torch.tensor([[5, 31, 5, 99, 0], [0, 32, 31, 32, 99], [7, 7, 7, 7, 7]], dtype=torch.int32)
-    mask = plugin._mask(tokens, torch.tensor([3, 5, 0], dtype=torch.int32), 100)
-    want = torch.tensor([[1 << 5 | 1 << 31, 0, 0, 0], [1 | 1 << 31, 1, 0, 1 << 3], [-1] * 4]).int()
+    rows = [[5, 31, 5, 99, 0], [0, 32, 31, 32, 99], [7, 7, 7, 7, 7], [128, 1 << 30, 33, 128, 0]]
+    mask = plugin._mask(torch.tensor(rows).int(), torch.tensor([3, 5, 0, 4]).int(), 100)
+    want = torch.tensor([[1 << 5 | 1 << 31, 0, 0, 0], [1 | 1 << 31, 1, 0, 1 << 3], [-1] * 4, [0, 2, 0, 0]]).int()
     assert mask.dtype == torch.int32 and torch.equal(mask, want)
 
 
