@@ -15,7 +15,8 @@ pub(crate) struct SharedList {
     limit: AtomicUsize,
     /// The logit of the last token if the list is full, else -inf; as ordered bits.
     floor: AtomicU32,
-    tokens: Mutex<TopKBuffer>,
+    /// Boxed, so that the bounds of a row have 64 bytes.
+    tokens: Box<Mutex<TopKBuffer>>,
     /// The bits of a number that negative controls add to the floor.
     #[cfg(test)]
     pub(crate) error: AtomicU32,
@@ -33,7 +34,7 @@ impl SharedList {
         SharedList {
             limit: AtomicUsize::new(0),
             floor,
-            tokens: Mutex::default(),
+            tokens: Box::default(),
             #[cfg(test)]
             error: AtomicU32::new(0),
         }
