@@ -3,6 +3,7 @@
 import numpy
 import pytest
 from conftest import Problem, library, skip
+from test_package import run, scripts
 
 from flash_sampling import FlashSamplingError, Head, History, Sampler, SamplingParams, from_logits
 
@@ -283,6 +284,11 @@ def test_logits_of_a_call_that_does_not_wait(problem):
     graph.replay()
     assert out.tolist() == [sampler(logits[:1], **{name: value[:1] for name, value in on_gpu.items()}).item(), -1, -1, -1]
     assert [status & 255 for status in statuses.tolist()] == [0, 2, 3, 1]
+
+
+def test_the_script_of_enqueue_runs():
+    lines = run(scripts()[2]).splitlines()
+    assert len(set(lines)) == 3 and all(0 <= token < 32000 for line in lines for token in eval(line))
 
 
 def csr(lists, dtype=torch.int32):

@@ -278,7 +278,7 @@ def test_a_changed_weight_is_used(llama):
 
 def test_the_script_of_the_readme_runs(monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[1])
-    assert run(scripts()[2]).startswith("['Once upon")
+    assert run(scripts()[3]).startswith("['Once upon")
 
 
 def test_tokens_are_those_of_the_command(command):
