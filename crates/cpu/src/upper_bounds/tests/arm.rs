@@ -17,7 +17,7 @@ fn products_of_a_shadow_are_those_of_plain_rust() {
     for (vocab, cols, rows) in [(256, 4096, 1), (77, 100, 9), (33, 64, 64), (5, 63, 3), (64, 129, 7)] {
         let weight: Vec<f32> = (0..vocab * cols).map(noise).collect();
         let buffer = ShadowBuffer::new(&Matrix::new(&weight, vocab, cols).unwrap()).unwrap();
-        let (shadow, floats) = (buffer.shadow(), hidden(rows, cols));
+        let (shadow, floats) = (buffer.shadow(), hidden(rows, cols, 0));
         let mut digits = Digits::new(rows, cols, vec![DigitLayout::Groups]);
         digits.pack(DigitLayout::Groups, &Matrix::new(&floats, rows, cols).unwrap(), 1.0, cols);
         let (mut want, mut out) = (vec![f32::NAN; rows * TILE], vec![f32::NAN; rows * TILE]);
@@ -45,7 +45,7 @@ fn products_of_blocks_are_those_of_the_weights_and_the_digits() {
         }
         let layout = crate::dot::blocks::for_format!(dtype, layout, unreachable!());
         for rows in [1, 3, 8] {
-            let floats = hidden(rows, cols);
+            let floats = hidden(rows, cols, 0);
             let mut digits = Digits::new(rows, cols, vec![layout]);
             digits.pack(layout, &Matrix::new(&floats, rows, cols).unwrap(), 1.0, cols);
             let mut out = vec![f32::NAN; rows * TILE];
