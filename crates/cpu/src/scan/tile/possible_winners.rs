@@ -66,6 +66,15 @@ impl TokenSet {
         self.count > MAX_TOKENS
     }
 
+    /// The tokens from the first span with a token of the set to the last one.
+    fn span_range(&self) -> Range<u32> {
+        let is_used = |&at: &usize| self.tokens[at] != 0;
+        let [start, end] =
+            [(0..self.tokens.len()).find(is_used), (0..self.tokens.len()).rfind(is_used).map(|at| at + 1)]
+                .map(|at| self.first + (at.unwrap_or(0) * SPAN) as u32);
+        start..end
+    }
+
     /// The tokens, ascending.
     fn iter(&self) -> impl Iterator<Item = u32> {
         self.tokens.iter().zip((self.first..).step_by(SPAN)).flat_map(|(&word, first)| {
@@ -198,14 +207,16 @@ impl Worker {
             return self.possible_winners.record(false);
         }
         if found.count > 0 {
-            self.compute_logits(source, &found);
+            let spans = found.span_range();
+            self.compute_logits(source, &found, spans.start);
+            let part = part.start.max(spans.start)..part.end.min(spans.end);
             self.summarize(&source.without_bounds(), rows, part, simd, |at| found.rows >> at & 1 == 1);
         }
         self.possible_winners.record(true)
     }
 
-    /// Computes the dot products of the tokens that may win. All other tokens of the tile get -inf.
-    fn compute_logits(&mut self, source: &Source<'_>, found: &TokenSet) {
+    /// Computes the dot products of the tokens that may win. All other tokens from `first` on get -inf.
+    fn compute_logits(&mut self, source: &Source<'_>, found: &TokenSet, first: u32) {
         let Source::Head { head, dot, hidden, .. } = source else { return };
         let (weight, PossibleWinners { weights, logits, .. }) = (head.weight(), &mut self.possible_winners);
         weights.clear();
@@ -216,7 +227,7 @@ impl Worker {
         dot.tile(&gathered, hidden.all(), &mut logits[..rows * TILE], &mut self.dot);
         for (to, from) in self.logits.chunks_mut(TILE).zip(logits.chunks(TILE)).take(rows) {
             to.fill(f32::NEG_INFINITY);
-            found.iter().zip(from).for_each(|(token, &logit)| to[(token - found.first) as usize] = logit);
+            found.iter().zip(from).for_each(|(token, &logit)| to[(token - first) as usize] = logit);
         }
     }
 }
