@@ -226,12 +226,13 @@ fn the_blocks_draw_and_list_what_the_reference_does() {
         let found = emulated::answer(&program, bytes);
         let mut words = found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
         let mut word = || words.next().expect("a draw for every row");
-        let (mut wrong, mut short, mut full) = (Vec::new(), 0, 0);
+        let (mut wrong, mut short, mut full, mut cuts) = (Vec::new(), 0, 0, 0);
         for (at, launch) in launches.iter().enumerate() {
             for r in 0..launch.rows.len() {
                 let (draw, want) = ([word(), word(), word(), word()], launch.expected(r));
                 if launch.variant == LISTS {
                     let (count, cut) = (word() as usize, word());
+                    cuts += u32::from(cut > 0);
                     let keys: Vec<_> =
                         (0..count.min(ROOM)).map(|_| u64::from(word()) | u64::from(word()) << 32).collect();
                     // The host decides a row whose list is full.
@@ -246,7 +247,8 @@ fn the_blocks_draw_and_list_what_the_reference_does() {
                 }
             }
         }
-        assert!(words.next().is_none() && short > 20 && full < 5, "{short} short lists, {full} full ones");
+        let seen = format!("{short} short lists, {full} full ones, {cuts} cutoffs");
+        assert!(words.next().is_none() && short > 20 && full < 5 && cuts > 5, "{seen}");
         wrong
     };
     let wrong = wrong_draws(1.0);

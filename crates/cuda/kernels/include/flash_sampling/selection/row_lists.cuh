@@ -17,7 +17,7 @@ struct RowLists {
     static constexpr u32 ROOM = 8192;  // tokens of a list
     static constexpr u32 POSTS = 16;   // the posted logits of a row, each the largest of a block
     // With top-k, up to this number of tokens are all listed. A rank cannot shorten a longer list.
-    static constexpr u32 WHOLE = 6144;
+    static constexpr u32 WHOLE = 4096;
 
     const RowFilters* filters;  // [row_count]
     ListCounters* counters;     // [row_count]
