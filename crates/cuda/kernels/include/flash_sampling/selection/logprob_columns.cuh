@@ -18,8 +18,6 @@ struct LogprobColumns {
     u32 token_count;
 
     static constexpr u32 TOP_N_MAX = 128;
-
-    FS_FUNCTION bool is_any() const { return log_z || log_probs || ranks || top_n || token_count; }
 };
 FS_LAYOUT(LogprobColumns, 64,
           FS_AT(log_z, 0) && FS_AT(log_probs, 8) && FS_AT(ranks, 16) && FS_AT(top_tokens, 24) && FS_AT(top_log_probs, 32) &&

@@ -169,14 +169,17 @@ struct RowLogprobs {
         const LogprobColumns& to = call.columns;
         const u64 row = call.first_row + blockIdx.x;
         const bool is_filtered = exact.filters.is_any();
+        const bool needs_log_z = to.log_z || to.log_probs || to.top_n || to.token_count;
         const float logit = exact.row.logit_of(draw.token);
         u64 least = exact.lowest();
-        if (is_filtered) least = find_least();
+        if (is_filtered && (needs_log_z || call.kept)) least = find_least();
         if (call.kept) {
             const u32 kept = is_filtered ? count_from(least) : 0;
             if (threadIdx.x == 0) call.least[blockIdx.x] = least, call.kept[blockIdx.x] = kept;
         }
-        if (!to.is_any()) return;
+        // Filters do not change ranks.
+        if (threadIdx.x == 0 && to.ranks) to.ranks[row] = static_cast<i32>(1 + call.before[blockIdx.x]);
+        if (!needs_log_z) return;
         const SummaryResult summary = call.summaries[blockIdx.x];
         double log_z = 0.0;
         if (is_filtered)
@@ -185,7 +188,6 @@ struct RowLogprobs {
             log_z = add_rn(static_cast<double>(summary.max), ::log(summary.sum));
         if (threadIdx.x == 0) {
             shared.log_z = log_z;
-            if (to.ranks) to.ranks[row] = static_cast<i32>(1 + call.before[blockIdx.x]);
             if (to.log_z) to.log_z[row] = log_z;
             if (to.log_probs) to.log_probs[row] = log_prob(logit, log_z);
         }
