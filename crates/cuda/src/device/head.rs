@@ -51,6 +51,18 @@ pub struct DeviceShadow {
     pub largest: f32,
 }
 
+/// The reason why draws of a head on Hopper cannot read a shadow of its weight, if there is one.
+fn unsupported_by_shadow(dtype: DType, soft_cap: Option<f32>, cols: usize) -> Option<&'static str> {
+    match () {
+        () if !matches!(dtype, DType::BF16 | DType::F16) => Some("the weight is neither bf16 nor f16"),
+        // A soft-cap is not known to grow with the logit in float32.
+        () if soft_cap.is_some() => Some("the head has a soft-cap"),
+        // Longer rows could overflow integer sums.
+        () if cols > MAX_WIDTH => Some("the hidden size is above 2^17"),
+        () => None,
+    }
+}
+
 /// The device memory of a shadow. Freed on drop.
 #[derive(Debug)]
 pub struct ShadowMemory {
@@ -76,10 +88,8 @@ impl DeviceShadow {
 
     /// Whether draws of a head on a device can read a shadow: on Hopper, for a weight of bf16 or f16 without a soft-cap.
     pub fn serves(head: &Head<'_>, device: &Device) -> bool {
-        device.capability() == (9, 0)
-            && matches!(head.weight().dtype(), DType::BF16 | DType::F16)
-            && head.soft_cap().is_none()
-            && head.hidden() <= MAX_WIDTH
+        let unsupported = unsupported_by_shadow(head.weight().dtype(), head.soft_cap(), head.hidden());
+        device.capability() == (9, 0) && unsupported.is_none()
     }
 
     /// The largest sum of error and norm of a token, rounded up.
@@ -165,17 +175,13 @@ impl DeviceHead {
     /// # Errors
     /// [`CudaError::Layout`] with the reason.
     fn check_shadow(&self) -> Result<(), CudaError> {
-        let reason = match () {
-            () if !matches!(self.weight.dtype, DType::BF16 | DType::F16) => "the weight is neither bf16 nor f16",
-            () if !self.weight.is_aligned() => "the weight's address or stride is not a multiple of 16 bytes",
-            // A soft-cap is not known to grow with the logit in float32.
-            () if self.soft_cap.is_some() => "the head has a soft-cap",
-            // Longer rows could overflow integer sums.
-            () if self.weight.cols > MAX_WIDTH => "the hidden size is above 2^17",
-            () if self.shadow.is_some_and(|shadow| !(0.0..2f32.powi(100)).contains(&shadow.largest)) => {
+        let reason = match unsupported_by_shadow(self.weight.dtype, self.soft_cap, self.weight.cols) {
+            Some(reason) => reason,
+            None if !self.weight.is_aligned() => "the weight's address or stride is not a multiple of 16 bytes",
+            None if self.shadow.is_some_and(|shadow| !(0.0..2f32.powi(100)).contains(&shadow.largest)) => {
                 "the weight has numbers that are not finite, or too large"
             }
-            () => return Ok(()),
+            None => return Ok(()),
         };
         Err(CudaError::Layout { what: "shadow", reason })
     }

@@ -164,7 +164,7 @@ impl RowColumnKernels {
         let invalid = draws.add(n).cast::<u32>();
         let contents = invalid.add(n);
         let (counts, passes) = (contents.add(n), contents.add(n * (1 + self.max_adjusted)));
-        let rows = FilteredRows { rows, filters, draws, passes: DeviceAddress::NULL };
+        let rows = FilteredRows::new(rows, filters, draws);
         Parts { rows, lists, invalid, contents, counts, passes }
     }
 

@@ -221,7 +221,7 @@ impl HeadKernels {
         let ((selection, room), fused) = self.filters()?;
         let filters_at = room.begin_use();
         queue.copy_up(filters, filters_at)?;
-        let rows = FilteredRows { rows, filters: filters_at, draws, passes: DeviceAddress::NULL };
+        let rows = FilteredRows::new(rows, filters_at, draws);
         let launched = match exchange.map(|(exchange, params)| (exchange.peers(), params)) {
             Some((Some((peers, mark)), params)) => {
                 let peers = (peers, || mark.of(params));

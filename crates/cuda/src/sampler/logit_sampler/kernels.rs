@@ -176,7 +176,7 @@ impl LogitKernels {
         let (filters, room) = self.filters()?;
         let filters_at = room.begin_use();
         queue.copy_up(&filters_here, filters_at)?;
-        let rows = FilteredRows { rows, filters: filters_at, draws, passes: DeviceAddress::NULL };
+        let rows = FilteredRows::new(rows, filters_at, draws);
         let kinds = FilterKinds::of(&filters_here).with_rows(features);
         let enqueued =
             filters.enqueue(queue, (logits, Some(sources)), rows, items.len(), (kinds, false, false)).map(drop);

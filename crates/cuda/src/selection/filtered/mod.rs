@@ -50,6 +50,15 @@ pub(crate) struct FilteredRows {
 }
 
 impl FilteredRows {
+    /// The rows of a call whose second pass the host makes, if rows need it.
+    pub(crate) fn new(
+        rows: DeviceAddress<Row>,
+        filters: DeviceAddress<RowFilters>,
+        draws: DeviceAddress<Draw>,
+    ) -> FilteredRows {
+        FilteredRows { rows, filters, draws, passes: DeviceAddress::NULL }
+    }
+
     fn unfiltered(&self) -> RowsAndDraws {
         (self.rows, self.draws)
     }
@@ -198,7 +207,7 @@ impl DeviceFilters {
     ) -> Result<bool, CudaError> {
         // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; this value and the sampler own the scratch.
         let queue = unsafe { Queue::new(stream) };
-        self.enqueue_listed(queue, sampler, hidden, FilteredRows { rows, filters, draws, passes: DeviceAddress::NULL })
+        self.enqueue_listed(queue, sampler, hidden, FilteredRows::new(rows, filters, draws))
     }
 
     /// [`DeviceFilters::launch_listed`].
@@ -269,7 +278,7 @@ impl DeviceFilters {
     ) -> Result<(), CudaError> {
         // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; this value and the sampler own the scratch.
         let queue = unsafe { Queue::new(stream) };
-        self.enqueue(queue, sampler, hidden, FilteredRows { rows, filters, draws, passes: DeviceAddress::NULL }, kinds)
+        self.enqueue(queue, sampler, hidden, FilteredRows::new(rows, filters, draws), kinds)
     }
 
     /// [`DeviceFilters::launch`].
