@@ -44,7 +44,9 @@ impl SharedList {
     pub(crate) fn begin(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
         self.floor.store(ordered(f32::NEG_INFINITY), Ordering::Relaxed);
-        if let (1.., Ok(mut tokens)) = (limit, self.tokens.lock()) {
+        if limit > 0
+            && let Ok(mut tokens) = self.tokens.lock()
+        {
             tokens.begin(limit, limit);
         }
     }

@@ -208,15 +208,15 @@ impl Worker {
         }
         if found.count > 0 {
             let spans = found.span_range();
-            self.compute_logits(source, &found, spans.start);
+            self.compute_logits(source, &found, &spans);
             let part = part.start.max(spans.start)..part.end.min(spans.end);
             self.summarize(&source.without_bounds(), rows, part, simd, |at| found.rows >> at & 1 == 1);
         }
         self.possible_winners.record(true)
     }
 
-    /// Computes the dot products of the tokens that may win. All other tokens from `first` on get -inf.
-    fn compute_logits(&mut self, source: &Source<'_>, found: &TokenSet, first: u32) {
+    /// Computes the dot products of the tokens that may win. All other tokens of `spans` get -inf.
+    fn compute_logits(&mut self, source: &Source<'_>, found: &TokenSet, spans: &Range<u32>) {
         let Source::Head { head, dot, hidden, .. } = source else { return };
         let (weight, PossibleWinners { weights, logits, .. }) = (head.weight(), &mut self.possible_winners);
         weights.clear();
@@ -226,8 +226,8 @@ impl Worker {
         let rows = hidden.all().rows();
         dot.tile(&gathered, hidden.all(), &mut logits[..rows * TILE], &mut self.dot);
         for (to, from) in self.logits.chunks_mut(TILE).zip(logits.chunks(TILE)).take(rows) {
-            to.fill(f32::NEG_INFINITY);
-            found.iter().zip(from).for_each(|(token, &logit)| to[(token - first) as usize] = logit);
+            to[..spans.len()].fill(f32::NEG_INFINITY);
+            found.iter().zip(from).for_each(|(token, &logit)| to[(token - spans.start) as usize] = logit);
         }
     }
 }
