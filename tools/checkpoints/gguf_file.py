@@ -81,6 +81,21 @@ def add_tokenizer(writer, folder, config):
     writer.add_add_bos_token(tokenizer["post_processor"] is not None and "single" in tokenizer["post_processor"])
 
 
+def add_shape(writer, config, rope_theta):
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(rope_theta)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+
+
 def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("folder", type=Path)
@@ -92,18 +107,7 @@ def main():
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(args.out, config["model_type"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
+    add_shape(writer, config, rope["rope_theta"])
     add_tokenizer(writer, args.folder, config)
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", rope_factors(config, rope))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from gguf_file import renamed
+from gguf_file import add_shape, renamed
 
 HIDDEN, WIDE, LAYERS, QUERIES, KEYS, VOCAB = 1024, 3072, 28, 2048, 1024, 151936
 LAYER = {
@@ -60,17 +60,7 @@ def write_folder(out):
 
 def write_gguf(out):
     writer = gguf.GGUFWriter(out, "qwen3")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(CONFIG["max_position_embeddings"])
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(WIDE)
-    writer.add_head_count(CONFIG["num_attention_heads"])
-    writer.add_head_count_kv(CONFIG["num_key_value_heads"])
-    writer.add_key_length(CONFIG["head_dim"])
-    writer.add_value_length(CONFIG["head_dim"])
-    writer.add_rope_freq_base(CONFIG["rope_theta"])
-    writer.add_layer_norm_rms_eps(CONFIG["rms_norm_eps"])
-    writer.add_vocab_size(VOCAB)
+    add_shape(writer, CONFIG, CONFIG["rope_theta"])
     # The characters of all bytes, as in GPT-2, then words.
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     tokens = [chr(c) for c in visible] + [chr(0x100 + i) for i in range(256 - len(visible))]
