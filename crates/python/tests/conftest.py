@@ -27,6 +27,12 @@ def library(name):
         skip(name, f"{name} is not installed")
 
 
+@pytest.fixture
+def gpu():
+    if not library("torch").cuda.is_available():
+        skip("cuda", "torch has no GPU")
+
+
 class Problem:
     """A head and hidden states of small integers, so no dot product rounds in any order or element type."""
 
