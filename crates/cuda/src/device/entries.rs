@@ -38,8 +38,7 @@ entries! {
     STANDALONE_LOG_Z "standalone" (Call, Existing, Masses);
     FILTER_LIST "filter_list" (FilterListCall);
     FILTER_LIST_RANKS "filter_list_ranks" (FilterListCall, PeerRecords);
-    FILTER_ROW "filter_row" (FilterCall);
-    DECIDE_ROW "decide_row" (FilterCall, DeviceAddress<f64>);
+    FILTER_ROW "filter_row" (FilterCall, DeviceAddress<f64>);
     TOP_P "top_p" (FilterCall, UndecidedRows);
     TOP_P_BLOCK_MAX "top_p_block_max" (FilterCall, UndecidedRows);
     TOP_P_RESOLVE "top_p_resolve" (FilterCall, UndecidedRows);

@@ -115,10 +115,7 @@ impl ExistingFilters {
             block_maxima: DeviceAddress::NULL,
             skip_if: SkipIf::default(),
         };
-        self.by_logits.enqueue(queue, &call, kinds)?;
-        if is_final && kinds.is_any() {
-            self.by_logits.decide(queue, call)?;
-        }
+        self.by_logits.enqueue(queue, call, kinds, is_final)?;
         Ok(Some(call))
     }
 

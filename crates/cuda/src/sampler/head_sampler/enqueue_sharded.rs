@@ -153,10 +153,7 @@ impl HeadSampler<'_> {
                 block_maxima: DeviceAddress::NULL,
                 skip_if: SkipIf::default(),
             };
-            filters.enqueue(queue, &filtered, kinds)?;
-            if kinds.is_any() {
-                filters.decide(queue, filtered)?;
-            }
+            filters.enqueue(queue, filtered, kinds, true)?;
             match out.needs_logits() {
                 true => logprobs.enqueue(queue, &filtered, invalid, (out, rows.start)),
                 false => Ok(()),

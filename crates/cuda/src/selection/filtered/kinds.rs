@@ -39,11 +39,6 @@ impl FilterKinds {
         FilterKinds { rows, ..self }
     }
 
-    /// Whether any row may have filters.
-    pub(crate) fn is_any(&self) -> bool {
-        self.by_mass || self.gathered
-    }
-
     /// Whether any row may have min-p or top-k first, so that lists of the largest logits may decide it.
     pub(crate) fn has_lists(&self) -> bool {
         self.gathered

@@ -16,10 +16,8 @@ use std::sync::Arc;
 /// The selection kernels, and their memory for up to `max_rows` draws.
 #[derive(Debug)]
 pub(crate) struct LogitFilters {
-    /// Filters rows whose first filter is not top-p.
-    by_row: ConfiguredKernel<(FilterCall,)>,
-    /// Decides rows that the other kernels leave undecided.
-    undecided: ConfiguredKernel<(FilterCall, DeviceAddress<f64>)>,
+    /// Filters rows whose first filter is not top-p, and decides undecided rows.
+    by_row: ConfiguredKernel<(FilterCall, DeviceAddress<f64>)>,
     /// The weights of mass bins.
     weights: Scratch,
     pub(super) by_mass: TopP<top_p::OneGpu>,
@@ -36,7 +34,6 @@ impl LogitFilters {
         let bytes = UndecidedRows::bytes(max_rows);
         Ok(LogitFilters {
             by_row: ConfiguredKernel::load(device, &FILTER_ROW, &entries::FILTER_ROW)?,
-            undecided: ConfiguredKernel::load(device, &FILTER_ROW, &entries::DECIDE_ROW)?,
             weights: Scratch::of(MassHistogram::weights(), device)?,
             by_mass: TopP::<top_p::OneGpu>::load(device)?,
             max_rows,
@@ -45,23 +42,25 @@ impl LogitFilters {
         })
     }
 
-    /// Replaces the draws without filters of a call's rows by draws with filters. Some rows may be
-    /// [`UNDECIDED`](crate::abi::status::UNDECIDED).
-    pub(crate) fn enqueue(&mut self, queue: Queue<'_>, call: &FilterCall, kinds: FilterKinds) -> Result<(), CudaError> {
+    /// Replaces the draws without filters of a call's rows by draws with filters. With `is_final`, only rows with a
+    /// temperature after their filters may be [`UNDECIDED`](crate::abi::status::UNDECIDED).
+    pub(crate) fn enqueue(
+        &mut self,
+        queue: Queue<'_>,
+        call: FilterCall,
+        kinds: FilterKinds,
+        is_final: bool,
+    ) -> Result<(), CudaError> {
         if kinds.by_mass {
             let (open, are_zeros) = self.begin_open(queue)?;
-            self.by_mass.launch(queue, call, (*call, open), call.count)?;
+            self.by_mass.launch(queue, &call, (call, open), call.count)?;
             self.are_open_zeros = are_zeros;
         }
-        if kinds.gathered {
-            self.by_row.launch(queue, call.count, (*call,))?;
+        if kinds.gathered || (is_final && kinds.by_mass) {
+            let weights = if is_final { self.weights.begin_use() } else { DeviceAddress::NULL };
+            self.by_row.launch(queue, call.count, (call, weights))?;
         }
         Ok(())
-    }
-
-    /// Decides the undecided rows of a call without a temperature after their filters.
-    pub(crate) fn decide(&mut self, queue: Queue<'_>, call: FilterCall) -> Result<(), CudaError> {
-        self.undecided.launch(queue, call.count, (call, self.weights.begin_use()))
     }
 
     /// Returns the memory for undecided rows, and clears it if necessary. Also returns whether later launches outside

@@ -290,7 +290,7 @@ impl DeviceFilters {
         rows: FilteredRows,
         kinds: FilterKinds,
     ) -> Result<(), CudaError> {
-        self.enqueue_rows(queue, sampler, hidden, &rows, (kinds, false)).map(drop)
+        self.enqueue_rows(queue, sampler, hidden, &rows, (kinds, false), false).map(drop)
     }
 
     /// Draws as [`DeviceFilters::launch`] does, and decides all rows without a temperature after their filters. With
@@ -310,11 +310,7 @@ impl DeviceFilters {
         let is_listed = !rows.passes.is_null() && self.enqueue_listed(queue, sampler, hidden, rows)?;
         // Without lists, the second pass always runs.
         let rows = FilteredRows { passes: if is_listed { rows.passes } else { DeviceAddress::NULL }, ..rows };
-        let call = self.enqueue_rows(queue, sampler, hidden, &rows, (kinds, stores_raw))?;
-        if let Some(call) = call.filter(|_| kinds.is_any()) {
-            self.by_logits.decide(queue, call)?;
-        }
-        Ok(call)
+        self.enqueue_rows(queue, sampler, hidden, &rows, (kinds, stores_raw), true)
     }
 
     /// Returns the argument of the selection kernels, unless the call has no rows.
@@ -325,6 +321,7 @@ impl DeviceFilters {
         hidden: &DeviceMatrix,
         rows: &FilteredRows,
         (kinds, stores_raw): (FilterKinds, bool),
+        is_final: bool,
     ) -> Result<Option<FilterCall>, CudaError> {
         self.check(hidden, sampler, rows.filters)?;
         let has_maxima = kinds.is_by_block_maxima()
@@ -337,7 +334,7 @@ impl DeviceFilters {
             return Ok(None);
         }
         let call = FilterCall { skip_if, ..self.filter_call(stored, rows, is_transformed, hidden.rows) };
-        self.by_logits.enqueue(queue, &call, kinds)?;
+        self.by_logits.enqueue(queue, call, kinds, is_final)?;
         Ok(Some(call))
     }
 

@@ -12,6 +12,9 @@ namespace flash_sampling {
 
 template <u32 THREADS, u32 CAPACITY>
 struct Candidates {
+    // Up to this number of keys, a sort is faster than the search for the n-th largest.
+    static constexpr u32 FEW = 128;
+
     u64 keys[CAPACITY];
     u32 histogram[1 << DIGIT_BITS];
     u32 count;      // more than CAPACITY: some were dropped
@@ -78,8 +81,13 @@ struct Candidates {
         return found;
     }
 
-    // Sorts the first `count` keys, largest first. `size` is a power of two, at least `count` and at most CAPACITY.
-    __device__ __noinline__ void sort(u32 size) {
+    // Sorts the keys, largest first; at most CAPACITY, rounded down to a power of two. All threads call this; it contains all
+    // necessary barriers.
+    __device__ __noinline__ void sort() {
+        if (count <= FEW) return sort_few();
+        u32 size = 2 * FEW;
+        while (size < count) size *= 2;
+#pragma unroll 1
         for (u32 i = count + threadIdx.x; i < size; i += THREADS) keys[i] = 0;
         __syncthreads();
         for (u32 run = 2; run <= size; run *= 2) {
@@ -95,6 +103,23 @@ struct Candidates {
                 __syncthreads();
             }
         }
+    }
+
+  private:
+    // Sorts up to FEW keys: the place of a key is the number of larger keys. Some lanes share the count of a key.
+    __device__ __forceinline__ void sort_few() {
+        constexpr u32 LANES = THREADS / FEW;
+        static_assert(LANES > 0 && 32 % LANES == 0, "the lanes of a key are in one warp");
+        const u32 i = threadIdx.x / LANES;
+        const u64 key = i < count ? keys[i] : 0;
+        u32 place = 0;
+#pragma unroll 4
+        for (u32 j = threadIdx.x % LANES; j < count; j += LANES) place += keys[j] > key;
+#pragma unroll
+        for (u32 distance = 1; distance < LANES; distance *= 2) place += __shfl_xor_sync(0xffffffffu, place, distance);
+        __syncthreads();
+        if (i < count && threadIdx.x % LANES == 0) keys[place] = key;
+        __syncthreads();
     }
 };
 

@@ -9,29 +9,42 @@ namespace flash_sampling {
 
 constexpr u32 DIGIT_BITS = 11;
 
+// Returns the sum of the values of this lane and of all earlier lanes.
+__device__ __forceinline__ u32 sum_to_lane(u32 value) {
+    u32 sum = value;
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+        const u32 earlier = __shfl_up_sync(0xffffffffu, sum, distance);
+        if (threadIdx.x % 32 >= distance) sum += earlier;
+    }
+    return sum;
+}
+
 // Finds the digit of the `need`-th largest key, from search.histogram with 1 << DIGIT_BITS words. Writes search.digit,
-// search.above (keys with larger digits) and search.within (keys with this digit). One warp calls this.
+// search.above (keys with larger digits) and search.within (keys with this digit), or nothing if there are fewer keys. One warp
+// calls this.
 template <class Search>
 __device__ __forceinline__ void find_digit(Search& search, u32 need) {
     constexpr u32 SHARE = (1 << DIGIT_BITS) / 32;
-    const u32 lane = threadIdx.x;
-    // Lane 0 has the highest digits.
+    const u32 lane = threadIdx.x % 32;
+    // Lane 0 has the share with the highest digits.
     const u32 base = (31 - lane) * SHARE;
     u32 sum = 0;
+#pragma unroll 4
     for (u32 i = 0; i < SHARE; ++i) sum += search.histogram[base + (i + lane) % SHARE];
-    u32 upto = sum;
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-        const u32 other = __shfl_up_sync(0xffffffffu, upto, distance);
-        if (lane >= distance) upto += other;
-    }
-    u32 above = upto - sum;
-    if (above < need && need <= upto) {
-        u32 digit = base + SHARE - 1;
-        while (above + search.histogram[digit] < need) above += search.histogram[digit--];
-        search.digit = digit;
-        search.above = above;
-        search.within = search.histogram[digit];
-    }
+    const u32 upto = sum_to_lane(sum);
+    const u32 reached = __ballot_sync(0xffffffffu, upto >= need);
+    if (!reached) return;
+    // The digit is in the share of the first lane that reaches `need`. Each lane takes two digits of this share.
+    const u32 owner = __ffs(static_cast<i32>(reached)) - 1;
+    const u32 before = __shfl_sync(0xffffffffu, upto - sum, owner), high = (32 - owner) * SHARE - 1 - 2 * lane;
+    const u32 larger = search.histogram[high], smaller = search.histogram[high - 1];
+    static_assert(SHARE == 64, "two digits a lane");
+    const u32 end = before + sum_to_lane(larger + smaller), middle = end - smaller, begin = middle - larger;
+    if (begin >= need || end < need) return;
+    const bool is_larger = middle >= need;
+    search.digit = is_larger ? high : high - 1;
+    search.above = is_larger ? begin : middle;
+    search.within = is_larger ? larger : smaller;
 }
 
 }  // namespace flash_sampling

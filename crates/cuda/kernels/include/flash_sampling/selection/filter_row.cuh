@@ -125,10 +125,8 @@ struct FilterRow {
     __device__ __forceinline__ void drop_others() {
         auto& c = shared.candidates;
         if (c.count > CAPACITY) return;
-        // Up to this number of candidates, the sort in walk() is faster than a search for the k-th largest.
-        constexpr u32 FEW = 128;
         u64 least = least_by_min_p(from_monotone_bits(c.largest));
-        if (filters.top_k && c.count > max(filters.top_k, FEW)) {
+        if (filters.top_k && c.count > max(filters.top_k, c.FEW)) {
             const u64 kth = c.find(filters.top_k);
             least = kth > least ? kth : least;
         }
@@ -179,9 +177,7 @@ struct FilterRow {
     // Sorts the candidates and applies the filters. Returns the number of kept tokens.
     __device__ __noinline__ u32 walk() {
         auto& c = shared.candidates;
-        u32 size = 32;
-        while (size < c.count) size *= 2;
-        c.sort(size);
+        c.sort();
         const float largest = from_ordered_bits(c.keys[0]).score, least = filters.least(largest);
         u32 length = c.count;
         if (filters.top_k && filters.top_k < length) length = filters.top_k;
@@ -229,7 +225,8 @@ struct FilterRow {
             const float score = add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
             best = max(best, to_ordered_bits(Winner::of(score, token)));
         }
-        if (best) atomicMax(&shared.best, best);
+        best = largest_of_warp(best);
+        if (best && threadIdx.x % 32 == 0) atomicMax(&shared.best, best);
         __syncthreads();
         return shared.best;
     }
@@ -347,9 +344,7 @@ struct FilterRow {
             if (list[i] >= least) c.push(list[i]);
         __syncthreads();
         if (c.count > CAPACITY) return undecided;
-        // Up to this number of candidates, the sort in walk() is faster than a search for the k-th largest.
-        constexpr u32 FEW = 128;
-        if (filters.top_k && c.count > max(2 * filters.top_k, FEW)) {
+        if (filters.top_k && c.count > max(2 * filters.top_k, c.FEW)) {
             const u64 kth = c.find(filters.top_k);
             c.compact(max(kth, least));
         }
