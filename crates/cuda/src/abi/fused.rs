@@ -2,7 +2,7 @@
 
 use crate::abi::address::DeviceAddress;
 use crate::abi::layout::layout;
-use crate::abi::{Draw, Row};
+use crate::abi::{Draw, Row, RowFilters};
 use flash_sampling_core::DType;
 
 /// The transform from dot products to raw logits.
@@ -109,8 +109,10 @@ pub(crate) struct LogitStore {
     /// 1: the portable kernels store raw logits, as the Hopper kernels always do. 0: transformed logits.
     pub(crate) is_raw: u32,
     pub(crate) padding: u32,
+    /// The Hopper kernels store only octets of rows in which a row has a filter. Null: all rows.
+    pub(crate) filters: DeviceAddress<RowFilters>,
 }
-layout!(LogitStore 32: logits 0, stride 8, block_maxima 16, is_raw 24, padding 28);
+layout!(LogitStore 40: logits 0, stride 8, block_maxima 16, is_raw 24, padding 28, filters 32);
 
 /// Bytes of the largest logits of granules, `[octets of rows, granules, 8]` of 16 bits.
 pub(crate) fn block_maxima_bytes(rows: usize, tokens: usize) -> usize {

@@ -101,7 +101,7 @@ impl CudaExchange {
             Some((fused, hidden, _)) => {
                 let (tokens, stride) = (fused.tokens(), to.row_stride() as u64);
                 let logits = to.logits.add(tokens.start as usize);
-                let store = LogitStore { logits, stride, block_maxima: DeviceAddress::NULL, is_raw: 1, padding: 0 };
+                let store = LogitStore { logits, stride, is_raw: 1, ..LogitStore::default() };
                 fused.launch_any(queue, hidden, rows, FusedOutput::MasksPenalties(store))?;
                 tokens
             }

@@ -48,11 +48,6 @@ impl TokenColumns {
         self.processed.is_any() || self.raw.is_any() || !self.kept.begin.is_null()
     }
 
-    /// Whether the results need raw logits, before temperature and adjustments.
-    pub(crate) fn needs_raw(&self) -> bool {
-        self.raw.is_any()
-    }
-
     /// Checks the arrays of log-probabilities and kept tokens.
     pub(crate) fn check_logprobs(&self) -> Result<(), CudaError> {
         self.processed.check()?;

@@ -75,7 +75,7 @@ impl HeadSampler<'_> {
             let (first, states) = (rows.start, hidden.rows(rows));
             match &mut filters {
                 Some((kinds, selection)) => {
-                    let kinds = (*kinds, out.needs_raw());
+                    let kinds = (*kinds, out.needs_logits());
                     let call = selection.enqueue_decided(queue, fused, &states, encoded, kinds)?;
                     match call.zip(logprobs.as_mut()).filter(|_| out.needs_logits()) {
                         Some((call, logprobs)) => logprobs.enqueue(queue, &call, invalid, (out, first)),

@@ -294,7 +294,7 @@ impl DeviceFilters {
     }
 
     /// Draws as [`DeviceFilters::launch`] does, and decides all rows without a temperature after their filters. With
-    /// `stores_raw`, the stored logits are raw. Returns the argument of the selection kernels, unless the call has no
+    /// `stores_all`, the raw logits of all rows are stored, also of rows without filters. Returns the argument of the selection kernels, unless the call has no
     /// rows.
     ///
     /// With a word for [`FilteredRows::passes`], a first pass draws from lists, and the second pass over all logits runs
@@ -305,12 +305,12 @@ impl DeviceFilters {
         sampler: &mut DeviceTiled,
         hidden: &DeviceMatrix,
         rows: FilteredRows,
-        (kinds, stores_raw): (FilterKinds, bool),
+        (kinds, stores_all): (FilterKinds, bool),
     ) -> Result<Option<FilterCall>, CudaError> {
         let is_listed = !rows.passes.is_null() && self.enqueue_listed(queue, sampler, hidden, rows)?;
         // Without lists, the second pass always runs.
         let rows = FilteredRows { passes: if is_listed { rows.passes } else { DeviceAddress::NULL }, ..rows };
-        self.enqueue_rows(queue, sampler, hidden, &rows, (kinds, stores_raw), true)
+        self.enqueue_rows(queue, sampler, hidden, &rows, (kinds, stores_all), true)
     }
 
     /// Returns the argument of the selection kernels, unless the call has no rows.
@@ -320,14 +320,15 @@ impl DeviceFilters {
         sampler: &mut DeviceTiled,
         hidden: &DeviceMatrix,
         rows: &FilteredRows,
-        (kinds, stores_raw): (FilterKinds, bool),
+        (kinds, stores_all): (FilterKinds, bool),
         is_final: bool,
     ) -> Result<Option<FilterCall>, CudaError> {
         self.check(hidden, sampler, rows.filters)?;
         let has_maxima = kinds.is_by_block_maxima()
             && self.by_logits.by_mass.supports_block_maxima()
             && sampler.stores_block_maxima(hidden);
-        let (stored, output) = self.logit_store(has_maxima, stores_raw)?;
+        let filters = if stores_all { DeviceAddress::NULL } else { rows.filters };
+        let (stored, output) = self.logit_store(has_maxima, filters)?;
         let skip_if = SkipIf::new(rows.passes, FilterPasses::Lists as u32);
         let is_transformed = sampler.launch_unless(skip_if, queue, hidden, rows.unfiltered(), output)?;
         if hidden.rows == 0 {
@@ -338,12 +339,18 @@ impl DeviceFilters {
         Ok(Some(call))
     }
 
-    /// The memory for the logits of a call, with or without block maxima, and the kernel's output for this memory.
-    fn logit_store(&mut self, has_maxima: bool, stores_raw: bool) -> Result<(LogitStore, FusedOutput), CudaError> {
+    /// The memory for the logits of a call, with or without block maxima, and the kernel's output for this memory. Without
+    /// filters (null), the raw logits of all rows are stored.
+    fn logit_store(
+        &mut self,
+        has_maxima: bool,
+        filters: DeviceAddress<RowFilters>,
+    ) -> Result<(LogitStore, FusedOutput), CudaError> {
         let (bytes, stride) = (self.logits_bytes(), self.stride as u64);
         let base = self.room()?.begin_use::<u8>();
         let block_maxima = if has_maxima { base.add(bytes).cast() } else { DeviceAddress::NULL };
-        let stored = LogitStore { logits: base.cast(), stride, block_maxima, is_raw: stores_raw.into(), padding: 0 };
+        let is_raw = filters.is_null().into();
+        let stored = LogitStore { logits: base.cast(), stride, block_maxima, is_raw, padding: 0, filters };
         let output = if has_maxima { FusedOutput::StoreLogits(stored) } else { FusedOutput::MasksPenalties(stored) };
         Ok((stored, output))
     }

@@ -97,7 +97,7 @@ impl DeviceFilters {
         // Ranks may use different kernels, for example if only one shard has a bias. All kernels exchange sums and bins
         // in the same records.
         let has_maxima = features == RowFeatures::Bare && sampler.stores_block_maxima(hidden);
-        let (stored, output) = self.logit_store(has_maxima, false)?;
+        let (stored, output) = self.logit_store(has_maxima, rows.filters)?;
         let is_transformed = sampler.launch_any(queue, hidden, rows.unfiltered(), output)?;
         peers.set_mark(mark());
         peers.enqueue(queue, rows.unfiltered(), hidden.rows)?;

@@ -5,6 +5,8 @@
 
 namespace flash_sampling {
 
+struct RowFilters;
+
 // The output for logits: [rows, tokens].
 struct LogitStore {
     float* logits;  // null = none
@@ -12,8 +14,12 @@ struct LogitStore {
     u16* block_maxima;      // for the variant that stores BlockMaxima; has room for whole octets of rows
     u32 is_raw;     // 1 = the portable kernels store raw logits, as the Hopper kernels always do; 0 = transformed logits
     u32 padding;
+    // [row_count] The Hopper kernels store only octets of rows in which a row has a filter. Null: all rows.
+    const RowFilters* filters;
 };
-FS_LAYOUT(LogitStore, 32, FS_AT(logits, 0) && FS_AT(stride, 8) && FS_AT(block_maxima, 16) && FS_AT(is_raw, 24) && FS_AT(padding, 28));
+FS_LAYOUT(LogitStore, 40,
+          FS_AT(logits, 0) && FS_AT(stride, 8) && FS_AT(block_maxima, 16) && FS_AT(is_raw, 24) && FS_AT(padding, 28) &&
+          FS_AT(filters, 32));
 
 // Stores row `column + c` of a tile by one warp.
 __device__ __forceinline__ void store_row(const Call& call, const LogitStore& stored, const DotTile& tile, u32 c) {

@@ -46,8 +46,8 @@ __device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 wor
 
 // Initialises the shared memory of scouts and consumers while the first loads are in flight.
 template <class T>
-__device__ __forceinline__ void prepare(const Call& call, const RowLists& lists, const Candidates& candidates, u8* stages,
-                                        Shared<T>& shared) {
+__device__ __forceinline__ void prepare(const Call& call, const LogitStore& stored, const RowLists& lists,
+                                        const Candidates& candidates, u8* stages, Shared<T>& shared) {
     constexpr u32 WORKERS = T::THREADS - 32;
     const u32 worker = threadIdx.x - 32;
     clear_rest<T>(call, stages, worker, WORKERS);
@@ -59,6 +59,10 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
     const u32 words = call.row_count * (sizeof(Row) / 8);
     for (u32 i = worker; i < words; i += WORKERS)
         reinterpret_cast<u64*>(shared.rows)[i] = reinterpret_cast<const u64*>(call.rows)[i];
+    if ((T::STORE_LOGITS || T::MASKS_PENALTIES) && stored.logits && worker >= WORKERS - 32) {
+        const u32 octets = octets_to_store<T::COLUMNS>(call, stored, worker % 32);
+        if (worker == WORKERS - 32) shared.stored_octets = octets;
+    }
     if constexpr (T::LISTS) {
         ptx::named_barrier(PREPARED_BARRIER, WORKERS);
         prepare_lists(call, lists, shared, worker, WORKERS);
@@ -100,7 +104,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
     __syncthreads();
     if (T::CLUSTER == 2) ptx::cluster_sync();
 
-    if (threadIdx.x >= 32) prepare(call, lists, candidates, stages, shared);
+    if (threadIdx.x >= 32) prepare(call, stored, lists, candidates, stages, shared);
     // NOTE: a shuffle makes the value uniform for the compiler, which serialises wgmma behind branches that may diverge.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup < T::FIRST_CONSUMER / 128) {

@@ -4,17 +4,34 @@
 
 #include "../epilogue/store.cuh"
 #include "../ptx/arithmetic.cuh"
+#include "../selection/row_filters.cuh"
 #include "filter.cuh"
 
 namespace flash_sampling::fused_hopper {
+
+// Returns a bit for each octet of rows whose logits are stored. All lanes of a warp call this.
+template <int COLUMNS>
+__device__ __forceinline__ u32 octets_to_store(const Call& call, const LogitStore& stored, u32 lane) {
+    u32 octets = 0;
+#pragma unroll
+    for (u32 first = 0; first < COLUMNS; first += 32) {
+        const u32 row = first + lane;
+        const u32 rows = __ballot_sync(0xffffffffu, row < call.row_count && (!stored.filters || stored.filters[row].is_any()));
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) octets |= rows >> 8 * k & 0xff ? 1u << (first / 8 + k) : 0;
+    }
+    return octets;
+}
 
 // Stores the raw logits of a thread's elements. Eight lanes hold adjacent tokens, so stores fill whole sectors.
 template <class T, bool PLAIN>
 __device__ __forceinline__ void store_raw_of(const float (&d)[T::ACCUMULATORS], u32 real, const LogitStore& stored,
                                              const Consumer<T>& self) {
     float* to = stored.logits + self.column(0) * stored.stride + self.first + self.slab() + self.lane / 4;
+    const u32 octets = self.shared.stored_octets;
 #pragma unroll
     for (int j = 0; j < T::ACCUMULATORS / 4; ++j, to += 8 * stored.stride) {
+        if (!(octets >> j & 1)) continue;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             if (self.column(j) + e % 2 >= self.call.row_count || !(real >> e & 1)) continue;

@@ -121,6 +121,7 @@ struct Shared : ListShared<T::COLUMNS, T::LISTS>, CandidateShared<T::COLUMNS, T:
     u64 scouted;
     u64 filtered;
     u32 last;
+    u32 stored_octets;  // a bit for each octet of rows whose logits are stored
 };
 
 // The ring of stages, which takes the rest of shared memory.

@@ -102,18 +102,10 @@ struct BlockMaxSums {
 #pragma unroll 1
         for (u32 unit = blockIdx.x; unit < units;) {
             empty();
-            if (threadIdx.x / ROWS == part.octet) shared.rows[threadIdx.x % ROWS] = terms_of(rows[threadIdx.x]);
-            __syncthreads();
-            sum(part, bits);
-            __syncthreads();
-            const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 % ROWS, is_all = threadIdx.x / 32 / ROWS;
-            const float* const columns = is_all ? shared.all[row] : shared.before[row];
-            float of_lane = 0.0f;
-#pragma unroll
-            for (u32 i = 0; i < THREADS; i += 32) of_lane += columns[i + lane];
-            const double of_row = TopPSearch::sum_of_warp(of_lane);
-            // A scale of 0 marks a row without sums.
-            if (lane == 0 && shared.rows[row].scale != 0.0f) atomicAdd(&sums[2 * (part.octet * ROWS + row) + is_all], of_row);
+            const bool is_own = threadIdx.x / ROWS == part.octet;
+            if (is_own) shared.rows[threadIdx.x % ROWS] = terms_of(rows[threadIdx.x]);
+            // The fused kernel may not have stored an octet of rows without sums.
+            if (__syncthreads_or(is_own && rows[threadIdx.x].top_p < 1.0f)) add_unit(sums, part, bits);
             unit += gridDim.x;
             if (unit >= units) break;
             __syncthreads();
@@ -123,6 +115,20 @@ struct BlockMaxSums {
     }
 
   private:
+    // Adds the masses of a unit, whose terms and first maxima are loaded. All threads call this.
+    __device__ __forceinline__ void add_unit(double* sums, const Part& part, u32 (&bits)[TURNS][4]) {
+        sum(part, bits);
+        __syncthreads();
+        const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 % ROWS, is_all = threadIdx.x / 32 / ROWS;
+        const float* const columns = is_all ? shared.all[row] : shared.before[row];
+        float of_lane = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < THREADS; i += 32) of_lane += columns[i + lane];
+        const double of_row = TopPSearch::sum_of_warp(of_lane);
+        // A scale of 0 marks a row without sums.
+        if (lane == 0 && shared.rows[row].scale != 0.0f) atomicAdd(&sums[2 * (part.octet * ROWS + row) + is_all], of_row);
+    }
+
     // Returns the granules per part, as a float.
     __device__ __forceinline__ float share() const {
         return __fdividef(u32_to_f32(BlockMaxima::granules_of(call.tokens)), u32_to_f32(slices() * WARPS));
