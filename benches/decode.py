@@ -12,8 +12,10 @@ are likely, as in text. The samplers:
     vllm        the matmul, then vLLM's Triton kernels for top-k, top-p and Gumbel noise. The environment variable
                 VLLM_SOURCE names the folder of vLLM's package
 
-The record names samplers that are left out because their package is absent. A second table shows how one row with
-filters changes the tokens of the other rows and the time of a call, and whether a row has the same token alone.
+The record names samplers that are left out because their package is absent. "Saved" is the median difference of a
+sampler's step and ours, over the median difference of their times alone: 1 if a step saves what head and draw save. A
+second table shows how one row with filters changes the tokens of the other rows and the time of a call, and whether a
+row has the same token alone.
 """
 
 import argparse
@@ -22,6 +24,8 @@ import os
 import sys
 import types
 from contextlib import nullcontext
+from itertools import product
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -218,8 +222,8 @@ def captured(work) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) -> list[float]:
-    """Returns the median time of a replay of each graph. The graphs take turns, so that a drift affects all of them."""
+def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) -> list[list[float]]:
+    """Returns the time of a replay of each graph, in each round. The graphs take turns, so a drift affects all of them."""
     times = [[] for _ in graphs]
     for _ in range(rounds):
         for graph, series in zip(graphs, times):
@@ -231,7 +235,7 @@ def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) 
             end.record()
             end.synchronize()
             series.append(start.elapsed_time(end) * 1e3 / replays)
-    return [sorted(series)[len(series) // 2] for series in times]
+    return times
 
 
 def neighbours(layers: Layers, model: str, rows: int, say):
@@ -240,12 +244,12 @@ def neighbours(layers: Layers, model: str, rows: int, say):
     start = torch.full((rows,), CONTEXT, device=DEVICE)
     hidden = layers.step(tokens, start, layers.cache(rows)).clone()
     seeds = torch.arange(1, rows + 1, device=DEVICE)
-    columns = {
-        "top_k": torch.full((rows,), VOCAB, device=DEVICE, dtype=torch.int32),
-        "top_p": torch.ones(rows, device=DEVICE),
-    }
-    columns["top_k"][-1], columns["top_p"][-1] = 50, 0.9
-    for name, sampler in made(layers.lm_head, rows, lambda line: None).items():
+    off = {"top_k": torch.full((rows,), VOCAB, device=DEVICE, dtype=torch.int32), "top_p": torch.ones(rows, device=DEVICE)}
+    samplers = made(layers.lm_head, rows, lambda line: None)
+    for (what, filters), (name, sampler) in product(list(FILTERS.items())[1:], samplers.items()):
+        columns = {key: off[key].clone() for key in filters}
+        for key, value in filters.items():
+            columns[key][-1] = value
 
         def drawn(at: slice, position: int, columns: dict[str, Tensor]) -> Tensor:
             torch.manual_seed(position)
@@ -262,9 +266,9 @@ def neighbours(layers: Layers, model: str, rows: int, say):
         )
         out, keys = torch.zeros_like(tokens), {"seed": seeds, "position": start}
         graphs = [captured(lambda: sampler.draw(hidden, out, keys, given)) for given in ({}, columns)]
-        before, after = microseconds(graphs, 9, 32)
+        before, after = map(median, microseconds(graphs, 9, 32))
         changed = [(plain[:, others] != beside[:, others]).sum().item(), (plain != alone).sum().item()]
-        cells = [model, name, f"{changed[0]} of {plain[:, others].numel()}", f"{changed[1]} of {plain.numel()}"]
+        cells = [model, what, name, f"{changed[0]} of {plain[:, others].numel()}", f"{changed[1]} of {plain.numel()}"]
         cells += [f"{before:.1f}", f"{after:.1f}", f"{after / before:.3f}"]
         say("| " + " | ".join(cells) + " |")
 
@@ -284,7 +288,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="1.7b,8b")
     parser.add_argument("--sequences", default="1,8,64,256")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--replays", type=int, default=8)
     parser.add_argument("--record")
     args = parser.parse_args()
@@ -301,15 +305,16 @@ def main():
     with torch.inference_mode():
         for model in args.models.split(","):
             layers = Layers(model)
-            say("\n| model | sequences | filters | sampler | step | head and draw alone | its share | step over ours |")
-            say("| --- | ---: | --- | --- | ---: | ---: | ---: | ---: |")
+            header = "step | head and draw alone | its share | step over ours | saved"
+            say(f"\n| model | sequences | filters | sampler | {header} |")
+            say("| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |")
             for rows in map(int, args.sequences.split(",")):
                 times(layers, model, rows, args, say)
                 torch.cuda.empty_cache()
             header = "tokens of others that it changes | tokens that differ alone | without it | with it | ratio"
-            say(f"\nOne of {NEIGHBOURS} rows with top-k 50 and top-p 0.9; microseconds of head and draw")
-            say(f"| model | sampler | {header} |")
-            say("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+            say(f"\nOne of {NEIGHBOURS} rows with filters; microseconds of head and draw")
+            say(f"| model | filters | sampler | {header} |")
+            say("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |")
             neighbours(layers, model, NEIGHBOURS, say)
             del layers
 
@@ -347,10 +352,15 @@ def times(layers: Layers, model: str, rows: int, args, say):
             assert ((0 <= out) & (out < VOCAB)).all(), name
         step_times = microseconds(steps, args.rounds, args.replays)
         draw_times = microseconds(draws, args.rounds, 4 * args.replays)
-        ours = step_times[names.index("ours")] if "ours" in names else float("nan")
-        for name, step_time, draw_time in zip(names, step_times, draw_times):
-            share, ratio = draw_time / step_time, step_time / ours
-            cells = [model, rows, what, name, f"{step_time:.0f}", f"{draw_time:.1f}", f"{share:.1%}", f"{ratio:.3f}"]
+        if "ours" not in names:
+            continue
+        ours = names.index("ours")
+        more = lambda series, base: median(time - own for time, own in zip(series, base))
+        for name, in_step, alone in zip(names, step_times, draw_times):
+            step_time, draw_time = median(in_step), median(alone)
+            share, ratio = draw_time / step_time, step_time / median(step_times[ours])
+            saved = "" if name == "ours" else f"{more(in_step, step_times[ours]) / more(alone, draw_times[ours]):.2f}"
+            cells = [model, rows, what, name, f"{step_time:.0f}", f"{draw_time:.1f}", f"{share:.1%}", f"{ratio:.3f}", saved]
             say("| " + " | ".join(map(str, cells)) + " |")
 
 

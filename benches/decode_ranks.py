@@ -2,21 +2,20 @@
 
     torchrun --nproc-per-node 2 benches/decode_ranks.py [--models 1.7b,8b] [--sequences 1,8,64,256] [--record FILE]
 
-A call ends when the tokens are on the GPU of its rank. Each rank measures its calls by its own clock, and the time of a
-call is the time of the slowest rank. The samplers:
+The parameters and the tokens are in device memory, and a call is a CUDA graph. The time of a call is the median on the
+slowest rank. The samplers:
 
-    ours   the draw within the matmul of each shard; the ranks exchange draws
+    ours   the draw within the matmul of each shard, `Sampler.enqueue`; the ranks exchange draws
     torch  the matmul of each shard, an all-gather of the logits by NCCL, softmax and multinomial; filters by a sort
     vllm   the logits as for torch, then vLLM's Triton kernels, as in decode.py
 """
 
 import argparse
-import statistics
-import time
+from statistics import median
 
 import torch
 import torch.distributed as dist
-from decode import FILTERS, LOGITS_STD, SHAPES, VOCAB, Torch, Vllm
+from decode import FILTERS, LOGITS_STD, SHAPES, VOCAB, Torch, Vllm, captured, microseconds
 
 import flash_sampling
 from flash_sampling.torch import group
@@ -28,7 +27,7 @@ class Ours:
         self.sampler = flash_sampling.Sampler(head, max_rows=rows, group=ranks)
 
     def draw(self, hidden, out, keys, filters):
-        self.sampler(hidden, out=out, **keys, **filters)
+        self.sampler.enqueue(hidden, out, **keys, **filters)
 
 
 def gathered(sampler):
@@ -54,7 +53,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="1.7b,8b")
     parser.add_argument("--sequences", default="1,8,64,256")
-    parser.add_argument("--calls", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--record")
     args = parser.parse_args()
     dist.init_process_group("nccl")
@@ -69,7 +68,7 @@ def main():
                 print(line, file=record, flush=True)
 
     say(f"{world} x {torch.cuda.get_device_name()}; torch {torch.__version__}; flash-sampling {flash_sampling.__version__}")
-    say(f"logits' standard deviation {LOGITS_STD}; medians of {args.calls} calls; microseconds")
+    say(f"logits' standard deviation {LOGITS_STD}; medians of {args.rounds}; microseconds")
     say("| model | sequences | filters | sampler | head and draw | over ours |")
     say("| --- | ---: | --- | --- | ---: | ---: |")
     ranks = group()
@@ -79,42 +78,31 @@ def main():
             torch.manual_seed(rank)
             shard = torch.randn(VOCAB // world, width, device="cuda", dtype=torch.bfloat16).mul_(0.02)
             for rows in map(int, args.sequences.split(",")):
-                times(shard, model, rows, ranks, args.calls, say)
+                times(shard, model, rows, ranks, args.rounds, say)
 
 
-def times(shard, model, rows, ranks, calls, say):
+def times(shard, model, rows, ranks, rounds, say):
     """Writes the times of head and draw for each sampler and each kind of filters."""
     hidden = torch.randn(rows, shard.shape[1], device="cuda") * (LOGITS_STD / (0.02 * shard.shape[1] ** 0.5))
     hidden = hidden.bfloat16()
     dist.broadcast(hidden, 0)
+    keys = {"seed": torch.arange(rows, device="cuda"), "position": torch.zeros(rows, device="cuda", dtype=torch.int64)}
+    kinds = {"top_k": torch.int32, "top_p": torch.float32}
     for what, filters in FILTERS.items():
         ours = None
+        columns = {key: torch.full((rows,), value, device="cuda", dtype=kinds[key]) for key, value in filters.items()}
         for name, sampler in SAMPLERS.items():
-            sampler = sampler(shard, rows, ranks)
-            out, taken = torch.zeros(rows, device="cuda", dtype=torch.int64), []
-            kinds = {"top_k": torch.int32, "top_p": torch.float32}
-            columns = {key: torch.full((rows,), value, device="cuda", dtype=kinds[key]) for key, value in filters.items()}
-            for call in range(calls + 5):
-                if name == "ours":  # Its parameters come from the host.
-                    keys, given = {"seed": list(range(rows)), "position": call}, filters
-                else:
-                    position = torch.full((rows,), call, device="cuda")
-                    keys, given = {"seed": torch.arange(rows, device="cuda"), "position": position}, columns
-                torch.cuda.synchronize()
-                dist.barrier()
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                sampler.draw(hidden, out, keys, given)
-                torch.cuda.synchronize()
-                taken.append(time.perf_counter() - start)
-            slowest = torch.tensor(taken[5:], device="cuda")
-            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            sampler, out = sampler(shard, rows, ranks), torch.zeros(rows, device="cuda", dtype=torch.int64)
+            graph = captured(lambda: sampler.draw(hidden, out, keys, columns))
+            dist.barrier()
+            time = torch.tensor(median(*microseconds([graph], rounds, 20)), device="cuda")
+            dist.all_reduce(time, dist.ReduceOp.MAX)
             all_tokens = [torch.zeros_like(out) for _ in range(dist.get_world_size())]
             dist.all_gather(all_tokens, out)
             assert name == "torch" or all((tokens == out).all() for tokens in all_tokens), name
-            median = 1e6 * statistics.median(slowest.tolist())
-            ours = ours or median
-            say(f"| {model} | {rows} | {what} | {name} | {median:.0f} | {median / ours:.2f} |")
+            ours = ours or time.item()
+            say(f"| {model} | {rows} | {what} | {name} | {time.item():.1f} | {time.item() / ours:.2f} |")
+            del graph
 
 
 if __name__ == "__main__":

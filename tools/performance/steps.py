@@ -5,7 +5,7 @@ from markdown import table
 from records import RECORDS
 
 STEPS = "2026-11-27-h200-decode.txt"
-TWO_GPUS = "2026-11-25-h100-x2-decode.txt"
+TWO_GPUS = "2026-11-27-h200-x2-decode.txt"
 SAMPLERS = ["torch", "flashinfer", "vllm"]
 
 

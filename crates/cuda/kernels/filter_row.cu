@@ -1,15 +1,24 @@
-// The entry point of draws with filters from all logits, with one block per draw.
+// The entry points of draws with filters from all logits.
 #include "flash_sampling/selection/exact_filters.cuh"
 #include "flash_sampling/selection/granule_candidates.cuh"
+#include "flash_sampling/selection/granule_maxima.cuh"
 
 using namespace flash_sampling;
 
 // For the host's launch: bytes of dynamic shared memory, threads per block.
 extern "C" {
 __constant__ u32 filter_row_launch[2] = {sizeof(FilterRow::Shared), FilterRow::THREADS};
+__constant__ u32 granule_maxima_launch[2] = {GranuleMaxima::TOKENS, GranuleMaxima::THREADS};
 }
 
-// Draws for rows with min-p or top-k first. With `weights`, it then decides all undecided rows without a temperature after
+// Writes the maxima that filter_row reads as `call.block_maxima`. blockIdx.y is the draw.
+extern "C" __global__ void __launch_bounds__(GranuleMaxima::THREADS)
+    granule_maxima(const __grid_constant__ FilterCall call, u16* maxima) {
+    if (call.skip_if.holds()) return;
+    GranuleMaxima{call, maxima}.block(blockIdx.x, blockIdx.y);
+}
+
+// One block per draw. Draws for rows with min-p or top-k first. With `weights`, it then decides all undecided rows without a temperature after
 // their filters; without (null), the host decides them.
 extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2)
     filter_row(const __grid_constant__ FilterCall call, const double* weights) {
@@ -26,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2)
     FilterRow select{filters, call.row(i), shared};
     Draw draw{0, 0.0f, 0.0f, Status::Undecided};
     if (gathers) {
-        gather_candidates(select, call.maxima(i));
+        const bool is_bare = !shared.row.mask && !shared.row.biases;
+        gather_candidates(select, is_bare ? call.maxima(i) : nullptr);
         draw = select.draw();
         __syncthreads();
     }

@@ -23,13 +23,27 @@ fn found(program: &Path, params: &RowParams<'_>, shards: u32, cut: f32, logits: 
 
 /// Returns the kernels' draws: from lists, or, with no shards, from all logits, with the maxima of granules if there are
 /// any. A status of 0x100 says that the maxima selected exactly the tokens that min-p and top-k keep.
-fn told(
+fn told(program: &Path, params: &RowParams<'_>, lists: (u32, f32), logits: &[f32], maxima: &[f16]) -> Vec<Told> {
+    let output = output(program, params, lists, logits, maxima);
+    let word = |draw: &[u8], at: usize| u32::from_le_bytes(draw[4 * at..4 * at + 4].try_into().unwrap());
+    let draws = output[..16 * params.draws as usize].chunks_exact(16);
+    draws.map(|draw| [word(draw, 3), word(draw, 0), word(draw, 1), word(draw, 2)]).collect()
+}
+
+/// Returns the maxima of granules by the kernel, as the bits of f16.
+fn told_maxima(program: &Path, params: &RowParams<'_>, logits: &[f32], maxima: &[f16]) -> Vec<u16> {
+    let output = output(program, params, (0, 0.0), logits, maxima);
+    output[16 * params.draws as usize..].chunks_exact(2).map(|bits| u16::from_le_bytes([bits[0], bits[1]])).collect()
+}
+
+/// Returns the output of the program: its draws, then the maxima of granules if it was given maxima.
+fn output(
     program: &Path,
     params: &RowParams<'_>,
     (shards, cut): (u32, f32),
     logits: &[f32],
     maxima: &[f16],
-) -> Vec<Told> {
+) -> Vec<u8> {
     let mut input = Vec::new();
     let ln_min_p = if params.min_p > 0.0 { f64::from(params.min_p).ln() } else { f64::NEG_INFINITY };
     input.extend(ln_min_p.to_le_bytes());
@@ -49,9 +63,7 @@ fn told(
     logits.iter().for_each(|logit| input.extend(logit.to_le_bytes()));
     input.extend((maxima.len() as u32).to_le_bytes());
     maxima.iter().for_each(|largest| input.extend(largest.to_bits().to_le_bytes()));
-    let output = emulated::answer(program, input);
-    let word = |draw: &[u8], at: usize| u32::from_le_bytes(draw[4 * at..4 * at + 4].try_into().unwrap());
-    output.chunks_exact(16).map(|draw| [word(draw, 3), word(draw, 0), word(draw, 1), word(draw, 2)]).collect()
+    emulated::answer(program, input)
 }
 
 fn wanted(params: RowParams<'_>, logits: &[f32]) -> Vec<Told> {
@@ -169,6 +181,8 @@ fn draws_by_the_maxima_of_granules_are_those_of_the_reference() {
     for (shape, logits) in &shapes {
         let largest = |granule: &[f32]| f16::from_f32(granule.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         let maxima: Vec<f16> = logits.chunks(16).map(largest).collect();
+        let bits: Vec<u16> = maxima.iter().map(|largest| largest.to_bits()).collect();
+        assert!(told_maxima(program, &cases[0].1, logits, &maxima) == bits, "the maxima of {shape} logits");
         for (name, params) in cases {
             let mut want = wanted(params, logits);
             want.iter_mut().for_each(|[status, ..]| *status |= 0x100);

@@ -3,10 +3,13 @@
 // crates/cuda/tests/lists.rs compares them with the reference.
 #include "emulator.hpp"
 
+#define FS_EMULATED "../../../tests/half_ptx.hpp"
+
 #include <algorithm>
 
 #include "flash_sampling/selection/exact_filters.cuh"
 #include "flash_sampling/selection/granule_candidates.cuh"
+#include "flash_sampling/selection/granule_maxima.cuh"
 
 using namespace flash_sampling;
 
@@ -88,6 +91,26 @@ static Draw by_maxima(FilterRow& select, const u16* maxima, const std::vector<u6
     return draw;
 }
 
+// Returns the maxima of the granules of draw 3, by the kernel. The logits of the other draws are not read.
+static std::vector<u16> maxima_of(const RowFilters& filters, const float* logits, u32 tokens) {
+    constexpr u32 DRAW = 3;
+    std::vector<RowFilters> of_draws(DRAW + 1, RowFilters{-INFINITY, 1.0f, 0, 1.0f, 0});
+    of_draws[DRAW] = filters;
+    const std::vector<u32> sources(DRAW + 1, 0);
+    FilterCall call{};
+    call.logits = logits;
+    call.sources = sources.data();
+    call.filters = of_draws.data();
+    call.tokens = tokens;
+    const u32 granules = BlockMaxima::granules_of(tokens);
+    std::vector<u16> all(BlockMaxima::ROWS * granules, 0x7e00), found(granules);
+    const GranuleMaxima kernel{call, all.data()};
+    emulator::launch((tokens + GranuleMaxima::TOKENS - 1) / GranuleMaxima::TOKENS, DRAW + 1, GranuleMaxima::THREADS,
+                     [&] { kernel.block(blockIdx.x, blockIdx.y); });
+    for (u32 g = 0; g < granules; ++g) found[g] = all[BlockMaxima::ROWS * g + DRAW];
+    return found;
+}
+
 int main() {
     const auto filters = get<RowFilters>();
     Row row{};
@@ -129,4 +152,6 @@ int main() {
         }
         fwrite(&draw, sizeof(Draw), 1, stdout);
     }
+    if (granules)
+        for (const u16 largest : maxima_of(filters, logits.data(), tokens)) put(largest);
 }

@@ -97,6 +97,7 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/selection/filter_call.cuh"),
     file!("include/flash_sampling/selection/filter_row.cuh"),
     file!("include/flash_sampling/selection/granule_candidates.cuh"),
+    file!("include/flash_sampling/selection/granule_maxima.cuh"),
     file!("include/flash_sampling/selection/groups.cuh"),
     file!("include/flash_sampling/selection/logprob_columns.cuh"),
     file!("include/flash_sampling/selection/row_filters.cuh"),

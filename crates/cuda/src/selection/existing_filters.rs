@@ -35,7 +35,7 @@ pub(crate) struct ExistingFilters {
 impl ExistingFilters {
     pub(crate) fn new(vocab_size: u32, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
         Ok(ExistingFilters {
-            by_logits: LogitFilters::new(max_rows, device)?,
+            by_logits: LogitFilters::new(Some(vocab_size), max_rows, device)?,
             widen: device.function(&WIDEN_ROWS, &WIDEN_ROWS.instance(), &entries::WIDEN_ROWS)?,
             vocab_size,
             max_rows,

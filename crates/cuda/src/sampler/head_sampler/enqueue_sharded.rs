@@ -56,7 +56,7 @@ impl HeadSampler<'_> {
             return Err(CudaError::NotSharded { reason: "NCCL gathers no logits" });
         };
         if self.gathered.is_none() {
-            let filters = LogitFilters::new(rows, &self.device)?;
+            let filters = LogitFilters::new(Some(vocab_size), rows, &self.device)?;
             let logprobs = DeviceLogprobs::new(rows, vocab_size as usize, &self.device)?;
             self.gathered = Some(GatheredKernels { filters, logprobs });
         }

@@ -1,12 +1,12 @@
 //! The kernels that filter float32 logits in device memory.
 
 use super::{FILTER_ROW, FilterKinds, clear};
-use crate::abi::{DeviceAddress, FilterCall, UNDECIDED_ROWS_SUMMED, UndecidedRows};
+use crate::abi::{DeviceAddress, FilterCall, UNDECIDED_ROWS_SUMMED, UndecidedRows, block_maxima_bytes};
 use crate::device::entries;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
-use crate::device::launch::Queue;
-use crate::device::launch_config::ConfiguredKernel;
+use crate::device::launch::{Grid, Kernel, Queue};
+use crate::device::launch_config::{ConfiguredKernel, launch_words};
 use crate::device::scratch::Scratch;
 use crate::error::CudaError;
 use crate::selection::top_p::{self, TopP};
@@ -25,12 +25,48 @@ pub(crate) struct LogitFilters {
     /// Rows that the first pass of top-p leaves undecided. Every complete launch leaves zeros.
     open: Scratch,
     pub(super) are_open_zeros: bool,
+    /// For logits that no fused kernel of this GPU stored.
+    maxima: Option<GranuleMaxima>,
+}
+
+/// The kernel that finds the largest logit of each granule, and the memory for these logits.
+#[derive(Debug)]
+struct GranuleMaxima {
+    kernel: Kernel<(FilterCall, DeviceAddress<u16>)>,
+    threads: u32,
+    /// The tokens of a block.
+    tokens: u32,
+    memory: Scratch,
+}
+
+impl GranuleMaxima {
+    fn new(tokens: u32, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
+        let module = device.module(&FILTER_ROW, &FILTER_ROW.instance())?;
+        let memory = Scratch::new(block_maxima_bytes(max_rows, tokens as usize), &[], device)?;
+        let kernel = Kernel::load(&module, &entries::GRANULE_MAXIMA)?;
+        let [tokens, threads] = launch_words(&module, "granule_maxima_launch", device)?;
+        Ok(GranuleMaxima { kernel, threads, tokens, memory })
+    }
+
+    /// Whether the kernel can read the rows of a call, 16 bytes at a time.
+    fn can_read(call: &FilterCall) -> bool {
+        call.logits.get().is_multiple_of(16) && call.row_stride.is_multiple_of(4) && call.tokens.is_multiple_of(4)
+    }
+
+    /// Enqueues the maxima of the rows with min-p first or a top-k.
+    fn launch(&mut self, queue: Queue<'_>, call: FilterCall) -> Result<DeviceAddress<u16>, CudaError> {
+        let to = self.memory.begin_use();
+        let blocks = (call.tokens.div_ceil(self.tokens), call.count);
+        queue.launch(&self.kernel, Grid { blocks, ..Grid::of(0, self.threads) }, (call, to))?;
+        Ok(to)
+    }
 }
 
 const _: () = assert!(MAX_ROWS <= UNDECIDED_ROWS_SUMMED, "there is no room for the sums of every row");
 
 impl LogitFilters {
-    pub(crate) fn new(max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
+    /// With `tokens`, the number of tokens of a row, for logits without stored block maxima.
+    pub(crate) fn new(tokens: Option<u32>, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
         let bytes = UndecidedRows::bytes(max_rows);
         Ok(LogitFilters {
             by_row: ConfiguredKernel::load(device, &FILTER_ROW, &entries::FILTER_ROW)?,
@@ -39,6 +75,7 @@ impl LogitFilters {
             max_rows,
             open: Scratch::new(bytes, std::slice::from_ref(&(0..bytes)), device)?,
             are_open_zeros: true,
+            maxima: tokens.map(|tokens| GranuleMaxima::new(tokens, max_rows, device)).transpose()?,
         })
     }
 
@@ -58,7 +95,11 @@ impl LogitFilters {
         }
         if kinds.gathered || (is_final && kinds.by_mass) {
             let weights = if is_final { self.weights.begin_use() } else { DeviceAddress::NULL };
-            self.by_row.launch(queue, call.count, (call, weights))?;
+            let block_maxima = match &mut self.maxima {
+                Some(maxima) if kinds.gathered && GranuleMaxima::can_read(&call) => maxima.launch(queue, call)?,
+                _ => call.block_maxima,
+            };
+            self.by_row.launch(queue, call.count, (FilterCall { block_maxima, ..call }, weights))?;
         }
         Ok(())
     }
@@ -74,5 +115,6 @@ impl LogitFilters {
     /// Marks the memory as idle after all launches have run; see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         [&mut self.weights, &mut self.open].into_iter().for_each(Scratch::mark_idle);
+        self.maxima.iter_mut().for_each(|maxima| maxima.memory.mark_idle());
     }
 }

@@ -112,7 +112,7 @@ impl DeviceFilters {
         let stride = tokens.len().next_multiple_of(8);
         let zeros = 8 * LIST_ROOM * max_rows..(8 * LIST_ROOM + LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * max_rows;
         let lists = Scratch::new(zeros.end, &[zeros], device)?;
-        let by_logits = LogitFilters::new(max_rows, device)?;
+        let by_logits = LogitFilters::new(None, max_rows, device)?;
         let by_list = ConfiguredKernel::load(device, &FILTER_LIST, &entries::FILTER_LIST)?;
         Ok(DeviceFilters {
             by_logits,

@@ -1,0 +1,53 @@
+// The largest logit of each granule, from logits in memory, for rows with min-p first or a top-k. The fused kernel stores these
+// maxima besides its own logits (store_logits.cuh).
+#pragma once
+
+#include "../ptx/arithmetic.cuh"
+#include "filter_call.cuh"
+
+#ifdef __CUDACC__
+
+namespace flash_sampling {
+
+struct GranuleMaxima {
+    static constexpr u32 THREADS = 256;
+    static constexpr u32 EACH = 4;   // tokens of a load
+    static constexpr u32 LOADS = 8;  // of a thread
+    static constexpr u32 TOKENS = THREADS * EACH * LOADS;  // of a block
+    static constexpr u32 LANES = BlockMaxima::TOKENS / EACH;
+
+    const FilterCall& call;  // the logits are raw, and each row begins at a multiple of 16 bytes, with room for whole 16 bytes
+    u16* maxima;             // BlockMaxima of the draws
+
+    // Runs one block: a part of the row of draw i.
+    __device__ __forceinline__ void block(u32 part, u32 i) const {
+        const RowFilters& filters = call.filters[i];
+        if (!filters.is_any() || filters.is_by_mass()) return;
+        const float* const from = static_cast<const float*>(call.row(i).logits);
+        u16* const to = maxima + BlockMaxima::octet(i / BlockMaxima::ROWS, BlockMaxima::granules_of(call.tokens)) + i % BlockMaxima::ROWS;
+        const u32 first = part * TOKENS + threadIdx.x * EACH;
+        u32 words[LOADS][EACH];
+        // Starts all loads before the first result is used.
+#pragma unroll
+        for (u32 k = 0; k < LOADS; ++k) {
+            const u32 token = first + k * THREADS * EACH;
+            if (token < call.tokens) load_16_bytes(from + token, words[k]);
+        }
+#pragma unroll
+        for (u32 k = 0; k < LOADS; ++k) {
+            const u32 token = first + k * THREADS * EACH;
+            float top = -f32_infinity();
+#pragma unroll
+            for (u32 e = 0; e < EACH; ++e)
+                if (token + e < call.tokens) top = fmaxf(top, bits_to_f32(words[k][e]));
+#pragma unroll
+            for (u32 distance = 1; distance < LANES; distance *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
+            if (threadIdx.x % LANES == 0 && token < call.tokens)
+                to[token / BlockMaxima::TOKENS * BlockMaxima::ROWS] = static_cast<u16>(ptx::pair_of_halves(top, top));
+        }
+    }
+};
+
+}  // namespace flash_sampling
+
+#endif
