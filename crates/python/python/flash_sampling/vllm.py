@@ -7,23 +7,17 @@ off.
 from __future__ import annotations
 
 import functools
-import inspect
-import logging
 import os
 import weakref
 from typing import Any
 
 import numpy
-import torch
-from torch import Tensor
 
-from ._engines import TOP_K_MAX, FailedRows, Unsupported, check_names, check_signatures, is_nvidia
-from ._lib import Head, Sampler
+from ._engines import TOP_K_MAX, Unsupported, check_names, check_signatures, is_nvidia
+from ._vllm_draws import LOG, Draws
 
 __all__ = ["register"]
 
-# vLLM shows the messages of loggers whose names begin with "vllm.".
-_LOG = logging.getLogger("vllm.flash_sampling")
 _GPU = "vllm.v1.worker.gpu"
 # The parameters of the functions that the plugin replaces or calls.
 _SIGNATURES = {
@@ -56,11 +50,9 @@ _BIASES = (
     "prompt_len_np num_allowed_token_ids allowed_token_ids num_logit_bias logit_bias_token_ids logit_bias min_lens "
     "num_stop_token_ids restore_when_all_masked stop_token_ids use_logit_bias"
 ).split()
-# The methods of heads without quantization.
-_PLAIN = ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
 
 # For each model runner: the draws of this package, or None if vLLM's own sampler draws.
-_DRAWS: "weakref.WeakKeyDictionary[Any, _Draws | None]" = weakref.WeakKeyDictionary()
+_DRAWS: "weakref.WeakKeyDictionary[Any, Draws | None]" = weakref.WeakKeyDictionary()
 
 
 def register() -> None:
@@ -73,7 +65,7 @@ def register() -> None:
     try:
         _check_interfaces()
     except Exception as error:  # The imports may fail in any way on platforms without this model runner.
-        _LOG.warning("vLLM draws its own tokens: %s", error)
+        LOG.warning("vLLM draws its own tokens: %s", error)
         return
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
@@ -120,12 +112,12 @@ def _draws(runner, hidden, batch):
         return draws
     try:
         _check_runner(runner)
-        draws = _Draws(runner, hidden)
+        draws = Draws(runner, hidden)
         _supported_rows(runner.sampler, draws.vocab_size, batch, None)  # fails if an attribute is missing
-        _LOG.info("flash_sampling draws the tokens of %s", type(runner.model).__name__)
+        LOG.info("flash_sampling draws the tokens of %s", type(runner.model).__name__)
     except Exception as error:  # Any error leaves the draws to vLLM, which goes on without this package.
         draws = None
-        _LOG.warning("vLLM draws its own tokens: %s", error)
+        LOG.warning("vLLM draws its own tokens: %s", error)
     _DRAWS[runner] = draws
     return draws
 
@@ -198,152 +190,3 @@ def _output(sampler, batch, tokens):
         num_sampled=num_sampled,
         num_rejected=num_rejected,
     )
-
-
-class _Draws:
-    """The draws of this package from the head of a model."""
-
-    def __init__(self, runner: Any, hidden: Tensor) -> None:
-        example = torch.linspace(-1, 1, hidden.shape[-1], device=hidden.device, dtype=hidden.dtype)[None]
-        self.model = runner.model
-        self.processor, self.head = _head(self.model, example)
-        self.description = self._describe()
-        processor, self.vocab_size = self.processor, self.processor.org_vocab_size
-        head = Head(
-            self.head.weight.detach(), soft_cap=processor.soft_cap, scale=processor.scale, vocab_size=self.vocab_size
-        )
-        biases = runner.sampler.logits_processors[0]
-        max_adjusted = biases.logit_bias_token_ids.gpu.shape[1] + biases.stop_token_ids.gpu.shape[1]
-        self.sampler = Sampler(head, runner.max_num_reqs, max_adjusted=max_adjusted)
-        self.failed_rows = FailedRows(_LOG)
-        # These draws load the kernels for all parameters, so that no later draw does.
-        ones = {name: torch.ones(1, device=hidden.device) for name in ("temperature", "top_p", "min_p")}
-        zero = torch.zeros(1, dtype=torch.int64, device=hidden.device)
-        filters = {"top_k": zero.int(), **ones}
-        lists = {"mask": _mask(zero.int()[None], zero, self.vocab_size)}
-        lists |= _lists("banned", zero.int()[None], zero, zero)
-        for parameters in (filters, lists, filters | lists):
-            self.sampler.enqueue(example, zero.clone(), seed=zero, position=zero, **parameters)
-
-    def _describe(self):
-        """Returns the properties of the head on which the sampler depends."""
-        weight, processor = self.head.weight, self.processor
-        return weight.data_ptr(), weight.shape, weight.dtype, processor.soft_cap, processor.scale
-
-    def is_current(self, runner: Any) -> bool:
-        """Whether the head has not changed. A reload of the weights may move the head in memory."""
-        return runner.model is self.model and self.description == self._describe()
-
-    def draw(self, engine: Any, hidden: Tensor, batch: Any, rows: numpy.ndarray, index: Tensor | None) -> Tensor:
-        """Draws the tokens of rows without waiting: [rows] int64.
-
-        rows: the indices of the rows in the batch. index: the same indices on the GPU, or None for all rows.
-        """
-        at, slots = batch.logits_indices, batch.expanded_idx_mapping
-        if index is not None:
-            at, slots = at[index], slots[index]
-        states, slots_np = engine.sampling_states, batch.idx_mapping_np[rows]
-        columns = {"temperature": states.temperature, "seed": states.seeds}
-        for name, off in (("top_k", states.vocab_size), ("top_p", 1), ("min_p", 0)):
-            if (getattr(states, name).np[slots_np] != off).any():
-                columns[name] = getattr(states, name)
-        # The sampler gets copies, because vLLM moves these tensors in each step.
-        columns = {name: column.gpu[slots] for name, column in columns.items()}
-        position = batch.positions[at] + 1
-        columns |= self._biases(engine.logits_processors[0], slots, slots_np, position)
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=hidden.device)
-        statuses = torch.empty(len(rows), dtype=torch.int32, device=hidden.device)
-        self.sampler.enqueue(hidden[at], tokens, position=position, statuses=statuses, **columns)
-        self.failed_rows.check(statuses, [batch.req_ids[row] for row in rows])
-        return tokens.clamp_(min=0)
-
-    def _biases(self, state: Any, slots: Tensor, slots_np: numpy.ndarray, position: Tensor) -> dict[str, Tensor]:
-        """Returns the allowed tokens, biases and banned stop tokens of rows, as arguments of `Sampler.enqueue`.
-
-        The sampler reads vLLM's own tensors. vLLM writes to them in the same stream, so no write is concurrent.
-        """
-        arguments = {}
-        if state.num_logit_bias.np[slots_np].any():
-            counts = state.num_logit_bias.gpu[slots]
-            arguments |= _lists("bias", state.logit_bias_token_ids.gpu, slots, counts)
-            arguments["bias_values"] = state.logit_bias.gpu.view(-1)
-        if state.num_stop_token_ids.np[slots_np].any():
-            is_short = position < state.min_lens.gpu[slots]
-            counts = torch.where(is_short, state.num_stop_token_ids.gpu[slots], 0)
-            arguments |= _lists("banned", state.stop_token_ids.gpu, slots, counts)
-        if state.num_allowed_token_ids.np[slots_np].any():
-            counts = state.num_allowed_token_ids.gpu[slots]
-            arguments["mask"] = _mask(state.allowed_token_ids.gpu[slots], counts, self.vocab_size)
-        return arguments
-
-
-def _lists(name, tokens, slots, counts):
-    """Returns the first `counts` tokens of the slot of each row, as the lists `name` of `Sampler.enqueue`.
-
-    tokens: [all slots, n] int32. slots, counts: [rows].
-    """
-    begin = slots.long() * tokens.shape[1]
-    return {f"{name}_begin": begin, f"{name}_end": begin + counts, f"{name}_tokens": tokens.view(-1)}
-
-
-def _mask(tokens, counts, vocab_size):
-    """Returns bitmaps of the first `counts` tokens of each row: [rows, words] int32.
-
-    A row without tokens allows every token. tokens: [rows, n] int32, which may have duplicates. counts: [rows].
-    """
-    words = -(-vocab_size // 32)
-    # Places without a token, and tokens outside of the vocabulary, set a bit in one more word, which is not returned.
-    place = torch.arange(tokens.shape[1], device=tokens.device)
-    tokens = torch.where(place < counts[:, None], tokens, 32 * words).clamp(max=32 * words).sort(1).values
-    is_first = torch.ones_like(tokens, dtype=torch.bool)
-    is_first[:, 1:] = tokens[:, 1:] != tokens[:, :-1]
-    bits = torch.where(is_first, torch.ones_like(tokens) << (tokens & 31), 0)
-    mask = torch.where(counts[:, None] > 0, 0, -1).int().repeat(1, words + 1)
-    return mask.scatter_add_(1, (tokens >> 5).long(), bits)[:, :words]
-
-
-def _head(model, example):
-    """Returns the logits processor and the head of a model, found by computing logits.
-
-    example: one row of hidden states.
-    """
-    from vllm.model_executor.layers.logits_processor import LogitsProcessor
-
-    calls = []
-
-    def record(module, args, kwargs, logits):
-        calls.append((module, args, kwargs))
-
-    modules = [module for module in model.modules() if isinstance(module, LogitsProcessor)]
-    hooks = [module.register_forward_hook(record, with_kwargs=True) for module in modules]
-    try:
-        logits = model.compute_logits(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if len(calls) != 1:
-        raise Unsupported(f"the logits of {type(model).__name__} come from {len(calls)} logits processors")
-    [(processor, args, kwargs)] = calls
-    call = inspect.signature(LogitsProcessor.forward).bind(processor, *args, **kwargs).arguments
-    head = call["lm_head"]
-    method = type(head.quant_method).__name__
-    reasons = {
-        f"the logits processor is a {type(processor).__name__}": type(processor) is not LogitsProcessor,
-        "the model's output is logits": processor.logits_as_input,
-        f"the head computes in {processor.head_dtype}": processor.head_dtype not in (None, example.dtype),
-        f"the head is sharded over {head.tp_size} ranks": head.tp_size != 1,
-        f"the head's quantization method is {method}": method not in _PLAIN,
-        "the head has a bias": call.get("embedding_bias") is not None,
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise Unsupported(reason)
-    # The model's code may change hidden states or logits, so its logits are compared with those of the head.
-    ours = torch.nn.functional.linear(example, head.weight[: processor.org_vocab_size]).float()
-    if processor.soft_cap is not None:
-        ours = processor.soft_cap * torch.tanh(ours / processor.soft_cap)
-    ours *= processor.scale
-    tolerance = 1e-4 + 4 * torch.finfo(example.dtype).eps  # vLLM rounds to the model's type after each operation.
-    if ours.shape != logits.shape or not (ours - logits.float()).abs().max() <= tolerance * ours.abs().max():
-        raise Unsupported(f"the logits of {type(model).__name__} are not those of its head")
-    return processor, head
