@@ -47,7 +47,7 @@ def test_a_token_does_not_depend_on_other_rows(server):
     want = server.step()
     assert [server.step([row]) for row in range(ROWS)] == [[token] for token in want]
     assert server.step([3, 1]) == [want[3], want[1]]
-    server.sampler.penalties_state.use_penalty[server.slots[0]] = True
+    server.leave(0)
     assert server.step([3, 0, 1]) == [want[3], stub.ENGINE_TOKEN, want[1]]
 
 
@@ -85,7 +85,7 @@ def test_a_failed_row_has_token_0_and_a_warning_in_a_later_step(server, caplog):
 def test_no_step_reads_values_of_tensors(server):
     server.set("top_p", [0.9, 1.0, 0.5, 0.7])
     server.step([1])
-    server.sampler.penalties_state.use_penalty[server.slots[0]] = True
+    server.leave(0)
     with Reads():
         server.runner.sample(*server.batch([1, 2]), None)
         server.runner.sample(*server.batch(), None)
@@ -104,7 +104,7 @@ def test_no_step_waits_for_a_gpu(monkeypatch):
     server.set("top_p", [0.9, 1.0, 0.5, 0.7])
     want = server.direct()
     assert server.step() == want
-    server.sampler.penalties_state.use_penalty[server.slots[0]] = True
+    server.leave(0)
     lists = {"allowed": [3, 40, 41, 40], "bias": {40: 1000.0, 41: 2000.0}, "stop": [41]}
     server.sampler.logits_processors[0].add_request(server.slots[2], int(server.positions[2]), min_tokens=2, **lists)
     want[2] = 40

@@ -40,7 +40,13 @@ RUNNERS_OF_THE_ENGINE = {
     "the noise is in float64": lambda server: setattr(server.sampler, "use_fp64_gumbel", True),
     "tokens are replayed": lambda server: setattr(server.sampler, "trace_replay_state", 1),
     "has no attribute 'lora_config'": lambda server: delattr(server.runner, "lora_config"),
-    "has no attribute 'use_penalty'": lambda server: delattr(server.sampler.penalties_state, "use_penalty"),
+    "has no attribute 'enabled'": lambda server: delattr(server.sampler.thinking_budget_state, "enabled"),
+    "PenaltiesState has unknown or missing attributes: use_penalty": lambda server: delattr(
+        server.sampler.penalties_state, "use_penalty"
+    ),
+    "BadWordsState has unknown or missing attributes: patterns": lambda server: setattr(
+        server.sampler.logits_processors[2], "patterns", 1
+    ),
     "the head is sharded over 2 ranks": lambda server: setattr(server.runner.model.lm_head, "tp_size", 2),
     "the head's quantization method is int": lambda server: setattr(server.runner.model.lm_head, "quant_method", 1),
     "the head computes in torch.bfloat16": lambda server: setattr(

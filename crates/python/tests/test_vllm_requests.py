@@ -11,7 +11,7 @@ import stub_vllm as stub  # noqa: E402
 from engines import Reads  # noqa: E402
 from vllm_server import VOCAB, engine, server  # noqa: E402, F401
 
-from flash_sampling import Head, Sampler, SamplingParams, _vllm_rows  # noqa: E402
+from flash_sampling import _vllm_rows  # noqa: E402
 from flash_sampling import vllm as plugin  # noqa: E402
 
 
@@ -31,12 +31,16 @@ def of(get, value):
     return change
 
 
+def penalised_beyond_the_maximum(server):
+    server.draws.max_penalised = 0
+    server.sampler.penalties_state.add_request(server.slots[1], repetition_penalty=2.0)
+
+
 ROWS_OF_THE_ENGINE = {
     "logprobs": of(lambda sampler: sampler.sampling_states.num_logprobs, 0),
     "logprob_token_ids": of(lambda sampler: sampler.logprob_token_ids_state.num_token_ids.np, 2),
-    "penalties": of(lambda sampler: sampler.penalties_state.use_penalty, True),
+    "penalties of too many tokens": penalised_beyond_the_maximum,
     "restored stop tokens": of(lambda sampler: sampler.logits_processors[0].restore_when_all_masked.np, 1),
-    "bad_words": of(lambda sampler: sampler.logits_processors[2].num_bad_words.np, 1),
     "thinking_token_budget": of_thinking,
     "structured_outputs": of_grammar,
 }
@@ -49,23 +53,24 @@ def test_vllm_draws_a_row_with_other_parameters(server, change):
     grammar = change(server)
     want[1] = stub.ENGINE_TOKEN
     assert server.step(grammar=grammar) == want
-    assert server.output.logprobs_tensors == "log-probabilities"
     assert server.step([1], grammar) == [stub.ENGINE_TOKEN]
 
 
 def test_vllm_draws_a_row_with_a_large_top_k():
     """The limit of top_k is 1024, so the vocabulary of the other tests is too small."""
-    states = stub.Sampler(4, 5000, "cpu")
+    states, draws = stub.Sampler(4, 5000, 8, "cpu"), SimpleNamespace(vocab_size=5000, max_penalised=8, max_logprobs=8)
     batch = SimpleNamespace(idx_mapping_np=numpy.arange(4), num_draft_tokens=0, logits_indices=numpy.arange(4))
+    batch.seq_lens_cpu_upper_bound = torch.zeros(4, dtype=torch.int32)
     states.sampling_states.top_k.np[:] = [1024, 1025, 4999, 5000]
-    assert plugin._supported_rows(states, 5000, batch, None).tolist() == [0, 3]
+    assert plugin._supported_rows(states, draws, batch, None).tolist() == [0, 3]
 
 
 def bias_of(server, row):
     """Allowed tokens with duplicates, biases, and stop tokens, all likely ones of a row."""
     logits = server.hidden[row] @ server.weight[:VOCAB].T
     best = logits.argsort(descending=True).tolist()
-    return {"allowed": best[1:600:2] + best[1:9], "bias": {best[3]: 4.0, best[9]: -3.0, best[5]: 50.0}, "stop": best[:128]}
+    bias = {best[3]: 4.0, best[9]: -3.0, best[5]: 50.0}
+    return {"allowed": best[1:600:2] + best[1:9], "bias": bias, "stop": best[:128]}
 
 
 @pytest.mark.parametrize("names", [["allowed"], ["bias"], ["stop"], ["allowed", "bias", "stop"]], ids=" ".join)
@@ -78,19 +83,12 @@ def test_biases_are_those_of_the_request(server, names):
         for row, lists in given.items():
             prompt_len = int(server.positions[row]) - 1
             state.add_request(server.slots[row], prompt_len, min_tokens=min_tokens, **lists)
-        params = [SamplingParams(top_p=float(p)) for p in server.sampler.sampling_states.top_p.np[server.slots]]
+        more = {}
         for row, lists in given.items():
             banned = lists.get("stop", []) if is_short else []
-            params[row] = SamplingParams(
-                top_p=params[row].top_p,
-                allowed_token_ids=lists.get("allowed"),
-                logit_bias=lists.get("bias"),
-                banned_token_ids=banned,
-            )
-        direct = Sampler(Head(server.weight, vocab_size=VOCAB))
-        seeds = [int(seed) % 2**64 for seed in server.sampler.sampling_states.seeds.np[server.slots]]
-        rows = direct.sample(server.hidden, params, seed=seeds, position=server.positions + 1)
-        want = [row.token for row in rows]
+            biases = {"allowed_token_ids": lists.get("allowed"), "logit_bias": lists.get("bias")}
+            more[row] = biases | {"banned_token_ids": banned}
+        want = [row.token for row in server.sample(more)]
         assert server.step() == want and server.step([3, 1]) == [want[3], want[1]]
         differ += want[0] != plain[0] and want[3] != plain[3]
     assert differ == (1 if names == ["stop"] else 2)

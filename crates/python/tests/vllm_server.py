@@ -7,10 +7,10 @@ import torch
 from conftest import Problem
 from engines import Enqueued, Event
 
-from flash_sampling import Head, Sampler, _vllm_draws
+from flash_sampling import Head, History, Sampler, SamplingParams, _vllm_draws
 from flash_sampling import vllm as plugin
 
-VOCAB, HIDDEN, ROWS = 1000, 32, 4
+VOCAB, HIDDEN, ROWS, MAX_LEN = 1000, 32, 4, 128
 
 
 @pytest.fixture(autouse=True)
@@ -44,14 +44,29 @@ class Server:
         self.weight[VOCAB:] = 9 * self.hidden[0]  # padding with large logits
         self.slots = numpy.arange(7, 7 - ROWS, -1)
         self.positions = numpy.array([5, 0, 90, 7])
-        self.runner = stub.GPUModelRunner(model(self.weight.to(device), **options), 8, VOCAB, self.device)
+        self.runner = stub.GPUModelRunner(model(self.weight.to(device), **options), 8, VOCAB, MAX_LEN, self.device)
         self.sampler = self.runner.sampler
         self.set("seeds", [5, -5, 6, 2**63 - 1])
+        # Sequences of likely tokens, with the most likely ones in prompts and outputs. Tokens after the end of a
+        # sequence are those of an earlier request.
+        requests, numbers = self.sampler.req_states, numpy.random.default_rng(3)
+        best = (self.hidden @ self.weight[:VOCAB].T).argsort(descending=True)[:, :100].numpy()
+        self.sequences = numpy.stack([numbers.choice(row, MAX_LEN) for row in best])
+        self.sequences[:, [0, 4]] = best[:, :2]
+        self.prompt_lens = numpy.array([4, 1, 60, 3])
+        for slot, tokens in zip(self.slots, self.sequences):
+            requests.all_token_ids.write(slot, tokens.tolist())
+        requests.prompt_len.np[self.slots] = self.prompt_lens
+        requests.prompt_len.copy_to_uva()
 
     def set(self, name, values):
         """Sets a parameter of the rows."""
         getattr(self.sampler.sampling_states, name).np[self.slots] = values
         self.sampler.sampling_states.apply_staged_writes()
+
+    def leave(self, row):
+        """Adds a parameter to a row, with which vLLM's own sampler draws."""
+        self.sampler.logprob_token_ids_state.num_token_ids.np[self.slots[row]] = 2
 
     def batch(self, rows=range(ROWS)):
         """The hidden states and the batch of rows. Each row has two tokens, and draws from its second."""
@@ -67,6 +82,7 @@ class Server:
             expanded_idx_mapping=on(slots),
             num_draft_tokens=0,
             seq_lens=on(positions + 1),
+            seq_lens_cpu_upper_bound=torch.tensor(positions + 1),
             positions=on(numpy.stack([positions - 1, positions], 1).flatten()),
             logits_indices=on(numpy.arange(1, 2 * len(rows), 2, dtype=numpy.int32)),
             cu_num_logits=on(numpy.arange(len(rows) + 1, dtype=numpy.int32)),
@@ -95,6 +111,27 @@ class Server:
             top_p=states.top_p.np[slots],
             min_p=states.min_p.np[slots],
         ).tolist()
+
+    def history(self, row):
+        """The tokens of a row's prompt and output."""
+        tokens = self.sequences[row, : self.positions[row] + 1].tolist()
+        return tokens[: self.prompt_lens[row]], tokens[self.prompt_lens[row] :]
+
+    def sample(self, given, history=None, **options):
+        """The results of direct draws of all rows.
+
+        given: for some rows, more parameters of `SamplingParams`. history: the prompt and the output of a row.
+        """
+        states = self.sampler.sampling_states
+        params = []
+        for row, slot in enumerate(self.slots):
+            names = ("temperature", "top_k", "top_p", "min_p")
+            columns = {name: getattr(states, name).np[slot].item() for name in names}
+            params.append(SamplingParams(**columns, **options, **given.get(row, {})))
+        sampler = Sampler(Head(self.weight, vocab_size=VOCAB), max_logprobs=128)
+        keys = {"seed": [int(seed) % 2**64 for seed in states.seeds.np[self.slots]], "position": self.positions + 1}
+        histories = [History(*(history or self.history)(row)) for row in range(ROWS)]
+        return sampler.sample(self.hidden, params, histories, **keys)
 
     @property
     def draws(self):

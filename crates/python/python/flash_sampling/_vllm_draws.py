@@ -18,6 +18,8 @@ from ._vllm_rows import Rows, bitmaps, slot_lists
 LOG = logging.getLogger("vllm.flash_sampling")
 # The methods of heads without quantization.
 _PLAIN = ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
+# The maximum number of tokens with a penalty in a row. They take 84 MB of GPU memory for 256 rows.
+_MAX_PENALISED = 16384
 
 
 class Draws:
@@ -32,8 +34,11 @@ class Draws:
         head = Head(
             self.head.weight.detach(), soft_cap=processor.soft_cap, scale=processor.scale, vocab_size=self.vocab_size
         )
-        biases = runner.sampler.logits_processors[0]
+        biases, penalties, bad_words = runner.sampler.logits_processors
+        all_tokens = penalties.req_states.all_token_ids.gpu
+        self.max_penalised = min(all_tokens.shape[1], _MAX_PENALISED)
         max_adjusted = biases.logit_bias_token_ids.gpu.shape[1] + biases.stop_token_ids.gpu.shape[1]
+        max_adjusted += bad_words.bad_word_offsets.gpu.shape[1] - 1 + self.max_penalised
         self.sampler = Sampler(head, runner.max_num_reqs, max_adjusted=max_adjusted)
         self.failed_rows = FailedRows(LOG)
         # These draws load the kernels for all parameters, so that no later draw does.
@@ -42,6 +47,7 @@ class Draws:
         filters = {"top_k": zero.int(), **ones}
         lists = {"mask": bitmaps(zero.int()[None], zero, self.vocab_size)}
         lists |= slot_lists("banned", zero.int()[None], zero, zero)
+        lists |= slot_lists("prompt", all_tokens, zero, zero)
         for parameters in (filters, lists, filters | lists):
             self.sampler.enqueue(example, zero.clone(), seed=zero, position=zero, **parameters)
 

@@ -35,8 +35,8 @@ _SIGNATURES = {
 }
 # The fields of InputBatch that the plugin reads.
 _BATCH = (
-    "req_ids num_reqs idx_mapping idx_mapping_np expanded_idx_mapping num_draft_tokens seq_lens positions "
-    "logits_indices cu_num_logits"
+    "req_ids num_reqs idx_mapping idx_mapping_np expanded_idx_mapping num_draft_tokens seq_lens "
+    "seq_lens_cpu_upper_bound positions logits_indices cu_num_logits"
 ).split()
 # All attributes of Sampler and SamplingStates, because an unknown attribute may hold a parameter of requests.
 _SAMPLER = (
@@ -50,6 +50,11 @@ _BIASES = (
     "prompt_len_np num_allowed_token_ids allowed_token_ids num_logit_bias logit_bias_token_ids logit_bias min_lens "
     "num_stop_token_ids restore_when_all_masked stop_token_ids use_logit_bias"
 ).split()
+_PENALTIES = (
+    "req_states device repetition_penalty frequency_penalty presence_penalty use_penalty prompt_bin_mask "
+    "output_bin_counts _new_penalties_reqs"
+).split()
+_BAD_WORDS = "req_states bad_word_token_ids bad_word_offsets num_bad_words".split()
 
 # For each model runner: the draws of this package, or None if vLLM's own sampler draws.
 _DRAWS: "weakref.WeakKeyDictionary[Any, Draws | None]" = weakref.WeakKeyDictionary()
@@ -84,7 +89,7 @@ def _patched(original):
     @functools.wraps(original)
     def sample(self, hidden_states, input_batch, grammar_output):
         draws = _draws(self, hidden_states, input_batch)
-        rows = [] if draws is None else _supported_rows(self.sampler, draws.vocab_size, input_batch, grammar_output)
+        rows = [] if draws is None else _supported_rows(self.sampler, draws, input_batch, grammar_output)
         if len(rows) == 0:
             return original(self, hidden_states, input_batch, grammar_output)
         if len(rows) == input_batch.num_reqs:
@@ -113,8 +118,9 @@ def _draws(runner, hidden, batch):
     try:
         _check_runner(runner)
         draws = Draws(runner, hidden)
-        _supported_rows(runner.sampler, draws.vocab_size, batch, None)  # fails if an attribute is missing
-        LOG.info("flash_sampling draws the tokens of %s", type(runner.model).__name__)
+        _supported_rows(runner.sampler, draws, batch, None)  # fails if an attribute is missing
+        text = "flash_sampling draws the tokens of %s, with up to %d tokens with a penalty"
+        LOG.info(text, type(runner.model).__name__, draws.max_penalised)
     except Exception as error:  # Any error leaves the draws to vLLM, which goes on without this package.
         draws = None
         LOG.warning("vLLM draws its own tokens: %s", error)
@@ -145,23 +151,23 @@ def _check_runner(runner):
     for reason, holds in reasons.items():
         if holds:
             raise Unsupported(reason)
-    check_names("LogitBiasState", vars(sampler.logits_processors[0]).keys() ^ set(_BIASES))
+    for processor, names in zip(sampler.logits_processors, (_BIASES, _PENALTIES, _BAD_WORDS)):
+        check_names(type(processor).__name__, vars(processor).keys() ^ set(names))
 
 
-def _supported_rows(sampler, vocab_size, batch, grammar_output):
+def _supported_rows(sampler, draws, batch, grammar_output):
     """Returns the indices of the rows that this package draws. Reads the copies of their parameters on the CPU."""
     slots = batch.idx_mapping_np
     if batch.num_draft_tokens or batch.logits_indices.shape[0] != len(slots):
         return []
-    bias, penalties, bad_words = sampler.logits_processors
+    bias, penalties, _ = sampler.logits_processors
     states, top_k = sampler.sampling_states, sampler.sampling_states.top_k.np[slots]
     unsupported = (
         (states.num_logprobs[slots] != -1)
         | (sampler.logprob_token_ids_state.num_token_ids.np[slots] > 0)
         | (bias.restore_when_all_masked.np[slots] != 0)
-        | penalties.use_penalty[slots]
-        | (bad_words.num_bad_words.np[slots] > 0)
-        | ((top_k > TOP_K_MAX) & (top_k < vocab_size))
+        | (_penalised_tokens(penalties, batch) > draws.max_penalised)
+        | ((top_k > TOP_K_MAX) & (top_k < draws.vocab_size))
     )
     if sampler.thinking_budget_state.enabled:
         unsupported |= sampler.thinking_budget_state.use_thinking_budget[slots]
@@ -169,6 +175,15 @@ def _supported_rows(sampler, vocab_size, batch, grammar_output):
         grammars = set(grammar_output.structured_output_request_ids)
         unsupported |= numpy.array([name in grammars for name in batch.req_ids], dtype=bool)
     return numpy.flatnonzero(~unsupported)
+
+
+def _penalised_tokens(state, batch):
+    """Returns an upper bound of the number of tokens with a penalty, for each row."""
+    slots = batch.idx_mapping_np
+    lengths = batch.seq_lens_cpu_upper_bound.numpy()[: len(slots)]  # exact without speculative decoding
+    outputs = lengths - state.req_states.prompt_len.np[slots]
+    tokens = numpy.where(state.repetition_penalty.np[slots] != 1, lengths, outputs)
+    return numpy.where(state.use_penalty[slots], tokens, 0)
 
 
 def _output(sampler, batch, tokens):
