@@ -22,7 +22,7 @@ def test_tokens_are_those_of_a_direct_call(server, caplog):
     server.set("min_p", [0.0, 0.2, 0.0, 0.1])
     assert server.step() == server.direct()
     # The first calls of the sampler load its kernels, and the only logits are those of the check of the head.
-    assert server.draws.sampler.calls[3:] == [["temperature"], ["min_p", "temperature", "top_k", "top_p"]]
+    assert server.draws.sampler.calls[8:] == [["temperature"], ["min_p", "temperature", "top_k", "top_p"]]
     assert server.runner.model.rows == 1
 
 

@@ -37,7 +37,7 @@ def penalised_beyond_the_maximum(server):
 
 
 ROWS_OF_THE_ENGINE = {
-    "logprobs": of(lambda sampler: sampler.sampling_states.num_logprobs, 0),
+    "many log-probabilities": of(lambda sampler: sampler.sampling_states.num_logprobs, 129),
     "logprob_token_ids": of(lambda sampler: sampler.logprob_token_ids_state.num_token_ids.np, 2),
     "penalties of too many tokens": penalised_beyond_the_maximum,
     "restored stop tokens": of(lambda sampler: sampler.logits_processors[0].restore_when_all_masked.np, 1),

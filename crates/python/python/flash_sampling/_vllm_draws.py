@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ._engines import FailedRows, Unsupported
 from ._lib import Head, Sampler
+from ._vllm_logprobs import MODES, TOP_N_MAX, empty_results, logprobs_tensors
 from ._vllm_rows import Rows, bitmaps, slot_lists
 
 # vLLM shows the messages of loggers whose names begin with "vllm.".
@@ -20,6 +21,8 @@ LOG = logging.getLogger("vllm.flash_sampling")
 _PLAIN = ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
 # The maximum number of tokens with a penalty in a row. They take 84 MB of GPU memory for 256 rows.
 _MAX_PENALISED = 16384
+# The number of log-probabilities of a request without log-probabilities.
+NO_LOGPROBS = -1
 
 
 class Draws:
@@ -41,15 +44,26 @@ class Draws:
         max_adjusted += bad_words.bad_word_offsets.gpu.shape[1] - 1 + self.max_penalised
         self.sampler = Sampler(head, runner.max_num_reqs, max_adjusted=max_adjusted)
         self.failed_rows = FailedRows(LOG)
-        # These draws load the kernels for all parameters, so that no later draw does.
-        ones = {name: torch.ones(1, device=hidden.device) for name in ("temperature", "top_p", "min_p")}
-        zero = torch.zeros(1, dtype=torch.int64, device=hidden.device)
+        self.mode = runner.sampler.logprobs_mode
+        self.max_logprobs = min(TOP_N_MAX, self.vocab_size) if self.mode in MODES else NO_LOGPROBS
+        self._load_kernels(example, all_tokens)
+
+    def _load_kernels(self, example: Tensor, all_tokens: Tensor) -> None:
+        """Draws with all parameters and results, so that no later draw loads kernels."""
+        ones = {name: torch.ones(1, device=example.device) for name in ("temperature", "top_p", "min_p")}
+        zero = torch.zeros(1, dtype=torch.int64, device=example.device)
         filters = {"top_k": zero.int(), **ones}
         lists = {"mask": bitmaps(zero.int()[None], zero, self.vocab_size)}
         lists |= slot_lists("banned", zero.int()[None], zero, zero)
         lists |= slot_lists("prompt", all_tokens, zero, zero)
-        for parameters in (filters, lists, filters | lists):
-            self.sampler.enqueue(example, zero.clone(), seed=zero, position=zero, **parameters)
+        calls = [{}, filters, lists, filters | lists]
+        if self.max_logprobs != NO_LOGPROBS:
+            results = empty_results(1, self.max_logprobs, example.device)
+            calls += [call | results | {"logprobs_mode": self.mode} for call in calls]
+        for call in calls:
+            self.sampler.enqueue(example, zero.clone(), seed=zero, position=zero, **call)
+        if self.max_logprobs != NO_LOGPROBS:
+            logprobs_tensors(zero, results, self.vocab_size)
 
     def _describe(self):
         """Returns the properties of the head on which the sampler depends."""
@@ -60,8 +74,10 @@ class Draws:
         """Whether the head has not changed. A reload of the weights may move the head in memory."""
         return runner.model is self.model and self.description == self._describe()
 
-    def draw(self, engine: Any, hidden: Tensor, batch: Any, rows: numpy.ndarray, index: Tensor | None) -> Tensor:
-        """Draws the tokens of rows without waiting: [rows] int64.
+    def draw(
+        self, engine: Any, hidden: Tensor, batch: Any, rows: numpy.ndarray, index: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """Draws rows without waiting. Returns the tokens, [rows] int64, and their `LogprobsTensors` or None.
 
         rows: the indices of the rows in the batch. index: the same indices on the GPU, or None for all rows.
         """
@@ -72,9 +88,14 @@ class Draws:
         columns = requests.arguments(engine, self.vocab_size)
         tokens = torch.empty(len(rows), dtype=torch.int64, device=hidden.device)
         statuses = torch.empty(len(rows), dtype=torch.int32, device=hidden.device)
-        self.sampler.enqueue(hidden[at], tokens, statuses=statuses, **columns)
+        top_n = int(engine.sampling_states.num_logprobs[requests.slots_np].max())
+        results = {} if top_n == NO_LOGPROBS else empty_results(len(rows), top_n, hidden.device)
+        if results:
+            columns["logprobs_mode"] = self.mode
+        self.sampler.enqueue(hidden[at], tokens, statuses=statuses, **columns, **results)
         self.failed_rows.check(statuses, [batch.req_ids[row] for row in rows])
-        return tokens.clamp_(min=0)
+        tokens.clamp_(min=0)
+        return tokens, logprobs_tensors(tokens, results, self.vocab_size) if results else None
 
 
 def _head(model, example):

@@ -60,7 +60,7 @@ class Rows:
         return arguments
 
     def _penalties(self, state: Any) -> dict[str, Tensor]:
-        """Returns the penalties and the tokens of the sequences. The sampler reads the tokens of penalised rows only."""
+        """Returns penalties, and the tokens of the sequences. The sampler reads the tokens of penalised rows only."""
         given = [name for name, off in _PENALTIES.items() if self._any(getattr(state, name), off)]
         if not given:
             return {}

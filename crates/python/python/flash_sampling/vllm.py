@@ -15,6 +15,7 @@ import numpy
 
 from ._engines import TOP_K_MAX, Unsupported, check_names, check_signatures, is_nvidia
 from ._vllm_draws import LOG, Draws
+from ._vllm_logprobs import replace_rows
 
 __all__ = ["register"]
 
@@ -25,6 +26,9 @@ _SIGNATURES = {
     f"{_GPU}.sample.sampler:Sampler.__call__": "self logits input_batch",
     f"{_GPU}.sample.output:SamplerOutput": (
         "sampled_token_ids logprobs_tensors num_nans num_sampled num_rejected sampling_mask_tensors"
+    ),
+    "vllm.v1.outputs:LogprobsTensors": (
+        "logprob_token_ids logprobs selected_token_ranks cu_num_generated_tokens cu_num_generated_tokens_tensor"
     ),
     f"{_GPU}.input_batch:get_num_sampled_and_rejected": "num_sampled seq_lens cu_num_logits idx_mapping prefill_len",
     "vllm.model_executor.layers.logits_processor:LogitsProcessor.forward": (
@@ -93,14 +97,17 @@ def _patched(original):
         if len(rows) == 0:
             return original(self, hidden_states, input_batch, grammar_output)
         if len(rows) == input_batch.num_reqs:
-            tokens = draws.draw(self.sampler, hidden_states, input_batch, rows, None)
-            output = _output(self.sampler, input_batch, tokens)
+            drawn = draws.draw(self.sampler, hidden_states, input_batch, rows, None)
+            output = _output(self.sampler, input_batch, *drawn)
             return output, output.num_sampled, output.num_rejected
         from vllm.utils.torch_utils import async_tensor_h2d
 
         output, num_sampled, num_rejected = original(self, hidden_states, input_batch, grammar_output)
         index = async_tensor_h2d(rows, device=hidden_states.device)
-        output.sampled_token_ids[index, 0] = draws.draw(self.sampler, hidden_states, input_batch, rows, index)
+        tokens, logprobs = draws.draw(self.sampler, hidden_states, input_batch, rows, index)
+        output.sampled_token_ids[index, 0] = tokens
+        if logprobs is not None:
+            replace_rows(output.logprobs_tensors, index, logprobs)
         return output, num_sampled, num_rejected
 
     sample.is_flash_sampling = True
@@ -163,7 +170,7 @@ def _supported_rows(sampler, draws, batch, grammar_output):
     bias, penalties, _ = sampler.logits_processors
     states, top_k = sampler.sampling_states, sampler.sampling_states.top_k.np[slots]
     unsupported = (
-        (states.num_logprobs[slots] != -1)
+        (states.num_logprobs[slots] > draws.max_logprobs)
         | (sampler.logprob_token_ids_state.num_token_ids.np[slots] > 0)
         | (bias.restore_when_all_masked.np[slots] != 0)
         | (_penalised_tokens(penalties, batch) > draws.max_penalised)
@@ -186,7 +193,7 @@ def _penalised_tokens(state, batch):
     return numpy.where(state.use_penalty[slots], tokens, 0)
 
 
-def _output(sampler, batch, tokens):
+def _output(sampler, batch, tokens, logprobs):
     """Returns the output that vLLM's sampler would return, for a batch in which this package drew all rows."""
     from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
     from vllm.v1.worker.gpu.sample.output import SamplerOutput
@@ -200,7 +207,7 @@ def _output(sampler, batch, tokens):
     )
     return SamplerOutput(
         sampled_token_ids=tokens.view(-1, 1),
-        logprobs_tensors=None,
+        logprobs_tensors=logprobs,
         num_nans=None,
         num_sampled=num_sampled,
         num_rejected=num_rejected,
