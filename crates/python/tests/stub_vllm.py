@@ -59,17 +59,6 @@ class RequestState:
         self.prefill_len = UvaBackedTensor(max_num_reqs, torch.int32, device)
 
 
-@dataclass(frozen=True)
-class LogitsProcRequestState:
-    device: torch.device
-    max_num_reqs: int
-    vocab_size: int
-    all_token_ids: StagedWriteTensor
-    prompt_len: UvaBackedTensor
-    prefill_len: UvaBackedTensor
-    total_len: StagedWriteTensor
-
-
 class LogitBiasState:
     def __init__(self, max_num_reqs, device):
         self.prompt_len_np = numpy.zeros(max_num_reqs, dtype=numpy.int32)
@@ -231,7 +220,8 @@ class Sampler:
 
 
 class UnquantizedEmbeddingMethod:
-    pass
+    def apply(self, layer, x, bias=None):
+        return torch.nn.functional.linear(x, layer.weight, bias)
 
 
 class ParallelLMHead(torch.nn.Module):
@@ -281,20 +271,20 @@ _PLACES = {
     "vllm.v1.outputs": [LogprobsTensors],
     "vllm.v1.worker.gpu.input_batch": [InputBatch, get_num_sampled_and_rejected],
     "vllm.v1.worker.gpu.model_runner": [GPUModelRunner],
-    "vllm.v1.worker.gpu.sample.logits_processor.interface": [LogitsProcRequestState],
     "vllm.v1.worker.gpu.sample.output": [SamplerOutput],
     "vllm.v1.worker.gpu.sample.sampler": [Sampler],
 }
 
 
-def install(monkeypatch):
-    """Makes the stubs importable as vLLM."""
+def install(monkeypatch, places=_PLACES):
+    """Makes the stubs, or other members of modules, importable as vLLM."""
     modules = {}
-    for place, members in _PLACES.items():
+    for place, members in places.items():
         parts = place.split(".")
         for name in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
             module = modules.setdefault(name, ModuleType(name))
         vars(module).update({member.__name__: member for member in members})
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(GPUModelRunner, "sample", GPUModelRunner.sample)  # restored after the test
+    [runner] = places["vllm.v1.worker.gpu.model_runner"]
+    monkeypatch.setattr(runner, "sample", runner.sample)  # restored after the test

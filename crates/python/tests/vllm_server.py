@@ -23,10 +23,10 @@ def engine(monkeypatch):
 
 
 class Model(torch.nn.Module):
-    def __init__(self, weight, **options):
+    def __init__(self, engine, weight, **options):
         super().__init__()
-        self.lm_head = stub.ParallelLMHead(weight)
-        self.logits_processor = stub.LogitsProcessor(VOCAB, **options)
+        self.lm_head = engine.ParallelLMHead(weight)
+        self.logits_processor = engine.LogitsProcessor(VOCAB, **options)
         self.rows = 0
 
     def compute_logits(self, hidden_states):
@@ -37,14 +37,15 @@ class Model(torch.nn.Module):
 class Server:
     """A model runner with requests in slots 7, 6, 5, ..., and a direct call of a sampler for the same rows."""
 
-    def __init__(self, device="cpu", model=Model, **options):
+    def __init__(self, device="cpu", model=Model, engine=stub, **options):
         problem = Problem(rows=ROWS, vocab=VOCAB + 24, hidden=HIDDEN)
-        self.device, self.options = torch.device(device), options
+        self.engine, self.device, self.options = engine, torch.device(device), options
         self.hidden, self.weight = torch.tensor(problem.hidden), torch.tensor(problem.weight)
         self.weight[VOCAB:] = 9 * self.hidden[0]  # padding with large logits
         self.slots = numpy.arange(7, 7 - ROWS, -1)
         self.positions = numpy.array([5, 0, 90, 7])
-        self.runner = stub.GPUModelRunner(model(self.weight.to(device), **options), 8, VOCAB, MAX_LEN, self.device)
+        model = model(engine, self.weight.to(device), **options)
+        self.runner = engine.GPUModelRunner(model, 8, VOCAB, MAX_LEN, self.device)
         self.sampler = self.runner.sampler
         self.set("seeds", [5, -5, 6, 2**63 - 1])
         # Sequences of likely tokens, with the most likely ones in prompts and outputs. Tokens after the end of a
@@ -74,7 +75,7 @@ class Server:
         on = lambda values: torch.as_tensor(numpy.asarray(values), device=self.device)  # noqa: E731
         slots, positions = self.slots[rows], self.positions[rows]
         hidden = torch.stack([torch.full((len(rows), HIDDEN), 9.0), self.hidden[rows]], 1).reshape(-1, HIDDEN)
-        batch = stub.InputBatch(
+        batch = self.engine.InputBatch(
             req_ids=[f"r{row}" for row in rows],
             num_reqs=len(rows),
             idx_mapping=on(slots),
