@@ -7,7 +7,7 @@ from conftest import library, skip
 torch = library("torch")
 import stub_vllm as stub  # noqa: E402
 from engines import Reads, warnings  # noqa: E402
-from vllm_server import ROWS, Server, engine, server  # noqa: E402, F401
+from vllm_server import MAX_LEN, ROWS, Server, engine, server  # noqa: E402, F401
 
 from flash_sampling import _vllm_draws, _vllm_rows  # noqa: E402
 from flash_sampling import vllm as plugin  # noqa: E402
@@ -76,6 +76,18 @@ def test_a_prompt_that_is_not_complete_has_no_output(server, caplog):
     assert server.step()[1:] == want[1:] and server.output.num_sampled.tolist() == [0, 1, 1, 1]
     server.step()
     assert not warnings(caplog)
+    rows = _vllm_rows.Rows(torch.tensor(server.slots), server.slots, torch.tensor(server.positions + 1))
+    lists = rows._penalties(server.sampler.penalties_state)
+    assert (lists["prompt_end"] - lists["prompt_begin"]).tolist() == [6, 1, 60, 3]
+    assert (lists["output_end"] - lists["output_begin"]).tolist() == [0, 0, 31, 5]
+
+
+def test_a_row_may_have_all_adjusted_tokens_at_once(server):
+    server.step()
+    biases, _, bad_words = server.sampler.logits_processors
+    lists = (biases.logit_bias_token_ids, biases.stop_token_ids, bad_words.bad_word_offsets)
+    assert [tokens.gpu.shape[1] for tokens in lists] == [1024, 128, 129]
+    assert server.draws.sampler.max_adjusted == 1024 + 128 + 128 + MAX_LEN
 
 
 def test_vllm_draws_rows_with_too_many_penalised_tokens(monkeypatch):

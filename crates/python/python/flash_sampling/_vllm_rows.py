@@ -95,7 +95,7 @@ class Rows:
         # Word w has the tokens from end w - 1 to end w. The ends of an earlier request may follow the last end.
         is_word, ends = _range(words, tokens) < count, state.bad_word_offsets.gpu[self.slots, 1 : words + 1]
         ends = torch.where(is_word, ends, places).contiguous()
-        # For each token: its word, which is `count` beyond the last word, and its distance from the end of the word.
+        # For each token: its word (`count` after the last word), and its distance from the last token of the word.
         place = _range(places, ends).expand(len(ends), -1).contiguous()
         word = torch.searchsorted(ends, place, right=True)
         distance = ends.gather(1, word.clamp(max=words - 1)) - 1 - place
