@@ -1,7 +1,7 @@
 """vLLM's own code on the CPU, from the folder of vLLM's package that the environment variable VLLM_SOURCE names.
 
-vLLM's modules cannot be imported without a GPU. So this module executes their definitions alone. Stubs replace vLLM's
-buffers, and functions of torch replace its kernels.
+vLLM's modules cannot be imported without a GPU. So this module executes their definitions alone. Triton interprets
+vLLM's kernels on the CPU, if TRITON_INTERPRET was 1 when it was loaded. Stubs replace vLLM's buffers and its draw.
 """
 
 import __future__
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy
 import stub_vllm as stub
 import torch
-from conftest import skip
+import triton
 
 _GPU = "v1/worker/gpu"
 # The definitions of each file. Later ones use earlier ones.
@@ -25,18 +25,27 @@ _DEFINITIONS = {
     "utils/torch_utils.py": "async_tensor_h2d",
     "v1/outputs.py": "LogprobsTensors",
     "v1/core/sched/output.py": "GrammarOutput",
-    f"{_GPU}/input_batch.py": "InputBatch get_num_sampled_and_rejected",
+    f"{_GPU}/input_batch.py": "InputBatch get_num_sampled_and_rejected _get_num_sampled_and_rejected_kernel",
     f"{_GPU}/states.py": "RequestState",
     f"{_GPU}/sample/output.py": "SamplerOutput",
     f"{_GPU}/sample/logits_processor/interface.py": "LogitsProcRequestState LogitsContext LogitsProcessor",
+    f"{_GPU}/sample/gumbel.py": "_temperature_kernel apply_temperature",
+    f"{_GPU}/sample/min_p.py": "_min_p_kernel apply_min_p",
+    "v1/sample/ops/topk_topp_sampler.py": "apply_top_k_top_p apply_top_k_top_p_pytorch apply_top_k_only",
     f"{_GPU}/sample/states.py": "NO_LOGPROBS _NP_INT64_MIN _NP_INT64_MAX SamplingStates",
     f"{_GPU}/sample/logit_bias.py": (
-        "MAX_NUM_ALLOWED_TOKEN_IDS MAX_NUM_LOGIT_BIAS_TOKENS MAX_NUM_STOP_TOKEN_IDS LogitBiasState"
+        "MAX_NUM_ALLOWED_TOKEN_IDS MAX_NUM_LOGIT_BIAS_TOKENS MAX_NUM_STOP_TOKEN_IDS LogitBiasState _bias_kernel "
+        "apply_logit_bias"
     ),
-    f"{_GPU}/sample/penalties.py": "use_penalty PenaltiesState",
-    f"{_GPU}/sample/bad_words.py": "BadWordsState",
+    f"{_GPU}/sample/penalties.py": (
+        "PENALTIES_BLOCK_SIZE PenaltiesState _penalties_kernel apply_penalties _bincount_kernel bincount use_penalty"
+    ),
+    f"{_GPU}/sample/bad_words.py": "BadWordsState _bad_words_kernel apply_bad_words",
     f"{_GPU}/sample/thinking_budget.py": "ThinkingBudgetState",
-    f"{_GPU}/sample/logprob.py": "LogprobTokenIdsState compute_topk_scores",
+    f"{_GPU}/sample/logprob.py": (
+        "_MAX_TOPK_BLOCK _topk_log_softmax_kernel _ranks_kernel compute_token_logprobs compute_topk_scores "
+        "_fill_logprob_token_ids_kernel LogprobTokenIdsState"
+    ),
     f"{_GPU}/sample/sampler.py": "Sampler",
     f"{_GPU}/model_runner.py": "GPUModelRunner",
     "model_executor/layers/logits_processor.py": "LogitsProcessor",
@@ -74,38 +83,12 @@ class Layer(torch.nn.Module):
         return lambda layer: layer
 
 
-class Kernel:
-    """A kernel that is launched as those of Triton."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def __getitem__(self, grid):
-        return self.function
-
-
-def count_ranks(ranks, logits, stride, tokens, vocab_size, **options):
-    ranks.copy_((logits >= logits.gather(1, tokens.view(-1, 1))).sum(1))
-
-
-def count_sampled(num_sampled, num_rejected, seq_lens, cu_num_logits, idx_mapping, prefill_len):
-    num_sampled.masked_fill_(seq_lens < prefill_len[idx_mapping], 0)
-    num_rejected.zero_()
-
-
-def unchanged(logits, *others, **options):
-    return logits
-
-
-_UNCHANGED = (
-    "apply_temperature apply_min_p apply_top_k_top_p apply_logit_bias apply_penalties apply_bad_words bincount"
-).split()
 # What the definitions use of other modules.
 _GIVEN = {
-    **dict.fromkeys(_UNCHANGED, unchanged),
     **dict.fromkeys(("flashinfer_sampler_supported", "xpu_sampler_supported"), lambda: False),
-    **{name: globals()[name] for name in ("ABC", "abstractmethod", "dataclass", "NamedTuple", "torch")},
+    **{name: globals()[name] for name in ("ABC", "abstractmethod", "dataclass", "NamedTuple", "torch", "triton")},
     "np": numpy,
+    "tl": triton.language,
     "UvaBackedTensor": UvaBackedTensor,
     "StagedWriteTensor": StagedWriteTensor,
     "PIN_MEMORY": False,
@@ -115,13 +98,11 @@ _GIVEN = {
     ),
     "MAX_LOGPROB_TOKEN_IDS": 128,
     "PROCESSED_LOGPROBS_MODES": ("processed_logits", "processed_logprobs"),
-    "compute_token_logprobs": lambda logits, tokens: logits.float().log_softmax(1).gather(1, tokens),
     "gumbel_sample": lambda logits, *others, **options: torch.full((len(logits),), stub.ENGINE_TOKEN),
-    "_ranks_kernel": Kernel(count_ranks),
-    "_get_num_sampled_and_rejected_kernel": Kernel(count_sampled),
     "LoRAModelRunnerMixin": object,
     "PluggableLayer": Layer,
-    "current_platform": SimpleNamespace(use_all_gather=lambda: False),
+    "HAS_TRITON": False,
+    "current_platform": SimpleNamespace(use_all_gather=lambda: False, is_cpu=lambda: True),
     "get_current_vllm_config": lambda: SimpleNamespace(model_config=None),
 }
 
@@ -139,7 +120,8 @@ def load(folder):
             if methods:
                 node.body = [part for part in node.body if getattr(part, "name", None) in methods]
             body.append(node)
-        code = compile(ast.Module(body, []), path, "exec", flags=__future__.annotations.compiler_flag)
+        # Triton reads the source of kernels again.
+        code = compile(ast.Module(body, []), str(folder / path), "exec", flags=__future__.annotations.compiler_flag)
         # The module's name must exist, because dataclasses look it up.
         space["__name__"] = __name__
         exec(code, space)
@@ -151,8 +133,6 @@ class Engine:
     """The parts of vLLM that a test server uses, as the module stub_vllm has them."""
 
     def __init__(self):
-        if "VLLM_SOURCE" not in os.environ:
-            skip("vllm-source", "VLLM_SOURCE does not name the folder of vLLM's package")
         self.found = load(Path(os.environ["VLLM_SOURCE"]))
         self.names = {name: value for names in self.found.values() for name, value in names.items()}
         self.ParallelLMHead, self.LogitsProcessor = stub.ParallelLMHead, self.names["LogitsProcessor"]
