@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -46,6 +47,17 @@ class StagedWriteTensor:
     def __init__(self, size, dtype, device):
         self.gpu = torch.zeros(size, dtype=dtype, device=device)
 
+    def write(self, slot, values):
+        """Writes the first elements of a row. Later elements keep their values."""
+        self.gpu[slot, : len(values)] = torch.tensor(values, dtype=self.gpu.dtype)
+
+
+class RequestState:
+    def __init__(self, max_num_reqs, max_model_len, device):
+        self.all_token_ids = StagedWriteTensor((max_num_reqs, max_model_len), torch.int32, device)
+        self.prompt_len = UvaBackedTensor(max_num_reqs, torch.int32, device)
+        self.prefill_len = UvaBackedTensor(max_num_reqs, torch.int32, device)
+
 
 class LogitBiasState:
     def __init__(self, max_num_reqs, device):
@@ -61,16 +73,16 @@ class LogitBiasState:
         self.stop_token_ids = StagedWriteTensor((max_num_reqs, 128), torch.int32, device)
         self.use_logit_bias = numpy.zeros(max_num_reqs, dtype=bool)
 
-    def add_request(self, slot, prompt_len, allowed=(), bias=None, min_tokens=0, stop=()):
+    def add_request(self, slot, prompt_len, allowed=(), bias={}, min_tokens=0, stop=()):
         lists = [
             (self.num_allowed_token_ids, [(self.allowed_token_ids, list(allowed))]),
-            (self.num_logit_bias, [(self.logit_bias_token_ids, list(bias or {})), (self.logit_bias, list((bias or {}).values()))]),
+            (self.num_logit_bias, [(self.logit_bias_token_ids, list(bias)), (self.logit_bias, list(bias.values()))]),
             (self.num_stop_token_ids, [(self.stop_token_ids, list(stop) if min_tokens else [])]),
         ]
         for count, tensors in lists:
             for tensor, values in tensors:
                 count.np[slot] = len(values)
-                tensor.gpu[slot, : len(values)] = torch.tensor(values, dtype=tensor.gpu.dtype)
+                tensor.write(slot, values)
             count.copy_to_uva()
         self.min_lens.np[slot] = prompt_len + min_tokens
         self.min_lens.copy_to_uva()
@@ -78,18 +90,53 @@ class LogitBiasState:
 
 
 class PenaltiesState:
-    def __init__(self, max_num_reqs):
+    def __init__(self, max_num_reqs, vocab_size, req_states, device):
+        self.req_states = req_states
+        self.device = device
+        self.repetition_penalty = UvaBackedTensor(max_num_reqs, torch.float32, device)
+        self.frequency_penalty = UvaBackedTensor(max_num_reqs, torch.float32, device)
+        self.presence_penalty = UvaBackedTensor(max_num_reqs, torch.float32, device)
         self.use_penalty = numpy.zeros(max_num_reqs, dtype=bool)
+        self.repetition_penalty.np.fill(1)
+        self.repetition_penalty.copy_to_uva()
+        self.prompt_bin_mask = torch.zeros(max_num_reqs, -(-vocab_size // 32), dtype=torch.int32, device=device)
+        self.output_bin_counts = torch.zeros(max_num_reqs, vocab_size, dtype=torch.int32, device=device)
+        self._new_penalties_reqs = []
+
+    def add_request(self, slot, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0):
+        values = (repetition_penalty, frequency_penalty, presence_penalty)
+        for column, value in zip((self.repetition_penalty, self.frequency_penalty, self.presence_penalty), values):
+            column.np[slot] = value
+            column.copy_to_uva()
+        self.use_penalty[slot] = values != (1, 0, 0)
 
 
 class BadWordsState:
-    def __init__(self, max_num_reqs, device):
+    def __init__(self, max_num_reqs, req_states, device):
+        self.req_states = req_states
+        self.bad_word_token_ids = StagedWriteTensor((max_num_reqs, 1024), torch.int32, device)
+        self.bad_word_offsets = StagedWriteTensor((max_num_reqs, 129), torch.int32, device)
         self.num_bad_words = UvaBackedTensor(max_num_reqs, torch.int32, device)
+
+    def add_request(self, slot, words):
+        self.num_bad_words.np[slot] = len(words)
+        self.num_bad_words.copy_to_uva()
+        if words:
+            self.bad_word_token_ids.write(slot, sum(words, []))
+            self.bad_word_offsets.write(slot, [0, *numpy.cumsum([len(word) for word in words]).tolist()])
 
 
 class LogprobTokenIdsState:
     def __init__(self, max_num_reqs, device):
         self.num_token_ids = UvaBackedTensor(max_num_reqs, torch.int32, device)
+
+
+class LogprobsTensors(NamedTuple):
+    logprob_token_ids: torch.Tensor
+    logprobs: torch.Tensor
+    selected_token_ranks: torch.Tensor
+    cu_num_generated_tokens: list | None = None
+    cu_num_generated_tokens_tensor: torch.Tensor | None = None
 
 
 @dataclass
@@ -118,6 +165,7 @@ class InputBatch:
     expanded_idx_mapping: torch.Tensor
     num_draft_tokens: int
     seq_lens: torch.Tensor
+    seq_lens_cpu_upper_bound: torch.Tensor
     positions: torch.Tensor
     logits_indices: torch.Tensor
     cu_num_logits: torch.Tensor
@@ -134,14 +182,15 @@ def async_tensor_h2d(data, device=None, dtype=None, out=None):
 
 
 class Sampler:
-    def __init__(self, max_num_reqs, vocab_size, device):
+    def __init__(self, max_num_reqs, vocab_size, max_model_len, device):
         self.logprobs_mode = "raw_logprobs"
         self.compute_nans = False
         self.use_fp64_gumbel = False
-        self.req_states = SimpleNamespace(prefill_len=UvaBackedTensor(max_num_reqs, torch.int32, device))
+        self.req_states = requests = RequestState(max_num_reqs, max_model_len, device)
         self.sampling_states = SamplingStates(max_num_reqs, vocab_size, device)
-        self.penalties_state = penalties = PenaltiesState(max_num_reqs)
-        self.logits_processors = [LogitBiasState(max_num_reqs, device), penalties, BadWordsState(max_num_reqs, device)]
+        self.penalties_state = PenaltiesState(max_num_reqs, vocab_size, requests, device)
+        bad_words = BadWordsState(max_num_reqs, requests, device)
+        self.logits_processors = [LogitBiasState(max_num_reqs, device), self.penalties_state, bad_words]
         self.logprob_token_ids_state = LogprobTokenIdsState(max_num_reqs, device)
         self.thinking_budget_state = SimpleNamespace(enabled=False)
         self.trace_replay_state = None
@@ -160,11 +209,19 @@ class Sampler:
             self.req_states.prefill_len.gpu,
         )
         tokens = torch.full((logits.shape[0], 1), ENGINE_TOKEN, device=logits.device)
-        return SamplerOutput(tokens, "log-probabilities", None, num_sampled, num_rejected)
+        slots = input_batch.idx_mapping_np
+        num_token_ids = self.logprob_token_ids_state.num_token_ids.np[slots].max()
+        top_n = max(self.sampling_states.num_logprobs[slots].max(), num_token_ids or -1)
+        logprobs = None
+        if top_n >= 0:
+            ids = tokens.repeat(1, 1 + top_n)
+            logprobs = LogprobsTensors(ids, torch.full_like(ids, -7, dtype=torch.float32), ids[:, 0].clone())
+        return SamplerOutput(tokens, logprobs, None, num_sampled, num_rejected)
 
 
 class UnquantizedEmbeddingMethod:
-    pass
+    def apply(self, layer, x, bias=None):
+        return torch.nn.functional.linear(x, layer.weight, bias)
 
 
 class ParallelLMHead(torch.nn.Module):
@@ -192,14 +249,14 @@ class LogitsProcessor(torch.nn.Module):
 
 
 class GPUModelRunner:
-    def __init__(self, model, max_num_reqs, vocab_size, device):
+    def __init__(self, model, max_num_reqs, vocab_size, max_model_len, device):
         self.model = model
         self.max_num_reqs = max_num_reqs
         self.device = torch.device("cuda")  # also where the tensors are on the CPU
         self.lora_config = None
         self.batch_sharder = None
         self.rejection_sampler = None
-        self.sampler = Sampler(max_num_reqs, vocab_size, device)
+        self.sampler = Sampler(max_num_reqs, vocab_size, max_model_len, device)
 
     def sample(self, hidden_states, input_batch, grammar_output):
         logits = self.model.compute_logits(hidden_states[input_batch.logits_indices])
@@ -211,6 +268,7 @@ _PLACES = {
     "vllm.utils.torch_utils": [async_tensor_h2d],
     "vllm.model_executor.layers.logits_processor": [LogitsProcessor],
     "vllm.v1.core.sched.output": [GrammarOutput],
+    "vllm.v1.outputs": [LogprobsTensors],
     "vllm.v1.worker.gpu.input_batch": [InputBatch, get_num_sampled_and_rejected],
     "vllm.v1.worker.gpu.model_runner": [GPUModelRunner],
     "vllm.v1.worker.gpu.sample.output": [SamplerOutput],
@@ -218,14 +276,15 @@ _PLACES = {
 }
 
 
-def install(monkeypatch):
-    """Makes the stubs importable as vLLM."""
+def install(monkeypatch, places=_PLACES):
+    """Makes the stubs, or other members of modules, importable as vLLM."""
     modules = {}
-    for place, members in _PLACES.items():
+    for place, members in places.items():
         parts = place.split(".")
         for name in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
             module = modules.setdefault(name, ModuleType(name))
         vars(module).update({member.__name__: member for member in members})
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(GPUModelRunner, "sample", GPUModelRunner.sample)  # restored after the test
+    [runner] = places["vllm.v1.worker.gpu.model_runner"]
+    monkeypatch.setattr(runner, "sample", runner.sample)  # restored after the test

@@ -1,0 +1,145 @@
+"""Draws from the hidden states of a vLLM batch, with the head of the model."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from ._engines import FailedRows, Unsupported
+from ._lib import Head, Sampler
+from ._vllm_logprobs import MODES, TOP_N_MAX, empty_results, logprobs_tensors
+from ._vllm_rows import Rows, bitmaps, slot_lists
+
+# vLLM shows the messages of loggers whose names begin with "vllm.".
+LOG = logging.getLogger("vllm.flash_sampling")
+# The methods of heads without quantization.
+_PLAIN = ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
+# The maximum number of tokens with a penalty in a row. They take 84 MB of GPU memory for 256 rows.
+_MAX_PENALISED = 16384
+# The number of log-probabilities of a request without log-probabilities.
+NO_LOGPROBS = -1
+
+
+class Draws:
+    """The draws of this package from the head of a model."""
+
+    def __init__(self, runner: Any, hidden: Tensor) -> None:
+        example = torch.linspace(-1, 1, hidden.shape[-1], device=hidden.device, dtype=hidden.dtype)[None]
+        self.model = runner.model
+        self.processor, self.head = _head(self.model, example)
+        self.description = self._describe()
+        processor, self.vocab_size = self.processor, self.processor.org_vocab_size
+        head = Head(
+            self.head.weight.detach(), soft_cap=processor.soft_cap, scale=processor.scale, vocab_size=self.vocab_size
+        )
+        biases, penalties, bad_words = runner.sampler.logits_processors
+        all_tokens = penalties.req_states.all_token_ids.gpu
+        self.max_penalised = min(all_tokens.shape[1], _MAX_PENALISED)
+        max_adjusted = biases.logit_bias_token_ids.gpu.shape[1] + biases.stop_token_ids.gpu.shape[1]
+        max_adjusted += bad_words.bad_word_offsets.gpu.shape[1] - 1 + self.max_penalised
+        self.sampler = Sampler(head, runner.max_num_reqs, max_adjusted=max_adjusted)
+        self.failed_rows = FailedRows(LOG)
+        self.mode = runner.sampler.logprobs_mode
+        self.max_logprobs = min(TOP_N_MAX, self.vocab_size) if self.mode in MODES else NO_LOGPROBS
+        self._load_kernels(example, all_tokens)
+
+    def _load_kernels(self, example: Tensor, all_tokens: Tensor) -> None:
+        """Draws with all parameters and results, so that no later draw loads kernels."""
+        ones = {name: torch.ones(1, device=example.device) for name in ("temperature", "top_p", "min_p")}
+        zero = torch.zeros(1, dtype=torch.int64, device=example.device)
+        filters = {"top_k": zero.int(), **ones}
+        lists = {"mask": bitmaps(zero.int()[None], zero, self.vocab_size)}
+        lists |= slot_lists("banned", zero.int()[None], zero, zero)
+        lists |= slot_lists("prompt", all_tokens, zero, zero)
+        calls = [{}, filters, lists, filters | lists]
+        if self.max_logprobs != NO_LOGPROBS:
+            results = empty_results(1, self.max_logprobs, example.device)
+            calls += [call | results | {"logprobs_mode": self.mode} for call in calls]
+        for call in calls:
+            self.sampler.enqueue(example, zero.clone(), seed=zero, position=zero, **call)
+        if self.max_logprobs != NO_LOGPROBS:
+            logprobs_tensors(zero, results, self.vocab_size)
+
+    def _describe(self):
+        """Returns the properties of the head on which the sampler depends."""
+        weight, processor = self.head.weight, self.processor
+        return weight.data_ptr(), weight.shape, weight.dtype, processor.soft_cap, processor.scale
+
+    def is_current(self, runner: Any) -> bool:
+        """Whether the head has not changed. A reload of the weights may move the head in memory."""
+        return runner.model is self.model and self.description == self._describe()
+
+    def draw(
+        self, engine: Any, hidden: Tensor, batch: Any, rows: numpy.ndarray, index: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """Draws rows without waiting. Returns the tokens, [rows] int64, and their `LogprobsTensors` or None.
+
+        rows: the indices of the rows in the batch. index: the same indices on the GPU, or None for all rows.
+        """
+        at, slots = batch.logits_indices, batch.expanded_idx_mapping
+        if index is not None:
+            at, slots = at[index], slots[index]
+        requests = Rows(slots, batch.idx_mapping_np[rows], batch.positions[at] + 1)
+        columns = requests.arguments(engine, self.vocab_size)
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=hidden.device)
+        statuses = torch.empty(len(rows), dtype=torch.int32, device=hidden.device)
+        top_n = int(engine.sampling_states.num_logprobs[requests.slots_np].max())
+        results = {} if top_n == NO_LOGPROBS else empty_results(len(rows), top_n, hidden.device)
+        if results:
+            columns["logprobs_mode"] = self.mode
+        self.sampler.enqueue(hidden[at], tokens, statuses=statuses, **columns, **results)
+        self.failed_rows.check(statuses, [batch.req_ids[row] for row in rows])
+        tokens.clamp_(min=0)
+        return tokens, logprobs_tensors(tokens, results, self.vocab_size) if results else None
+
+
+def _head(model, example):
+    """Returns the logits processor and the head of a model, found by computing logits.
+
+    example: one row of hidden states.
+    """
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    calls = []
+
+    def record(module, args, kwargs, logits):
+        calls.append((module, args, kwargs))
+
+    modules = [module for module in model.modules() if isinstance(module, LogitsProcessor)]
+    hooks = [module.register_forward_hook(record, with_kwargs=True) for module in modules]
+    try:
+        logits = model.compute_logits(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(calls) != 1:
+        raise Unsupported(f"the logits of {type(model).__name__} come from {len(calls)} logits processors")
+    [(processor, args, kwargs)] = calls
+    call = inspect.signature(LogitsProcessor.forward).bind(processor, *args, **kwargs).arguments
+    head = call["lm_head"]
+    method = type(head.quant_method).__name__
+    reasons = {
+        f"the logits processor is a {type(processor).__name__}": type(processor) is not LogitsProcessor,
+        "the model's output is logits": processor.logits_as_input,
+        f"the head computes in {processor.head_dtype}": processor.head_dtype not in (None, example.dtype),
+        f"the head is sharded over {head.tp_size} ranks": head.tp_size != 1,
+        f"the head's quantization method is {method}": method not in _PLAIN,
+        "the head has a bias": call.get("embedding_bias") is not None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise Unsupported(reason)
+    # The model's code may change hidden states or logits, so its logits are compared with those of the head.
+    ours = torch.nn.functional.linear(example, head.weight[: processor.org_vocab_size]).float()
+    if processor.soft_cap is not None:
+        ours = processor.soft_cap * torch.tanh(ours / processor.soft_cap)
+    ours *= processor.scale
+    tolerance = 1e-4 + 4 * torch.finfo(example.dtype).eps  # vLLM rounds to the model's type after each operation.
+    if ours.shape != logits.shape or not (ours - logits.float()).abs().max() <= tolerance * ours.abs().max():
+        raise Unsupported(f"the logits of {type(model).__name__} are not those of its head")
+    return processor, head
