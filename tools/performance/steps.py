@@ -19,22 +19,24 @@ def cells(columns, record=STEPS):
 
 def python_steps():
     times = {}
-    for model, rows, filters, sampler, step, draw, *_ in cells(8):
-        times.setdefault((model, rows, filters), {})[sampler] = float(step), float(draw)
+    for model, rows, filters, sampler, step, draw, _, _, saved in cells(9):
+        times.setdefault((model, rows, filters), {})[sampler] = float(step), float(draw), saved
     body = []
     for (model, rows, filters), by in times.items():
-        step, draw = by["ours"]
+        step, draw, _ = by["ours"]
         body.append([model.upper(), rows, filters, f"{step / 1e3:.2f}", f"{draw:.0f}", f"{draw / step:.1%}",
-                     *(f"{by[name][0] / step:.3f}" for name in SAMPLERS), *(f"{by[name][1] / draw:.2f}" for name in SAMPLERS)])
+                     *(f"{by[name][0] / step:.3f}" for name in SAMPLERS), *(f"{by[name][1] / draw:.2f}" for name in SAMPLERS),
+                     by["flashinfer"][2]])
     return table(["Qwen3", "sequences", "filters", "step, ms", "head and draw, us", "share", "step: torch", "step: FlashInfer",
-                  "step: vLLM", "draw: torch", "draw: FlashInfer", "draw: vLLM"], body, ["---", "---:", "---", *["---:"] * 9])
+                  "step: vLLM", "draw: torch", "draw: FlashInfer", "draw: vLLM", "saved"], body,
+                 ["---", "---:", "---", *["---:"] * 10])
 
 
 def neighbours():
     names = {"ours": "ours", "torch": "torch", "flashinfer": "FlashInfer", "vllm": "vLLM"}
-    body = [[model.upper(), names[sampler], *rest] for model, sampler, *rest in cells(7)]
-    return table(["Qwen3", "sampler", "tokens of others that change", "tokens that differ alone", "us without it", "us with it",
-                  "ratio"], body, ["---", "---", *["---:"] * 5])
+    body = [[model.upper(), filters, names[sampler], *rest] for model, filters, sampler, *rest in cells(8)]
+    return table(["Qwen3", "filters", "sampler", "tokens of others that change", "tokens that differ alone", "us without it", "us with it",
+                  "ratio"], body, ["---", "---", "---", *["---:"] * 5])
 
 
 def two_gpus():
