@@ -1,30 +1,47 @@
 // The winner among the listed candidates of each row. Several blocks share a row's candidates, and the last of them writes the
 // draw.
+//
+// With LISTS, a row with filters has a list of upper bounds and estimates instead. Its blocks select a cutoff, compute the logits of
+// the tokens whose upper bounds reach the cutoff, and list the logits that reach it. So every token at or above the cutoff is
+// listed, and filter_list.cu decides whether all kept tokens are at or above it. The winner is the token with the largest logit.
 #pragma once
 
 #include "../perturb.cuh"
 #include "../ptx/early.cuh"
 #include "../ptx/ordered.cuh"
+#include "../selection/digit.cuh"
+#include "../selection/row_lists.cuh"
 #include "exact_dots.cuh"
 
 #ifdef __CUDACC__
 
 namespace flash_sampling {
 
+template <bool LISTS>
 struct ExactWinners {
     static constexpr u32 THREADS = ExactDots::THREADS;
     static constexpr u32 MAX_PARTS = 32;
+    static constexpr u32 TOKENS = 4096;      // of a part
+    static constexpr u64 TOO_MANY = ~0ull;  // the key of a part with more tokens
+    // Without an earlier cutoff, a cutoff is at most this distance below the largest estimate.
+    static constexpr float WIDEST = 32.0f;
 
     struct Shared {
-        u32 tokens[Candidates::ROOM];
+        union {
+            u32 tokens[TOKENS];
+            u32 histogram[1 << DIGIT_BITS];
+        };
         float dots[ExactDots::SLOTS];
         PartWinner best[THREADS / 32];
         Row row;
-        u32 count, is_last;
+        RowFilters filters;
+        u32 count;
+        u32 digit, above, within;  // see find_digit
     };
 
     const Call& call;
     const ShadowCall& shadow;
+    const FilterListCall& filtered;  // with LISTS
     Shared& shared;
     u32 row, part, parts;
 
@@ -35,27 +52,75 @@ struct ExactWinners {
         return {key, __shfl_sync(0xffffffffu, mine.logit, owner), 0};
     }
 
-    // Requests the full kernel.
+    // Requests the full kernel; with LISTS, the pass over all logits.
     __device__ __forceinline__ void leave_open() const {
         shadow.words->open = 1;
         atomicAdd(&shadow.words->undecided, 1u);
+        if constexpr (LISTS) {
+            call.draws[row] = Draw{0, 0.0f, 0.0f, Status::Undecided};
+            if (filtered.passes) *filtered.passes = FilterPasses::Both;
+        }
     }
 
-    // Copies the row, and compacts this block's part of the candidates whose scores can reach the largest lower bound.
-    __device__ __forceinline__ void gather(u32 listed) const {
-        if (threadIdx.x == 0) shared.count = 0;
-        copy_row(&shared.row, &call.rows[row]);
+    // Whether the row has a list.
+    __device__ __forceinline__ bool is_listed() const {
+        if constexpr (LISTS) return !call.rows[row].greedy && filtered.lists.filters[row].is_listed();
+        return false;
+    }
+
+    // Returns a cutoff for the logits of a listed row, as monotone bits: min-p's limit below the largest estimate, or an estimate of
+    // the k-th largest logit, rounded down. No cutoff is below those of the Hopper kernel. All threads call this.
+    __device__ __forceinline__ u32 find_cut(u32 listed) const {
+        const RowFilters& filters = shared.filters;
+        const u32 largest = static_cast<u32>(shadow.best[row] >> 32);
+        u32 cut = filtered.lists.counters[row].cut;
+        if (filters.is_listed_by_min_p()) cut = max(cut, to_monotone_bits(filters.least(from_monotone_bits(largest))));
+        if (filters.top_k == 0 || listed <= filters.top_k) return cut;
+        // Counts estimates in equal intervals from the cutoff to the largest estimate.
+        const float top = from_monotone_bits(largest), low = cut ? from_monotone_bits(cut) : top - WIDEST;
+        const float scale = ((1 << DIGIT_BITS) - 1) / (top - low);
+        if (!(scale > 0.0f && is_finite(scale))) return cut;
+        for (u32 digit = threadIdx.x; digit < 1u << DIGIT_BITS; digit += THREADS) shared.histogram[digit] = 0;
+        constexpr u32 NONE = ~0u;
+        if (threadIdx.x == 0) shared.digit = NONE;
         __syncthreads();
-        const u32 least = static_cast<u32>(shadow.best[row] >> 32);
+        const u32* const estimates = shadow.candidates.estimates + static_cast<u64>(row) * Candidates::ROOM;
+        for (u32 i = threadIdx.x; i < listed; i += THREADS) {
+            const float estimate = from_monotone_bits(min(estimates[i], largest));
+            if (estimate >= low) atomicAdd(&shared.histogram[static_cast<u32>((estimate - low) * scale)], 1u);
+        }
+        __syncthreads();
+        if (threadIdx.x < 32) find_digit(shared, filters.top_k);
+        __syncthreads();
+        if (shared.digit == NONE) return cut;
+        return max(cut, to_monotone_bits(lowered(low + u32_to_f32(shared.digit) / scale, fabsf(low) + fabsf(top))));
+    }
+
+    // Compacts this block's part of the candidates whose upper bounds reach `least`.
+    __device__ __forceinline__ void gather(u32 listed, u32 least) const {
         const u64* const keys = shadow.candidates.keys + static_cast<u64>(row) * Candidates::ROOM;
         for (u32 i = part + threadIdx.x * parts; i < listed; i += THREADS * parts) {
             const u64 key = keys[i];
-            if (static_cast<u32>(key >> 32) >= least) shared.tokens[atomicAdd(&shared.count, 1u)] = ~static_cast<u32>(key);
+            if (static_cast<u32>(key >> 32) < least) continue;
+            const u32 at = atomicAdd(&shared.count, 1u);
+            if (at < TOKENS) shared.tokens[at] = ~static_cast<u32>(key);
         }
         __syncthreads();
     }
 
-    // Returns the noise of a token; 0 for a greedy row.
+    // Adds the exact candidates of a warp to the list of the row, if their logits reach the cutoff.
+    __device__ __forceinline__ void list(const PartWinner& candidate, u32 cut) const {
+        const bool is_kept = candidate.key && static_cast<u32>(candidate.key >> 32) >= cut;
+        const u32 ballot = __ballot_sync(0xffffffffu, is_kept), lane = threadIdx.x % 32;
+        if (ballot == 0) return;
+        u32 first = 0;
+        if (lane == 0) first = atomicAdd(&filtered.lists.counters[row].count, static_cast<u32>(__popc(ballot)));
+        first = __shfl_sync(0xffffffffu, first, 0);
+        u64* const keys = filtered.lists.keys + static_cast<u64>(row) * RowLists::ROOM;
+        if (is_kept) keys[first + __popc(ballot & ((1u << lane) - 1))] = candidate.key;
+    }
+
+    // Returns the noise of a token; 0 for a row that is greedy or listed.
     __device__ __forceinline__ float noise_of(u32 token) const {
         const Noise noise{shared.row.seed, shared.row.position};
         return shared.row.greedy ? 0.0f : noise.gumbel(Domain::Token, shared.row.draw, token);
@@ -77,14 +142,24 @@ struct ExactWinners {
     __device__ __forceinline__ void block(u8* memory) const {
         ptx::start_next_launch();
         ptx::await_earlier_launches();
+        if constexpr (LISTS) {
+            if (filtered.passes && *filtered.passes == FilterPasses::Logits) return;
+        }
         const u32 listed = shadow.candidates.counts[row];
         if (listed > Candidates::ROOM) {
             if (part == 0 && threadIdx.x == 0) leave_open();
             return;
         }
-        gather(listed);
-        const u32 count = shared.count;
-        PartWinner best{0, 0.0f, 0};
+        const bool is_listed = this->is_listed();
+        if (threadIdx.x == 0) shared.count = 0;
+        copy_row(&shared.row, &call.rows[row]);
+        if (LISTS && threadIdx.x == 0) shared.filters = filtered.lists.filters[row];
+        __syncthreads();
+        const u32 cut = is_listed ? find_cut(listed) : static_cast<u32>(shadow.best[row] >> 32);
+        if (is_listed && threadIdx.x == 0) shared.row.greedy = 1;
+        gather(listed, cut);
+        const u32 count = shared.count > TOKENS ? 0 : shared.count;
+        PartWinner best{shared.count > TOKENS ? TOO_MANY : 0, 0.0f, 0};
         for (u32 first = 0; first < count; first += ExactDots::SLOTS) {
             const u32 some = min(count - first, ExactDots::SLOTS);
             const bool has_token = threadIdx.x < some;
@@ -93,10 +168,10 @@ struct ExactWinners {
             ExactDots::compute<OPERAND>(shadow.candidates, row, call.first_token, shared.tokens + first, some, shared.dots, memory,
                                         meanwhile);
             __syncthreads();
-            if (has_token) {
-                const PartWinner next = score(shared.tokens[first + threadIdx.x], shared.dots[threadIdx.x], noise);
-                if (next.key > best.key) best = next;
-            }
+            PartWinner next{0, 0.0f, 0};
+            if (has_token) next = score(shared.tokens[first + threadIdx.x], shared.dots[threadIdx.x], noise);
+            if (next.key > best.key) best = next;
+            if (is_listed) list(next, cut);
             __syncthreads();
         }
         best = best_of_warp(best);
@@ -114,7 +189,13 @@ struct ExactWinners {
         if (__shfl_sync(0xffffffffu, before, 0) != parts - 1) return;
         best = best_of_warp(lane < parts ? load(winners + lane) : PartWinner{0, 0.0f, 0});
         if (lane > 0) return;
-        if (best.key == 0) return leave_open();
+        if (best.key == 0 || best.key == TOO_MANY) return leave_open();
+        if (is_listed) {
+            // The thresholds of min-p follow from the largest estimate, so a logit must reach it.
+            const bool is_valid = best.key >> 32 >= shadow.best[row] >> 32;
+            if (shared.filters.is_listed_by_min_p() && !is_valid) return leave_open();
+            filtered.lists.counters[row].cut = cut;
+        }
         call.draws[row] = conclude(best.key, ~0ull, best.logit);
     }
 
