@@ -16,6 +16,9 @@ use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples, ShadowBuffer};
 use flash_sampling_cuda::{DeviceShadow, DeviceTiled, RowFeatures};
 
+#[path = "cuda/shadow_filters.rs"]
+mod shadow_filters;
+
 suite!(tiled, WithShadow(Gpu::TILED));
 
 /// Returns a real number below 1 in absolute value, often small.

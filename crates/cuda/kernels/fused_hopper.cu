@@ -1,12 +1,13 @@
 // The entry point of the fused Hopper kernel. The build defines FS_COLUMNS, FS_SLABS, FS_CLUSTER and FS_OPERAND, and one variant
-// at most:
+// at most, except as stated:
 //
 //   FS_MASKS_PENALTIES  takes rows with penalties, and stores raw logits on request
 //   FS_LISTS            takes rows with penalties, and lists the largest logits of rows with filters
 //   FS_LOG_Z            computes log Z of rows with neither masks nor biases, for heads without soft-cap
 //   FS_FAN_OUT          sends its draws to the other ranks
 //   FS_STORE_LOGITS     stores the raw logits, and the largest of each granule, of rows with top-p alone
-//   FS_CANDIDATES       takes rows with penalties, and lists the tokens that can win, by a shadow of the weight
+//   FS_CANDIDATES       takes rows with penalties, and lists the tokens that can win, by a shadow of the weight; with FS_LISTS,
+//                       also the largest logits of rows with filters
 #if !defined(FS_LISTS) && !defined(FS_MASKS_PENALTIES) && !defined(FS_CANDIDATES)
 #define FS_NO_PENALTIES
 #endif
@@ -15,7 +16,11 @@
 using namespace flash_sampling;
 
 // The variant, its parameter, and the block's arguments: the other variants' outputs are empty.
-#if defined(FS_LISTS)
+#if defined(FS_LISTS) && defined(FS_CANDIDATES)
+#define FS_VARIANT ListedCandidates
+#define FS_PARAMETER , const __grid_constant__ Candidates candidates, const __grid_constant__ RowLists lists
+#define FS_OUTPUTS LogitStore{}, lists, Masses{}, Peers{}, candidates
+#elif defined(FS_LISTS)
 #define FS_VARIANT Lists
 #define FS_PARAMETER , const __grid_constant__ RowLists lists
 #define FS_OUTPUTS LogitStore{}, lists, Masses{}, Peers{}, Candidates{}

@@ -85,14 +85,14 @@ struct EncodeRows {
     u32 first_token;
     u32 tokens;
     u32 vocab_size;
-    u32 padding;
+    u32 largest_top_k;  // with `passes`, rows with a larger top-k need all logits
     u32* contents;      // [gridDim.x] the digests of row_contents.cuh; null = none
     FilterPasses* passes;  // null: one pass
 };
 FS_LAYOUT(EncodeRows, 320,
           FS_AT(columns, 0) && FS_AT(rows, 240) && FS_AT(filters, 248) && FS_AT(invalid, 256) && FS_AT(lists, 264) &&
           FS_AT(counts, 272) && FS_AT(first_row, 280) && FS_AT(max_adjusted, 284) && FS_AT(first_token, 288) &&
-          FS_AT(tokens, 292) && FS_AT(vocab_size, 296) && FS_AT(padding, 300) && FS_AT(contents, 304) &&
+          FS_AT(tokens, 292) && FS_AT(vocab_size, 296) && FS_AT(largest_top_k, 300) && FS_AT(contents, 304) &&
           FS_AT(passes, 312));
 
 struct TokenColumns {
@@ -360,7 +360,8 @@ struct RowEncoding {
         const RowFilters filters = greedy ? RowFilters{off, 1.0f, 0, 1.0f, 0}
                                           : RowFilters{min_p() > 0.0f ? log(static_cast<double>(min_p())) : off, top_p(), top_k(), 1.0f, 0};
         call.filters[blockIdx.x] = filters;
-        if (call.passes && filters.is_any() && !filters.is_listed()) *call.passes = FilterPasses::Logits;
+        const bool needs_logits = filters.is_any() && (!filters.is_listed() || filters.top_k > call.largest_top_k);
+        if (call.passes && needs_logits) *call.passes = FilterPasses::Logits;
         call.invalid[blockIdx.x] = static_cast<Parameter>(invalid);
     }
 };

@@ -7,7 +7,8 @@ using namespace flash_sampling;
 
 // For the host's launch: bytes of dynamic shared memory, threads per block.
 extern "C" {
-__constant__ u32 exact_winners_launch[2] = {ExactDots::SHARED_BYTES, ExactWinners::THREADS};
+__constant__ u32 exact_winners_launch[2] = {ExactDots::SHARED_BYTES, ExactWinners<false>::THREADS};
+__constant__ u32 exact_lists_launch[2] = {ExactDots::SHARED_BYTES, ExactWinners<true>::THREADS};
 }
 
 // One block per row.
@@ -17,10 +18,23 @@ extern "C" __global__ void __launch_bounds__(HiddenDigits::THREADS, 1) hidden_di
 }
 
 // The same number of blocks for each row, at most ExactWinners::MAX_PARTS.
-extern "C" __global__ void __launch_bounds__(ExactWinners::THREADS, 1)
+extern "C" __global__ void __launch_bounds__(ExactWinners<false>::THREADS, 1)
     exact_winners(const __grid_constant__ Call call, const __grid_constant__ ShadowCall shadow) {
     extern __shared__ __align__(128) u8 memory[];
-    __shared__ ExactWinners::Shared shared;
+    __shared__ ExactWinners<false>::Shared shared;
     const u32 parts = gridDim.x / call.row_count;
-    ExactWinners{call, shadow, shared, blockIdx.x / parts, blockIdx.x % parts, parts}.block<ptx::Operand::FS_OPERAND>(memory);
+    const FilterListCall none{};
+    ExactWinners<false>{call, shadow, none, shared, blockIdx.x / parts, blockIdx.x % parts, parts}
+        .block<ptx::Operand::FS_OPERAND>(memory);
+}
+
+// As exact_winners, in a call with rows whose first filter is a min-p or a top-k.
+extern "C" __global__ void __launch_bounds__(ExactWinners<true>::THREADS, 1)
+    exact_lists(const __grid_constant__ Call call, const __grid_constant__ ShadowCall shadow,
+                const __grid_constant__ FilterListCall filtered) {
+    extern __shared__ __align__(128) u8 memory[];
+    __shared__ ExactWinners<true>::Shared shared;
+    const u32 parts = gridDim.x / call.row_count;
+    ExactWinners<true>{call, shadow, filtered, shared, blockIdx.x / parts, blockIdx.x % parts, parts}
+        .block<ptx::Operand::FS_OPERAND>(memory);
 }

@@ -5,10 +5,17 @@
 mod emulated;
 #[path = "fused_hopper/shadow.rs"]
 mod shadow;
+#[path = "fused_hopper/shadow_lists.rs"]
+mod shadow_lists;
 
 use flash_sampling_core::backend::{Adjustment, Row, RowTransform, first_invalid};
 use flash_sampling_core::reference::tiled;
 use flash_sampling_core::{Domain, Head, Matrix, Noise, RowError};
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+/// The program of all tests here.
+static PROGRAM: LazyLock<Option<PathBuf>> = LazyLock::new(|| emulated::program("fused_hopper"));
 
 const PLAIN: u32 = 0;
 const MASKS_PENALTIES: u32 = 1;
@@ -27,6 +34,7 @@ struct RowCase {
     greedy: bool,
     top_k: u32,
     ln_min_p: f64,
+    top_p: f32,
     mask: Vec<u32>,
     bias: Vec<(u32, f32)>,
 }
@@ -59,6 +67,7 @@ impl Launch {
             greedy: r % 8 == 7,
             top_k: if variant == LISTS && r % 4 == 1 { 20 } else { 0 },
             ln_min_p: if variant == LISTS && r % 4 == 2 { -2.0 - f64::from(r % 40) / 8.0 } else { f64::NEG_INFINITY },
+            top_p: 1.0,
             mask: match r % 6 {
                 4 => (0..(first + tokens).div_ceil(32)).map(|w| input(w + r) & input(w + r + 99)).collect(),
                 5 if r % 12 == 5 => vec![1 << 9; (first + tokens) as usize / 33],
@@ -100,6 +109,7 @@ impl Launch {
             out.extend(row.seed.to_le_bytes().into_iter().chain((row.seed + 3).to_le_bytes()));
             let words = [row.inv_temperature.to_bits(), row.draw, row.greedy.into(), row.top_k];
             out.extend(words.into_iter().flat_map(u32::to_le_bytes).chain(row.ln_min_p.to_le_bytes()));
+            out.extend(row.top_p.to_le_bytes());
             let masks = [row.mask.len() as u32].into_iter().chain(row.mask.iter().copied());
             let biases = row.bias.iter().flat_map(|&(token, value)| [token, value.to_bits()]);
             let words = masks.chain([row.bias.len() as u32]).chain(biases);
@@ -218,12 +228,12 @@ fn launches() -> Vec<Launch> {
 
 #[test]
 fn the_blocks_draw_and_list_what_the_reference_does() {
-    let Some(program) = emulated::program("fused_hopper") else { return };
+    let Some(program) = &*PROGRAM else { return };
     let launches = launches();
     let wrong_draws = |bound_factor: f32| {
         let mut bytes = (launches.len() as u32).to_le_bytes().to_vec();
         launches.iter().for_each(|launch| launch.write(bound_factor, &mut bytes));
-        let found = emulated::answer(&program, bytes);
+        let found = emulated::answer(program, bytes);
         let mut words = found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
         let mut word = || words.next().expect("a draw for every row");
         let (mut wrong, mut short, mut full, mut cuts) = (Vec::new(), 0, 0, 0);

@@ -84,9 +84,9 @@ pub struct BackendConfig {
     pub plan: Plan,
     /// Whether the sampler makes a [`Shadow`](crate::Shadow) of the weight, if the head has none.
     ///
-    /// The draws are the same. Calls of few rows without filters and log-probabilities take about half the time; on the
-    /// CPU also calls with filters, if the first filter of each row is a min-p or a top-k of at most 1024. The shadow
-    /// takes a byte for each weight: half the memory of a bf16 weight.
+    /// The draws are the same. Calls of few rows without filters and log-probabilities take about half the time. So do
+    /// calls with filters, if the first filter of each row is a min-p or a top-k: at most 1024 on the CPU, at most 128 on
+    /// a GPU. The shadow takes a byte for each weight: half the memory of a bf16 weight.
     ///
     /// Pathwise variants use a shadow: tiled, grouped with [`GroupDraw::Reuse`] on the CPU, and shards that merge
     /// winners. So do these variants of the reference. For others [`build`](crate::build()) returns

@@ -1,6 +1,6 @@
 // Runs blocks of the fused Hopper kernel on the processor, one after another, and the launches of a draw from a shadow. Reads
-// launches from standard input, and writes draws and lists to standard output. crates/cuda/tests/fused_hopper.rs makes the launches and compares the results with core's
-// reference.
+// launches from standard input, and writes draws and lists to standard output. crates/cuda/tests/fused_hopper.rs makes the
+// launches and compares the results with core's reference.
 #pragma GCC optimize("no-strict-aliasing")
 #include "emulator.hpp"
 
@@ -45,6 +45,11 @@ struct ExactDots {
 
 #include "flash_sampling/shadow/winners.cuh"
 
+// Both headers have a type of this name, and no kernel includes both.
+#define Candidates ListCandidates
+#include "flash_sampling/selection/filter_row.cuh"
+#undef Candidates
+
 using namespace flash_sampling;
 using fused_hopper::FusedVariant;
 
@@ -65,7 +70,8 @@ struct Launch {
     std::vector<std::vector<LogitBias>> biases;
     std::vector<RowFilters> filters;
     std::vector<float> bias;
-    // The shadow, and its negative control: 1 = one digit, 2 = a list that drops candidates.
+    // The shadow, and its negative controls: 1 = one digit, 2 = a list that drops candidates, 4 = estimates in place of upper
+    // bounds, 8 = upper bounds in place of estimates, and no record of the cutoff.
     u32 control = 0, code_stride = 0;
     float largest = 0.0f;
     std::vector<u8> codes;
@@ -102,6 +108,7 @@ struct Launch {
             row.greedy = get<u32>();
             filters.push_back({-INFINITY, 1.0f, get<u32>(), 1.0f, 0});
             filters.back().ln_min_p = get<double>();
+            filters.back().top_p = get<float>();
             masks.push_back(get_all<u32>(get<u32>()));
             biases.push_back(get_all<LogitBias>(get<u32>()));
             row.mask_words = static_cast<u32>(masks[r].size());
@@ -142,10 +149,11 @@ struct Launch {
         }
     }
 
-    // Makes the launches before the full kernel, which `call` then skips if the shadow decides all rows.
-    template <int COLUMNS>
-    void run_shadow(Call& call, ShadowWords& words) {
-        using T = fused_hopper::Tile<COLUMNS, COLUMNS >= 96 ? 1 : 2, 1, FusedVariant::Candidates>;
+    // Makes the launches that read the shadow. With LISTS, `filtered` has the lists of rows with filters.
+    template <int COLUMNS, bool LISTS>
+    void run_shadow(const Call& call, ShadowWords& words, const FilterListCall& filtered) {
+        constexpr auto VARIANT = LISTS ? FusedVariant::ListedCandidates : FusedVariant::Candidates;
+        using T = fused_hopper::Tile<COLUMNS, COLUMNS >= 96 ? 1 : 2, 1, VARIANT>;
         const u32 rows = call.row_count, digit_rows = (rows + 7) / 8 * 16, parts = rows % 3 + 1;
         // Poisoned: `hidden_digits` must clear what the other launches read.
         memset(&words, 0xff, sizeof(words));
@@ -154,12 +162,14 @@ struct Launch {
         std::vector<HiddenBound> bounds(rows);
         std::vector<u32> counts(rows, 77), arrived(rows, 77);
         std::vector<u64> keys(rows * Candidates::ROOM), best(rows, 77);
-        std::vector<PartWinner> winners(rows * ExactWinners::MAX_PARTS);
+        std::vector<u32> estimates(rows * Candidates::ROOM);
+        std::vector<PartWinner> winners(rows * ExactWinners<LISTS>::MAX_PARTS);
         const auto* const at = reinterpret_cast<const u8*>(weight.data());
         const auto* const states = reinterpret_cast<const u8*>(hidden.data());
         const u32 stride = call.hidden * 2;
-        const Candidates candidates{scales.data(), errors.data(), norms.data(), bounds.data(), counts.data(), keys.data(), at,
-                                    states, stride, stride, call.hidden, Element::BF16};
+        const Candidates candidates{scales.data(), errors.data(),    norms.data(), bounds.data(), counts.data(),
+                                    keys.data(),   estimates.data(), at,           states,        stride,
+                                    stride,        call.hidden,      Element::BF16};
         const ShadowCall shadow{candidates,     digits.data(),  code_stride, bounds.data(), best.data(),
                                 winners.data(), arrived.data(), &words,      largest,       0};
         emulator::launch(rows, 1, HiddenDigits::THREADS, [&] {
@@ -172,15 +182,50 @@ struct Launch {
         Call of_candidates = call;
         of_candidates.best = best.data(), of_candidates.arrived = &words.published;
         run_blocks<T>(of_candidates, {codes.data(), call.tokens, call.hidden, 1, code_stride},
-                      {digits.data(), digit_rows, call.hidden, 1, code_stride}, RowLists{}, candidates);
+                      {digits.data(), digit_rows, call.hidden, 1, code_stride}, filtered.lists, candidates);
         if (control & 2)
             for (u32& count : counts) count = min(count, Candidates::ROOM);
-        emulator::launch(parts * rows, 1, ExactWinners::THREADS, [&] {
-            static ExactWinners::Shared shared;
-            ExactWinners{call, shadow, shared, blockIdx.x / parts, blockIdx.x % parts, parts}
-                .block<ptx::Operand::BF16>(nullptr);
+        for (size_t i = 0; i < keys.size(); ++i) {
+            if (control & 4) keys[i] = static_cast<u64>(estimates[i]) << 32 | static_cast<u32>(keys[i]);
+            if (control & 8) estimates[i] = static_cast<u32>(keys[i] >> 32);
+        }
+        emulator::launch(parts * rows, 1, ExactWinners<LISTS>::THREADS, [&] {
+            static typename ExactWinners<LISTS>::Shared shared;
+            ExactWinners<LISTS>{call, shadow, filtered, shared, blockIdx.x / parts, blockIdx.x % parts, parts}
+                .template block<ptx::Operand::BF16>(nullptr);
         });
-        call.skip_if = {&words.open, 0, 0};
+    }
+
+    // Draws from a shadow in a call with filters. Rows that need all logits are undecided.
+    template <int COLUMNS>
+    void run_shadow_lists() {
+        std::vector<Draw> draws(call.row_count, Draw{0, 0.0f, 0.0f, Status::LateRank});
+        std::vector<ListCounters> counters(call.row_count);
+        std::vector<u32> posted(call.row_count * RowLists::POSTS);
+        std::vector<u64> keys(call.row_count * RowLists::ROOM);
+        FilterPasses passes = FilterPasses::Lists;
+        const RowLists lists{filters.data(), counters.data(), posted.data(), keys.data()};
+        const FilterListCall filtered{lists, rows.data(), draws.data(), &passes};
+        ShadowWords words{};
+        call.draws = draws.data();
+        run_shadow<COLUMNS, true>(call, words, filtered);
+        const bool is_open = words.open;
+        if (is_open != (passes == FilterPasses::Both)) abort();
+        for (u32 r = 0; r < call.row_count; ++r) {
+            Draw draw = draws[r];
+            if (control & 8) counters[r].cut = 0;
+            if (draw.status == Status::Drawn && !rows[r].greedy && filters[r].is_listed()) {
+                static FilterRow::Shared shared;
+                shared.row = rows[r];
+                emulator::run(FilterRow::THREADS, [&] {
+                    FilterRow select{filters[r], ExistingRow{nullptr, 0, 0}, shared};
+                    const Draw found = select.draw_listed(keys.data() + r * RowLists::ROOM, counters[r]);
+                    if (threadIdx.x == 0) draw = found;
+                });
+            }
+            put(draw);
+            put(counters[r].count);
+        }
     }
 
     template <int COLUMNS, FusedVariant VARIANT>
@@ -198,7 +243,10 @@ struct Launch {
         const RowLists lists{filters.data(), counters.data(), posted.data(), keys.data()};
         ShadowWords words{};
         if constexpr (COLUMNS <= 96)
-            if (has_shadow) run_shadow<COLUMNS>(call, words);
+            if (has_shadow) {
+                run_shadow<COLUMNS, false>(call, words, FilterListCall{});
+                call.skip_if = {&words.open, 0, 0};
+            }
         run_blocks<T>(call, map_of(weight, call.tokens), map_of(hidden, call.row_count), lists, Candidates{});
         if (has_shadow) put(words.undecided);
         for (u32 r = 0; r < call.row_count; ++r) {
@@ -215,6 +263,13 @@ struct Launch {
         if (columns == 16) run<16, FusedVariant::MasksPenalties>(true);
         if (columns == 32) run<32, FusedVariant::MasksPenalties>(true);
         if (columns == 96) run<96, FusedVariant::MasksPenalties>(true);
+    }
+
+    void run_shadow_lists(u32 columns) {
+        if (columns == 8) run_shadow_lists<8>();
+        if (columns == 16) run_shadow_lists<16>();
+        if (columns == 32) run_shadow_lists<32>();
+        if (columns == 96) run_shadow_lists<96>();
     }
 
     template <FusedVariant VARIANT>
@@ -237,6 +292,7 @@ int main() {
         if (variant == 1) launch.run<FusedVariant::MasksPenalties>(columns);
         if (variant == 2) launch.run<FusedVariant::Lists>(columns);
         if (variant == 3) launch.read_shadow(), launch.run_with_shadow(columns);
+        if (variant == 4) launch.read_shadow(), launch.run_shadow_lists(columns);
     }
     return 0;
 }

@@ -62,6 +62,7 @@ int main() {
     call.lists = biases.data(), call.counts = counts.data(), call.contents = contents.data();
     FilterPasses passes = FilterPasses::Lists;
     call.passes = &passes;
+    call.largest_top_k = count % 2 ? TOP_K_MAX : 300;
     for (const bool is_backwards : {true, false}) {
         const auto earlier = biases;
         const auto earlier_rows = encoded;
@@ -87,9 +88,10 @@ int main() {
         put(&contents[i], 1);
     }
 
-    // All logits are needed if the filters of a row have no list.
+    // All logits are needed if the filters of a row have no list, or too large a top-k.
     bool needs_logits = false;
-    for (const RowFilters& each : filters) needs_logits |= each.is_any() && !each.top_k && !each.is_listed_by_min_p();
+    for (const RowFilters& each : filters)
+        needs_logits |= each.top_k > call.largest_top_k || (each.is_any() && !each.top_k && !each.is_listed_by_min_p());
     if (passes != (needs_logits ? FilterPasses::Logits : FilterPasses::Lists)) abort();
 
     // Draws with every status. The elements of other rows stay.

@@ -119,13 +119,14 @@ pub(crate) struct EncodeRows {
     pub(crate) first_token: u32,
     pub(crate) tokens: u32,
     pub(crate) vocab_size: u32,
-    pub(crate) padding: u32,
+    /// Rows with a larger top-k need all logits.
+    pub(crate) largest_top_k: u32,
     pub(crate) contents: DeviceAddress<u32>,
     pub(crate) passes: DeviceAddress<u32>,
 }
 layout!(EncodeRows 320:
     columns 0, rows 240, filters 248, invalid 256, lists 264, counts 272, first_row 280, max_adjusted 284, first_token 288,
-    tokens 292, vocab_size 296, padding 300, contents 304,
+    tokens 292, vocab_size 296, largest_top_k 300, contents 304,
     passes 312
 );
 

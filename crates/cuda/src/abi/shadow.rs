@@ -25,6 +25,8 @@ pub(crate) struct Candidates {
     pub(crate) counts: DeviceAddress<u32>,
     /// `[rows, CANDIDATE_ROOM]`.
     pub(crate) keys: DeviceAddress<u64>,
+    /// `[rows, CANDIDATE_ROOM]` of rows with filters.
+    pub(crate) estimates: DeviceAddress<u32>,
     pub(crate) weight: DeviceAddress<u8>,
     pub(crate) hidden: DeviceAddress<u8>,
     /// Bytes between rows.
@@ -34,13 +36,13 @@ pub(crate) struct Candidates {
     /// The code of [`element`](crate::abi::element).
     pub(crate) element: u32,
 }
-layout!(Candidates 88:
-    scales 0, errors 8, norms 16, bounds 24, counts 32, keys 40, weight 48, hidden 56, weight_stride 64,
-    hidden_stride 72, width 80, element 84
+layout!(Candidates 96:
+    scales 0, errors 8, norms 16, bounds 24, counts 32, keys 40, estimates 48, weight 56, hidden 64, weight_stride 72,
+    hidden_stride 80, width 88, element 92
 );
 
 /// The candidates that the list of a row holds.
-pub(crate) const CANDIDATE_ROOM: usize = 4096;
+pub(crate) const CANDIDATE_ROOM: usize = 8192;
 /// The maximum number of blocks that share a row's candidates.
 pub(crate) const MAX_PARTS: usize = 32;
 
@@ -66,7 +68,7 @@ pub(crate) struct PartWinner {
 }
 layout!(PartWinner 16: key 0, logit 8, zero 12);
 
-/// The argument of `hidden_digits` and `exact_winners`.
+/// The argument of `hidden_digits`, `exact_winners` and `exact_lists`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShadowCall {
@@ -83,7 +85,7 @@ pub(crate) struct ShadowCall {
     pub(crate) largest: f32,
     pub(crate) zero: u32,
 }
-layout!(ShadowCall 152:
-    candidates 0, digits 88, digit_stride 96, bounds 104, best 112, winners 120, arrived 128, words 136,
-    largest 144, zero 148
+layout!(ShadowCall 160:
+    candidates 0, digits 96, digit_stride 104, bounds 112, best 120, winners 128, arrived 136, words 144,
+    largest 152, zero 156
 );

@@ -27,8 +27,10 @@ entries! {
     FUSED_HOPPER_LOG_Z "fused_hopper" (Call, Maps, Masses);
     FUSED_HOPPER_FAN_OUT "fused_hopper" (Call, Maps, Peers);
     FUSED_HOPPER_CANDIDATES "fused_hopper" (Call, Maps, Candidates);
+    FUSED_HOPPER_LISTED_CANDIDATES "fused_hopper" (Call, Maps, Candidates, RowLists);
     HIDDEN_DIGITS "hidden_digits" (ShadowCall);
     EXACT_WINNERS "exact_winners" (Call, ShadowCall);
+    EXACT_LISTS "exact_lists" (Call, ShadowCall, FilterListCall);
     FUSED_DRAW "fused" (Call, Matrices, LogitStore);
     FUSED_DRAW_UNALIGNED "fused_unaligned" (Call, Matrices, LogitStore);
     FUSED_SUMMARY "fused" (Call, Matrices, Summaries);

@@ -14,7 +14,7 @@ use cudarc::driver::CudaModule;
 use flash_sampling_core::DType;
 use std::sync::Arc;
 
-/// Six variants per tile and operand type, and the tiles of candidates, for Hopper only.
+/// Six variants per tile and operand type, and two variants of the tiles of candidates, for Hopper only.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "fused_hopper.cu",
     serves,
@@ -31,7 +31,8 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
         .into_iter()
         .flat_map(tiles)
         .flatten()
-        .chain(Tile::of_candidates(shadow::MAX_ROWS))
+        .chain(Tile::of_candidates(shadow::MAX_ROWS, FusedVariant::Candidates))
+        .chain(Tile::of_candidates(shadow::MAX_ROWS, FusedVariant::ListedCandidates))
         .map(Tile::instance)
         .collect()
     },
@@ -65,6 +66,8 @@ pub(crate) enum FusedVariant {
     StoreLogits,
     /// Lists the tokens that can win, by a shadow of the weight. Supports the rows of `MasksPenalties`.
     Candidates,
+    /// As `Candidates`, and lists the largest logits of rows with filters by their upper bounds.
+    ListedCandidates,
 }
 
 /// The output of a variant besides the draws.
@@ -85,6 +88,8 @@ pub(crate) enum FusedOutput {
     StoreLogits(LogitStore),
     /// The lists of candidates.
     Candidates(Candidates),
+    /// The lists of candidates, and the cutoffs of rows with filters.
+    ListedCandidates(Candidates, RowLists),
 }
 
 impl FusedOutput {
@@ -97,6 +102,7 @@ impl FusedOutput {
             FusedOutput::FanOut(_) => FusedVariant::FanOut,
             FusedOutput::StoreLogits(_) => FusedVariant::StoreLogits,
             FusedOutput::Candidates(_) => FusedVariant::Candidates,
+            FusedOutput::ListedCandidates(..) => FusedVariant::ListedCandidates,
         }
     }
 
@@ -132,10 +138,10 @@ const TILES: [[u32; 3]; 9] =
 const CANDIDATE_TILES: [[u32; 3]; 5] = [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 1, 2]];
 
 impl Tile {
-    /// The tiles of candidates for calls of up to `rows` rows, smallest first.
-    pub(crate) fn of_candidates(rows: usize) -> impl Iterator<Item = Tile> {
+    /// The tiles of a variant with candidates for calls of up to `rows` rows, smallest first.
+    pub(crate) fn of_candidates(rows: usize, variant: FusedVariant) -> impl Iterator<Item = Tile> {
         let largest = CANDIDATE_TILES.iter().position(|tile| tile[0] as usize >= rows).unwrap_or_default();
-        let (dtype, variant) = (DType::I8, FusedVariant::Candidates);
+        let dtype = DType::I8;
         let made = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, variant };
         CANDIDATE_TILES[..=largest].iter().copied().map(made)
     }
@@ -163,7 +169,11 @@ impl Tile {
         let operand = abi::element_name(self.dtype);
         let plain: [(_, &dyn Display); 4] =
             [("COLUMNS", &self.columns), ("SLABS", &self.slabs), ("CLUSTER", &self.cluster), ("OPERAND", &operand)];
-        let with = |name| Instance::new(&[&plain[..], &[(name, &1 as &dyn Display)]].concat());
+        let with_all = |names: &[_]| {
+            let flags = names.iter().map(|&name| (name, &1 as &dyn Display));
+            Instance::new(&plain.into_iter().chain(flags).collect::<Vec<_>>())
+        };
+        let with = |name| with_all(&[name]);
         match self.variant {
             FusedVariant::Plain => Instance::new(&plain),
             FusedVariant::MasksPenalties => with("MASKS_PENALTIES"),
@@ -172,6 +182,7 @@ impl Tile {
             FusedVariant::FanOut => with("FAN_OUT"),
             FusedVariant::StoreLogits => with("STORE_LOGITS"),
             FusedVariant::Candidates => with("CANDIDATES"),
+            FusedVariant::ListedCandidates => with_all(&["CANDIDATES", "LISTS"]),
         }
     }
 
@@ -192,6 +203,10 @@ impl Tile {
             FusedVariant::Candidates => {
                 HopperKernel::Candidates(load(&module, &entries::FUSED_HOPPER_CANDIDATES, shared_bytes)?)
             }
+            FusedVariant::ListedCandidates => {
+                let entry = &entries::FUSED_HOPPER_LISTED_CANDIDATES;
+                HopperKernel::ListedCandidates(load(&module, entry, shared_bytes)?)
+            }
         };
         Ok(Loaded { tile: self, kernel, shared_bytes, threads })
     }
@@ -206,6 +221,7 @@ enum HopperKernel {
     LogZ(Kernel<(Call, Maps, Masses)>),
     FanOut(Kernel<(Call, Maps, Peers)>),
     Candidates(Kernel<(Call, Maps, Candidates)>),
+    ListedCandidates(Kernel<(Call, Maps, Candidates, RowLists)>),
 }
 
 #[derive(Debug)]
@@ -246,6 +262,9 @@ impl Loaded {
             (HopperKernel::FanOut(kernel), FusedOutput::FanOut(to)) => queue.launch(kernel, grid, (call, maps, to)),
             (HopperKernel::Candidates(kernel), FusedOutput::Candidates(to)) => {
                 queue.launch(kernel, grid, (call, maps, to))
+            }
+            (HopperKernel::ListedCandidates(kernel), FusedOutput::ListedCandidates(to, lists)) => {
+                queue.launch(kernel, grid, (call, maps, to, lists))
             }
             _ => Err(CudaError::Corrupt { what: "a kernel of another variant" }),
         }

@@ -87,28 +87,36 @@ impl<A> Kernel<A> {
 
 pub(crate) trait Arguments {
     /// The addresses of the arguments, valid while `self` is borrowed; unused entries are null.
-    fn addresses(&self) -> [*mut c_void; 3];
+    fn addresses(&self) -> [*mut c_void; 4];
 }
+
+const NONE: *mut c_void = core::ptr::null_mut();
 
 fn address<T>(argument: &T) -> *mut c_void {
     (&raw const *argument).cast_mut().cast()
 }
 
 impl<A> Arguments for (A,) {
-    fn addresses(&self) -> [*mut c_void; 3] {
-        [address(&self.0), core::ptr::null_mut(), core::ptr::null_mut()]
+    fn addresses(&self) -> [*mut c_void; 4] {
+        [address(&self.0), NONE, NONE, NONE]
     }
 }
 
 impl<A, B> Arguments for (A, B) {
-    fn addresses(&self) -> [*mut c_void; 3] {
-        [address(&self.0), address(&self.1), core::ptr::null_mut()]
+    fn addresses(&self) -> [*mut c_void; 4] {
+        [address(&self.0), address(&self.1), NONE, NONE]
     }
 }
 
 impl<A, B, C> Arguments for (A, B, C) {
-    fn addresses(&self) -> [*mut c_void; 3] {
-        [address(&self.0), address(&self.1), address(&self.2)]
+    fn addresses(&self) -> [*mut c_void; 4] {
+        [address(&self.0), address(&self.1), address(&self.2), NONE]
+    }
+}
+
+impl<A, B, C, D> Arguments for (A, B, C, D) {
+    fn addresses(&self) -> [*mut c_void; 4] {
+        [address(&self.0), address(&self.1), address(&self.2), address(&self.3)]
     }
 }
 

@@ -109,8 +109,9 @@ pub(crate) struct ListedTokens {
     pub(crate) vocab_size: u32,
     /// Whether to compute the [digests](RowColumnKernels::contents) of the rows.
     pub(crate) has_contents: bool,
-    /// Whether lists of the largest logits may decide the rows with filters: [`FilteredRows::passes`].
-    pub(crate) has_lists: bool,
+    /// The largest top-k of rows with filters that lists of the largest logits may decide; `None` if there are no lists.
+    /// See [`FilteredRows::passes`].
+    pub(crate) largest_top_k: Option<u32>,
 }
 
 /// The addresses of the parts of the memory.
@@ -205,8 +206,9 @@ impl RowColumnKernels {
     ) -> Result<FilteredRows, CudaError> {
         CudaError::check_limits(&[("rows", rows.len(), self.max_rows), ("rows", rows.end, i32::MAX as usize)])?;
         let Parts { rows: encoded, lists, invalid, contents, counts, passes } = self.parts();
-        let ListedTokens { tokens, vocab_size, has_contents, has_lists } = listed;
-        let encoded = FilteredRows { passes: if *has_lists { passes } else { DeviceAddress::NULL }, ..encoded };
+        let ListedTokens { tokens, vocab_size, has_contents, largest_top_k } = listed;
+        let passes = if largest_top_k.is_some() { passes } else { DeviceAddress::NULL };
+        let encoded = FilteredRows { passes, ..encoded };
         let call = EncodeRows {
             columns: *columns,
             rows: encoded.rows,
@@ -219,7 +221,7 @@ impl RowColumnKernels {
             first_token: tokens.start,
             tokens: tokens.len() as u32,
             vocab_size: *vocab_size,
-            padding: 0,
+            largest_top_k: largest_top_k.unwrap_or(0),
             contents: if *has_contents { contents } else { DeviceAddress::NULL },
             passes: encoded.passes,
         };

@@ -1,13 +1,14 @@
 //! The launches that draw from a shadow of the weight: digits, candidates, and exact winners. The Hopper kernel
-//! follows, and draws again if the shadow does not decide a row.
+//! follows, and draws again if the shadow does not decide a row. In calls with filters, the third launch writes exact
+//! lists, and `filter_list` follows.
 
 use crate::abi::{
-    self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, HiddenBound, MAX_PARTS, Maps, PartWinner, ShadowCall,
-    ShadowWords, TensorMap,
+    self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, FilterListCall, HiddenBound, MAX_PARTS, Maps, PartWinner,
+    ShadowCall, ShadowWords, TensorMap,
 };
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::entries;
-use crate::device::fused_hopper::{self, FusedOutput, Loaded, Tile};
+use crate::device::fused_hopper::{self, FusedOutput, FusedVariant, Loaded, Tile};
 use crate::device::gpu::Device;
 use crate::device::head::{DeviceHead, DeviceShadow};
 use crate::device::launch::{Grid, Kernel, Queue, Residency};
@@ -46,11 +47,27 @@ pub(crate) struct ShadowKernels {
     digits: Kernel<(ShadowCall,)>,
     candidates: Vec<Arc<Loaded>>,
     winners: ConfiguredKernel<(Call, ShadowCall)>,
+    /// For calls with filters, loaded at the first such call.
+    lists: Option<ListKernels>,
     codes: TensorMap,
     granule: TensorMap,
     scratch: Scratch,
     places: Places,
     max_rows: usize,
+}
+
+/// The kernels of calls with filters.
+#[derive(Debug)]
+struct ListKernels {
+    candidates: Vec<Arc<Loaded>>,
+    exact: ConfiguredKernel<(Call, ShadowCall, FilterListCall)>,
+}
+
+/// The largest top-k of rows whose draw reads the shadow, in calls of `rows` rows over `tokens` tokens. A token of top-k
+/// takes about five logits from the weight, and all rows together take less than a third of it.
+pub(crate) fn largest_top_k(tokens: usize, rows: usize) -> u32 {
+    const LARGEST: usize = 128;
+    (tokens / (16 * rows.max(1))).min(LARGEST) as u32
 }
 
 /// Byte offsets of the parts of the scratch, whose first part are the words.
@@ -60,6 +77,7 @@ struct Places {
     bounds: usize,
     counts: usize,
     keys: usize,
+    estimates: usize,
     best: usize,
     winners: usize,
     arrived: usize,
@@ -79,6 +97,7 @@ impl Places {
             bounds: part(max_rows * size_of::<HiddenBound>()),
             counts: part(max_rows * size_of::<u32>()),
             keys: part(max_rows * CANDIDATE_ROOM * size_of::<u64>()),
+            estimates: part(max_rows * CANDIDATE_ROOM * size_of::<u32>()),
             best: part(max_rows * size_of::<u64>()),
             winners: part(max_rows * MAX_PARTS * size_of::<PartWinner>()),
             arrived: part(max_rows * size_of::<u32>()),
@@ -113,7 +132,8 @@ impl ShadowKernels {
             head: *head,
             shadow,
             digits: device.function(source, &instance, &entries::HIDDEN_DIGITS)?,
-            candidates: Tile::of_candidates(max_rows).map(|tile| device.kernel(tile)).collect::<Result<_, _>>()?,
+            candidates: load(max_rows, FusedVariant::Candidates, device)?,
+            lists: None,
             winners: ConfiguredKernel::load_instance(device, source, &instance, &entries::EXACT_WINNERS)?,
             codes: tensor_map::encode(&codes, 64)?,
             granule: tensor_map::encode(&codes, 16)?,
@@ -142,6 +162,17 @@ impl ShadowKernels {
         self.scratch.begin_use::<u8>().add(offset_of!(ShadowWords, undecided)).cast()
     }
 
+    /// Loads the kernels of calls with filters.
+    pub(crate) fn prepare_lists(&mut self, device: &Device) -> Result<(), CudaError> {
+        if self.lists.is_none() {
+            let candidates = load(self.max_rows, FusedVariant::ListedCandidates, device)?;
+            let instance = instance(self.head.weight.dtype);
+            let exact = ConfiguredKernel::load_instance(device, &SOURCE, &instance, &entries::EXACT_LISTS)?;
+            self.lists = Some(ListKernels { candidates, exact });
+        }
+        Ok(())
+    }
+
     /// Draws for these rows, at most [`ShadowKernels::max_rows`]. Returns the address of a word that is 0 unless the
     /// full kernel must draw.
     pub(crate) fn launch(
@@ -151,6 +182,34 @@ impl ShadowKernels {
         call: Call,
         device: &Device,
     ) -> Result<DeviceAddress<u32>, CudaError> {
+        let shadow = self.begin(queue, hidden)?;
+        let output = FusedOutput::Candidates(shadow.candidates);
+        self.launch_candidates(queue, (hidden, call), &shadow, &output, device)?;
+        self.winners.launch_early(queue, blocks_of_winners(hidden.rows, device), (call, shadow))?;
+        Ok(shadow.words.cast())
+    }
+
+    /// Draws for rows without filters, and writes the lists of rows with listed filters. Rows that the shadow does not
+    /// decide are [`UNDECIDED`](crate::abi::status::UNDECIDED). The launches end at once if `call.skip_if` says so, whose
+    /// word is not written by the launch before.
+    pub(crate) fn launch_lists(
+        &mut self,
+        queue: Queue<'_>,
+        hidden: &DeviceMatrix,
+        call: Call,
+        filtered: FilterListCall,
+        device: &Device,
+    ) -> Result<(), CudaError> {
+        self.prepare_lists(device)?;
+        let shadow = self.begin(queue, hidden)?;
+        let output = FusedOutput::ListedCandidates(shadow.candidates, filtered.lists);
+        self.launch_candidates(queue, (hidden, call), &shadow, &output, device)?;
+        let lists = self.lists.as_ref().expect("they are prepared");
+        lists.exact.launch_early(queue, blocks_of_winners(hidden.rows, device), (call, shadow, filtered))
+    }
+
+    /// Launches `hidden_digits`. Returns the argument of the next launches.
+    fn begin(&mut self, queue: Queue<'_>, hidden: &DeviceMatrix) -> Result<ShadowCall, CudaError> {
         let (scratch, places) = (self.scratch.begin_use::<u8>(), self.places);
         let (weight, words) = (&self.head.weight, scratch.cast::<ShadowWords>());
         let bounds = scratch.add(places.bounds).cast();
@@ -161,6 +220,7 @@ impl ShadowKernels {
             bounds,
             counts: scratch.add(places.counts).cast(),
             keys: scratch.add(places.keys).cast(),
+            estimates: scratch.add(places.estimates).cast(),
             weight: weight.address,
             hidden: hidden.address,
             weight_stride: weight.stride_bytes(),
@@ -168,11 +228,10 @@ impl ShadowKernels {
             width: weight.cols as u32,
             element: abi::element(weight.dtype),
         };
-        let stride = code_stride(weight.cols);
         let shadow = ShadowCall {
             candidates,
             digits: scratch.add(places.digits),
-            digit_stride: stride as u64,
+            digit_stride: code_stride(weight.cols) as u64,
             bounds,
             best: scratch.add(places.best).cast(),
             winners: scratch.add(places.winners).cast(),
@@ -181,28 +240,48 @@ impl ShadowKernels {
             largest: self.shadow.largest,
             zero: 0,
         };
-        let rows = hidden.rows as u32;
-        queue.launch(&self.digits, Grid::of(rows, DIGIT_THREADS), (shadow,))?;
+        queue.launch(&self.digits, Grid::of(hidden.rows as u32, DIGIT_THREADS), (shadow,))?;
+        Ok(shadow)
+    }
 
-        let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns >= rows;
-        let kernel = self.candidates.iter().find(fits).expect("the planned tiles reach the planned rows");
+    /// Launches the Hopper kernel with this output, after `hidden_digits`.
+    fn launch_candidates(
+        &self,
+        queue: Queue<'_>,
+        (hidden, call): (&DeviceMatrix, Call),
+        shadow: &ShadowCall,
+        output: &FusedOutput,
+        device: &Device,
+    ) -> Result<(), CudaError> {
+        let kernels = match (output, &self.lists) {
+            (FusedOutput::ListedCandidates(..), Some(lists)) => &lists.candidates,
+            _ => &self.candidates,
+        };
+        let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= hidden.rows;
+        let kernel = kernels.iter().find(fits).expect("the planned tiles reach the planned rows");
         let digits = DeviceMatrix {
             address: shadow.digits,
             dtype: DType::I8,
             rows: digit_rows(self.max_rows),
-            cols: weight.cols,
-            row_stride: stride,
+            cols: self.head.weight.cols,
+            row_stride: shadow.digit_stride as usize,
         };
         let digits = tensor_map::encode(&digits, 2 * kernel.tile.loaded_rows(hidden.rows))?;
         let maps = Maps { weight: self.codes, granule: self.granule, hidden: digits };
-        let published = words.cast::<u8>().add(offset_of!(ShadowWords, published)).cast();
+        let published = shadow.words.cast::<u8>().add(offset_of!(ShadowWords, published)).cast();
         let of_candidates = Call { best: shadow.best, arrived: published, ..call };
         let blocks = kernel.blocks(call.tokens, device.multiprocessors());
-        let output = (&FusedOutput::Candidates(candidates), Residency::Early);
-        kernel.launch(queue, blocks, of_candidates, maps, output)?;
-
-        let parts = (device.multiprocessors() / rows).clamp(1, MAX_PARTS as u32);
-        self.winners.launch_early(queue, parts * rows, (call, shadow))?;
-        Ok(words.cast())
+        kernel.launch(queue, blocks, of_candidates, maps, (output, Residency::Early))
     }
+}
+
+/// Loads the kernels of a variant with candidates.
+fn load(max_rows: usize, variant: FusedVariant, device: &Device) -> Result<Vec<Arc<Loaded>>, CudaError> {
+    Tile::of_candidates(max_rows, variant).map(|tile| device.kernel(tile)).collect()
+}
+
+/// The blocks of `exact_winners` or `exact_lists`: the same number for each row.
+fn blocks_of_winners(rows: usize, device: &Device) -> u32 {
+    let rows = rows as u32;
+    (device.multiprocessors() / rows).clamp(1, MAX_PARTS as u32) * rows
 }

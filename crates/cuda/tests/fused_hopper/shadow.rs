@@ -1,6 +1,6 @@
 //! Draws from a shadow of the weight, and their negative controls.
 
-use super::{Launch, emulated, input, is_wrong};
+use super::{Launch, PROGRAM, emulated, input, is_wrong};
 use flash_sampling_core::backend::code_stride;
 use flash_sampling_core::{Matrix, ShadowBuffer};
 
@@ -8,7 +8,7 @@ const SHADOW: u32 = 3;
 
 /// The negative controls of the draw from a shadow.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Control {
+pub(crate) enum Control {
     None,
     /// Norms of residuals that are rounded to 90%.
     SmallErrors,
@@ -16,16 +16,20 @@ enum Control {
     OneDigit,
     /// Lists that drop candidates without room.
     DroppedCandidates,
+    /// Estimates of logits in place of their upper bounds, in the lists of rows with filters.
+    EstimatesAsBounds,
+    /// Upper bounds in place of estimates, and no record of the cutoff.
+    CutByBounds,
 }
 
 /// Rounds to bf16, towards zero.
-fn bf16(x: f32) -> f32 {
+pub(crate) fn bf16(x: f32) -> f32 {
     f32::from_bits(x.to_bits() & 0xffff_0000)
 }
 
 impl Launch {
     /// Creates rows with real inputs, whose dot products are sums in the order of the emulated products.
-    fn real(at: u32, shape: [u32; 6], spread: f32) -> Launch {
+    pub(crate) fn real(at: u32, shape: [u32; 6], spread: f32) -> Launch {
         let mut launch = Launch::new(at, shape, SHADOW);
         let real = |i: usize| bf16((input(at * 1_000_003 + i as u32) as f32 * 2f32.powi(-31) - 1.0).powi(3) * spread);
         launch.weight.iter_mut().enumerate().for_each(|(i, w)| *w = real(i));
@@ -45,14 +49,15 @@ impl Launch {
     }
 
     /// Writes the shadow of the weight, with the given changes.
-    fn write_shadow(&self, control: Control, out: &mut Vec<u8>) {
+    pub(crate) fn write_shadow(&self, control: Control, out: &mut Vec<u8>) {
         let hidden = self.hidden as usize;
         let buffer = ShadowBuffer::new(&Matrix::new(&self.weight, self.tokens as usize, hidden).unwrap()).unwrap();
         let shadow = buffer.shadow();
         let error = |e: f32| if control == Control::SmallErrors { e * 0.9 } else { e };
         let largest = shadow.errors().iter().zip(shadow.norms()).map(|(e, n)| e + n).fold(0.0, f32::max);
-        let flag = [Control::OneDigit, Control::DroppedCandidates].map(|flag| u32::from(control == flag));
-        let words = [flag[0] | flag[1] << 1, code_stride(hidden) as u32, largest.to_bits()];
+        let flags = [Control::OneDigit, Control::DroppedCandidates, Control::EstimatesAsBounds, Control::CutByBounds];
+        let flag = flags.iter().position(|flag| *flag == control).map_or(0, |at| 1 << at);
+        let words = [flag, code_stride(hidden) as u32, largest.to_bits()];
         out.extend(words.into_iter().flat_map(u32::to_le_bytes));
         out.extend(shadow.codes().iter().map(|code| *code as u8));
         let numbers = shadow.scales().iter().copied().chain(shadow.errors().iter().map(|e| error(*e)));
@@ -60,20 +65,22 @@ impl Launch {
     }
 }
 
+/// Columns, rows, tokens, first token, hidden, blocks.
+pub(crate) const SHAPES: [[u32; 6]; 8] = [
+    [8, 1, 700, 0, 64, 2],
+    [8, 3, 700, 37, 72, 1],
+    [8, 8, 2000, 16, 200, 3],
+    [16, 16, 333, 47, 8, 2],
+    [32, 20, 2100, 32, 136, 4],
+    [32, 32, 1, 3, 64, 1],
+    [96, 40, 900, 0, 304, 3],
+    [96, 90, 600, 21, 40, 2],
+];
+
 /// Launches whose rows a shadow decides or leaves open.
 fn shadow_launches() -> Vec<Launch> {
-    let shapes = [
-        [8, 1, 700, 0, 64, 2],
-        [8, 3, 700, 37, 72, 1],
-        [8, 8, 2000, 16, 200, 3],
-        [16, 16, 333, 47, 8, 2],
-        [32, 20, 2100, 32, 136, 4],
-        [32, 32, 1, 3, 64, 1],
-        [96, 40, 900, 0, 304, 3],
-        [96, 90, 600, 21, 40, 2],
-    ];
-    let integers = (0..).zip(shapes).map(|(at, shape)| Launch::new(at + 300, shape, SHADOW));
-    let real = (0..).zip(shapes).map(|(at, shape)| Launch::real(at + 400, shape, [0.5, 2.0, 4.0][at as usize % 3]));
+    let integers = (0..).zip(SHAPES).map(|(at, shape)| Launch::new(at + 300, shape, SHADOW));
+    let real = (0..).zip(SHAPES).map(|(at, shape)| Launch::real(at + 400, shape, [0.5, 2.0, 4.0][at as usize % 3]));
     let mut launches: Vec<_> = integers.chain(real).filter(|launch| launch.soft_cap == 0.0).collect();
     // Huge and tiny weights, and a weight that is not finite.
     for (at, spread) in [1e36, 1e-36, 1e-41].into_iter().enumerate() {
@@ -140,7 +147,7 @@ fn with_a_large_column() -> Launch {
 
 #[test]
 fn a_draw_from_a_shadow_is_the_draw_from_the_weight() {
-    let Some(program) = emulated::program("fused_hopper") else { return };
+    let Some(program) = &*PROGRAM else { return };
     let launches = shadow_launches();
     let wrong_draws = |launches: &[Launch], control| {
         let mut bytes = (launches.len() as u32).to_le_bytes().to_vec();
@@ -148,7 +155,7 @@ fn a_draw_from_a_shadow_is_the_draw_from_the_weight() {
             launch.write(1.0, &mut bytes);
             launch.write_shadow(control, &mut bytes);
         }
-        let found = emulated::answer(&program, bytes);
+        let found = emulated::answer(program, bytes);
         let mut words = found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
         let mut word = || words.next().expect("a draw for every row");
         let (mut wrong, mut rows, mut open) = (Vec::new(), 0, 0);

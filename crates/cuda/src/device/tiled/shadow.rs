@@ -1,9 +1,14 @@
-//! Which draws read the shadow of the weight, and how many rows it has left to the weight.
+//! Which draws read the shadow of the weight, the lists of rows with filters, and how many rows the shadow has left to the
+//! weight.
 #![allow(unsafe_code)]
 
 use super::DeviceTiled;
+use crate::abi::{FilterListCall, FilterPasses, SkipIf};
+use crate::device::alignment::check_rows;
+use crate::device::fused_hopper::FusedOutput;
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::shadow::largest_top_k;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
@@ -13,7 +18,39 @@ impl DeviceTiled {
         self.is_hopper(hidden) && self.shadow.as_ref().is_some_and(|shadow| hidden.rows <= shadow.max_rows())
     }
 
-    /// The number of rows, of all launches so far, that a shadow did not decide, so that the launch read the weight,
+    /// The largest top-k of rows whose lists come from the shadow; `None` if lists for these hidden states come from the
+    /// weight.
+    pub(crate) fn largest_top_k_by_shadow(&self, hidden: &DeviceMatrix) -> Option<u32> {
+        self.uses_shadow(hidden).then(|| largest_top_k(self.head.weight.rows, hidden.rows))
+    }
+
+    /// Writes the lists of rows with listed filters, and draws for rows without filters: from the shadow, if
+    /// `reads_shadow` and it [can](DeviceTiled::largest_top_k_by_shadow), or from the weight. From the weight, rows with
+    /// filters are drawn as greedy rows; from the shadow, some rows may be
+    /// [`UNDECIDED`](crate::abi::status::UNDECIDED), also without filters.
+    pub(crate) fn launch_lists(
+        &mut self,
+        queue: Queue<'_>,
+        hidden: &DeviceMatrix,
+        filtered: FilterListCall,
+        reads_shadow: bool,
+    ) -> Result<(), CudaError> {
+        let (rows, skip_if) =
+            ((filtered.rows, filtered.draws), SkipIf::new(filtered.passes, FilterPasses::Logits as u32));
+        if !(reads_shadow && self.uses_shadow(hidden)) {
+            return self.launch_unless(skip_if, queue, hidden, rows, FusedOutput::Lists(filtered.lists)).map(drop);
+        }
+        self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
+        check_rows(rows.0, rows.1)?;
+        if !self.head.check_hidden(hidden, self.max_rows)? {
+            return Ok(());
+        }
+        let call = self.call(hidden, rows, skip_if);
+        let shadow = self.shadow.as_mut().expect("it is used");
+        shadow.launch_lists(queue, hidden, call, filtered, &self.device)
+    }
+
+    /// The number of rows, of all launches so far, that a shadow did not decide, so that the draw read the weight,
     /// too. Waits for the stream.
     ///
     /// # Errors

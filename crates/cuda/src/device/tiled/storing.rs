@@ -1,7 +1,7 @@
 //! Launches that also store logits: all logits, or the largest logits of rows with filters.
 
 use super::{DeviceTiled, RowsAndDraws};
-use crate::abi::{DeviceAddress, HeadTransform, LogitStore, SkipIf};
+use crate::abi::{DeviceAddress, HeadTransform, LogitStore, RowLists, SkipIf};
 use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::FusedOutput;
 use crate::device::launch::Queue;
@@ -70,5 +70,14 @@ impl DeviceTiled {
             Some(hopper) => hopper.prepare(output, &self.device),
             None => Ok(()),
         }
+    }
+
+    /// Loads the kernels of [`DeviceTiled::launch_lists`], if any, for every number of rows of the plan.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`], [`CudaError::Driver`].
+    pub(crate) fn prepare_lists(&mut self) -> Result<(), CudaError> {
+        self.prepare_output(&FusedOutput::Lists(RowLists::default()))?;
+        self.shadow.as_mut().map_or(Ok(()), |shadow| shadow.prepare_lists(&self.device))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::HeadSampler;
 use super::kernels::{HeadKernels, max_launch_draws};
-use crate::abi::{RowColumns, TokenColumns};
+use crate::abi::{RowColumns, TOP_K_MAX, TokenColumns};
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_columns::{ListedTokens, RowColumnKernels};
@@ -70,7 +70,8 @@ impl HeadSampler<'_> {
         let invalid = encoder.invalid();
         // Log-probabilities and kept tokens need all logits.
         let has_lists = kinds.is_some_and(|kinds| kinds.has_lists()) && !out.needs_logits() && fused.can_list(hidden);
-        let listed = ListedTokens { tokens, vocab_size, has_contents: false, has_lists };
+        let largest_top_k = has_lists.then(|| fused.largest_top_k_by_shadow(hidden).unwrap_or(TOP_K_MAX));
+        let listed = ListedTokens { tokens, vocab_size, has_contents: false, largest_top_k };
         encoder.enqueue(queue, (columns, out), (hidden.rows, limit), &listed, |rows, encoded| {
             let (first, states) = (rows.start, hidden.rows(rows));
             match &mut filters {

@@ -169,7 +169,7 @@ impl HeadSampler<'_> {
     /// The tokens of the lists of encoded rows.
     fn listed(&self, has_contents: bool) -> ListedTokens {
         let vocab_size = self.shape.vocab_size;
-        ListedTokens { tokens: 0..vocab_size, vocab_size, has_contents, has_lists: false }
+        ListedTokens { tokens: 0..vocab_size, vocab_size, has_contents, largest_top_k: None }
     }
 
     fn check_gpus(&self, exchange: &CudaExchange, stream: &CudaStream) -> Result<(), CudaError> {

@@ -233,10 +233,15 @@ impl HeadKernels {
                 }
             }
             Some((None, _)) => Err(CudaError::NotSharded { reason: "filters need the exchange by peers" }),
-            None => match from == FilterSource::Lists && selection.enqueue_listed(queue, fused, hidden, rows)? {
-                true => Ok(()),
-                false => selection.enqueue(queue, fused, hidden, rows, FilterKinds::of(filters).with_rows(features)),
-            },
+            None => {
+                let largest = fused.largest_top_k_by_shadow(hidden).unwrap_or(0);
+                let (by_list, by_shadow) = (from == FilterSource::Lists, filters.iter().all(|f| f.top_k <= largest));
+                let kinds = FilterKinds::of(filters).with_rows(features);
+                match by_list && selection.enqueue_listed(queue, fused, hidden, rows, by_shadow)? {
+                    true => Ok(()),
+                    false => selection.enqueue(queue, fused, hidden, rows, kinds),
+                }
+            }
         };
         self.record_read(queue)?;
         launched

@@ -54,7 +54,7 @@ impl LogitSampler {
         let none = || FilterKinds::new(false, false, RowFeatures::Any);
         let kinds = columns.filter_kinds().or_else(|| out.needs_logits().then(none));
         let listed =
-            ListedTokens { tokens: 0..*vocab_size, vocab_size: *vocab_size, has_contents: false, has_lists: false };
+            ListedTokens { tokens: 0..*vocab_size, vocab_size: *vocab_size, has_contents: false, largest_top_k: None };
         let invalid = encoder.invalid();
         encoder.enqueue(queue, (columns, out), (logits.rows, usize::MAX), &listed, |rows, encoded| {
             let (first, logits) = (rows.start, logits.rows(rows));

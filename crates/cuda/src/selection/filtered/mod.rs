@@ -150,7 +150,7 @@ impl DeviceFilters {
     /// [`CudaError::Driver`], [`CudaError::Compile`].
     pub fn prepare(&mut self, sampler: &mut DeviceTiled) -> Result<(), CudaError> {
         sampler.prepare(RowFeatures::Any)?;
-        sampler.prepare_output(&FusedOutput::Lists(RowLists::default()))?;
+        sampler.prepare_lists()?;
         if sampler.has_block_maxima() {
             sampler.prepare_output(&FusedOutput::StoreLogits(LogitStore::default()))?;
         }
@@ -189,8 +189,9 @@ impl DeviceFilters {
     ///
     /// The launch is much faster, and decides rows with [listed](crate::abi::RowFilters::is_listed) filters. Other rows
     /// with filters are [`UNDECIDED`](crate::abi::status::UNDECIDED), and so are the few rows whose lists are too
-    /// short. [`DeviceFilters::launch`] decides undecided rows. Returns false, and launches nothing, if the Hopper
-    /// kernel does not support the call.
+    /// short. [`DeviceFilters::launch`] decides undecided rows. If the head has a shadow, the launch reads the shadow
+    /// instead of the weight, and rows without filters may also be undecided. Returns false, and launches nothing, if
+    /// the Hopper kernel does not support the call.
     ///
     /// # Errors
     /// As [`DeviceFilters::launch`].
@@ -207,27 +208,27 @@ impl DeviceFilters {
     ) -> Result<bool, CudaError> {
         // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; this value and the sampler own the scratch.
         let queue = unsafe { Queue::new(stream) };
-        self.enqueue_listed(queue, sampler, hidden, FilteredRows::new(rows, filters, draws))
+        self.enqueue_listed(queue, sampler, hidden, FilteredRows::new(rows, filters, draws), true)
     }
 
-    /// [`DeviceFilters::launch_listed`].
+    /// [`DeviceFilters::launch_listed`]. Reads the shadow of the weight, if the sampler has one and `reads_shadow`.
     pub(crate) fn enqueue_listed(
         &mut self,
         queue: Queue<'_>,
         sampler: &mut DeviceTiled,
         hidden: &DeviceMatrix,
         rows: FilteredRows,
+        reads_shadow: bool,
     ) -> Result<bool, CudaError> {
         self.check(hidden, sampler, rows.filters)?;
         if !sampler.can_list(hidden) {
             return Ok(false);
         }
         let (lists, are_zeros) = self.begin_lists(queue, rows.filters)?;
-        let FilteredRows { rows: encoded, draws, passes, .. } = rows;
-        let skip_if = SkipIf::new(passes, FilterPasses::Logits as u32);
-        sampler.launch_unless(skip_if, queue, hidden, rows.unfiltered(), FusedOutput::Lists(lists))?;
+        let FilteredRows { rows, draws, passes, .. } = rows;
+        let call = FilterListCall { lists, rows, draws, passes };
+        sampler.launch_lists(queue, hidden, call, reads_shadow)?;
         if hidden.rows > 0 {
-            let call = FilterListCall { lists, rows: encoded, draws, passes };
             self.by_list.launch(queue, hidden.rows as u32, (call,))?;
         }
         self.are_zeros = are_zeros;
@@ -307,7 +308,7 @@ impl DeviceFilters {
         rows: FilteredRows,
         (kinds, stores_all): (FilterKinds, bool),
     ) -> Result<Option<FilterCall>, CudaError> {
-        let is_listed = !rows.passes.is_null() && self.enqueue_listed(queue, sampler, hidden, rows)?;
+        let is_listed = !rows.passes.is_null() && self.enqueue_listed(queue, sampler, hidden, rows, true)?;
         // Without lists, the second pass always runs.
         let rows = FilteredRows { passes: if is_listed { rows.passes } else { DeviceAddress::NULL }, ..rows };
         self.enqueue_rows(queue, sampler, hidden, &rows, (kinds, stores_all), true)

@@ -7,10 +7,15 @@
 // The best key of a row is a *lower* bound of a score, and the thresholds follow from it. Every token whose upper bound of the
 // score reaches the best lower bound so far is listed once, so the winner is listed. A row whose list overflows, or without finite
 // bounds, lists no more tokens.
+//
+// For a row with filters (lists.cuh), every token whose upper bound of the logit reaches the row's threshold is listed. The
+// threshold follows from *estimates* of logits: upper bounds minus the bound and a share of it for errors. Errors of many elements
+// add up to much less than their bound, so the estimates are nearly exact. exact_lists checks the thresholds against exact logits.
 #pragma once
 
 #include "../perturb.cuh"
 #include "../shadow/pass.cuh"
+#include "lists.cuh"
 
 namespace flash_sampling::fused_hopper {
 
@@ -51,19 +56,24 @@ __device__ __forceinline__ bool is_open(const Shared& shared, u32 column) {
 }
 
 // Returns a lower bound of a token's dot product with the head's bias from an upper bound, or from anything below the upper bound.
+// Returns an estimate for rows with lists.
 template <class Shared>
 __device__ __forceinline__ float lower_dot(const Call& call, const Shared& shared, u32 column, u32 token, float upper) {
     const u32 at = token - call.first_token;
     const HiddenBound bound{0.0f, shared.error_factor[column], shared.norm_factor[column], shared.constant[column]};
-    const float apart = 2.00001f * bound.of(shared.candidates.errors[at], shared.candidates.norms[at]);
+    const float distance = is_listed(shared, column) ? estimate_distance(call.hidden) : LOWER_DISTANCE;
+    const float apart = distance * bound.of(shared.candidates.errors[at], shared.candidates.norms[at]);
     return lowered(upper - apart, call.bias ? fabsf(call.bias[at]) : 0.0f);
 }
 
-// Lists a candidate.
+// Lists a candidate. Returns its place, which is beyond the room of a full list.
 template <class Shared>
-__device__ __forceinline__ void list_candidate(Shared& shared, u32 column, u64 key) {
+__device__ __forceinline__ u64 list_candidate(Shared& shared, u32 column, u64 key) {
     const u32 at = atomicAdd(&shared.candidates.counts[column], 1u);
-    if (at < Candidates::ROOM) shared.candidates.keys[static_cast<u64>(column) * Candidates::ROOM + at] = key;
+    if (at >= Candidates::ROOM) return ~0ull;
+    const u64 place = static_cast<u64>(column) * Candidates::ROOM + at;
+    shared.candidates.keys[place] = key;
+    return place;
 }
 
 }  // namespace flash_sampling::fused_hopper

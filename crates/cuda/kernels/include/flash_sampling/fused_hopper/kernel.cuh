@@ -81,8 +81,12 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
                                       const Masses& masses, const Peers& peers, const Candidates& candidates, u8* memory) {
     if constexpr (T::CANDIDATES) ptx::start_next_launch();
     if (call.skip_if.word) {
-        ptx::await_earlier_launches();
-        if (call.skip_if.holds()) return;
+        // The word of a launch that lists candidates is older than the launch before it.
+        if (!T::CANDIDATES) ptx::await_earlier_launches();
+        if (call.skip_if.holds()) {
+            if (T::CANDIDATES) ptx::await_earlier_launches();
+            return;
+        }
     }
     u8* const stages = memory + (Ring<T>::ALIGNMENT - ptx::shared_address(memory) % Ring<T>::ALIGNMENT) % Ring<T>::ALIGNMENT;
     Shared<T>& shared = *reinterpret_cast<Shared<T>*>(stages + Ring<T>::STAGES * T::STAGE_BYTES);

@@ -6,6 +6,9 @@
 //
 // A bad cutoff cannot make a result wrong. The counters keep the largest cutoff that a block has used, and every token above it
 // is listed. filter_list.cu decides a row only if all its kept tokens are above this cutoff.
+//
+// With a shadow of the weight, upper bounds of logits are compared and listed, and estimates of logits take the place of the best
+// score and of the posts: candidates.cuh.
 #pragma once
 
 #include "../perturb.cuh"
@@ -22,12 +25,22 @@ constexpr u32 NO_MORE_TOKENS = 0x7f7fffffu;
 
 // The shared memory for lists.
 template <int COLUMNS, bool LISTS>
-struct ListShared {};
+struct ListShared {
+    static constexpr bool HAS_LISTS = false;
+};
 template <int COLUMNS>
 struct ListShared<COLUMNS, true> {
+    static constexpr bool HAS_LISTS = true;
     float cut[COLUMNS];  // min-p: the distance below the best; top-k: a logit
     RowLists lists;
 };
+
+// Whether a row has a list, in an instance with lists.
+template <class Shared>
+__device__ __forceinline__ bool is_listed(const Shared& shared, u32 column) {
+    if constexpr (Shared::HAS_LISTS) return shared.rows[column].greedy > 1;
+    return false;
+}
 
 // Sets the kinds of the copied rows; a barrier must follow.
 template <class Shared>
@@ -47,12 +60,16 @@ __device__ __forceinline__ void prepare_lists(const Call& call, const RowLists& 
     }
 }
 
-// Returns the threshold of a listed row, before the head's soft-cap. A list that has overflowed takes no more tokens.
+// Whether the list of a row has overflowed, so that it takes no more tokens.
+template <class Shared>
+__device__ __forceinline__ bool is_full(const Shared& shared, u32 column) {
+    return *const_cast<volatile u32*>(&shared.lists.counters[column].count) > RowLists::ROOM;
+}
+
+// Returns the threshold of a listed row, before the head's soft-cap.
 template <class Shared>
 __device__ __forceinline__ float listed_capped_threshold(const Call& call, const Shared& shared, u32 column, u64 key) {
     const Row& row = shared.rows[column];
-    const u32 count = *const_cast<volatile u32*>(&shared.lists.counters[column].count);
-    if (count > RowLists::ROOM) return bits_to_f32(NO_MORE_TOKENS);
     if (row.greedy == LISTED_BY_TOP_K) return capped_threshold(shared.cut[column], 0.0f, call.head, row);
     return key ? capped_threshold(from_ordered_bits(key).score, shared.cut[column], call.head, row) : -f32_infinity();
 }

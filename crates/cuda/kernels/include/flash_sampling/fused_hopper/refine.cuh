@@ -51,10 +51,11 @@ __device__ __forceinline__ float lower_score(const Call& call, const Shared<T>& 
     return row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
 }
 
-// Refines the rows of a block. All scouts call this.
+// Refines the rows of a block, except rows with lists. All scouts call this.
 template <class T>
 __device__ __forceinline__ void refine(const Call& call, Shared<T>& shared, u32 worker) {
     for (u32 column = ptx::block_index(); column < call.row_count; column += gridDim.x) {
+        if (is_listed(shared, column)) continue;
         if (worker == 0) shared.refined = from_ordered_bits(ptx::load_relaxed(&call.best[column])).token;
         ptx::named_barrier(SCOUTS_BARRIER, T::SCOUTS);
         const u32 token = shared.refined;

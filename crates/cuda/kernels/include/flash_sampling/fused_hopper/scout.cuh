@@ -61,7 +61,7 @@ __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const
 #pragma unroll 1
         for (u32 is_real = T::CANDIDATES && t == 0 ? 0 : 1; is_real < 2; ++is_real) {
             if (is_real) ptx::mbarrier_wait(&shared.filtered, t & 1);
-            score(call, shared, queue, is_real ? shared.queued[queue] : 1, first, worker / QUEUES, T::SCOUTS / QUEUES);
+            score(call, shared, queue, is_real ? shared.queued[queue] : 1, first, worker / QUEUES, T::SCOUTS / QUEUES, is_real);
             ptx::named_barrier(SCOUTS_BARRIER, T::SCOUTS);
         }
     }

@@ -11,15 +11,16 @@
 namespace flash_sampling::fused_hopper {
 
 // What an instance computes besides the plain draw. See masks_penalties.cuh, lists.cuh (which includes masks), masses.cuh,
-// fan_out.cuh and store_logits.cuh. An instance of candidates.cuh lists candidates instead of draws; it includes masks.
-enum class FusedVariant { Plain, MasksPenalties, Lists, LogZ, FanOut, StoreLogits, Candidates };
+// fan_out.cuh and store_logits.cuh. Instances of candidates.cuh list candidates instead of draws, and include masks;
+// ListedCandidates also takes rows with filters.
+enum class FusedVariant { Plain, MasksPenalties, Lists, LogZ, FanOut, StoreLogits, Candidates, ListedCandidates };
 
 // The shape of a tile. COLUMNS rows of the batch (wgmma's N), a unit of 64 tokens for each of the two consumer warpgroups, SLABS
 // slabs of 128 bytes of a weight row per stage, CLUSTER blocks that share the hidden states.
 template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain>
 struct Tile {
-    static constexpr bool LISTS = VARIANT == FusedVariant::Lists;
-    static constexpr bool CANDIDATES = VARIANT == FusedVariant::Candidates;
+    static constexpr bool LISTS = VARIANT == FusedVariant::Lists || VARIANT == FusedVariant::ListedCandidates;
+    static constexpr bool CANDIDATES = VARIANT == FusedVariant::Candidates || VARIANT == FusedVariant::ListedCandidates;
     static constexpr bool MASKS_PENALTIES = VARIANT == FusedVariant::MasksPenalties || LISTS || CANDIDATES;
     static constexpr bool LOG_Z = VARIANT == FusedVariant::LogZ;
     static constexpr bool FAN_OUT = VARIANT == FusedVariant::FanOut;

@@ -7,6 +7,13 @@
 // 3. `exact_winners` computes the logits of the listed tokens from the weight, in the order of sums of the full kernel.
 // 4. The full kernel draws all rows again if the shadow does not decide a row. Otherwise its blocks end at once.
 //
+// A call with rows whose first filter is a min-p or a top-k has other kernels from the second launch on:
+//
+// 2. The Hopper kernel also lists the tokens of these rows that the filters may keep, with upper bounds and estimates of their
+//    logits.
+// 3. `exact_lists` also computes the logits of these tokens, and writes the lists that filter_list.cu expects.
+// 4. `filter_list` draws. Rows that the shadow or the lists do not decide are Undecided, and take a pass over all logits.
+//
 // Each launch but the first may start early, and waits for the launch before it (ptx/early.cuh).
 #pragma once
 
@@ -32,7 +39,7 @@ FS_LAYOUT(HiddenBound, 16, FS_AT(scale, 0) && FS_AT(error, 4) && FS_AT(norm, 8) 
 
 // The shadow's numbers per token, the lists of candidates, and the factors of the exact logits.
 struct Candidates {
-    static constexpr u32 ROOM = 4096;
+    static constexpr u32 ROOM = 8192;
     static constexpr u32 OPEN = 1u << 30;  // the count of a row that the shadow does not decide
 
     const float* scales;        // [tokens]
@@ -40,7 +47,8 @@ struct Candidates {
     const float* norms;         // [tokens]
     const HiddenBound* bounds;  // [row_count]
     u32* counts;                // [row_count] listed candidates; if more than ROOM, the shadow does not decide the row
-    u64* keys;                  // [row_count, ROOM] ordered bits of upper bounds of scores
+    u64* keys;                  // [row_count, ROOM] ordered bits of upper bounds of scores; of rows with filters, of logits
+    u32* estimates;             // [row_count, ROOM] monotone bits of estimated logits, of rows with filters
     const u8* weight;           // [tokens, hidden]
     const u8* hidden;           // [row_count, hidden]
     u64 weight_stride;          // bytes
@@ -48,10 +56,10 @@ struct Candidates {
     u32 width;                  // hidden elements
     Element element;            // of weight and hidden states, bf16 or f16
 };
-FS_LAYOUT(Candidates, 88,
+FS_LAYOUT(Candidates, 96,
           FS_AT(scales, 0) && FS_AT(errors, 8) && FS_AT(norms, 16) && FS_AT(bounds, 24) && FS_AT(counts, 32) &&
-          FS_AT(keys, 40) && FS_AT(weight, 48) && FS_AT(hidden, 56) && FS_AT(weight_stride, 64) &&
-          FS_AT(hidden_stride, 72) && FS_AT(width, 80) && FS_AT(element, 84));
+          FS_AT(keys, 40) && FS_AT(estimates, 48) && FS_AT(weight, 56) && FS_AT(hidden, 64) && FS_AT(weight_stride, 72) &&
+          FS_AT(hidden_stride, 80) && FS_AT(width, 88) && FS_AT(element, 92));
 
 // Words of a planned head. `hidden_digits` clears all but the second.
 struct ShadowWords {
@@ -70,7 +78,7 @@ struct alignas(16) PartWinner {
 };
 FS_LAYOUT(PartWinner, 16, FS_AT(key, 0) && FS_AT(logit, 8) && FS_AT(zero, 12));
 
-// The argument of hidden_digits and exact_winners.
+// The argument of hidden_digits, exact_winners and exact_lists.
 struct ShadowCall {
     Candidates candidates;
     u8* digits;           // [octets of rows, digits, 8] rows of digit_stride bytes
@@ -83,8 +91,21 @@ struct ShadowCall {
     float largest;        // the largest sum of norm and error of a token
     u32 zero;
 };
-FS_LAYOUT(ShadowCall, 152,
-          FS_AT(candidates, 0) && FS_AT(digits, 88) && FS_AT(digit_stride, 96) && FS_AT(bounds, 104) && FS_AT(best, 112) &&
-          FS_AT(winners, 120) && FS_AT(arrived, 128) && FS_AT(words, 136) && FS_AT(largest, 144) && FS_AT(zero, 148));
+FS_LAYOUT(ShadowCall, 160,
+          FS_AT(candidates, 0) && FS_AT(digits, 96) && FS_AT(digit_stride, 104) && FS_AT(bounds, 112) && FS_AT(best, 120) &&
+          FS_AT(winners, 128) && FS_AT(arrived, 136) && FS_AT(words, 144) && FS_AT(largest, 152) && FS_AT(zero, 156));
+
+#ifdef __CUDACC__
+
+// The distance from an upper bound to a lower bound, in bounds.
+constexpr float LOWER_DISTANCE = 2.00001f;
+
+// Returns the distance from upper bounds to estimates, in bounds. An error of `width` independent parts has a deviation of about
+// the bound over the root of `width`; an estimate takes eight deviations.
+__device__ __forceinline__ float estimate_distance(u32 width) {
+    return fminf(1.0f + 8.0f / sqrtf(u32_to_f32(width)), LOWER_DISTANCE);
+}
+
+#endif
 
 }  // namespace flash_sampling
