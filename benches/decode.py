@@ -7,15 +7,16 @@ Every sequence has its own seed. The final norm scales the logits to a standard 
 are likely, as in text. The samplers:
 
     ours        the draw within the LM head's matmul, `Sampler.enqueue`
-    torch       the matmul, softmax and multinomial; filters by a sort; one random stream for all sequences
+    torch       the matmul, softmax and multinomial; a sort applies filters; one random stream for all sequences
     flashinfer  the matmul, then FlashInfer's sampling functions with a seed and an offset for each row
     vllm        the matmul, then vLLM's Triton kernels for top-k, top-p and Gumbel noise. The environment variable
                 VLLM_SOURCE names the folder of vLLM's package
 
-The record names samplers that are left out because their package is absent. "Saved" is the median difference of a
-sampler's step and ours, over the median difference of their times alone: 1 if a step saves what head and draw save. A
-second table shows how one row with filters changes the tokens of the other rows and the time of a call, and whether a
-row has the same token alone.
+The record names the samplers that are left out because a package is absent. "Saved" compares a sampler with ours. It is
+the median difference between the times of their steps, divided by the median difference between their times of head and
+draw alone. "Saved" is 1 if our step is shorter by the same time as our head and draw. A second table shows how one row
+with filters changes the tokens of the other rows and the time of a call. It also shows whether a row has the same token
+alone as in the batch.
 """
 
 import argparse
@@ -43,7 +44,7 @@ DEVICE = "cuda"
 
 
 class Layers:
-    """The layers of a decode step, from tokens [rows] to normed hidden states [rows, width], with a static cache."""
+    """The layers of a step, from tokens [rows] to normalised hidden states [rows, width], with a static cache."""
 
     def __init__(self, shape: str):
         self.count, self.width, self.ffn, self.heads = SHAPES[shape]
@@ -66,13 +67,13 @@ class Layers:
         self.rotary = torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)
 
     def cache(self, rows: int) -> Tensor:
-        """Returns keys and values of a context, in random numbers: [layers, 2, rows, heads, tokens, head width]."""
+        """Returns random keys and values of a context: [layers, 2, rows, key-value heads, tokens, head width]."""
         return torch.randn(self.count, 2, rows, KV_HEADS, CONTEXT, HEAD, device=DEVICE, dtype=torch.bfloat16)
 
     def step(self, tokens: Tensor, positions: Tensor, cache: Tensor) -> Tensor:
-        """Returns the normed hidden states of one step, and writes its keys and values to the cache."""
+        """Returns the normalised hidden states of one step, and writes the step's keys and values to the cache."""
         rows, states = len(tokens), embedding(tokens, self.embedding)
-        at = positions[:1] % CONTEXT  # The cache keeps the last tokens.
+        at = positions[:1] % CONTEXT  # The cache keeps the last CONTEXT tokens.
         cos, sin = (table[at] for table in self.rotary)
         for layer, (keys, values) in zip(self.layers, cache):
             heads = linear(rms_norm(states, [self.width], self.norm, 1e-6), layer["qkv"]).view(rows, -1, HEAD)
@@ -82,7 +83,7 @@ class Layers:
             query, key = turned.split([self.heads, KV_HEADS], 1)
             keys.index_copy_(2, at, key[:, :, None])
             values.index_copy_(2, at, value[:, :, None])
-            # The heads of a group share keys and values.
+            # The query heads of a group share keys and values.
             mixed = scaled_dot_product_attention(query.reshape(rows, KV_HEADS, -1, HEAD), keys, values)
             states = torch.addmm(states, mixed.reshape(rows, -1), layer["out"].T)
             gate, up = linear(rms_norm(states, [self.width], self.norm, 1e-6), layer["gate_up"]).chunk(2, -1)
@@ -158,10 +159,10 @@ class Vllm(Matmul):
 
 
 def vllm_kernels():
-    """Loads vLLM's `gumbel_sample` and `apply_top_k_top_p_triton`. Stand-ins replace the other modules of vLLM."""
+    """Loads vLLM's `gumbel_sample` and `apply_top_k_top_p_triton`. Stubs replace the other modules of vLLM."""
     import triton
 
-    # Stands for vLLM's decorator, which launches `kernel` with the grid and constants that the function `spec` returns.
+    # Replaces vLLM's decorator, which launches `kernel` with the grid and constants that the function `spec` returns.
     def launcher(kernel, **_):
         def wrap(spec):
             def launch(*values):
@@ -212,7 +213,7 @@ SAMPLERS = {"ours": Ours, "torch": Torch, "flashinfer": FlashInfer, "vllm": Vllm
 
 
 def captured(work) -> torch.cuda.CUDAGraph:
-    """Runs the work twice, then captures it."""
+    """Runs the work twice, then captures the work as a CUDA graph."""
     for _ in range(2):
         work()
     torch.cuda.synchronize()
@@ -223,7 +224,7 @@ def captured(work) -> torch.cuda.CUDAGraph:
 
 
 def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) -> list[list[float]]:
-    """Returns the time of a replay of each graph, in each round. The graphs take turns, so a drift affects all of them."""
+    """Returns mean times of a replay in us: [graphs][rounds]. The graphs alternate, so a drift affects all of them."""
     times = [[] for _ in graphs]
     for _ in range(rounds):
         for graph, series in zip(graphs, times):
@@ -239,7 +240,7 @@ def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) 
 
 
 def neighbours(layers: Layers, model: str, rows: int, say):
-    """Writes how a row with filters changes the other rows, and whether a row has the same token alone."""
+    """Writes how a row with filters changes the other rows, and whether a row alone has the same token."""
     tokens = torch.randint(VOCAB, (rows,), device=DEVICE)
     start = torch.full((rows,), CONTEXT, device=DEVICE)
     hidden = layers.step(tokens, start, layers.cache(rows)).clone()
@@ -340,7 +341,7 @@ def times(layers: Layers, model: str, rows: int, args, say):
                 positions.add_(1)
 
             try:
-                # A rival that cannot be captured raises here.
+                # A sampler that cannot be captured raises an exception here.
                 graphs = captured(step), captured(lambda: sampler.draw(hidden, out, keys, columns))
             except Exception as error:
                 say(f"{name}, {what}, {rows} sequences: {type(error).__name__}: {str(error)[:200]}")
@@ -348,7 +349,7 @@ def times(layers: Layers, model: str, rows: int, args, say):
             names.append(name)
             steps.append(graphs[0])
             draws.append(graphs[1])
-            outs.append(out)  # The graphs write to it.
+            outs.append(out)  # The graphs write to `out`, so it must stay alive.
             assert ((0 <= out) & (out < VOCAB)).all(), name
         step_times = microseconds(steps, args.rounds, args.replays)
         draw_times = microseconds(draws, args.rounds, 4 * args.replays)

@@ -5,9 +5,9 @@
 The parameters and the tokens are in device memory, and a call is a CUDA graph. The time of a call is the median on the
 slowest rank. The samplers:
 
-    ours   the draw within the matmul of each shard, `Sampler.enqueue`; the ranks exchange draws
-    torch  the matmul of each shard, an all-gather of the logits by NCCL, softmax and multinomial; filters by a sort
-    vllm   the logits as for torch, then vLLM's Triton kernels, as in decode.py
+    ours   the draw within the matmul of each shard, `Sampler.enqueue`; the ranks exchange draws, and logits for filters
+    torch  the matmul of each shard, an all-gather of logits by NCCL, softmax and multinomial; a sort applies filters
+    vllm   the same logits as torch, then vLLM's Triton kernels, as in decode.py
 """
 
 import argparse

@@ -21,12 +21,12 @@ LOG = logging.getLogger("vllm.flash_sampling")
 _PLAIN = ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
 # The maximum number of tokens with a penalty in a row. They take 84 MB of GPU memory for 256 rows.
 _MAX_PENALISED = 16384
-# The number of log-probabilities of a request without log-probabilities.
+# vLLM's `num_logprobs` of a request without log-probabilities.
 NO_LOGPROBS = -1
 
 
 class Draws:
-    """The draws of this package from the head of a model."""
+    """A sampler of this package over the head of a model, for the batches of vLLM."""
 
     def __init__(self, runner: Any, hidden: Tensor) -> None:
         example = torch.linspace(-1, 1, hidden.shape[-1], device=hidden.device, dtype=hidden.dtype)[None]
@@ -49,7 +49,7 @@ class Draws:
         self._load_kernels(example, all_tokens)
 
     def _load_kernels(self, example: Tensor, all_tokens: Tensor) -> None:
-        """Draws with all parameters and results, so that no later draw loads kernels."""
+        """Makes a call with each kind of parameters and results, so that no later call loads kernels."""
         ones = {name: torch.ones(1, device=example.device) for name in ("temperature", "top_p", "min_p")}
         zero = torch.zeros(1, dtype=torch.int64, device=example.device)
         filters = {"top_k": zero.int(), **ones}
@@ -66,7 +66,7 @@ class Draws:
             logprobs_tensors(zero, results, self.vocab_size)
 
     def _describe(self):
-        """Returns the properties of the head on which the sampler depends."""
+        """Returns the properties of the head that the sampler depends on."""
         weight, processor = self.head.weight, self.processor
         return weight.data_ptr(), weight.shape, weight.dtype, processor.soft_cap, processor.scale
 
@@ -99,7 +99,7 @@ class Draws:
 
 
 def _head(model, example):
-    """Returns the logits processor and the head of a model, found by computing logits.
+    """Computes logits, and returns the logits processor and the head that the model uses for them.
 
     example: one row of hidden states.
     """

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The modes of vLLM with log-probabilities. The other modes have logits.
+# The values of vLLM's `logprobs_mode` that return log-probabilities. The other values return logits.
 MODES = ("raw_logprobs", "processed_logprobs")
-# The maximum number of `top_tokens` of `Sampler.enqueue`.
+# The maximum number of `top_tokens` per row of `Sampler.enqueue`.
 TOP_N_MAX = 128
 
 
@@ -35,8 +35,8 @@ def logprobs_tensors(tokens: Tensor, results: dict[str, Tensor], vocab_size: int
 def complete(top: Tensor, vocab_size: int) -> Tensor:
     """Replaces each -1 of a row by a token that the row does not have: [rows, n] int64, n at most `vocab_size`.
 
-    A row has -1 after its last possible token. vLLM has no such number: there, n tokens of a row differ, and impossible
-    tokens have the log-probability -inf.
+    `Sampler.enqueue` writes -1 after the last token with a probability above 0. vLLM has no such value: in
+    vLLM, a row has n different tokens, and tokens with probability 0 have the log-probability -inf.
     """
     n = top.shape[1]
     is_top = (top[:, :, None] == torch.arange(min(2 * n, vocab_size), device=top.device)).any(1)
@@ -46,7 +46,7 @@ def complete(top: Tensor, vocab_size: int) -> Tensor:
 
 
 def replace_rows(of_batch: Any, index: Tensor, rows: Any) -> None:
-    """Writes the `LogprobsTensors` of rows to those of their batch. index: the indices of the rows in the batch."""
+    """Writes the `LogprobsTensors` of some rows to those of the batch. index: the indices of the rows in the batch."""
     columns = rows.logprobs.shape[1]
     of_batch.logprob_token_ids[index, :columns] = rows.logprob_token_ids
     of_batch.logprobs[index, :columns] = rows.logprobs

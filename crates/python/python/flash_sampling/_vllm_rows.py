@@ -1,7 +1,7 @@
 """The parameters of rows of a vLLM batch, as arguments of `Sampler.enqueue`.
 
-Prompts, outputs and biases are in vLLM's own tensors. vLLM writes to them in the same stream, so no write is
-concurrent. vLLM keeps prompts and outputs in pinned host memory, which the GPU reads.
+Prompts, outputs and biases are in vLLM's own tensors. vLLM writes to these tensors in the same stream, so no write is
+concurrent with a draw. vLLM keeps prompts and outputs in pinned host memory, which the GPU reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PENALTIES = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty
 class Rows:
     """Rows of a batch.
 
-    slots: [rows], the place of each row's request in the states of vLLM's sampler. slots_np: the same on the CPU.
+    slots: [rows], the index of each row's request in the states of vLLM's sampler. slots_np: the same on the CPU.
     position: [rows] int64, the number of tokens of each sequence.
     """
 
@@ -30,13 +30,13 @@ class Rows:
     position: Tensor
 
     def arguments(self, engine: Any, vocab_size: int) -> dict[str, Tensor]:
-        """Returns the arguments for the states of a sampler of vLLM."""
+        """Returns the arguments of `Sampler.enqueue`. engine: the sampler of vLLM, which has the states of requests."""
         biases, penalties, bad_words = engine.logits_processors
         arguments = self._sampling(engine.sampling_states) | self._biases(biases, vocab_size)
         return arguments | self._penalties(penalties) | self._banned(biases, bad_words)
 
     def _any(self, column: Any, off: float) -> bool:
-        """Whether a row has another value than `off`, which disables a parameter."""
+        """Whether a row has a value other than `off`, the value that disables the parameter."""
         return bool((column.np[self.slots_np] != off).any())
 
     def _sampling(self, states: Any) -> dict[str, Tensor]:
@@ -44,7 +44,7 @@ class Rows:
         for name, off in (("top_k", states.vocab_size), ("top_p", 1), ("min_p", 0)):
             if self._any(getattr(states, name), off):
                 columns[name] = getattr(states, name)
-        # The sampler gets copies, because vLLM moves these tensors in each step.
+        # The sampler gets copies, because vLLM uses other memory for these states in each step.
         return {name: column.gpu[self.slots] for name, column in columns.items()} | {"position": self.position}
 
     def _biases(self, state: Any, vocab_size: int) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ class Rows:
         return arguments
 
     def _penalties(self, state: Any) -> dict[str, Tensor]:
-        """Returns penalties, and the tokens of the sequences. The sampler reads the tokens of penalised rows only."""
+        """Returns penalties and the tokens of sequences. The sampler reads only the tokens of rows with penalties."""
         given = [name for name, off in _PENALTIES.items() if self._any(getattr(state, name), off)]
         if not given:
             return {}
@@ -92,10 +92,11 @@ class Rows:
         history, count = state.req_states, state.num_bad_words.gpu[self.slots][:, None]
         all_tokens, tokens = history.all_token_ids.gpu, state.bad_word_token_ids.gpu[self.slots]
         words, places = int(state.num_bad_words.np[self.slots_np].max()), tokens.shape[1]
-        # Word w has the tokens from end w - 1 to end w. The ends of an earlier request may follow the last end.
+        # Word w has the tokens from end w - 1 to end w. After the last end, a slot may have ends of an earlier request.
         is_word, ends = _range(words, tokens) < count, state.bad_word_offsets.gpu[self.slots, 1 : words + 1]
         ends = torch.where(is_word, ends, places).contiguous()
-        # For each token: its word (`count` after the last word), and its distance from the last token of the word.
+        # For each token: the index of its word (at least `count` after the last word), and its distance from the last
+        # token of the word.
         place = _range(places, ends).expand(len(ends), -1).contiguous()
         word = torch.searchsorted(ends, place, right=True)
         distance = ends.gather(1, word.clamp(max=words - 1)) - 1 - place
@@ -109,12 +110,12 @@ class Rows:
 
 
 def _range(count: int, like: Tensor) -> Tensor:
-    """Returns the numbers from 0 to count - 1 on the device of a tensor: [count] int32."""
+    """Returns the numbers from 0 to count - 1, on the device of the tensor `like`: [count] int32."""
     return torch.arange(count, dtype=torch.int32, device=like.device)
 
 
 def row_lists(name: str, tokens: Tensor) -> dict[str, Tensor]:
-    """Returns the lists `name` of `Sampler.enqueue`, from tokens [rows, n] int32. -1 is no token."""
+    """Returns the lists `name` of `Sampler.enqueue`, from tokens [rows, n] int32. An element of -1 has no effect."""
     begin = torch.arange(len(tokens), device=tokens.device) * tokens.shape[1]
     return {f"{name}_begin": begin, f"{name}_end": begin + tokens.shape[1], f"{name}_tokens": tokens.view(-1)}
 

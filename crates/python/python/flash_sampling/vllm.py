@@ -42,7 +42,8 @@ _BATCH = (
     "req_ids num_reqs idx_mapping idx_mapping_np expanded_idx_mapping num_draft_tokens seq_lens "
     "seq_lens_cpu_upper_bound positions logits_indices cu_num_logits"
 ).split()
-# All attributes of Sampler and SamplingStates, because an unknown attribute may hold a parameter of requests.
+# All attributes of Sampler, SamplingStates and the logits processors. An unknown attribute may hold a parameter of
+# requests.
 _SAMPLER = (
     "logprobs_mode compute_nans use_fp64_gumbel req_states sampling_states penalties_state logits_processors "
     "logprob_token_ids_state thinking_budget_state trace_replay_state needs_logits_processing num_speculative_tokens "
@@ -60,7 +61,7 @@ _PENALTIES = (
 ).split()
 _BAD_WORDS = "req_states bad_word_token_ids bad_word_offsets num_bad_words".split()
 
-# For each model runner: the draws of this package, or None if vLLM's own sampler draws.
+# The Draws of each model runner, or None if vLLM's own sampler draws.
 _DRAWS: "weakref.WeakKeyDictionary[Any, Draws | None]" = weakref.WeakKeyDictionary()
 
 
@@ -115,9 +116,9 @@ def _patched(original):
 
 
 def _draws(runner, hidden, batch):
-    """Returns the draws of a runner, or None if vLLM's own sampler draws.
+    """Returns the Draws of a model runner, or None if vLLM's own sampler draws.
 
-    The first step of the runner makes the draws, and a step after a change of the head makes them anew.
+    The first step of the runner constructs the Draws. A step after a change of the head constructs new ones.
     """
     draws = _DRAWS.get(runner)
     if runner in _DRAWS and (draws is None or draws.is_current(runner)):
@@ -128,7 +129,7 @@ def _draws(runner, hidden, batch):
         _supported_rows(runner.sampler, draws, batch, None)  # fails if an attribute is missing
         text = "flash_sampling draws the tokens of %s, with up to %d tokens with a penalty"
         LOG.info(text, type(runner.model).__name__, draws.max_penalised)
-    except Exception as error:  # Any error leaves the draws to vLLM, which goes on without this package.
+    except Exception as error:  # After any error, vLLM's own sampler draws.
         draws = None
         LOG.warning("vLLM draws its own tokens: %s", error)
     _DRAWS[runner] = draws
@@ -163,7 +164,7 @@ def _check_runner(runner):
 
 
 def _supported_rows(sampler, draws, batch, grammar_output):
-    """Returns the indices of the rows that this package draws. Reads the copies of their parameters on the CPU."""
+    """Returns the indices of the rows that this package draws. Reads the parameters of the rows on the CPU."""
     slots = batch.idx_mapping_np
     if batch.num_draft_tokens or batch.logits_indices.shape[0] != len(slots):
         return []

@@ -13,28 +13,29 @@ use crate::selection::top_p::{self, TopP};
 use flash_sampling_core::backend::MassHistogram;
 use std::sync::Arc;
 
-/// The selection kernels, and their memory for up to `max_rows` draws.
+/// The selection kernels, and the memory of these kernels for up to `max_rows` draws.
 #[derive(Debug)]
 pub(crate) struct LogitFilters {
     /// Filters rows whose first filter is not top-p, and decides undecided rows.
     by_row: ConfiguredKernel<(FilterCall, DeviceAddress<f64>)>,
     /// The weights of mass bins.
     weights: Scratch,
+    /// Filters rows whose first filter is top-p.
     pub(super) by_mass: TopP<top_p::OneGpu>,
     max_rows: usize,
-    /// Rows that the first pass of top-p leaves undecided. Every complete launch leaves zeros.
+    /// The rows that the first pass of top-p leaves undecided. The memory is zero after every complete launch.
     open: Scratch,
     pub(super) are_open_zeros: bool,
-    /// For logits that no fused kernel of this GPU stored.
+    /// The granule maxima of logits that no fused kernel of this GPU stored.
     maxima: Option<GranuleMaxima>,
 }
 
-/// The kernel that finds the largest logit of each granule, and the memory for these logits.
+/// The kernel that finds the largest logit of each granule (16 tokens), and the memory for these logits.
 #[derive(Debug)]
 struct GranuleMaxima {
     kernel: Kernel<(FilterCall, DeviceAddress<u16>)>,
     threads: u32,
-    /// The tokens of a block.
+    /// The number of tokens of a block.
     tokens: u32,
     memory: Scratch,
 }
@@ -48,12 +49,12 @@ impl GranuleMaxima {
         Ok(GranuleMaxima { kernel, threads, tokens, memory })
     }
 
-    /// Whether the kernel can read the rows of a call, 16 bytes at a time.
+    /// Whether the kernel can read the rows of a call by loads of 16 bytes.
     fn can_read(call: &FilterCall) -> bool {
         call.logits.get().is_multiple_of(16) && call.row_stride.is_multiple_of(4) && call.tokens.is_multiple_of(4)
     }
 
-    /// Enqueues the maxima of the rows with min-p first or a top-k.
+    /// Enqueues the kernel for the rows with min-p first or a top-k. Returns the address of the maxima.
     fn launch(&mut self, queue: Queue<'_>, call: FilterCall) -> Result<DeviceAddress<u16>, CudaError> {
         let to = self.memory.begin_use();
         let blocks = (call.tokens.div_ceil(self.tokens), call.count);
@@ -65,7 +66,8 @@ impl GranuleMaxima {
 const _: () = assert!(MAX_ROWS <= UNDECIDED_ROWS_SUMMED, "there is no room for the sums of every row");
 
 impl LogitFilters {
-    /// With `tokens`, the number of tokens of a row, for logits without stored block maxima.
+    /// Loads the kernels and allocates their memory. For logits without stored block maxima, `tokens` is the number of
+    /// tokens of a row. For the logits of a fused kernel, `tokens` is `None`.
     pub(crate) fn new(tokens: Option<u32>, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
         let bytes = UndecidedRows::bytes(max_rows);
         Ok(LogitFilters {
@@ -79,8 +81,8 @@ impl LogitFilters {
         })
     }
 
-    /// Replaces the draws without filters of a call's rows by draws with filters. With `is_final`, only rows with a
-    /// temperature after their filters may be [`UNDECIDED`](crate::abi::status::UNDECIDED).
+    /// Enqueues the kernels that replace the draws without filters by draws with filters. With `is_final`, only rows
+    /// with a temperature after their filters may be [`UNDECIDED`](crate::abi::status::UNDECIDED).
     pub(crate) fn enqueue(
         &mut self,
         queue: Queue<'_>,
@@ -104,8 +106,8 @@ impl LogitFilters {
         Ok(())
     }
 
-    /// Returns the memory for undecided rows, and clears it if necessary. Also returns whether later launches outside
-    /// of a captured graph find zeros, if the next launches succeed.
+    /// Returns the memory for undecided rows, and clears this memory if necessary. Also returns whether later launches
+    /// outside of a captured graph find zeros, provided that the next launches succeed.
     pub(super) fn begin_open(&mut self, queue: Queue<'_>) -> Result<(UndecidedRows, bool), CudaError> {
         let (base, size) = (self.open.begin_use(), self.open.len());
         let are_zeros = std::mem::replace(&mut self.are_open_zeros, false) || clear(queue, base, size)?;

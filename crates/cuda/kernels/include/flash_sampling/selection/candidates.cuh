@@ -1,5 +1,5 @@
-// The largest logits of a row: every token with a logit of at least the cutoff, which rises during the pass. One block gathers
-// them in shared memory in one pass over the row. The keys are the ordered bits of winners with logits as scores.
+// The candidates of a row: the tokens whose logits are at least a cutoff. One block gathers candidates in shared memory, in one
+// pass over the row. The cutoff rises during the pass. A key is the ordered bits of a Winner whose score is the token's logit.
 #pragma once
 
 #include "../abi.cuh"
@@ -12,15 +12,15 @@ namespace flash_sampling {
 
 template <u32 THREADS, u32 CAPACITY>
 struct Candidates {
-    // Up to this number of keys, a sort is faster than the search for the n-th largest.
+    // Up to this number of keys, a sort is faster than the search for the n-th largest key.
     static constexpr u32 FEW = 128;
 
     u64 keys[CAPACITY];
     u32 histogram[1 << DIGIT_BITS];
-    u32 count;      // more than CAPACITY: some were dropped
+    u32 count;      // the number of pushed keys; if more than CAPACITY, some keys were dropped
     u32 cut;        // the cutoff, as monotone bits
     u32 largest;    // monotone bits of the largest logit so far
-    u32 settled;    // the count after the last compaction
+    u32 settled;    // `count` after the last compaction
     u32 digit, above, within;  // see find_digit
 
     // Clears the candidates. All threads call this; a barrier must follow.
@@ -36,7 +36,7 @@ struct Candidates {
         if (at < CAPACITY) keys[at] = key;
     }
 
-    // Keeps the keys of at least `least`. All threads call this; it contains all necessary barriers.
+    // Keeps only the keys that are at least `least`. All threads call this; it contains all necessary barriers.
     __device__ __noinline__ void compact(u64 least) {
         const u32 length = count;
         __syncthreads();
@@ -54,11 +54,12 @@ struct Candidates {
         __syncthreads();
     }
 
-    // Returns the `need`-th largest key; there must be more keys. All threads call this; it contains all necessary barriers.
+    // Returns the `need`-th largest key; there must be more than `need` keys. All threads call this; it contains all necessary
+    // barriers.
     __device__ __noinline__ u64 find(u32 need) {
         const u32 length = count;
         u64 found = 0;
-        // The bits from `known` up are found; the next digit is below them.
+        // `found` has the bits from bit `known` up. The next digit is below bit `known`.
         for (u32 known = 64; known > 0;) {
             const u32 low = known > DIGIT_BITS ? known - DIGIT_BITS : 0, mask = (1u << (known - low)) - 1;
             for (u32 b = threadIdx.x; b < 1u << DIGIT_BITS; b += THREADS) histogram[b] = 0;
@@ -81,8 +82,8 @@ struct Candidates {
         return found;
     }
 
-    // Sorts the keys, largest first; at most CAPACITY, rounded down to a power of two. All threads call this; it contains all
-    // necessary barriers.
+    // Sorts the keys in descending order. `count` must be at most the largest power of two up to CAPACITY. All threads call this;
+    // it contains all necessary barriers.
     __device__ __noinline__ void sort() {
         if (count <= FEW) return sort_few();
         u32 size = 2 * FEW;
@@ -106,7 +107,7 @@ struct Candidates {
     }
 
   private:
-    // Sorts up to FEW keys: the place of a key is the number of larger keys. Some lanes share the count of a key.
+    // Sorts up to FEW keys: the index of a key is the number of larger keys. For each key, LANES lanes count the larger keys.
     __device__ __forceinline__ void sort_few() {
         constexpr u32 LANES = THREADS / FEW;
         static_assert(LANES > 0 && 32 % LANES == 0, "the lanes of a key are in one warp");

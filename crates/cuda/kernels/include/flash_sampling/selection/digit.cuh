@@ -1,4 +1,4 @@
-// A step of radix select: finds the next digit of the n-th largest key from a histogram of digits.
+// One step of radix select: finds the next digit of the n-th largest key, from a histogram of this digit.
 #pragma once
 
 #include "../platform.cuh"
@@ -20,13 +20,13 @@ __device__ __forceinline__ u32 sum_to_lane(u32 value) {
 }
 
 // Finds the digit of the `need`-th largest key, from search.histogram with 1 << DIGIT_BITS words. Writes search.digit,
-// search.above (keys with larger digits) and search.within (keys with this digit), or nothing if there are fewer keys. One warp
-// calls this.
+// search.above (the number of keys with larger digits) and search.within (the number of keys with this digit). Writes nothing if
+// there are fewer than `need` keys. One warp calls this.
 template <class Search>
 __device__ __forceinline__ void find_digit(Search& search, u32 need) {
     constexpr u32 SHARE = (1 << DIGIT_BITS) / 32;
     const u32 lane = threadIdx.x % 32;
-    // Lane 0 has the share with the highest digits.
+    // Each lane sums SHARE digits. Lane 0 has the highest digits.
     const u32 base = (31 - lane) * SHARE;
     u32 sum = 0;
 #pragma unroll 4
@@ -34,7 +34,7 @@ __device__ __forceinline__ void find_digit(Search& search, u32 need) {
     const u32 upto = sum_to_lane(sum);
     const u32 reached = __ballot_sync(0xffffffffu, upto >= need);
     if (!reached) return;
-    // The digit is in the share of the first lane that reaches `need`. Each lane takes two digits of this share.
+    // The first lane whose sum of keys reaches `need` has the digit. Each lane then takes two of this lane's digits.
     const u32 owner = __ffs(static_cast<i32>(reached)) - 1;
     const u32 before = __shfl_sync(0xffffffffu, upto - sum, owner), high = (32 - owner) * SHARE - 1 - 2 * lane;
     const u32 larger = search.histogram[high], smaller = search.histogram[high - 1];

@@ -1,5 +1,5 @@
-// The largest logit of each granule, from logits in memory, for rows with min-p first or a top-k. The fused kernel stores these
-// maxima besides its own logits (store_logits.cuh).
+// The largest logit of each granule (16 tokens), from logits in memory, for rows with min-p first or a top-k. For logits of the
+// fused kernel, this kernel is not necessary: the fused kernel stores the maxima beside the logits (store_logits.cuh).
 #pragma once
 
 #include "../ptx/arithmetic.cuh"
@@ -11,15 +11,15 @@ namespace flash_sampling {
 
 struct GranuleMaxima {
     static constexpr u32 THREADS = 256;
-    static constexpr u32 EACH = 4;   // tokens of a load
-    static constexpr u32 LOADS = 8;  // of a thread
-    static constexpr u32 TOKENS = THREADS * EACH * LOADS;  // of a block
-    static constexpr u32 LANES = BlockMaxima::TOKENS / EACH;
+    static constexpr u32 EACH = 4;   // tokens per load
+    static constexpr u32 LOADS = 8;  // loads per thread
+    static constexpr u32 TOKENS = THREADS * EACH * LOADS;  // tokens per block
+    static constexpr u32 LANES = BlockMaxima::TOKENS / EACH;  // lanes per granule
 
-    const FilterCall& call;  // the logits are raw, and each row begins at a multiple of 16 bytes, with room for whole 16 bytes
-    u16* maxima;             // BlockMaxima of the draws
+    const FilterCall& call;  // raw logits; each row begins at a multiple of 16 bytes, and loads of 16 bytes can read its end
+    u16* maxima;             // the maxima of the draws, in the layout of BlockMaxima
 
-    // Runs one block: a part of the row of draw i.
+    // Writes the maxima of one part of the row of draw i. One block has one part.
     __device__ __forceinline__ void block(u32 part, u32 i) const {
         const RowFilters& filters = call.filters[i];
         if (!filters.is_any() || filters.is_by_mass()) return;
