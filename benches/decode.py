@@ -105,8 +105,11 @@ class Matmul:
     def __init__(self, lm_head: Tensor, rows: int):
         self.lm_head = lm_head
 
+    def multiply(self, hidden: Tensor) -> Tensor:
+        return linear(hidden, self.lm_head)
+
     def logits(self, hidden: Tensor) -> Tensor:
-        return linear(hidden, self.lm_head).float()
+        return self.multiply(hidden).float()
 
 
 class Torch(Matmul):
@@ -151,9 +154,10 @@ class Vllm(Matmul):
         self.temperature = torch.ones(rows, device=DEVICE)
 
     def draw(self, hidden: Tensor, out: Tensor, keys: dict[str, Tensor], filters: dict[str, Tensor]):
-        logits = self.logits(hidden)
+        logits = self.multiply(hidden)  # Without filters, vLLM's kernel reads the logits in the model's type.
         if filters:
-            logits = self.filter(logits, filters.get("top_k"), filters["top_p"])
+            with_top_k = {"has_topp_only_rows": False} if "top_k" in filters else {}
+            logits = self.filter(logits.float(), filters.get("top_k"), filters["top_p"], **with_top_k)
         keys = {"seed": keys["seed"], "pos": keys["position"], "temperature": self.temperature}
         out.copy_(self.sample(logits, self.rows, **keys, apply_temperature=True, is_drafting=False))
 
@@ -224,10 +228,12 @@ def captured(work) -> torch.cuda.CUDAGraph:
 
 
 def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) -> list[list[float]]:
-    """Returns mean times of a replay in us: [graphs][rounds]. The graphs alternate, so a drift affects all of them."""
+    """Returns mean times of a replay in us: [graphs][rounds]. The graphs alternate, in another order in each round, so a
+    drift affects all of them."""
     times = [[] for _ in graphs]
-    for _ in range(rounds):
-        for graph, series in zip(graphs, times):
+    for first in range(rounds):
+        for turn in range(len(graphs)):
+            graph, series = (each[(first + turn) % len(graphs)] for each in (graphs, times))
             graph.replay()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()

@@ -37,8 +37,8 @@ def gathered(sampler):
         def __init__(self, shard, rows, ranks):
             super().__init__(shard, rows)
 
-        def logits(self, hidden):
-            own = super().logits(hidden)
+        def multiply(self, hidden):
+            own = super().multiply(hidden)
             parts = own.new_empty(dist.get_world_size(), *own.shape)
             dist.all_gather_into_tensor(parts, own)
             return parts.transpose(0, 1).reshape(len(hidden), -1)

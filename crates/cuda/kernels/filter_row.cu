@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(GranuleMaxima::THREADS)
     GranuleMaxima{call, maxima}.block(blockIdx.x, blockIdx.y);
 }
 
-// One block per draw. Draws for rows with min-p or top-k first. With `weights`, it then decides all undecided rows without a temperature after
-// their filters; without (null), the host decides them.
+// One block per draw. Draws for rows with min-p or top-k first. With `weights`, it then decides all undecided rows with filters,
+// unless a temperature follows the filters. Without (null), the host decides them.
 extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2)
     filter_row(const __grid_constant__ FilterCall call, const double* weights) {
     extern __shared__ __align__(16) u8 memory[];
@@ -29,7 +29,8 @@ extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2)
     const RowFilters filters = call.filters[i];
     const Status plain = call.draws[i].status;
     // Invalid rows stay invalid.
-    const bool gathers = plain == Status::Drawn && filters.is_any() && !filters.is_by_mass();
+    if (!filters.is_any()) return;
+    const bool gathers = plain == Status::Drawn && !filters.is_by_mass();
     if (!gathers && plain != Status::Undecided) return;
     call.begin(i, shared.row);
     FilterRow select{filters, call.row(i), shared};

@@ -6,8 +6,8 @@
 //   FS_LOG_Z            computes log Z of rows with neither masks nor biases, for heads without soft-cap
 //   FS_FAN_OUT          sends its draws to the other ranks
 //   FS_STORE_LOGITS     stores the raw logits, and the largest of each granule, of rows with top-p alone
-//   FS_CANDIDATES       takes rows with penalties, and lists the tokens that can win, by a shadow of the weight; with FS_LISTS,
-//                       also the largest logits of rows with filters
+//   FS_CANDIDATES       takes rows with penalties, and lists the tokens that can win, by a shadow of the weight; with FS_LISTS, also
+//                       the largest logits of rows with filters
 #if !defined(FS_LISTS) && !defined(FS_MASKS_PENALTIES) && !defined(FS_CANDIDATES)
 #define FS_NO_PENALTIES
 #endif

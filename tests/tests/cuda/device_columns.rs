@@ -44,6 +44,59 @@ fn calls_that_do_not_wait_have_the_bits_of_calls_that_do() {
     drop_outside_captures(there);
 }
 
+/// The kernels store only the logits of octets of rows with filters. Each call moves the filters to other octets, whose
+/// memory has logits of earlier calls. A call of one row has no other octet.
+#[test]
+fn a_few_rows_with_filters_have_the_bits_of_single_rows() {
+    if !runs_here() {
+        return;
+    }
+    let (count, vocab) = (40, 20_008);
+    let problem = Problem::gaussian(Size::new(count, vocab, 136), DType::BF16, DType::BF16, 23);
+    let mut there = Copied::new(problem.head(), Plan { max_rows: count, ..Plan::default() }).unwrap();
+    let (_memory, hidden) = copied(problem.input(), &there.stream);
+    let mask = mask(vocab);
+    let mut turn = 0;
+    for filters in [[13, 37], [2, 21], [30, 31], [8, 39]] {
+        for kind in 0..4 {
+            turn += 1;
+            let row = |r: usize| {
+                let base = RowParams { seed: r as u64, position: turn, ..RowParams::default() };
+                match (filters.contains(&r), kind) {
+                    (true, 0) => RowParams { top_p: 0.8, ..base },
+                    // More tokens than a list has.
+                    (true, 1) => RowParams { temperature: 30.0, min_p: 0.1, top_p: 0.9, ..base },
+                    (true, 2) => RowParams { top_p: 0.9, top_k: 40, mask: Some(&mask), ..base },
+                    (true, _) => RowParams { top_p: 0.7, ..base },
+                    (false, 2 | 3) if r.is_multiple_of(3) => RowParams { mask: Some(&mask), ..base },
+                    (false, _) => base,
+                }
+            };
+            let rows: Vec<_> = (0..count).map(row).collect();
+            let arrays = Arrays::of(&rows, vocab, &there.stream);
+            let results = Results::new(count, &there.stream);
+            let out = results.columns(&there.stream);
+            there.sampler.prepare_enqueue(&arrays.columns, &out, 0).unwrap();
+            // SAFETY: all arrays are on this device, with an element a row, and live until the results are compared.
+            unsafe { there.sampler.enqueue(&there.stream, &hidden, &arrays.columns, &out) }.unwrap();
+            let found = there.stream.clone_dtoh(&results.tokens).unwrap();
+            for (r, row) in rows.iter().enumerate() {
+                let address = hidden.address.add(r * hidden.row_stride * hidden.dtype.block_bytes());
+                let mut want = Samples::new();
+                let alone = &DeviceMatrix { address, rows: 1, ..hidden };
+                // SAFETY: the hidden states are on this device, and this call waits.
+                unsafe { there.sampler.sample(&there.stream, alone, core::slice::from_ref(row), &mut want) }.unwrap();
+                assert_eq!(
+                    found[r],
+                    i64::from(want.row(0).unwrap().token()),
+                    "filters {filters:?}, kind {kind}, row {r}"
+                );
+            }
+        }
+    }
+    drop_outside_captures(there);
+}
+
 #[test]
 fn a_captured_call_reads_its_parameters_when_it_runs() {
     if !runs_here() {

@@ -60,10 +60,13 @@ fn a_shadow_changes_no_bit_of_a_draw_with_filters() {
                     let mut rows: Vec<_> = rows(count + 10, turn == 9).into_iter().enumerate().map(of_turn).collect();
                     rows.rotate_left(turn as usize % 11);
                     rows.truncate(count);
-                    // In most turns, no row has a large top-k, so that the whole call reads the shadow.
+                    // In most turns, every row has a filter that reads the shadow in a call of this size.
                     if turn % 4 != 2 {
-                        let largest = (vocab / (16 * count)) as u32;
-                        rows.iter_mut().for_each(|row| row.top_k = row.top_k.min(largest));
+                        for row in &mut rows {
+                            row.top_k = row.top_k.min(if count <= 8 { 128 } else { 0 });
+                            row.top_p = if row.top_k == 0 && row.min_p == 0.0 && turn != 9 { 1.0 } else { row.top_p };
+                            row.order = if row.top_k == 0 { Order::default() } else { row.order };
+                        }
                     }
                     plain.sample(problem.input(), &rows, &mut want).unwrap();
                     shadowed.sample(problem.input(), &rows, &mut found).unwrap();
@@ -86,7 +89,12 @@ fn a_captured_call_with_filters_and_a_shadow_draws_what_the_weight_draws() {
     if !Gpu::TILED.runs() {
         return;
     }
-    let size = Size::new(33, 40_009, 1024);
+    for rows in [8, 33] {
+        captured_calls(Size::new(rows, 40_009, 1024));
+    }
+}
+
+fn captured_calls(size: Size) {
     let base = Problem::gaussian(size, DType::BF16, DType::BF16, 20);
     let peaks: Vec<Vec<f32>> = (0..size.rows).map(|r| base.weight.row(r * 1009 % size.vocab)).collect();
     let norm = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>();
@@ -112,9 +120,13 @@ fn a_captured_call_with_filters_and_a_shadow_draws_what_the_weight_draws() {
             let row =
                 |row: RowParams<'static>| RowParams { order: Order::default(), mask: row.mask.and(Some(&mask)), ..row };
             let mut rows: Vec<_> = rows(size.rows, all_logits).into_iter().map(row).collect();
-            if !large_top_k {
-                rows.iter_mut().filter(|row| row.top_k == 700).for_each(|row| row.top_k = 7);
+            // Rows with a top-k read the shadow in calls of up to 8 rows.
+            for row in rows.iter_mut().filter(|row| !large_top_k && row.top_k > 0) {
+                row.top_k = if size.rows > 8 { 0 } else { row.top_k.min(128) };
+                row.top_p = if row.top_k == 0 && row.min_p == 0.0 { 1.0 } else { row.top_p };
             }
+            rows[7].top_p = if all_logits { 0.7 } else { rows[7].top_p };
+            rows[4].top_k = if large_top_k { 700 } else { rows[4].top_k };
             let arrays = Arrays::of(&rows, size.vocab, stream);
             let results = Results::new(size.rows, stream);
             let out = results.columns(stream);

@@ -70,8 +70,8 @@ struct Launch {
     std::vector<std::vector<LogitBias>> biases;
     std::vector<RowFilters> filters;
     std::vector<float> bias;
-    // The shadow, and its negative controls: 1 = one digit, 2 = a list that drops candidates, 4 = estimates in place of upper
-    // bounds, 8 = upper bounds in place of estimates, and no record of the cutoff.
+    // The shadow, and its negative controls: 1 = one digit, 2 = a list that drops candidates, 4 = estimates in place of upper bounds,
+    // 8 = upper bounds in place of estimates, and no record of the cutoff.
     u32 control = 0, code_stride = 0;
     float largest = 0.0f;
     std::vector<u8> codes;
@@ -204,8 +204,7 @@ struct Launch {
         std::vector<u32> posted(call.row_count * RowLists::POSTS);
         std::vector<u64> keys(call.row_count * RowLists::ROOM);
         FilterPasses passes = FilterPasses::Lists;
-        const RowLists lists{filters.data(), counters.data(), posted.data(), keys.data()};
-        const FilterListCall filtered{lists, rows.data(), draws.data(), &passes};
+        const FilterListCall filtered{{filters.data(), counters.data(), posted.data(), keys.data()}, rows.data(), draws.data(), &passes};
         ShadowWords words{};
         call.draws = draws.data();
         run_shadow<COLUMNS, true>(call, words, filtered);

@@ -97,9 +97,11 @@ static std::vector<u16> maxima_of(const RowFilters& filters, const float* logits
     std::vector<RowFilters> of_draws(DRAW + 1, RowFilters{-INFINITY, 1.0f, 0, 1.0f, 0});
     of_draws[DRAW] = filters;
     const std::vector<u32> sources(DRAW + 1, 0);
+    const std::vector<Row> rows(DRAW + 1, Row{});
     FilterCall call{};
     call.logits = logits;
     call.sources = sources.data();
+    call.rows = rows.data();
     call.filters = of_draws.data();
     call.tokens = tokens;
     const u32 granules = BlockMaxima::granules_of(tokens);

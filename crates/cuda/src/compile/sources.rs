@@ -112,7 +112,6 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/shadow/digits.cuh"),
     file!("include/flash_sampling/shadow/exact_dots.cuh"),
     file!("include/flash_sampling/shadow/pass.cuh"),
-    file!("include/flash_sampling/shadow/top_p_head.cuh"),
     file!("include/flash_sampling/shadow/winners.cuh"),
     file!("include/flash_sampling/summary/group_summary.cuh"),
     file!("include/flash_sampling/summary/log_mass.cuh"),

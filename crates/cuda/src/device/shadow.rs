@@ -63,12 +63,10 @@ struct ListKernels {
     exact: ConfiguredKernel<(Call, ShadowCall, FilterListCall)>,
 }
 
-/// The largest top-k of rows whose draw reads the shadow, in calls of `rows` rows over `tokens` tokens. A token of top-k
-/// takes about five logits from the weight, and all rows together take less than a third of it.
-pub(crate) fn largest_top_k(tokens: usize, rows: usize) -> u32 {
-    const LARGEST: usize = 128;
-    (tokens / (16 * rows.max(1))).min(LARGEST) as u32
-}
+/// The largest top-k of rows whose draw reads the shadow, and the maximum number of rows of calls with such rows. Each
+/// token of a top-k takes about five logits from the weight. At 32 rows, this takes longer than lists from the weight.
+pub(crate) const LARGEST_TOP_K: u32 = 128;
+pub(crate) const MAX_TOP_K_ROWS: usize = 8;
 
 /// Byte offsets of the parts of the scratch, whose first part are the words.
 #[derive(Clone, Copy, Debug)]

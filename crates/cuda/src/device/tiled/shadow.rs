@@ -8,7 +8,7 @@ use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::FusedOutput;
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
-use crate::device::shadow::largest_top_k;
+use crate::device::shadow::{LARGEST_TOP_K, MAX_TOP_K_ROWS};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
@@ -18,26 +18,25 @@ impl DeviceTiled {
         self.is_hopper(hidden) && self.shadow.as_ref().is_some_and(|shadow| hidden.rows <= shadow.max_rows())
     }
 
-    /// The largest top-k of rows whose lists come from the shadow; `None` if lists for these hidden states come from the
-    /// weight.
-    pub(crate) fn largest_top_k_by_shadow(&self, hidden: &DeviceMatrix) -> Option<u32> {
-        self.uses_shadow(hidden).then(|| largest_top_k(self.head.weight.rows, hidden.rows))
+    /// Whether lists for these hidden states come from the shadow, if no row has a larger top-k.
+    pub(crate) fn lists_by_shadow(&self, hidden: &DeviceMatrix, largest_top_k: u32) -> bool {
+        let most = if hidden.rows <= MAX_TOP_K_ROWS { LARGEST_TOP_K } else { 0 };
+        self.uses_shadow(hidden) && largest_top_k <= most
     }
 
-    /// Writes the lists of rows with listed filters, and draws for rows without filters: from the shadow, if
-    /// `reads_shadow` and it [can](DeviceTiled::largest_top_k_by_shadow), or from the weight. From the weight, rows with
-    /// filters are drawn as greedy rows; from the shadow, some rows may be
-    /// [`UNDECIDED`](crate::abi::status::UNDECIDED), also without filters.
+    /// Writes the lists of rows with listed filters, and draws for rows without filters: with `by_shadow` from the shadow
+    /// if it supports the hidden states, or from the weight. From the weight, rows with filters are drawn as greedy rows;
+    /// from the shadow, some rows may be [`UNDECIDED`](crate::abi::status::UNDECIDED), also without filters.
     pub(crate) fn launch_lists(
         &mut self,
         queue: Queue<'_>,
         hidden: &DeviceMatrix,
         filtered: FilterListCall,
-        reads_shadow: bool,
+        by_shadow: bool,
     ) -> Result<(), CudaError> {
         let (rows, skip_if) =
             ((filtered.rows, filtered.draws), SkipIf::new(filtered.passes, FilterPasses::Logits as u32));
-        if !(reads_shadow && self.uses_shadow(hidden)) {
+        if !(by_shadow && self.uses_shadow(hidden)) {
             return self.launch_unless(skip_if, queue, hidden, rows, FusedOutput::Lists(filtered.lists)).map(drop);
         }
         self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;

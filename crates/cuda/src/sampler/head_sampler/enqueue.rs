@@ -7,6 +7,7 @@ use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_columns::{ListedTokens, RowColumnKernels};
 use crate::device::row_features::RowFeatures;
+use crate::device::shadow::LARGEST_TOP_K;
 use crate::error::CudaError;
 use crate::selection::filtered::FilterKinds;
 use crate::selection::row_logprobs::DeviceLogprobs;
@@ -70,14 +71,16 @@ impl HeadSampler<'_> {
         let invalid = encoder.invalid();
         // Log-probabilities and kept tokens need all logits.
         let has_lists = kinds.is_some_and(|kinds| kinds.has_lists()) && !out.needs_logits() && fused.can_list(hidden);
-        let largest_top_k = has_lists.then(|| fused.largest_top_k_by_shadow(hidden).unwrap_or(TOP_K_MAX));
+        let largest_by_shadow = if columns.top_k.is_null() { 0 } else { LARGEST_TOP_K };
+        let by_shadow = has_lists && fused.lists_by_shadow(hidden, largest_by_shadow);
+        let largest_top_k = has_lists.then_some(if by_shadow { largest_by_shadow } else { TOP_K_MAX });
         let listed = ListedTokens { tokens, vocab_size, has_contents: false, largest_top_k };
         encoder.enqueue(queue, (columns, out), (hidden.rows, limit), &listed, |rows, encoded| {
             let (first, states) = (rows.start, hidden.rows(rows));
             match &mut filters {
                 Some((kinds, selection)) => {
                     let kinds = (*kinds, out.needs_logits());
-                    let call = selection.enqueue_decided(queue, fused, &states, encoded, kinds)?;
+                    let call = selection.enqueue_decided(queue, fused, &states, encoded, kinds, by_shadow)?;
                     match call.zip(logprobs.as_mut()).filter(|_| out.needs_logits()) {
                         Some((call, logprobs)) => logprobs.enqueue(queue, &call, invalid, (out, first)),
                         None => Ok(()),

@@ -234,8 +234,8 @@ impl HeadKernels {
             }
             Some((None, _)) => Err(CudaError::NotSharded { reason: "filters need the exchange by peers" }),
             None => {
-                let largest = fused.largest_top_k_by_shadow(hidden).unwrap_or(0);
-                let (by_list, by_shadow) = (from == FilterSource::Lists, filters.iter().all(|f| f.top_k <= largest));
+                let largest = filters.iter().map(|filters| filters.top_k).max().unwrap_or(0);
+                let (by_list, by_shadow) = (from == FilterSource::Lists, fused.lists_by_shadow(hidden, largest));
                 let kinds = FilterKinds::of(filters).with_rows(features);
                 match by_list && selection.enqueue_listed(queue, fused, hidden, rows, by_shadow)? {
                     true => Ok(()),

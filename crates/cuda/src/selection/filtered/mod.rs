@@ -211,14 +211,14 @@ impl DeviceFilters {
         self.enqueue_listed(queue, sampler, hidden, FilteredRows::new(rows, filters, draws), true)
     }
 
-    /// [`DeviceFilters::launch_listed`]. Reads the shadow of the weight, if the sampler has one and `reads_shadow`.
+    /// [`DeviceFilters::launch_listed`]. With `by_shadow`, reads the shadow of the weight if it supports the hidden states.
     pub(crate) fn enqueue_listed(
         &mut self,
         queue: Queue<'_>,
         sampler: &mut DeviceTiled,
         hidden: &DeviceMatrix,
         rows: FilteredRows,
-        reads_shadow: bool,
+        by_shadow: bool,
     ) -> Result<bool, CudaError> {
         self.check(hidden, sampler, rows.filters)?;
         if !sampler.can_list(hidden) {
@@ -227,7 +227,7 @@ impl DeviceFilters {
         let (lists, are_zeros) = self.begin_lists(queue, rows.filters)?;
         let FilteredRows { rows, draws, passes, .. } = rows;
         let call = FilterListCall { lists, rows, draws, passes };
-        sampler.launch_lists(queue, hidden, call, reads_shadow)?;
+        sampler.launch_lists(queue, hidden, call, by_shadow)?;
         if hidden.rows > 0 {
             self.by_list.launch(queue, hidden.rows as u32, (call,))?;
         }
@@ -295,8 +295,8 @@ impl DeviceFilters {
     }
 
     /// Draws as [`DeviceFilters::launch`] does, and decides all rows without a temperature after their filters. With
-    /// `stores_all`, the raw logits of all rows are stored, also of rows without filters. Returns the argument of the selection kernels, unless the call has no
-    /// rows.
+    /// `stores_all`, the raw logits of all rows are stored, also of rows without filters. Returns the argument of the
+    /// selection kernels, unless the call has no rows.
     ///
     /// With a word for [`FilteredRows::passes`], a first pass draws from lists, and the second pass over all logits runs
     /// only if the device finds that the lists do not decide all rows.
@@ -307,8 +307,9 @@ impl DeviceFilters {
         hidden: &DeviceMatrix,
         rows: FilteredRows,
         (kinds, stores_all): (FilterKinds, bool),
+        by_shadow: bool,
     ) -> Result<Option<FilterCall>, CudaError> {
-        let is_listed = !rows.passes.is_null() && self.enqueue_listed(queue, sampler, hidden, rows, true)?;
+        let is_listed = !rows.passes.is_null() && self.enqueue_listed(queue, sampler, hidden, rows, by_shadow)?;
         // Without lists, the second pass always runs.
         let rows = FilteredRows { passes: if is_listed { rows.passes } else { DeviceAddress::NULL }, ..rows };
         self.enqueue_rows(queue, sampler, hidden, &rows, (kinds, stores_all), true)

@@ -35,6 +35,15 @@ struct CandidateShared<COLUMNS, true> {
 // The first lower bound of every row. Rows without a larger score are left to the full kernel.
 constexpr float LEAST_SCORE = -1e30f;
 
+// The distance from an upper bound to a lower bound, in bounds.
+constexpr float LOWER_DISTANCE = 2.00001f;
+
+// Returns the distance from upper bounds to estimates, in bounds. An error of `width` independent parts has a deviation of about
+// the bound over the root of `width`; an estimate takes eight deviations.
+__device__ __forceinline__ float estimate_distance(u32 width) {
+    return fminf(1.0f + 8.0f / sqrtf(u32_to_f32(width)), LOWER_DISTANCE);
+}
+
 // Copies the bounds of the rows; a barrier must follow.
 template <class Shared>
 __device__ __forceinline__ void prepare_candidates(const Call& call, const Candidates& candidates, Shared& shared, u32 columns,

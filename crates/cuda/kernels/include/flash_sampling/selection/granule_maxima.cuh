@@ -22,9 +22,11 @@ struct GranuleMaxima {
     // Writes the maxima of one part of the row of draw i. One block has one part.
     __device__ __forceinline__ void block(u32 part, u32 i) const {
         const RowFilters& filters = call.filters[i];
-        if (!filters.is_any() || filters.is_by_mass()) return;
+        // The kernel of filters reads all logits of rows with a mask or biases.
+        if (!filters.is_any() || filters.is_by_mass() || call.rows[i].mask || call.rows[i].biases) return;
         const float* const from = static_cast<const float*>(call.row(i).logits);
-        u16* const to = maxima + BlockMaxima::octet(i / BlockMaxima::ROWS, BlockMaxima::granules_of(call.tokens)) + i % BlockMaxima::ROWS;
+        const u32 granules = BlockMaxima::granules_of(call.tokens);
+        u16* const to = maxima + BlockMaxima::octet(i / BlockMaxima::ROWS, granules) + i % BlockMaxima::ROWS;
         const u32 first = part * TOKENS + threadIdx.x * EACH;
         u32 words[LOADS][EACH];
         // Starts all loads before the first result is used.

@@ -95,17 +95,4 @@ FS_LAYOUT(ShadowCall, 160,
           FS_AT(candidates, 0) && FS_AT(digits, 96) && FS_AT(digit_stride, 104) && FS_AT(bounds, 112) && FS_AT(best, 120) &&
           FS_AT(winners, 128) && FS_AT(arrived, 136) && FS_AT(words, 144) && FS_AT(largest, 152) && FS_AT(zero, 156));
 
-#ifdef __CUDACC__
-
-// The distance from an upper bound to a lower bound, in bounds.
-constexpr float LOWER_DISTANCE = 2.00001f;
-
-// Returns the distance from upper bounds to estimates, in bounds. An error of `width` independent parts has a deviation of about
-// the bound over the root of `width`; an estimate takes eight deviations.
-__device__ __forceinline__ float estimate_distance(u32 width) {
-    return fminf(1.0f + 8.0f / sqrtf(u32_to_f32(width)), LOWER_DISTANCE);
-}
-
-#endif
-
 }  // namespace flash_sampling

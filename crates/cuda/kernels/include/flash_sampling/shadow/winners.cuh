@@ -1,12 +1,9 @@
 // The winner among the listed candidates of each row. Several blocks share a row's candidates, and the last of them writes the
 // draw.
 //
-// With LISTS, a row with filters has a list of upper bounds and estimates instead. Its blocks select a cutoff, compute the logits
-// of the tokens whose upper bounds reach the cutoff, and list the logits that reach it. So every token at or above the cutoff is
+// With LISTS, a row with filters has a list of upper bounds and estimates instead. Its blocks select a cutoff, compute the logits of
+// the tokens whose upper bounds reach the cutoff, and list the logits that reach it. So every token at or above the cutoff is
 // listed, and filter_list.cu decides whether all kept tokens are at or above it. The winner is the token with the largest logit.
-//
-// If few blocks share a row with a top-k and then a top-p, and the head of the row suffices (top_p_head.cuh), the list has
-// estimates of the other tokens.
 #pragma once
 
 #include "../perturb.cuh"
@@ -15,7 +12,6 @@
 #include "../selection/digit.cuh"
 #include "../selection/row_lists.cuh"
 #include "exact_dots.cuh"
-#include "top_p_head.cuh"
 
 #ifdef __CUDACC__
 
@@ -29,16 +25,12 @@ struct ExactWinners {
     static constexpr u64 TOO_MANY = ~0ull;  // the key of a part with more tokens
     // Without an earlier cutoff, a cutoff is at most this distance below the largest estimate.
     static constexpr float WIDEST = 32.0f;
-    // With more parts, a part has few tokens, and a head takes about as long as it saves.
-    static constexpr u32 HEAD_PARTS = 4;
-    static constexpr u32 DIGITS = 1 << DIGIT_BITS, NO_DIGIT = ~0u;
 
     struct Shared {
         union {
             u32 tokens[TOKENS];
-            u32 histogram[DIGITS];
+            u32 histogram[1 << DIGIT_BITS];
         };
-        TopPHead head;
         float dots[ExactDots::SLOTS];
         PartWinner best[THREADS / 32];
         Row row;
@@ -76,8 +68,8 @@ struct ExactWinners {
         return false;
     }
 
-    // Returns a cutoff for the logits of a listed row, as monotone bits: min-p's limit below the largest estimate, or an estimate
-    // of the k-th largest logit, rounded down. No cutoff is below those of the Hopper kernel. All threads call this.
+    // Returns a cutoff for the logits of a listed row, as monotone bits: min-p's limit below the largest estimate, or an estimate of
+    // the k-th largest logit, rounded down. No cutoff is below those of the Hopper kernel. All threads call this.
     __device__ __forceinline__ u32 find_cut(u32 listed) const {
         const RowFilters& filters = shared.filters;
         const u32 largest = static_cast<u32>(shadow.best[row] >> 32);
@@ -86,68 +78,30 @@ struct ExactWinners {
         if (filters.top_k == 0 || listed <= filters.top_k) return cut;
         // Counts estimates in equal intervals from the cutoff to the largest estimate.
         const float top = from_monotone_bits(largest), low = cut ? from_monotone_bits(cut) : top - WIDEST;
-        const float scale = (DIGITS - 1) / (top - low);
+        const float scale = ((1 << DIGIT_BITS) - 1) / (top - low);
         if (!(scale > 0.0f && is_finite(scale))) return cut;
-        clear_histogram();
-        const u32* const from = estimates();
+        for (u32 digit = threadIdx.x; digit < 1u << DIGIT_BITS; digit += THREADS) shared.histogram[digit] = 0;
+        constexpr u32 NONE = ~0u;
+        if (threadIdx.x == 0) shared.digit = NONE;
+        __syncthreads();
+        const u32* const estimates = shadow.candidates.estimates + static_cast<u64>(row) * Candidates::ROOM;
         for (u32 i = threadIdx.x; i < listed; i += THREADS) {
-            const float estimate = from_monotone_bits(min(from[i], largest));
+            const float estimate = from_monotone_bits(min(estimates[i], largest));
             if (estimate >= low) atomicAdd(&shared.histogram[static_cast<u32>((estimate - low) * scale)], 1u);
         }
         __syncthreads();
         if (threadIdx.x < 32) find_digit(shared, filters.top_k);
         __syncthreads();
-        if (shared.digit == NO_DIGIT) return cut;
+        if (shared.digit == NONE) return cut;
         return max(cut, to_monotone_bits(lowered(low + u32_to_f32(shared.digit) / scale, fabsf(low) + fabsf(top))));
     }
 
-    // All threads call this.
-    __device__ __forceinline__ void clear_histogram() const {
-        for (u32 digit = threadIdx.x; digit < DIGITS; digit += THREADS) shared.histogram[digit] = 0;
-        if (threadIdx.x == 0) shared.digit = NO_DIGIT;
-        __syncthreads();
-    }
-
-    // Returns the upper bounds of the row's listed tokens.
-    __device__ __forceinline__ const u64* keys() const {
-        return shadow.candidates.keys + static_cast<u64>(row) * Candidates::ROOM;
-    }
-    // Returns the estimates of the listed tokens of a row with a list.
-    __device__ __forceinline__ const u32* estimates() const {
-        return shadow.candidates.estimates + static_cast<u64>(row) * Candidates::ROOM;
-    }
-    // Returns the list for filter_list.cu.
-    __device__ __forceinline__ u64* exact_keys() const {
-        return filtered.lists.keys + static_cast<u64>(row) * RowLists::ROOM;
-    }
-
-    // Finds the head of a listed row with this cutoff, and returns whether it probably suffices. All threads call this.
-    __device__ __forceinline__ bool find_head(u32 listed, u32 cut) const {
-        if (parts > HEAD_PARTS || cut == 0 || !TopPHead::serves(shared.filters)) return false;
-        const float largest = from_monotone_bits(static_cast<u32>(shadow.best[row] >> 32));
-        // All threads have read the digit of the cutoff.
-        __syncthreads();
-        clear_histogram();
-        const TopPHead::Listed tokens{keys(), estimates(), listed, cut};
-        return shared.head.template find<THREADS>(shared, tokens, largest, estimate_distance(shadow.candidates.width));
-    }
-
-    // Compacts this block's part of the candidates whose upper bounds reach `least`. With a head, lists estimates of the tokens
-    // below the head instead.
-    __device__ __forceinline__ void gather(u32 listed, u32 least, bool has_head) const {
-        const u64* const from = keys();
+    // Compacts this block's part of the candidates whose upper bounds reach `least`.
+    __device__ __forceinline__ void gather(u32 listed, u32 least) const {
+        const u64* const keys = shadow.candidates.keys + static_cast<u64>(row) * Candidates::ROOM;
         for (u32 i = part + threadIdx.x * parts; i < listed; i += THREADS * parts) {
-            const u64 key = from[i];
+            const u64 key = keys[i];
             if (static_cast<u32>(key >> 32) < least) continue;
-            if constexpr (LISTS) {
-                if (has_head && static_cast<u32>(key >> 32) < shared.head.least) {
-                    const u32 estimate = estimates()[i];
-                    if (estimate < least) continue;
-                    const u32 place = atomicAdd(&filtered.lists.counters[row].count, 1u);
-                    exact_keys()[place] = static_cast<u64>(estimate) << 32 | static_cast<u32>(key);
-                    continue;
-                }
-            }
             const u32 at = atomicAdd(&shared.count, 1u);
             if (at < TOKENS) shared.tokens[at] = ~static_cast<u32>(key);
         }
@@ -162,7 +116,8 @@ struct ExactWinners {
         u32 first = 0;
         if (lane == 0) first = atomicAdd(&filtered.lists.counters[row].count, static_cast<u32>(__popc(ballot)));
         first = __shfl_sync(0xffffffffu, first, 0);
-        if (is_kept) exact_keys()[first + __popc(ballot & ((1u << lane) - 1))] = candidate.key;
+        u64* const keys = filtered.lists.keys + static_cast<u64>(row) * RowLists::ROOM;
+        if (is_kept) keys[first + __popc(ballot & ((1u << lane) - 1))] = candidate.key;
     }
 
     // Returns the noise of a token; 0 for a row that is greedy or listed.
@@ -201,12 +156,8 @@ struct ExactWinners {
         if (LISTS && threadIdx.x == 0) shared.filters = filtered.lists.filters[row];
         __syncthreads();
         const u32 cut = is_listed ? find_cut(listed) : static_cast<u32>(shadow.best[row] >> 32);
-        bool has_head = false;
-        if constexpr (LISTS) {
-            if (is_listed) has_head = find_head(listed, cut);
-        }
         if (is_listed && threadIdx.x == 0) shared.row.greedy = 1;
-        gather(listed, cut, has_head);
+        gather(listed, cut);
         const u32 count = shared.count > TOKENS ? 0 : shared.count;
         PartWinner best{shared.count > TOKENS ? TOO_MANY : 0, 0.0f, 0};
         for (u32 first = 0; first < count; first += ExactDots::SLOTS) {
@@ -237,15 +188,8 @@ struct ExactWinners {
         }
         if (__shfl_sync(0xffffffffu, before, 0) != parts - 1) return;
         best = best_of_warp(lane < parts ? load(winners + lane) : PartWinner{0, 0.0f, 0});
-        bool is_confirmed = true;
-        if constexpr (LISTS) {
-            if (has_head) {
-                const u32 count = __ldcg(&filtered.lists.counters[row].count);
-                is_confirmed = shared.head.confirm(exact_keys(), count, shared.filters);
-            }
-        }
         if (lane > 0) return;
-        if (best.key == 0 || best.key == TOO_MANY || !is_confirmed) return leave_open();
+        if (best.key == 0 || best.key == TOO_MANY) return leave_open();
         if (is_listed) {
             // The thresholds of min-p follow from the largest estimate, so a logit must reach it.
             const bool is_valid = best.key >> 32 >= shadow.best[row] >> 32;
