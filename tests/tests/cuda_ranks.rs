@@ -28,8 +28,6 @@ mod rank_calls;
 mod rank_filters;
 #[path = "cuda/rank_in_place.rs"]
 mod rank_in_place;
-#[path = "cuda/rank_processes.rs"]
-mod rank_processes;
 #[path = "cuda/same_draws.rs"]
 mod same_draws;
 
@@ -141,16 +139,6 @@ fn ranks_that_are_called_with_other_filters_are_named() {
 fn filters_of_one_rank_are_those_of_one_gpu() {
     let Some(_alone) = runs_here() else { return };
     rank_filters::are_those_of_one_gpu_in_a_small_call(&Device::new(0).unwrap());
-}
-
-/// Uses two GPUs, or one GPU that alternates between the processes.
-#[test]
-fn filters_that_ranks_of_two_processes_decide_are_those_of_one_gpu() {
-    if rank_processes::is_a_rank() {
-        return;
-    }
-    let Some(_alone) = runs_here() else { return };
-    rank_processes::draw_as_one_gpu("filters_that_ranks_of_two_processes_decide_are_those_of_one_gpu");
 }
 
 #[test]

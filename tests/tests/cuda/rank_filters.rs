@@ -80,13 +80,7 @@ fn drawn<E>(row: Result<flash_sampling_core::RowSample<'_>, E>) -> Result<Vec<fl
 }
 
 /// Asserts that decided rows have the same draws or errors, and returns the number of rows with draws.
-pub(crate) fn decided_rows_are_same(
-    found: &Samples,
-    want: &Samples,
-    open: &[usize],
-    rows: &[RowParams<'_>],
-    what: &str,
-) -> usize {
+fn decided_rows_are_same(found: &Samples, want: &Samples, open: &[usize], rows: &[RowParams<'_>], what: &str) -> usize {
     let decided: Vec<_> = (0..rows.len()).filter(|r| !open.contains(r)).collect();
     for &r in &decided {
         assert_eq!(drawn(found.row(r)), drawn(want.row(r)), "{what}, row {r}: {:?}", rows[r]);
