@@ -154,12 +154,6 @@ fn two_devices() -> [Arc<Device>; 2] {
 }
 
 #[test]
-fn ranks_whose_hidden_states_have_other_types_than_others_filters_are_named() {
-    let Some(_alone) = runs_here() else { return };
-    rank_filters::are_named_where_types_differ(&two_devices());
-}
-
-#[test]
 fn ranks_that_filter_a_row_in_another_launch_are_named() {
     let Some(_alone) = runs_here() else { return };
     rank_filters::are_named_where_launches_differ(&two_devices());

@@ -238,27 +238,6 @@ fn name_each_other(outcomes: Vec<Outcome>) {
     }
 }
 
-/// First, one of two ranks has hidden states of another type than the weight. Then both ranks have that type, and all
-/// rows are undecided.
-pub(crate) fn are_named_where_types_differ(devices: &[Arc<Device>; 2]) {
-    let plan = Plan { max_rows: 4, ..Plan::default() };
-    let of_type = |dtype| Problem::gaussian(Size::new(4, 6000, 264), DType::BF16, dtype, 5);
-    let problems = [of_type(DType::BF16), of_type(DType::F32)];
-    let mut group = Group::new(&problems[0], plan, devices);
-    for row in [RowParams { top_k: 20, ..RowParams::default() }, RowParams { top_p: 0.9, ..RowParams::default() }] {
-        let rows: Vec<_> = (0..4).map(|seed| RowParams { seed, ..row }).collect();
-        if !group.decides(&rows).iter().all(|&decides| decides) {
-            return;
-        }
-        let (before, _) = group.sample(problems[0].input(), &rows);
-        name_each_other(group.call(|rank| (problems[rank].input(), rows.clone())));
-        let (_, open) = group.sample(problems[1].input(), &rows);
-        assert_eq!(open, [0, 1, 2, 3]);
-        let (after, _) = group.sample(problems[0].input(), &rows);
-        before.iter().zip(after.iter()).for_each(|(a, b)| assert_eq!(drawn(a), drawn(b)));
-    }
-}
-
 /// One rank has top-p alone in a row with a top-k on the other rank. The ranks draw this row in different launches, so
 /// each misses the other.
 pub(crate) fn are_named_where_launches_differ(devices: &[Arc<Device>; 2]) {
