@@ -36,12 +36,9 @@ pub enum Command {
     /// Heads and batches are by default those of `gpu`; the number of rounds is fixed.
     #[cfg(feature = "cuda")]
     Ranks(RankArgs),
-    /// On the CPU: our draw against candle's matmul and draw. RAYON_NUM_THREADS sets the threads of both.
-    #[cfg(feature = "candle")]
-    Candle(CpuBench),
 }
 
-/// Flags of `cpu` and `candle`.
+/// Flags of `cpu`.
 #[derive(Clone, Debug, Args)]
 pub struct CpuBench {
     /// Time filters, penalties and masks instead, and count the rows that one pass decides (default rows: 1,16,64).
@@ -97,8 +94,6 @@ impl Command {
             Command::Gpu(args) => &args.sizes,
             #[cfg(feature = "cuda")]
             Command::Ranks(args) => &args.sizes,
-            #[cfg(feature = "candle")]
-            Command::Candle(args) => &args.sizes,
         }
     }
 
@@ -114,16 +109,6 @@ impl Command {
             Command::Gpu(_) => cuda::check(self.sizes()),
             #[cfg(feature = "cuda")]
             Command::Ranks(args) => args.check().and_then(|()| cuda::check(self.sizes())),
-            #[cfg(feature = "candle")]
-            Command::Candle(args) if args.cpu.threads.is_some() => {
-                Err(CommandError::usage("candle takes rayon's threads: set RAYON_NUM_THREADS, not --threads"))
-            }
-            #[cfg(feature = "candle")]
-            Command::Candle(args) if args.shadow => {
-                Err(CommandError::usage("candle has no shadow: leave out --shadow"))
-            }
-            #[cfg(feature = "candle")]
-            Command::Candle(_) => Ok(()),
         }
     }
 }

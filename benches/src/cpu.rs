@@ -40,17 +40,13 @@ pub fn run(
 }
 
 /// Peaked logits `[1, vocab]`, for the standalone sampler.
-#[derive(Debug)]
-pub struct Rows {
+struct Rows {
     logits: Vec<f32>,
 }
 
 impl Rows {
     /// The logits of a small synthetic head.
-    ///
-    /// # Errors
-    /// Too little memory.
-    pub fn new(vocab: usize) -> Result<Self, CommandError> {
+    fn new(vocab: usize) -> Result<Self, CommandError> {
         const HIDDEN: usize = 64;
         let inputs = Inputs::new(vocab, HIDDEN, 1, DType::F32)?;
         let (weight, states) = (inputs.weight()?, inputs.states(Logits::Peaked, 1)?);
@@ -63,17 +59,9 @@ impl Rows {
         Ok(Rows { logits: (0..vocab).map(dot).collect() })
     }
 
-    /// The logits.
-    pub fn logits(&self) -> &[f32] {
-        &self.logits
-    }
-
     /// Contenders on one thread: the read, the argmax, the draw, and draws with filters, with a temperature, and with
     /// many draws per row.
-    ///
-    /// # Errors
-    /// Errors of the backend.
-    pub fn contenders(&self, options: &CpuOptions) -> Result<Vec<Contender<'_>>, CommandError> {
+    fn contenders(&self, options: &CpuOptions) -> Result<Vec<Contender<'_>>, CommandError> {
         let options = CpuOptions { threads: Some(1), ..*options };
         let input = Matrix::new(&self.logits, 1, self.logits.len())?;
         let bytes = input.bytes();
@@ -100,7 +88,7 @@ impl Rows {
     }
 
     /// The section for these contenders, without entries.
-    pub fn section(&self, rounds: usize) -> Section {
+    fn section(&self, rounds: usize) -> Section {
         Section::of_logits("draw from logits", self.logits.len(), rounds * STANDALONE_ROUNDS)
     }
 }

@@ -12,11 +12,8 @@
 //! | `ranks` | several GPUs (feature `cuda`) |
 //! | [`record`] | the record of a run |
 //! | `rivals` | cuBLAS, softmax with inverse CDF, NCCL's all-gather (feature `cuda`) |
-//! | `candle` | candle on the CPU (feature `candle`) |
 
 pub mod args;
-#[cfg(feature = "candle")]
-pub mod candle;
 pub mod cpu;
 pub mod filters;
 #[cfg(feature = "cuda")]

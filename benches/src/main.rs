@@ -25,8 +25,6 @@ fn run(command: &Command) -> Result<(), CommandError> {
         }
         #[cfg(feature = "cuda")]
         Command::Ranks(args) => flash_sampling_benches::ranks::run(args, &mut record, out, interrupt),
-        #[cfg(feature = "candle")]
-        Command::Candle(args) => flash_sampling_benches::candle::run(args, &mut record, out, interrupt),
     }?;
     flash_sampling_cli::bench::save(&record, sizes.json.as_deref())
 }

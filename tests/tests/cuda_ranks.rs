@@ -28,8 +28,6 @@ mod rank_calls;
 mod rank_filters;
 #[path = "cuda/rank_in_place.rs"]
 mod rank_in_place;
-#[path = "cuda/rank_processes.rs"]
-mod rank_processes;
 #[path = "cuda/same_draws.rs"]
 mod same_draws;
 
@@ -143,16 +141,6 @@ fn filters_of_one_rank_are_those_of_one_gpu() {
     rank_filters::are_those_of_one_gpu_in_a_small_call(&Device::new(0).unwrap());
 }
 
-/// Uses two GPUs, or one GPU that alternates between the processes.
-#[test]
-fn filters_that_ranks_of_two_processes_decide_are_those_of_one_gpu() {
-    if rank_processes::is_a_rank() {
-        return;
-    }
-    let Some(_alone) = runs_here() else { return };
-    rank_processes::draw_as_one_gpu("filters_that_ranks_of_two_processes_decide_are_those_of_one_gpu");
-}
-
 #[test]
 fn filters_that_ranks_decide_are_those_of_one_gpu_at_the_edges() {
     let Some(_alone) = runs_here() else { return };
@@ -163,12 +151,6 @@ fn filters_that_ranks_decide_are_those_of_one_gpu_at_the_edges() {
 fn two_devices() -> [Arc<Device>; 2] {
     let device = Device::new(0).unwrap();
     [device.clone(), Device::new(1).unwrap_or(device)]
-}
-
-#[test]
-fn ranks_whose_hidden_states_have_other_types_than_others_filters_are_named() {
-    let Some(_alone) = runs_here() else { return };
-    rank_filters::are_named_where_types_differ(&two_devices());
 }
 
 #[test]

@@ -8,53 +8,11 @@ use backends::{assert_same, reference};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite;
 use flash_sampling_conformance::tensor::Tensor;
-use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_core::reference::ReferenceVariant;
-use flash_sampling_core::{DType, Knobs, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_core::{DType, Knobs, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{CudaTiled, Device};
 
 suite!(shared, Gpu::Shared);
-
-/// Uses real inputs, mixed rows of every kind, and more rows than fit into a launch.
-#[test]
-fn results_are_those_of_the_sampler_over_host_memory() {
-    if !Gpu::Shared.runs() {
-        return;
-    }
-    const ROWS: usize = 300;
-    let device = Device::new(0).unwrap();
-    let plan = Plan { max_rows: ROWS, max_draws: 4, max_logprobs: Some(3), canonical: false };
-    let mask = [0xfeed_beef; 60];
-    let row = |r: u64| {
-        let row = RowParams { seed: r, position: 3 * r, ..RowParams::default() };
-        match r % 11 {
-            0 => row,
-            1 => RowParams { temperature: 0.0, draws: 2, ..row },
-            2 => RowParams { top_k: 40, top_p: 0.9, draws: 3, ..row },
-            3 => RowParams { logprobs: Some(3), ..row },
-            4 => RowParams { temperature: 0.6, draws: 4, first_draw: r as u32, ..row },
-            5 => RowParams { temperature: f32::NAN, ..row },
-            6 => RowParams { mask: Some(&mask), logit_bias: &[(3, 1.0), (17, -2.0)], min_p: 0.02, ..row },
-            7 => RowParams { draws: 4, without_replacement: true, ..row },
-            8 => RowParams { typical_p: 0.7, kept: true, ..row },
-            9 => RowParams { temperature: 0.5, draws: 2, logprobs: Some(3), logprobs_mode: LogprobsMode::Raw, ..row },
-            _ => RowParams { min_p: 0.02, logprobs: Some(0), logprobs_mode: LogprobsMode::Raw, ..row },
-        }
-    };
-    let rows: Vec<_> = (0..ROWS as u64).map(row).collect();
-    for dtype in [DType::BF16, DType::F16] {
-        let problem = Problem::gaussian(Size::new(ROWS, 1603, 64), dtype, dtype, 3);
-        let (mut expected, mut found) = (Samples::new(), Samples::new());
-        CudaTiled::new(problem.head(), plan, &device).unwrap().sample(problem.input(), &rows, &mut expected).unwrap();
-        let mut shared = Copied::new(problem.head(), plan).unwrap();
-        // One row, and then a batch of all kinds.
-        let narrow = problem.input().row_range(0..1);
-        shared.sample(narrow, &rows[..1], &mut found).unwrap();
-        assert_eq!(RowBits::of(&found, 0), RowBits::of(&expected, 0));
-        shared.sample(problem.input(), &rows, &mut found).unwrap();
-        assert_same(&found, &expected, &format!("{dtype:?}"));
-    }
-}
 
 /// A thread without a current CUDA context makes a call. Rows with few draws are beside rows with many draws and
 /// filters.

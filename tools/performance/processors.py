@@ -1,7 +1,7 @@
-"""The tables of processors and of whole models."""
+"""The tables of processors."""
 
-from markdown import DRAWS, HEADS, over_target, table
-from records import Bench, decode_steps
+from markdown import DRAWS, over_target, table
+from records import Bench
 
 
 def processors():
@@ -46,33 +46,3 @@ def logits():
     body.append(["1000 draws of one row, us a draw"]
                 + [span([best["1000 draws"] * 1e3 for best in bests], 12) for bests in sections] + [12])
     return table(["over a plain read"] + [name for name, _ in groups] + ["target"], body)
-
-
-def candle():
-    bench = Bench("2026-11-21-xeon-amx-candle.json")
-    body = []
-    for name, label in [("candle", "candle, a float32 copy of the weight"), ("candle, bf16 kept", "candle, the weight kept in bf16")]:
-        cells = [label]
-        for rows in [16, 64, 256]:
-            best = bench.best("matmul and draw", rows, HEADS[0])
-            cells.append(f"{best[name] / max(best[draw] for draw in DRAWS):.1f}")
-        body.append(cells)
-    return table(["over our draw", "16 rows", "64 rows", "256 rows"], body)
-
-
-def models():
-    body = []
-    for machine, model, record, sequences, ours in [
-            ("H200", "1.7b", "2026-11-21-h200-decode.txt", [1, 8, 64], "our fused head"),
-            ("H200", "8b", "2026-11-21-h200-decode.txt", [1, 8, 64], "our fused head"),
-            ("16 cores", "0.6b", "2026-11-21-xeon-decode.txt", [1, 8], "our fused head, weight kept in bf16")]:
-        steps = decode_steps(record)
-
-        def column(way, place, steps=steps, model=model, sequences=sequences):
-            return " / ".join(f"{steps[model, count, way][place]:.3g}" for count in sequences)
-
-        body.append([f"{machine}, Qwen3-{model.upper()}, {' / '.join(map(str, sequences))}", column(ours, "head"),
-                     column("candle's matmul, gumbel_softmax", "head"), column("candle's matmul, LogitsProcessor", "head"),
-                     column(ours, "step")])
-    return table(["machine, model, sequences", "our fused head", "candle's matmul + `gumbel_softmax`",
-                  "candle's matmul + `LogitsProcessor`", "whole step, ours"], body)

@@ -55,13 +55,3 @@ def printed(name):
             cells = line.split()
             heads[head][int(cells[0])] = dict(zip(names, map(float, cells[1:])))
     return heads
-
-
-def decode_steps(name):
-    """The first run of each model in a record of crates/candle/examples/decode, in milliseconds."""
-    steps = {}
-    for line in (RECORDS / name).read_text().splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if len(cells) == 7 and cells[1].isdigit():
-            steps.setdefault((cells[0], int(cells[1]), cells[2]), {"step": float(cells[3]), "head": float(cells[5])})
-    return steps

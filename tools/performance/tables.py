@@ -15,7 +15,7 @@ import sys
 from gpus import H200, Draw, filters, logits_and_log_z, one_gpu, other_kernels, rank_filters, ranks, readme
 from markdown import HEADS, head_name
 from picture import picture
-from processors import candle, logits, models, processors
+from processors import logits, processors
 from records import RECORDS, ROOT, Bench
 from steps import neighbours, python_steps, two_gpus
 
@@ -31,8 +31,6 @@ TABLES = {
     "rank-filters": rank_filters,
     "processors": processors,
     "logits": logits,
-    "candle": candle,
-    "models": models,
     "python-steps": python_steps,
     "neighbours": neighbours,
     "two-gpus": two_gpus,

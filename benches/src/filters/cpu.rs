@@ -108,8 +108,7 @@ fn split(mut section: Section) -> (Section, Option<Section>) {
 }
 
 /// A row of logits in memory, drawn on one thread.
-#[derive(Debug)]
-pub struct Standalone {
+struct Standalone {
     kind: Kind,
     logits: Vec<f32>,
     lists: Lists,
@@ -118,30 +117,19 @@ pub struct Standalone {
 
 impl Standalone {
     /// A row of this kind.
-    pub fn new(vocab: usize, kind: Kind, options: &CpuOptions) -> Self {
+    fn new(vocab: usize, kind: Kind, options: &CpuOptions) -> Self {
         let options = CpuOptions { threads: Some(1), ..*options };
         Standalone { kind, logits: kind.logits(vocab, 0), lists: Lists::new(vocab, 1), options }
     }
 
-    /// The logits.
-    pub fn logits(&self) -> &[f32] {
-        &self.logits
-    }
-
     /// A sampler for such rows.
-    ///
-    /// # Errors
-    /// Errors of the backend.
-    pub fn sampler(&self) -> Result<cpu::Standalone, CommandError> {
+    fn sampler(&self) -> Result<cpu::Standalone, CommandError> {
         let sampler = cpu::Standalone::new(self.logits.len(), Plan::default(), &self.options);
         Ok(sampler.map_err(flash_sampling::BuildError::from)?)
     }
 
     /// The contenders of every case, and their passes.
-    ///
-    /// # Errors
-    /// Errors of the backend.
-    pub fn contenders(&self) -> Result<(Vec<Contender<'_>>, CountedPasses), CommandError> {
+    fn contenders(&self) -> Result<(Vec<Contender<'_>>, CountedPasses), CommandError> {
         let input = Matrix::new(&self.logits, 1, self.logits.len())?;
         let (mut contenders, mut counted) = (Vec::new(), Vec::new());
         for case in Case::ALL {
@@ -155,16 +143,13 @@ impl Standalone {
     }
 
     /// The section for these contenders, without entries.
-    pub fn section(&self, rounds: usize) -> Section {
+    fn section(&self, rounds: usize) -> Section {
         let what = format!("pipeline from logits, {} rows", self.kind.name());
         Section::of_logits(what, self.logits.len(), rounds * STANDALONE_ROUNDS)
     }
 
     /// Counts, for each case, the draws that one pass decides, over `rows` rows of other logits at several positions.
-    ///
-    /// # Errors
-    /// Errors of the backend, Ctrl-C.
-    pub fn certified(&self, rows: usize, interrupt: &Interrupt) -> Result<Vec<Certified>, CommandError> {
+    fn certified(&self, rows: usize, interrupt: &Interrupt) -> Result<Vec<Certified>, CommandError> {
         let filters = Case::ALL.into_iter().filter(|case| !matches!(case, Case::Plain | Case::Penalties | Case::Mask));
         let mut counts: Vec<(Case, Passes)> = filters.map(|case| (case, Passes::default())).collect();
         let (mut sampler, mut out) = (self.sampler()?, Samples::new());

@@ -244,10 +244,10 @@ mod tests {
         }
     }
 
-    /// Weights are eighths, so candle's float32 sums are exact.
+    /// candle 0.11 sums the probabilities of the first k tokens without a new normalisation. It keeps a token if the sum
+    /// before it is below p. Weights are sixteenths, so these sums are exact.
     #[test]
     fn the_kept_tokens_are_those_of_candles_own() {
-        use candle_transformers::generation::{LogitsProcessor as Candles, Sampling as CandlesSampling};
         let weights = [0.125f32, 0.25, 0.0625, 0.375, 0.0625, 0.125];
         let logits = logits(&weights.map(f32::ln));
         let kept = |draw: &mut dyn FnMut() -> u32| {
@@ -256,15 +256,24 @@ mod tests {
             drawn.dedup();
             drawn
         };
-        let temperature = 1.0;
         for k in [1, 2, 6, 9] {
             for p in [0.1, 0.3, 0.5, 0.7] {
-                let candles = CandlesSampling::TopKThenTopP { k, p, temperature };
-                let mut candles = Candles::from_sampling(7, candles);
-                let sampling = Sampling::TopKThenTopP { k, p, temperature };
+                let mut expected: Vec<u32> = (0..6).collect();
+                expected.sort_by(|&a, &b| weights[b as usize].total_cmp(&weights[a as usize]));
+                expected.truncate(k);
+                if p < expected.iter().map(|&t| weights[t as usize]).sum() {
+                    let mut sum = 0.0;
+                    let end = expected.iter().position(|&t| {
+                        let is_beyond = sum >= p;
+                        sum += weights[t as usize];
+                        is_beyond
+                    });
+                    expected.truncate(end.unwrap_or(k));
+                }
+                expected.sort_unstable();
+                let sampling = Sampling::TopKThenTopP { k, p: p.into(), temperature: 1.0 };
                 let mut ours = LogitsProcessor::from_sampling(7, sampling.clone());
                 let mut with_f = LogitsProcessor::from_sampling(7, sampling);
-                let expected = kept(&mut || candles.sample(&logits).unwrap());
                 assert_eq!(kept(&mut || ours.sample(&logits).unwrap()), expected, "{k} {p}");
                 assert_eq!(kept(&mut || with_f.sample_f(&logits, |_| {}).unwrap()), expected, "{k} {p}");
             }

@@ -58,17 +58,6 @@ pub enum CudaError {
         /// The name of NCCL's error code.
         name: String,
     },
-    /// A text is not the id of an NCCL group.
-    #[error("the id of an NCCL group has 256 hexadecimal digits")]
-    NcclId,
-    /// A file or environment variable has no id of an NCCL group.
-    #[error("{place} has no id of an NCCL group: {reason}")]
-    NoNcclId {
-        /// The file or the environment variable.
-        place: String,
-        /// The system's error, or the fault of the text.
-        reason: String,
-    },
     /// The run-time compiler rejected a kernel.
     #[error("the CUDA compiler rejected {kernel} (code {code}): {log}")]
     Compile {

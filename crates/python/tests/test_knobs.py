@@ -20,30 +20,6 @@ def softmax(logits):
     return weights / weights.sum()
 
 
-def test_temperature_0_takes_the_largest_logit(problem, sampler):
-    tokens = sampler(problem.hidden, seed=1, position=1, temperature=0)
-    assert numpy.array_equal(tokens, numpy.argmax(problem.logits, axis=1))
-
-
-def test_draws_of_a_row_have_noise_of_their_own(problem, sampler):
-    [row, *_] = sampler.sample(problem.hidden, SamplingParams(n=8), **problem.keys)
-    assert [draw.token for draw in row.draws][0] == row.token and len({draw.score for draw in row.draws}) == 8
-
-
-def test_lists_without_replacement_have_different_tokens(problem, sampler):
-    params = SamplingParams(n=8, without_replacement=True)
-    for row, token in zip(sampler.sample(problem.hidden, params, **problem.keys), problem.argmax_with_noise()):
-        scores = [draw.score for draw in row.draws]
-        assert row.token == token and len({draw.token for draw in row.draws}) == 8 and scores == sorted(scores)[::-1]
-
-
-def test_first_draws_select_draws_of_a_row(problem, sampler):
-    whole = sampler.sample(problem.hidden, SamplingParams(n=8), **problem.keys)
-    parts = sampler.sample(problem.hidden, SamplingParams(n=3), first_draw=[0, 2, 4, 5], **problem.keys)
-    for row, part, first in zip(whole, parts, [0, 2, 4, 5]):
-        assert [draw.score for draw in part.draws] == [draw.score for draw in row.draws[first : first + 3]]
-
-
 @pytest.mark.parametrize("shared", [False, True], ids=["one mask a row", "one mask"])
 def test_masks_and_allowed_tokens_both_restrict(problem, sampler, shared):
     numbers = numpy.random.default_rng(5)
@@ -59,16 +35,6 @@ def test_masks_and_allowed_tokens_both_restrict(problem, sampler, shared):
             bits[token // 32] |= numpy.uint32(1 << token % 32)
         both[row] &= bits
     assert [row.token for row in rows] == sampler(problem.hidden, mask=both, **problem.keys).tolist()
-
-
-def test_logits_of_a_result_are_the_models(problem, sampler):
-    options = {"logprobs": 2, "logprob_token_ids": [7, 3], "temperature": 0.5}
-    for mode, factor in [("processed_logprobs", 2), ("raw_logprobs", 1)]:
-        rows = sampler.sample(problem.hidden, SamplingParams(logprobs_mode=mode, **options), **problem.keys)
-        for row, logits in zip(rows, problem.logits):
-            assert row.draws[0].raw_logit == (logits[row.token] if factor == 1 else None)
-            assert row.top_logits == [(token, factor * logits[token]) for token, _ in row.top]
-            assert row.token_logits == [(token, factor * logits[token]) for token in (7, 3)]
 
 
 def test_log_probabilities_are_those_of_the_softmax(problem, sampler):
@@ -98,43 +64,6 @@ def test_kept_tokens_as_a_mask_give_the_same_draw(problem, sampler):
         assert law.sum() >= 0.6 > law.sum() - law.min()
 
 
-@pytest.mark.parametrize(
-    ("params", "allowed"),
-    [
-        ({"allowed_token_ids": [3, 4]}, {3, 4}),
-        ({"logit_bias": {17: 1e4}}, {17}),
-        ({"top_k": 1}, None),
-        ({"min_p": 1.0}, None),
-        ({"top_n_sigma": 1e-6}, None),
-    ],
-    ids=str,
-)
-def test_parameters_restrict_tokens(problem, sampler, params, allowed):
-    rows = sampler.sample(problem.hidden, SamplingParams(**params), **problem.keys)
-    largest = problem.logits.max(axis=1)
-    for row, sample in enumerate(rows):
-        assert sample.token in allowed if allowed else problem.logits[row, sample.token] == largest[row]
-
-
-def test_banned_tokens_are_never_drawn(problem, sampler):
-    likeliest = numpy.argsort(-problem.logits, axis=1)[:, :50]
-    params = [SamplingParams(banned_token_ids=tokens.tolist()) for tokens in likeliest]
-    by_bias = [SamplingParams(logit_bias={int(token): float("-inf") for token in tokens}) for tokens in likeliest]
-    rows = sampler.sample(problem.hidden, params, **problem.keys)
-    assert all(row.token not in tokens for row, tokens in zip(rows, likeliest))
-    assert [row.token for row in sampler.sample(problem.hidden, by_bias, **problem.keys)] == [row.token for row in rows]
-
-
-def test_penalties_read_the_history(problem, sampler):
-    histories = [History(range(10), output=[5] * row) for row in range(4)]
-    params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25, logprobs=0, logprob_token_ids=[5])
-    rows = sampler.sample(problem.hidden, params, histories, seed=3)
-    for row, logits in enumerate(problem.logits):
-        changed = logits.copy()
-        changed[5] -= 0.25 * row + (0.5 if row else 0)
-        assert math.isclose(rows[row].token_logprobs[0][1], math.log(softmax(changed)[5]), abs_tol=1e-5)
-
-
 def test_the_length_of_the_history_is_the_position(problem, sampler):
     histories = [History(range(length)) for length in (3, 1, 4, 1)]
     rows = sampler.sample(problem.hidden, SamplingParams(), histories, seed=problem.seeds)
@@ -143,16 +72,6 @@ def test_the_length_of_the_history_is_the_position(problem, sampler):
     histories[0].push(rows[0].token)
     assert len(histories[0]) == 4 and histories[0].output == [rows[0].token]
     assert histories[0].tokens == [0, 1, 2, rows[0].token]
-
-
-def test_min_tokens_delays_the_stop_tokens(problem, sampler):
-    stop = numpy.argsort(-problem.logits[0])[:200].tolist()
-    params = SamplingParams(min_tokens=1, stop_token_ids=stop, temperature=0.0)
-    before, after = History([1]), History([1], [2])
-    [row] = sampler.sample(problem.hidden[:1], params, [before], seed=1)
-    assert row.token not in stop
-    [row] = sampler.sample(problem.hidden[:1], params, [after], seed=1)
-    assert row.token in stop
 
 
 def test_a_request_has_its_own_seed(problem, sampler):

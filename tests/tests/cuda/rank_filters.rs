@@ -80,13 +80,7 @@ fn drawn<E>(row: Result<flash_sampling_core::RowSample<'_>, E>) -> Result<Vec<fl
 }
 
 /// Asserts that decided rows have the same draws or errors, and returns the number of rows with draws.
-pub(crate) fn decided_rows_are_same(
-    found: &Samples,
-    want: &Samples,
-    open: &[usize],
-    rows: &[RowParams<'_>],
-    what: &str,
-) -> usize {
+fn decided_rows_are_same(found: &Samples, want: &Samples, open: &[usize], rows: &[RowParams<'_>], what: &str) -> usize {
     let decided: Vec<_> = (0..rows.len()).filter(|r| !open.contains(r)).collect();
     for &r in &decided {
         assert_eq!(drawn(found.row(r)), drawn(want.row(r)), "{what}, row {r}: {:?}", rows[r]);
@@ -241,27 +235,6 @@ fn name_each_other(outcomes: Vec<Outcome>) {
         let Err(SampleError::Backend { source, .. }) = outcome else { panic!("rank {rank} drew") };
         let found = source.downcast_ref::<CudaError>().cloned();
         assert_eq!(found, Some(CudaError::OtherCall { rank: Some(1 - rank), row: Some(0) }));
-    }
-}
-
-/// First, one of two ranks has hidden states of another type than the weight. Then both ranks have that type, and all
-/// rows are undecided.
-pub(crate) fn are_named_where_types_differ(devices: &[Arc<Device>; 2]) {
-    let plan = Plan { max_rows: 4, ..Plan::default() };
-    let of_type = |dtype| Problem::gaussian(Size::new(4, 6000, 264), DType::BF16, dtype, 5);
-    let problems = [of_type(DType::BF16), of_type(DType::F32)];
-    let mut group = Group::new(&problems[0], plan, devices);
-    for row in [RowParams { top_k: 20, ..RowParams::default() }, RowParams { top_p: 0.9, ..RowParams::default() }] {
-        let rows: Vec<_> = (0..4).map(|seed| RowParams { seed, ..row }).collect();
-        if !group.decides(&rows).iter().all(|&decides| decides) {
-            return;
-        }
-        let (before, _) = group.sample(problems[0].input(), &rows);
-        name_each_other(group.call(|rank| (problems[rank].input(), rows.clone())));
-        let (_, open) = group.sample(problems[1].input(), &rows);
-        assert_eq!(open, [0, 1, 2, 3]);
-        let (after, _) = group.sample(problems[0].input(), &rows);
-        before.iter().zip(after.iter()).for_each(|(a, b)| assert_eq!(drawn(a), drawn(b)));
     }
 }
 

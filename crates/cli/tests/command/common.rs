@@ -1,6 +1,5 @@
 //! Runs of the command, and files for it.
 
-use npyz::WriterBuilder;
 use safetensors::tensor::{Dtype, TensorView};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -110,14 +109,38 @@ impl Files {
         self.bytes(name, &safetensors::serialize(views, None).expect("a valid file"))
     }
 
-    pub(crate) fn npy<T: npyz::AutoSerialize + Copy>(&self, name: &str, shape: &[u64], data: &[T]) -> String {
-        let mut bytes = Vec::new();
-        let mut writer = npyz::WriteOptions::new().default_dtype().shape(shape).writer(&mut bytes).begin_nd().unwrap();
-        writer.extend(data.iter().copied()).unwrap();
-        writer.finish().unwrap();
-        self.bytes(name, &bytes)
+    /// A file of numpy's format, version 1.
+    pub(crate) fn npy<T: NpyElement>(&self, name: &str, shape: &[u64], data: &[T]) -> String {
+        let lengths: Vec<_> = shape.iter().map(u64::to_string).collect();
+        let shape = lengths.join(", ") + if shape.len() == 1 { "," } else { "" };
+        let header = format!("{{'descr': '{}', 'fortran_order': False, 'shape': ({shape}), }}", T::DTYPE);
+        // With the line feed, the data begin at a multiple of 64 bytes.
+        let size = (10 + header.len() + 1).next_multiple_of(64) - 10;
+        let header = format!("{header:<width$}\n", width = size - 1);
+        let data = data.iter().flat_map(|element| element.bytes()).collect::<Vec<u8>>();
+        let begin = [&b"\x93NUMPY\x01\x00"[..], &(size as u16).to_le_bytes()].concat();
+        self.bytes(name, &[&begin, header.as_bytes(), &data].concat())
     }
 }
+
+/// An element type of numpy.
+pub(crate) trait NpyElement {
+    const DTYPE: &'static str;
+    fn bytes(&self) -> Vec<u8>;
+}
+
+macro_rules! npy_elements {
+    ($($type:ty: $dtype:literal),*) => {$(
+        impl NpyElement for $type {
+            const DTYPE: &'static str = $dtype;
+            fn bytes(&self) -> Vec<u8> {
+                self.to_le_bytes().to_vec()
+            }
+        }
+    )*};
+}
+
+npy_elements!(half::f16: "<f2", f32: "<f4", f64: "<f8", i32: "<i4", u32: "<u4", u64: "<u8");
 
 /// Deterministic values between -1 and 1, multiples of 1/8, which every float type holds.
 pub(crate) fn values(n: usize, seed: usize) -> Vec<f32> {

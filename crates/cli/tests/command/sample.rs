@@ -84,30 +84,6 @@ fn draws_made_in_portions_equal_draws_made_at_once() {
 }
 
 #[test]
-fn draws_without_replacement_are_different_tokens_best_first() {
-    let (_files, head) = small_head();
-    let first = run(&head).tokens();
-    let rows = run(&with(&head, "--draws 300 --without-replacement")).rows();
-    for (row, first) in rows.iter().zip(first) {
-        let mut tokens: Vec<_> = row["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
-        assert_eq!(tokens[0], first[0]);
-        let scores: Vec<_> = row["scores"].as_array().unwrap().iter().map(|s| s.as_f64().unwrap()).collect();
-        assert!(scores.is_sorted_by(|a, b| a >= b));
-        tokens.sort_unstable();
-        assert!(tokens.into_iter().eq(0..300));
-    }
-}
-
-#[test]
-fn temperature_zero_takes_the_largest_logit() {
-    let (_files, head) = small_head();
-    let rows = run(&with(&head, "--temperature 0 --logprobs 1 --seed 77")).rows();
-    for row in rows {
-        assert_eq!(row["tokens"][0], row["top"][0]["token"]);
-    }
-}
-
-#[test]
 fn masks_and_biases_decide_what_is_drawn() {
     let (files, head) = small_head();
     let even = files.npy("even.npy", &[10], &[0x5555_5555u32; 10]);

@@ -1,6 +1,7 @@
 //! Dot products in AVX2 and FMA: 16 elements per step, two fused multiply-adds into one accumulator of 8 lanes.
 
 use super::blocks::{self, Spans256, for_format};
+use super::entry_points::entry_points;
 use super::lanes::{self, Lanes};
 use super::pack::PackedRows;
 use core::arch::x86_64::*;
@@ -69,57 +70,4 @@ lanes!(f16, 32, |at| {
 });
 lanes!(f32, 64, |at| [_mm256_loadu_ps(at.cast()), _mm256_loadu_ps(at.add(32).cast())]);
 
-/// Multiplies a tile; see [`lanes::tile`], and for blocks [`blocks::multiply`].
-///
-/// # Safety
-/// AVX2, FMA and F16C are available, and the requirements of [`lanes::tile`] hold.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32]) {
-    // SAFETY: by this function's contract.
-    unsafe {
-        match weight.dtype() {
-            DType::BF16 => lanes::tile::<Avx2<bf16>, 2, 4, 4>(weight, hidden, out),
-            DType::F16 => lanes::tile::<Avx2<f16>, 2, 4, 4>(weight, hidden, out),
-            DType::F32 => lanes::tile::<Avx2<f32>, 2, 4, 4>(weight, hidden, out),
-            dtype => {
-                macro_rules! multiply {
-                    ($format:ident) => {
-                        blocks::multiply::<Avx2<f32>, Spans256<$format>>(weight, hidden, out)
-                    };
-                }
-                for_format!(dtype, multiply, unreachable!("{dtype:?} is a float"))
-            }
-        }
-    }
-}
-
-/// Decodes a quantised weight; see [`blocks::decode`].
-///
-/// # Safety
-/// AVX2, FMA and F16C are available.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn decode(weight: &Matrix<'_>, stride: usize, out: &mut [f32]) {
-    macro_rules! decode {
-        ($format:ident) => {
-            // SAFETY: by this function's contract, and the type is that of the weight.
-            unsafe { blocks::decode::<Avx2<f32>, Spans256<$format>>(weight, stride, out) }
-        };
-    }
-    for_format!(weight.dtype(), decode, blocks::decode_scaled(weight, stride, out))
-}
-
-/// Runs multiply-adds; see [`lanes::products`].
-///
-/// # Safety
-/// AVX2, FMA and F16C are available.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn products(weight: DType, count: u64) -> f32 {
-    // SAFETY: by this function's contract.
-    unsafe {
-        match weight {
-            DType::BF16 => lanes::products::<Avx2<bf16>, 2, 4>(count),
-            DType::F16 => lanes::products::<Avx2<f16>, 2, 4>(count),
-            _ => lanes::products::<Avx2<f32>, 2, 4>(count),
-        }
-    }
-}
+entry_points!($ #[target_feature(enable = "avx2,fma,f16c")] Avx2, Spans256 of f32, 2 x 4, 4);

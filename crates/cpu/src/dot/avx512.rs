@@ -1,6 +1,7 @@
 //! Dot products in AVX-512: 32 elements per step, two fused multiply-adds into one accumulator of 16 lanes.
 
 use super::blocks::{self, Spans512, for_format};
+use super::entry_points::entry_points;
 use super::lanes::{self, Lanes};
 use super::pack::PackedRows;
 use core::arch::x86_64::*;
@@ -65,44 +66,10 @@ lanes!(f16, 64, |at| {
 });
 lanes!(f32, 128, |at| [_mm512_loadu_ps(at.cast()), _mm512_loadu_ps(at.add(64).cast())]);
 
-/// Multiplies a tile; see [`lanes::tile`], and for blocks [`blocks::multiply`].
-///
-/// # Safety
-/// AVX-512 F, BW, DQ and VL are available, and the requirements of [`lanes::tile`] hold.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32]) {
-    // SAFETY: by this function's contract.
-    unsafe {
-        match weight.dtype() {
-            DType::BF16 => lanes::tile::<Avx512<bf16>, 4, 4, 8>(weight, hidden, out),
-            DType::F16 => lanes::tile::<Avx512<f16>, 4, 4, 8>(weight, hidden, out),
-            DType::F32 => lanes::tile::<Avx512<f32>, 4, 4, 8>(weight, hidden, out),
-            dtype => {
-                macro_rules! multiply {
-                    ($format:ident) => {
-                        blocks::multiply::<Avx512<f32>, Spans512<$format>>(weight, hidden, out)
-                    };
-                }
-                for_format!(dtype, multiply, unreachable!("{dtype:?} is a float"))
-            }
-        }
-    }
-}
-
-/// Decodes a quantised weight; see [`blocks::decode`].
-///
-/// # Safety
-/// AVX-512 F, BW, DQ and VL are available.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn decode(weight: &Matrix<'_>, stride: usize, out: &mut [f32]) {
-    macro_rules! decode {
-        ($format:ident) => {
-            // SAFETY: by this function's contract, and the type is that of the weight.
-            unsafe { blocks::decode::<Avx512<f32>, Spans512<$format>>(weight, stride, out) }
-        };
-    }
-    for_format!(weight.dtype(), decode, blocks::decode_scaled(weight, stride, out))
-}
+entry_points!(
+    $ #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    Avx512, Spans512 of f32, 4 x 4, 8
+);
 
 /// Writes the codes of a quantised weight's rows, `stride` bytes apart, by the scales of
 /// [`shadow_row`](flash_sampling_core::backend::shadow_row).
@@ -119,20 +86,4 @@ pub(crate) unsafe fn requantise(weight: &Matrix<'_>, scales: &[f32], stride: usi
         };
     }
     for_format!(weight.dtype(), requantise, unreachable!("a type without blocks"));
-}
-
-/// Runs multiply-adds; see [`lanes::products`].
-///
-/// # Safety
-/// AVX-512 F, BW, DQ and VL are available.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn products(weight: DType, count: u64) -> f32 {
-    // SAFETY: by this function's contract.
-    unsafe {
-        match weight {
-            DType::BF16 => lanes::products::<Avx512<bf16>, 4, 4>(count),
-            DType::F16 => lanes::products::<Avx512<f16>, 4, 4>(count),
-            _ => lanes::products::<Avx512<f32>, 4, 4>(count),
-        }
-    }
 }

@@ -9,6 +9,7 @@ pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 pub(crate) mod blocks;
+mod entry_points;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -89,8 +90,9 @@ impl Dot {
     /// first-level cache: the arithmetic limit of [`Dot::tile`].
     pub(crate) fn products(&self, count: u64) {
         let total = match self.isa {
-            Isa::Portable => portable::products(self.weight, count),
             // SAFETY: `new` has checked that the instruction set is available.
+            Isa::Portable => unsafe { portable::products(self.weight, count) },
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { avx2::products(self.weight, count) },
             // SAFETY: as above.
@@ -123,9 +125,10 @@ impl Dot {
             return self.decoded_tile(weight, hidden, out, scratch);
         }
         match self.isa {
-            Isa::Portable => portable::tile(weight, hidden, out),
             // SAFETY: `new` has checked that the instruction set is available; the asserts above check the other
             // requirements.
+            Isa::Portable => unsafe { portable::tile(weight, hidden, out) },
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { avx2::tile(weight, hidden, out) },
             // SAFETY: as above.
@@ -171,8 +174,9 @@ impl Dot {
     /// Writes the rows of a quantised weight as floats, `stride` floats apart.
     fn decode(&self, weight: &Matrix<'_>, stride: usize, out: &mut [f32]) {
         match self.isa {
-            Isa::Portable => portable::decode(weight, stride, out),
             // SAFETY: `new` has checked that the instruction set is available.
+            Isa::Portable => unsafe { portable::decode(weight, stride, out) },
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { avx2::decode(weight, stride, out) },
             // SAFETY: as above. The other instruction sets are for floats only.

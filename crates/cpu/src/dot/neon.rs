@@ -5,6 +5,7 @@
 //! block of weight rows.
 
 use super::blocks::{self, Spans128, for_format};
+use super::entry_points::entry_points;
 use super::lanes::{self, Lanes};
 use super::pack::PackedRows;
 use core::arch::aarch64::*;
@@ -111,60 +112,7 @@ pub(super) unsafe fn widen_f16(halves: uint8x16_t) -> [float32x4_t; 2] {
     [low, high]
 }
 
-/// Multiplies a tile; see [`lanes::tile`], and for blocks [`blocks::multiply`].
-///
-/// # Safety
-/// NEON is available, and the requirements of [`lanes::tile`] hold.
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32]) {
-    // SAFETY: by this function's contract.
-    unsafe {
-        match weight.dtype() {
-            DType::BF16 => lanes::tile::<Neon<bf16>, 4, 4, 4>(weight, hidden, out),
-            DType::F16 => lanes::tile::<Neon<f16>, 4, 4, 4>(weight, hidden, out),
-            DType::F32 => lanes::tile::<Neon<f32>, 4, 4, 4>(weight, hidden, out),
-            dtype => {
-                macro_rules! multiply {
-                    ($format:ident) => {
-                        blocks::multiply::<Neon<Decoded>, Spans128<$format>>(weight, hidden, out)
-                    };
-                }
-                for_format!(dtype, multiply, unreachable!("{dtype:?} is a float"))
-            }
-        }
-    }
-}
-
-/// Decodes a quantised weight; see [`blocks::decode`].
-///
-/// # Safety
-/// NEON is available.
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn decode(weight: &Matrix<'_>, stride: usize, out: &mut [f32]) {
-    macro_rules! decode {
-        ($format:ident) => {
-            // SAFETY: by this function's contract, and the type is that of the weight.
-            unsafe { blocks::decode::<Neon<Decoded>, Spans128<$format>>(weight, stride, out) }
-        };
-    }
-    for_format!(weight.dtype(), decode, blocks::decode_scaled(weight, stride, out))
-}
-
-/// Runs multiply-adds; see [`lanes::products`].
-///
-/// # Safety
-/// NEON is available.
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn products(weight: DType, count: u64) -> f32 {
-    // SAFETY: by this function's contract.
-    unsafe {
-        match weight {
-            DType::BF16 => lanes::products::<Neon<bf16>, 4, 4>(count),
-            DType::F16 => lanes::products::<Neon<f16>, 4, 4>(count),
-            _ => lanes::products::<Neon<f32>, 4, 4>(count),
-        }
-    }
-}
+entry_points!($ #[target_feature(enable = "neon")] Neon, Spans128 of Decoded, 4 x 4, 4);
 
 #[cfg(test)]
 mod tests {

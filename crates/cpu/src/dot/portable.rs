@@ -1,6 +1,7 @@
 //! Dot products in plain Rust: sixteen partial sums, multiplied and added with two roundings.
 
 use super::blocks::{self, Plain, for_format};
+use super::entry_points::entry_points;
 use super::lanes::{self, Lanes};
 use super::pack::PackedRows;
 use core::marker::PhantomData;
@@ -52,45 +53,4 @@ impl<T: Element> Lanes for Portable<T> {
     }
 }
 
-/// Multiplies a tile; see [`lanes::tile`], and for blocks [`blocks::multiply`].
-pub(super) fn tile(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32]) {
-    // SAFETY: plain Rust is always available; the dispatcher has checked types and sizes.
-    unsafe {
-        match weight.dtype() {
-            DType::BF16 => lanes::tile::<Portable<bf16>, 2, 2, 2>(weight, hidden, out),
-            DType::F16 => lanes::tile::<Portable<f16>, 2, 2, 2>(weight, hidden, out),
-            DType::F32 => lanes::tile::<Portable<f32>, 2, 2, 2>(weight, hidden, out),
-            dtype => {
-                macro_rules! multiply {
-                    ($format:ident) => {
-                        blocks::multiply::<Portable<f32>, Plain<$format>>(weight, hidden, out)
-                    };
-                }
-                for_format!(dtype, multiply, unreachable!("{dtype:?} is a float"))
-            }
-        }
-    }
-}
-
-/// Decodes a quantised weight; see [`blocks::decode`].
-pub(super) fn decode(weight: &Matrix<'_>, stride: usize, out: &mut [f32]) {
-    macro_rules! decode {
-        ($format:ident) => {
-            // SAFETY: plain Rust is always available, and the type is that of the weight.
-            unsafe { blocks::decode::<Portable<f32>, Plain<$format>>(weight, stride, out) }
-        };
-    }
-    for_format!(weight.dtype(), decode, blocks::decode_scaled(weight, stride, out))
-}
-
-/// Runs multiply-adds; see [`lanes::products`].
-pub(super) fn products(weight: DType, count: u64) -> f32 {
-    // SAFETY: plain Rust is always available.
-    unsafe {
-        match weight {
-            DType::BF16 => lanes::products::<Portable<bf16>, 2, 2>(count),
-            DType::F16 => lanes::products::<Portable<f16>, 2, 2>(count),
-            _ => lanes::products::<Portable<f32>, 2, 2>(count),
-        }
-    }
-}
+entry_points!($ Portable, Plain of f32, 2 x 2, 2);

@@ -1,4 +1,4 @@
-//! Winners: the samples of a sampler without shards. Log-mass: the tokens of the reference of Alg. I.4.
+//! The merge by log-mass: the tokens of the reference of Alg. I.4, and what it refuses.
 
 use crate::common::*;
 use flash_sampling_core::reference::ReferenceVariant;
@@ -6,21 +6,6 @@ use flash_sampling_core::{Exactness, Plan, RowError, RowParams};
 use flash_sampling_distributed::{ShardMerge, Sharded};
 
 const CUTS: [&[u32]; 4] = [&[0], &[0, 500], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], &STARTS];
-
-#[test]
-fn winners_give_every_bit_of_the_unsharded_sampler() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
-    let (mask, none) = (mask_of(&[2, 3, 999]), mask_of(&[]));
-    for rows in [rows(&mask, &none), lists(&mask)] {
-        let hidden = hidden(rows.len());
-        let want = sample(&mut *reference(head, PLAN, ReferenceVariant::Tiled), &hidden, &rows);
-        for starts in CUTS {
-            let mut sharded = Sharded::new(shards(&head, starts, PLAN), ShardMerge::Winners).unwrap();
-            assert_eq!(all(&sample(&mut sharded, &hidden, &rows)), all(&want), "shards at {starts:?}");
-        }
-    }
-}
 
 #[test]
 fn log_mass_gives_the_tokens_of_the_reference() {

@@ -3,8 +3,6 @@
 
 pub(crate) mod communicator;
 mod id;
-#[cfg(test)]
-mod tests;
 
 use crate::abi::{DeviceAddress, Draw, Reduction, Row, status};
 use crate::compile::kernels::{self, KernelSource};

@@ -7,7 +7,7 @@ mod descriptor;
 mod gathered;
 mod mailbox;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 use crate::abi::{self, DeviceAddress, Draw, MAX_PEERS, Row, status};
 use crate::compile::kernels::{self, KernelSource};

@@ -17,7 +17,7 @@ const STARTS: [usize; 4] = [0, 1500, 1541, 6000];
 const INFINITE: [usize; 2] = [1520, 5000];
 
 /// Random bf16 numbers between -2 and 2 that use all bits of the significand.
-pub(crate) fn bf16(seed: u64, count: usize) -> Vec<u16> {
+pub(super) fn bf16(seed: u64, count: usize) -> Vec<u16> {
     let float = |i| (word(seed, i) % 4001) as f32 / 1000.0 - 2.0;
     (0..count as u32).map(|i| (float(i).to_bits() >> 16) as u16).collect()
 }
@@ -30,29 +30,28 @@ fn weight() -> Vec<u16> {
     weight
 }
 
-/// Hidden states `[40, 64]`, with `number` as seed.
-fn states(number: u64) -> Vec<u16> {
-    let mut states = bf16(2 + number, ROWS * HIDDEN);
+/// Hidden states `[40, 64]`.
+fn states() -> Vec<u16> {
+    let mut states = bf16(2, ROWS * HIDDEN);
     states.iter_mut().skip(HIDDEN - 1).step_by(HIDDEN).for_each(|last| *last = 0);
     states[4 * HIDDEN + HIDDEN - 1] = 0x7f00;
     states
 }
 
 /// A shard of the head on a GPU, and its hidden states.
-pub(crate) struct Part {
-    pub(crate) tiled: DeviceTiled,
-    pub(crate) hidden: DeviceMatrix,
-    states: CudaSlice<u16>,
-    _weight: CudaSlice<u16>,
+struct Part {
+    tiled: DeviceTiled,
+    hidden: DeviceMatrix,
+    _memory: [CudaSlice<u16>; 2],
 }
 
 impl Part {
     /// Creates the shard of rank `rank` of `world`; a world of one has all tokens.
-    pub(crate) fn new(rank: usize, world: usize, device: &Arc<Device>, stream: &Arc<CudaStream>) -> Part {
+    fn new(rank: usize, world: usize, device: &Arc<Device>, stream: &Arc<CudaStream>) -> Part {
         let tokens = STARTS[rank]..if rank + 1 == world { STARTS[3] } else { STARTS[rank + 1] };
         let copied = |numbers: &[u16]| stream.clone_htod(numbers).unwrap();
         let held = copied(&weight()[tokens.start * HIDDEN..tokens.end * HIDDEN]);
-        let states = copied(&states(0));
+        let states = copied(&states());
         let matrix = |at: &CudaSlice<u16>, rows| DeviceMatrix {
             address: DeviceAddress::of(at, stream).cast(),
             dtype: DType::BF16,
@@ -75,18 +74,8 @@ impl Part {
         tiled.prepare_fan_out().unwrap();
         tiled.prepare(RowFeatures::Any).unwrap();
         stream.synchronize().unwrap();
-        Part { tiled, hidden, states, _weight: held }
+        Part { tiled, hidden, _memory: [held, states] }
     }
-
-    /// Replaces the hidden states.
-    pub(crate) fn renew(&mut self, number: u64, stream: &Arc<CudaStream>) {
-        stream.memcpy_htod(&states(number), &mut self.states).unwrap();
-    }
-}
-
-/// One row per hidden state, with seeds and positions unique to `number`.
-pub(crate) fn rows(number: u64) -> Vec<Row> {
-    (0..ROWS as u64).map(|row| Row { seed: row + 1000 * number, position: number, ..Row::default() }).collect()
 }
 
 /// A shard on a GPU, with the steps of a rank.
@@ -107,12 +96,6 @@ impl Shard {
         let features = if is_within { RowFeatures::Bare } else { RowFeatures::Any };
         // SAFETY: this value holds all memory, for this many rows; one stream; the rows are bare.
         unsafe { self.part.tiled.launch_sharded(stream, &hidden, rows, draws, features, peers) }.unwrap();
-    }
-
-    /// Replaces rows and hidden states of the first step.
-    fn renew(&mut self, number: u64) {
-        self.part.renew(number, &self.rank.stream);
-        self.rank.stream.memcpy_htod(&rows(number), &mut self.rank.rows).unwrap();
     }
 }
 
@@ -185,65 +168,5 @@ fn a_rank_that_reads_late_still_finds_what_left_the_kernel_and_with_one_mailbox_
             // One mailbox instead of two is the negative control.
             assert_eq!(is_right, turns == 2, "{turns} mailboxes");
         }
-    }
-}
-
-/// A graph of the fused kernel with the exchange, replayed with other rows and hidden states.
-#[test]
-fn a_captured_step_draws_as_one_gpu_does() {
-    let _alone = capture_lock();
-    for devices in hoppers() {
-        let mut whole = shards(&devices[..1], &[ROWS], LIMIT).swap_remove(0);
-        for is_within in [false, true] {
-            let mut ranks = shards(&devices, &[ROWS], LIMIT);
-            let capture = |shard: &mut Shard| {
-                let stream = shard.rank.stream.clone();
-                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-                shard.launch(0, is_within);
-                let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-                stream.end_capture(flags).unwrap().unwrap()
-            };
-            let graphs: Vec<_> = ranks.iter_mut().map(capture).collect();
-            let mut before = Vec::new();
-            for number in 0..10 {
-                whole.renew(number);
-                whole.launch(0, false);
-                let expected = whole.rank.draws().swap_remove(0);
-                let is_drawn = |draw: &Draw| draw.status == status::DRAWN;
-                assert!(expected != before && expected.iter().filter(|draw| is_drawn(draw)).count() == ROWS - 1);
-                ranks.iter_mut().for_each(|shard| shard.renew(number));
-                graphs.iter().for_each(|graph| graph.launch().unwrap());
-                for shard in &ranks {
-                    let of = shard.rank.peers.rank();
-                    assert_eq!(shard.rank.draws()[0], expected, "within: {is_within}, rank {of}, replay {number}");
-                }
-                before = expected;
-            }
-        }
-    }
-}
-
-#[test]
-fn a_rank_that_does_not_come_is_named_within_the_time_limit() {
-    let _alone = capture_lock();
-    let limit = Duration::from_millis(50);
-    for devices in hoppers() {
-        let mut ranks = shards(&devices, &[7; 3], limit);
-        ranks.iter_mut().for_each(|shard| shard.launch(0, true));
-        ranks.iter().for_each(|shard| shard.rank.stream.synchronize().unwrap());
-        let begun = Instant::now();
-        // Rank 2 takes part only in the first step; at the last step, the group is broken.
-        for step in [1, 2] {
-            ranks[..2].iter_mut().for_each(|shard| shard.launch(step, true));
-        }
-        for shard in &ranks[..2] {
-            let draws = shard.rank.draws();
-            assert_eq!(shard.rank.peers.check(&draws[0]), Ok(()));
-            for step in [1, 2] {
-                let found = shard.rank.peers.check(&draws[step]);
-                assert_eq!(found, Err(CudaError::LateRanks { ranks: vec![2], limit }), "step {step}");
-            }
-        }
-        assert!(begun.elapsed() >= limit && begun.elapsed() < 20 * limit, "{:?}", begun.elapsed());
     }
 }

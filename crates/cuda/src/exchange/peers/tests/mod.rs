@@ -1,7 +1,7 @@
 //! Tests of the exchange on GPUs with synthetic draws: all ranks on the first GPU, and on all GPUs if there are
 //! several. Skipped without a GPU, unless `FLASH_SAMPLING_REQUIRE` names cuda.
 
-pub(crate) mod fan_out;
+mod fan_out;
 mod processes;
 mod records;
 
@@ -19,7 +19,7 @@ use std::time::Instant;
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// The lock for exclusive use of the GPUs: ranks that share a GPU wait for each other within a timeout.
-pub(crate) fn capture_lock() -> MutexGuard<'static, ()> {
+fn capture_lock() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -49,7 +49,7 @@ fn word(seed: u64, i: u32) -> u32 {
 }
 
 /// A shard's synthetic draw for a row: a token of the shard, some with equal scores; sometimes nothing or an error.
-pub(crate) fn shard_draw(step: u32, rank: usize, row: usize) -> Draw {
+fn shard_draw(step: u32, rank: usize, row: usize) -> Draw {
     let at = |i| word(u64::from(step) << 32 | (rank as u64) << 16 | row as u64, i);
     let token = 1000 * rank as u32 + at(0) % 1000;
     let none = Draw { token: u32::MAX, score: f32::NEG_INFINITY, logit: f32::NEG_INFINITY, status: 1 };
@@ -70,7 +70,7 @@ pub(crate) fn shard_draw(step: u32, rank: usize, row: usize) -> Draw {
 }
 
 /// The draw of the whole vocabulary, by the core crate's winners.
-pub(crate) fn whole_draw(step: u32, world: usize, row: usize) -> Draw {
+fn whole_draw(step: u32, world: usize, row: usize) -> Draw {
     let draws: Vec<_> = (0..world).map(|rank| shard_draw(step, rank, row)).collect();
     let is_invalid = |draw: &&Draw| draw.status == status::NAN || draw.status == status::POSITIVE_INFINITY;
     // A raw logit first, then the lowest token.

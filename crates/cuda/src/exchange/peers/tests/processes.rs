@@ -58,7 +58,7 @@ fn rank_of_a_process(rank: usize, world: usize, folder: &Path) {
     let mut rank = Rank::new(endpoint.connect(&descriptors, LIMIT).unwrap(), &counts);
     all_gather("connected", &[]);
     #[cfg(feature = "nccl")]
-    by_nccl(&mut rank, world, folder);
+    by_nccl(&mut rank, world, all_gather);
     (0..counts.len()).for_each(|step| rank.launch(step));
     for (step, draws) in (0..).zip(rank.draws()) {
         let expected: Vec<_> = (0..draws.len()).map(|row| whole_draw(step, world, row)).collect();
@@ -70,14 +70,15 @@ fn rank_of_a_process(rank: usize, world: usize, folder: &Path) {
 /// Exchanges four steps over NCCL if each rank has a GPU. Compares token and score: NCCL returns score minus noise as
 /// logit, and synthetic draws have no noise.
 #[cfg(feature = "nccl")]
-fn by_nccl(rank: &mut Rank, world: usize, folder: &Path) {
+fn by_nccl(rank: &mut Rank, world: usize, all_gather: impl Fn(&str, &[u8]) -> Vec<Vec<u8>>) {
     use crate::exchange::nccl::{NcclEndpoint, NcclId, is_present};
     if Device::new(world - 1).is_err() || !is_present() {
         let _ = writeln!(std::io::stderr(), "skipped: 1 test of cuda/nccl: no library, or no GPU for each process");
         return;
     }
     let (number, limit) = (rank.peers.rank(), 4 * LIMIT);
-    let id = NcclId::by_file(&folder.join("id"), number, limit).unwrap();
+    let id = if number == 0 { NcclId::new().unwrap().as_bytes().to_vec() } else { Vec::new() };
+    let id = NcclId::from_bytes(&all_gather("id", &id)[0]).unwrap();
     let mut nccl = NcclEndpoint::new(number, world, 64, rank.peers.device()).unwrap().connect(&id, limit).unwrap();
     for step in 0..4u32 {
         let (_, count) = rank.steps[1];
