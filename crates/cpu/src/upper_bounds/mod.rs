@@ -19,6 +19,8 @@
 //! with one scale for a row. Proof of the bounds: `docs/exactness.md`.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod codes;
 mod digits;
 #[cfg(target_arch = "aarch64")]
@@ -56,7 +58,7 @@ const REQUANTISED_ROWS: usize = 64;
 /// The instructions of the products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kernel {
-    /// Plain Rust, compiled for the instruction set.
+    /// AVX2 or NEON without dot products, or plain Rust.
     Plain,
     /// The dot products of 8-bit integers of ARM.
     #[cfg(target_arch = "aarch64")]
@@ -163,6 +165,8 @@ impl UpperBounds {
             (true, true) => (8, MAX_ROWS),
             (true, false) => (16, 16),
             (false, true) => (4, 16),
+            // With AVX2 alone, a shadow gains nothing from 2 rows on (measured on a Zen 3).
+            (false, false) if self.kernels[0] == Some(Kernel::Plain) && self.isa != Isa::Portable => (1, 1),
             (false, false) => (6, 6),
         };
         let kernel = if rows <= few { self.kernels[0].or(self.kernels[1]) } else { self.kernels[1] };
@@ -293,9 +297,10 @@ impl UpperBounds {
             // SAFETY: the instruction set was checked at planning.
             #[cfg(target_arch = "aarch64")]
             _ => unsafe { plain::neon(shadow, hidden, out) },
-            // SAFETY: as above; every other instruction set of this architecture includes AVX2.
+            // SAFETY: every other instruction set of this architecture includes AVX2. The digits are in groups, and `tile` has
+            // checked the size of `out`.
             #[cfg(target_arch = "x86_64")]
-            _ => unsafe { plain::avx2(shadow, hidden, out) },
+            _ => unsafe { avx2::multiply(shadow, hidden, out) },
             #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
             _ => plain::portable(shadow, hidden, out),
         }

@@ -1,4 +1,4 @@
-//! Products of a shadow in plain Rust, compiled for each instruction set.
+//! Products of a shadow in plain Rust.
 
 use super::digits::{Digits, GROUP};
 use crate::dot::TILE;
@@ -13,10 +13,13 @@ fn products(shadow: &Shadow<'_>, hidden: &Digits, out: &mut [f32]) {
         for r in 0..hidden.rows.len() {
             let (mut high, mut low) = ([0i32; LANES], [0i32; LANES]);
             for (codes, group) in codes.as_chunks::<GROUP>().0.iter().zip(hidden.groups(r)) {
-                for k in 0..GROUP {
-                    let code = i32::from(codes[k]);
-                    high[k % LANES] += code * i32::from(group[k] as i8);
-                    low[k % LANES] += code * i32::from(group[GROUP + k] as i8);
+                // Two loops, because the compiler makes vectors of the inner loop.
+                for first in (0..GROUP).step_by(LANES) {
+                    for k in 0..LANES {
+                        let code = i32::from(codes[first + k]);
+                        high[k] += code * i32::from(group[first + k] as i8);
+                        low[k] += code * i32::from(group[GROUP + first + k] as i8);
+                    }
                 }
             }
             let [high, low] = [high, low].map(|sums| sums.iter().sum::<i32>() as f32);
@@ -27,14 +30,6 @@ fn products(shadow: &Shadow<'_>, hidden: &Digits, out: &mut [f32]) {
 
 /// [`products`] for any processor.
 pub(super) fn portable(shadow: &Shadow<'_>, hidden: &Digits, out: &mut [f32]) {
-    products(shadow, hidden, out);
-}
-
-/// # Safety
-/// AVX2 is available.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-pub(super) unsafe fn avx2(shadow: &Shadow<'_>, hidden: &Digits, out: &mut [f32]) {
     products(shadow, hidden, out);
 }
 

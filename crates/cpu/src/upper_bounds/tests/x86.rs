@@ -2,7 +2,7 @@
 
 use super::super::codes::ShadowCodes;
 use super::super::digits::DigitLayout;
-use super::super::{Digits, RowNumbers, multiply_panels, plain, vnni};
+use super::super::{Digits, RowNumbers, avx2, multiply_panels, plain, vnni};
 use super::{hidden, noise};
 use crate::dot::pack::PackedRows;
 use crate::dot::tests::bytes;
@@ -19,7 +19,7 @@ fn products(shadow: &Shadow<'_>, digits: &Digits) -> Vec<f32> {
 }
 
 #[test]
-fn vnni_and_amx_have_the_products_of_plain_rust() {
+fn all_kernels_have_the_products_of_plain_rust() {
     for (vocab, cols, rows) in [(256, 4096, 1), (77, 100, 9), (33, 64, 64), (256, 1000, 17), (5, 63, 3), (64, 129, 40)]
     {
         let weight: Vec<f32> = (0..vocab * cols).map(noise).collect();
@@ -30,6 +30,12 @@ fn vnni_and_amx_have_the_products_of_plain_rust() {
         digits.pack(DigitLayout::Groups, &states, 1.0, cols);
         let want = products(&shadow, &digits);
         let stride = code_stride(cols);
+        if is_x86_feature_detected!("avx2") {
+            let mut out = vec![f32::NAN; rows * TILE];
+            // SAFETY: AVX2 is available, and the digits are in groups.
+            unsafe { avx2::multiply(&shadow, &digits, &mut out) };
+            assert!(out.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits()), "AVX2, [{vocab}, {cols}], {rows}");
+        }
         if is_x86_feature_detected!("avx512vnni") {
             let mut out = want.clone();
             let (codes, out_at) = (shadow.codes().as_ptr().cast(), out.as_mut_ptr());
