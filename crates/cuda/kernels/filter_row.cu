@@ -1,21 +1,21 @@
 // The entry points of draws with filters from all logits.
 #include "flash_sampling/selection/exact_filters.cuh"
 #include "flash_sampling/selection/granule_candidates.cuh"
-#include "flash_sampling/selection/granule_maxima.cuh"
+#include "flash_sampling/selection/find_block_maxima.cuh"
 
 using namespace flash_sampling;
 
 // For the host's launch: bytes of dynamic shared memory, threads per block.
 extern "C" {
 __constant__ u32 filter_row_launch[2] = {sizeof(FilterRow::Shared), FilterRow::THREADS};
-__constant__ u32 granule_maxima_launch[2] = {GranuleMaxima::TOKENS, GranuleMaxima::THREADS};
+__constant__ u32 find_block_maxima_launch[2] = {FindBlockMaxima::TOKENS, FindBlockMaxima::THREADS};
 }
 
 // Writes the maxima that filter_row reads as `call.block_maxima`. blockIdx.y is the draw.
-extern "C" __global__ void __launch_bounds__(GranuleMaxima::THREADS)
-    granule_maxima(const __grid_constant__ FilterCall call, u16* maxima) {
+extern "C" __global__ void __launch_bounds__(FindBlockMaxima::THREADS)
+    find_block_maxima(const __grid_constant__ FilterCall call, u16* maxima) {
     if (call.skip_if.holds()) return;
-    GranuleMaxima{call, maxima}.block(blockIdx.x, blockIdx.y);
+    FindBlockMaxima{call, maxima}.block(blockIdx.x, blockIdx.y);
 }
 
 // One block per draw. Draws for rows with min-p or top-k first. With `weights`, it then decides all undecided rows with filters,

@@ -6,6 +6,7 @@
 #include "flash_sampling/exchange/row_contents.cuh"
 #include "flash_sampling/selection/logprob_columns.cuh"
 #include "flash_sampling/selection/row_lists.cuh"
+#include "flash_sampling/warp.cuh"
 
 using namespace flash_sampling;
 
@@ -238,11 +239,7 @@ struct RowEncoding {
             u32 before = shared.members;
             for (u32 from = 0; from < chunks; from += 32) {
                 const u32 chunk = from + threadIdx.x, own = chunk < chunks ? shared.before[chunk] : 0;
-                u32 sum = own;
-                for (u32 distance = 1; distance < 32; distance *= 2) {
-                    const u32 lower = __shfl_up_sync(0xffffffffu, sum, distance);
-                    if (threadIdx.x >= distance) sum += lower;
-                }
+                const u32 sum = sum_to_lane(own);
                 if (chunk < chunks) shared.before[chunk] = before + sum - own;
                 before += __shfl_sync(0xffffffffu, sum, 31);
             }

@@ -7,6 +7,7 @@
 // the tokens that reach the bin of the last requested one. Integer sums do not depend on the order of the blocks.
 #include "flash_sampling/row_summary/call.cuh"
 #include "flash_sampling/row_summary/load_part.cuh"
+#include "flash_sampling/warp.cuh"
 
 using namespace flash_sampling;
 
@@ -103,12 +104,7 @@ __device__ __forceinline__ void find_reached_bin(u32 fewest, u32 limit, Shared& 
     __syncthreads();
     const u32 before = __reduce_add_sync(0xffffffffu, lane < warp ? shared.fewest[lane] : 0);
     if (before >= limit || before + of_warp < limit) return;
-    u32 sum = fewest;
-    for (u32 step = 1; step < 32; step *= 2) {
-        const u32 other = __shfl_up_sync(0xffffffffu, sum, step);
-        if (lane >= step) sum += other;
-    }
-    const u32 lanes = __ballot_sync(0xffffffffu, before + sum >= limit);
+    const u32 lanes = __ballot_sync(0xffffffffu, before + sum_to_lane(fewest) >= limit);
     if (lane == 0) shared.reached = threadIdx.x + __ffs(lanes) - 1;
 }
 

@@ -14,16 +14,22 @@ static PROGRAM: LazyLock<Option<PathBuf>> = LazyLock::new(|| emulated::program("
 const DRAWS: u32 = 250;
 
 /// The output for a draw: its status, then token, score and logit.
-type Told = [u32; 4];
+type DrawWords = [u32; 4];
 
 /// Returns the kernels' draws. The tokens of each shard that reach `cut` are its list.
-fn found(program: &Path, params: &RowParams<'_>, shards: u32, cut: f32, logits: &[f32]) -> Vec<Told> {
-    told(program, params, (shards, cut), logits, &[])
+fn found(program: &Path, params: &RowParams<'_>, shards: u32, cut: f32, logits: &[f32]) -> Vec<DrawWords> {
+    kernel_draws(program, params, (shards, cut), logits, &[])
 }
 
 /// Returns the kernels' draws: from lists, or, with no shards, from all logits, with the maxima of granules if there are
 /// any. A status of 0x100 says that the maxima selected exactly the tokens that min-p and top-k keep.
-fn told(program: &Path, params: &RowParams<'_>, lists: (u32, f32), logits: &[f32], maxima: &[f16]) -> Vec<Told> {
+fn kernel_draws(
+    program: &Path,
+    params: &RowParams<'_>,
+    lists: (u32, f32),
+    logits: &[f32],
+    maxima: &[f16],
+) -> Vec<DrawWords> {
     let output = output(program, params, lists, logits, maxima);
     let word = |draw: &[u8], at: usize| u32::from_le_bytes(draw[4 * at..4 * at + 4].try_into().unwrap());
     let draws = output[..16 * params.draws as usize].chunks_exact(16);
@@ -31,7 +37,7 @@ fn told(program: &Path, params: &RowParams<'_>, lists: (u32, f32), logits: &[f32
 }
 
 /// Returns the maxima of granules by the kernel, as the bits of f16.
-fn told_maxima(program: &Path, params: &RowParams<'_>, logits: &[f32], maxima: &[f16]) -> Vec<u16> {
+fn kernel_maxima(program: &Path, params: &RowParams<'_>, logits: &[f32], maxima: &[f16]) -> Vec<u16> {
     let output = output(program, params, (0, 0.0), logits, maxima);
     output[16 * params.draws as usize..].chunks_exact(2).map(|bits| u16::from_le_bytes([bits[0], bits[1]])).collect()
 }
@@ -66,7 +72,7 @@ fn output(
     emulated::answer(program, input)
 }
 
-fn wanted(params: RowParams<'_>, logits: &[f32]) -> Vec<Told> {
+fn wanted(params: RowParams<'_>, logits: &[f32]) -> Vec<DrawWords> {
     let head = Head::new(Matrix::new(logits, logits.len(), 1).unwrap()).unwrap();
     let plan = Plan { max_draws: DRAWS, ..Plan::default() };
     let mut out = Samples::new();
@@ -182,16 +188,16 @@ fn draws_by_the_maxima_of_granules_are_those_of_the_reference() {
         let largest = |granule: &[f32]| f16::from_f32(granule.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         let maxima: Vec<f16> = logits.chunks(16).map(largest).collect();
         let bits: Vec<u16> = maxima.iter().map(|largest| largest.to_bits()).collect();
-        assert!(told_maxima(program, &cases[0].1, logits, &maxima) == bits, "the maxima of {shape} logits");
+        assert!(kernel_maxima(program, &cases[0].1, logits, &maxima) == bits, "the maxima of {shape} logits");
         for (name, params) in cases {
             let mut want = wanted(params, logits);
             want.iter_mut().for_each(|[status, ..]| *status |= 0x100);
-            assert!(told(program, &params, (0, 0.0), logits, &maxima) == want, "{name} of {shape} logits");
+            assert!(kernel_draws(program, &params, (0, 0.0), logits, &maxima) == want, "{name} of {shape} logits");
         }
         // The negative control: the maximum of its granule hides the largest logit.
         let (mut wrong, (_, params)) = (maxima.clone(), cases[0]);
         wrong[TOKENS as usize / 16] = f16::NEG_INFINITY;
-        assert_eq!(told(program, &params, (0, 0.0), logits, &wrong)[0][0], 0x200, "{shape}");
+        assert_eq!(kernel_draws(program, &params, (0, 0.0), logits, &wrong)[0][0], 0x200, "{shape}");
     }
     // The kernel reads all logits: k exceeds the number of granules, a temperature makes logits equal, more candidates
     // than there is room for, and more granules than there is room for.
@@ -204,6 +210,6 @@ fn draws_by_the_maxima_of_granules_are_those_of_the_reference() {
         (of_k(5), (0..33_003).map(|t| if t % 16 == 0 { 0.0 } else { -5.0 }).collect(), 0.0),
     ] {
         let maxima = vec![f16::from_f32(largest); logits.len().div_ceil(16)];
-        assert!(told(program, &params, (0, 0.0), &logits, &maxima) == wanted(params, &logits), "{params:?}");
+        assert!(kernel_draws(program, &params, (0, 0.0), &logits, &maxima) == wanted(params, &logits), "{params:?}");
     }
 }

@@ -1,4 +1,4 @@
-// The instruction of granule_maxima.cuh on the processor: FS_EMULATED names this file.
+// The instruction of find_block_maxima.cuh on the processor: FS_EMULATED names this file.
 #pragma once
 
 #include <string.h>

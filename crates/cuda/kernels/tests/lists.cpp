@@ -9,7 +9,7 @@
 
 #include "flash_sampling/selection/exact_filters.cuh"
 #include "flash_sampling/selection/granule_candidates.cuh"
-#include "flash_sampling/selection/granule_maxima.cuh"
+#include "flash_sampling/selection/find_block_maxima.cuh"
 
 using namespace flash_sampling;
 
@@ -106,8 +106,8 @@ static std::vector<u16> maxima_of(const RowFilters& filters, const float* logits
     call.tokens = tokens;
     const u32 granules = BlockMaxima::granules_of(tokens);
     std::vector<u16> all(BlockMaxima::ROWS * granules, 0x7e00), found(granules);
-    const GranuleMaxima kernel{call, all.data()};
-    emulator::launch((tokens + GranuleMaxima::TOKENS - 1) / GranuleMaxima::TOKENS, DRAW + 1, GranuleMaxima::THREADS,
+    const FindBlockMaxima kernel{call, all.data()};
+    emulator::launch((tokens + FindBlockMaxima::TOKENS - 1) / FindBlockMaxima::TOKENS, DRAW + 1, FindBlockMaxima::THREADS,
                      [&] { kernel.block(blockIdx.x, blockIdx.y); });
     for (u32 g = 0; g < granules; ++g) found[g] = all[BlockMaxima::ROWS * g + DRAW];
     return found;

@@ -41,7 +41,7 @@ entries! {
     FILTER_LIST "filter_list" (FilterListCall);
     FILTER_LIST_RANKS "filter_list_ranks" (FilterListCall, PeerRecords);
     FILTER_ROW "filter_row" (FilterCall, DeviceAddress<f64>);
-    GRANULE_MAXIMA "granule_maxima" (FilterCall, DeviceAddress<u16>);
+    FIND_BLOCK_MAXIMA "find_block_maxima" (FilterCall, DeviceAddress<u16>);
     TOP_P "top_p" (FilterCall, UndecidedRows);
     TOP_P_BLOCK_MAX "top_p_block_max" (FilterCall, UndecidedRows);
     TOP_P_RESOLVE "top_p_resolve" (FilterCall, UndecidedRows);

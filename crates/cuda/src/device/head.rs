@@ -31,7 +31,8 @@ pub struct DeviceHead {
     /// The factor of the logits; finite and positive.
     pub scale: f32,
     /// A shadow of the weight. With it, draws on Hopper of up to 96 rows read the shadow instead of the weight, and are
-    /// the same draws. Rows have no filters, or begin with a min-p or a small top-k. Other calls, heads with a soft-cap, and weights of other types than bf16 and f16 ignore it.
+    /// the same draws. Rows have no filters, or begin with a min-p or a small top-k. Other calls, heads with a soft-cap,
+    /// and weights of other types than bf16 and f16 ignore it.
     pub shadow: Option<DeviceShadow>,
 }
 

@@ -326,16 +326,10 @@ impl DeviceTiled {
         skip_if: SkipIf,
         queue: Queue<'_>,
         hidden: &DeviceMatrix,
-        (rows, draws): RowsAndDraws,
+        rows: RowsAndDraws,
         output: FusedOutput,
     ) -> Result<bool, CudaError> {
-        // A thread may have no current context, which the driver needs to encode maps.
-        self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
-        check_rows(rows, draws)?;
-        if !self.head.check_hidden(hidden, self.max_rows)? {
-            return Ok(false);
-        }
-        let mut call = self.call(hidden, (rows, draws), skip_if);
+        let Some(mut call) = self.begin(hidden, rows, skip_if)? else { return Ok(false) };
         let is_hopper = self.is_hopper(hidden);
         let mut residency = Residency::Free;
         if output.is_draw() && self.uses_shadow(hidden) {
@@ -351,6 +345,20 @@ impl DeviceTiled {
                 self.launch_portable(queue, hidden, call, stored).map(|()| stored.is_raw == 0)
             }
         }
+    }
+
+    /// Checks the arguments of a launch, and returns the call; `None` without rows.
+    fn begin(
+        &mut self,
+        hidden: &DeviceMatrix,
+        (rows, draws): RowsAndDraws,
+        skip_if: SkipIf,
+    ) -> Result<Option<Call>, CudaError> {
+        // A thread may have no current context, which the driver needs to encode maps.
+        self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
+        check_rows(rows, draws)?;
+        let has_rows = self.head.check_hidden(hidden, self.max_rows)?;
+        Ok(has_rows.then(|| self.call(hidden, (rows, draws), skip_if)))
     }
 
     fn call(&mut self, hidden: &DeviceMatrix, (rows, draws): RowsAndDraws, skip_if: SkipIf) -> Call {

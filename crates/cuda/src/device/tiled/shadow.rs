@@ -4,7 +4,6 @@
 
 use super::DeviceTiled;
 use crate::abi::{FilterListCall, FilterPasses, SkipIf};
-use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::FusedOutput;
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
@@ -39,12 +38,7 @@ impl DeviceTiled {
         if !(by_shadow && self.uses_shadow(hidden)) {
             return self.launch_unless(skip_if, queue, hidden, rows, FusedOutput::Lists(filtered.lists)).map(drop);
         }
-        self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
-        check_rows(rows.0, rows.1)?;
-        if !self.head.check_hidden(hidden, self.max_rows)? {
-            return Ok(());
-        }
-        let call = self.call(hidden, rows, skip_if);
+        let Some(call) = self.begin(hidden, rows, skip_if)? else { return Ok(()) };
         let shadow = self.shadow.as_mut().expect("it is used");
         shadow.launch_lists(queue, hidden, call, filtered, &self.device)
     }

@@ -27,12 +27,12 @@ pub(crate) struct LogitFilters {
     open: Scratch,
     pub(super) are_open_zeros: bool,
     /// The granule maxima of logits that no fused kernel of this GPU stored.
-    maxima: Option<GranuleMaxima>,
+    maxima: Option<FindBlockMaxima>,
 }
 
 /// The kernel that finds the largest logit of each granule (16 tokens), and the memory for these logits.
 #[derive(Debug)]
-struct GranuleMaxima {
+struct FindBlockMaxima {
     kernel: Kernel<(FilterCall, DeviceAddress<u16>)>,
     threads: u32,
     /// The number of tokens of a block.
@@ -40,13 +40,13 @@ struct GranuleMaxima {
     memory: Scratch,
 }
 
-impl GranuleMaxima {
+impl FindBlockMaxima {
     fn new(tokens: u32, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
         let module = device.module(&FILTER_ROW, &FILTER_ROW.instance())?;
         let memory = Scratch::new(block_maxima_bytes(max_rows, tokens as usize), &[], device)?;
-        let kernel = Kernel::load(&module, &entries::GRANULE_MAXIMA)?;
-        let [tokens, threads] = launch_words(&module, "granule_maxima_launch", device)?;
-        Ok(GranuleMaxima { kernel, threads, tokens, memory })
+        let kernel = Kernel::load(&module, &entries::FIND_BLOCK_MAXIMA)?;
+        let [tokens, threads] = launch_words(&module, "find_block_maxima_launch", device)?;
+        Ok(FindBlockMaxima { kernel, threads, tokens, memory })
     }
 
     /// Whether the kernel can read the rows of a call by loads of 16 bytes.
@@ -77,7 +77,7 @@ impl LogitFilters {
             max_rows,
             open: Scratch::new(bytes, std::slice::from_ref(&(0..bytes)), device)?,
             are_open_zeros: true,
-            maxima: tokens.map(|tokens| GranuleMaxima::new(tokens, max_rows, device)).transpose()?,
+            maxima: tokens.map(|tokens| FindBlockMaxima::new(tokens, max_rows, device)).transpose()?,
         })
     }
 
@@ -98,7 +98,7 @@ impl LogitFilters {
         if kinds.gathered || (is_final && kinds.by_mass) {
             let weights = if is_final { self.weights.begin_use() } else { DeviceAddress::NULL };
             let block_maxima = match &mut self.maxima {
-                Some(maxima) if kinds.gathered && GranuleMaxima::can_read(&call) => maxima.launch(queue, call)?,
+                Some(maxima) if kinds.gathered && FindBlockMaxima::can_read(&call) => maxima.launch(queue, call)?,
                 _ => call.block_maxima,
             };
             self.by_row.launch(queue, call.count, (FilterCall { block_maxima, ..call }, weights))?;

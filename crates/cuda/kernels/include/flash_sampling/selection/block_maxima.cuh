@@ -1,5 +1,5 @@
-// The largest logit of every block of 16 tokens (a granule), which the fused kernel stores besides the logits. A pass over a row
-// uses these logits to skip blocks.
+// The largest logit of every block of 16 tokens (a granule). The fused kernel stores them besides its logits;
+// find_block_maxima.cuh finds those of other logits. A pass over a row uses them to skip blocks.
 #pragma once
 
 #include "../element.cuh"

@@ -1,23 +1,13 @@
 // One step of radix select: finds the next digit of the n-th largest key, from a histogram of this digit.
 #pragma once
 
-#include "../platform.cuh"
+#include "../warp.cuh"
 
 #ifdef __CUDACC__
 
 namespace flash_sampling {
 
 constexpr u32 DIGIT_BITS = 11;
-
-// Returns the sum of the values of this lane and of all earlier lanes.
-__device__ __forceinline__ u32 sum_to_lane(u32 value) {
-    u32 sum = value;
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-        const u32 earlier = __shfl_up_sync(0xffffffffu, sum, distance);
-        if (threadIdx.x % 32 >= distance) sum += earlier;
-    }
-    return sum;
-}
 
 // Finds the digit of the `need`-th largest key, from search.histogram with 1 << DIGIT_BITS words. Writes search.digit,
 // search.above (the number of keys with larger digits) and search.within (the number of keys with this digit). Writes nothing if

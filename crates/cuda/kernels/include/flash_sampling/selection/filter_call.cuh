@@ -18,7 +18,7 @@ struct FilterCall {
     u32 tokens;
     u32 is_transformed;         // 1 = the logits are transformed, not raw
     u32 count;                  // number of draws
-    const u16* block_maxima;    // the BlockMaxima of the rows, if draw i takes row i; null = not stored
+    const u16* block_maxima;    // the BlockMaxima of the draws; null = none
     SkipIf skip_if;
 
 #ifdef __CUDACC__

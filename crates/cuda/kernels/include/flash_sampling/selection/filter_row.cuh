@@ -145,12 +145,7 @@ struct FilterRow {
             const float edge = is_inside ? shared.edges[i] : 0.0f;
             const bool is_first = is_inside && (i == 0 || shared.edges[i - 1] != edge);
             const bool is_last = is_inside && (i + 1 == length || shared.edges[i + 1] != edge);
-            u64 sum = is_inside ? shared.units[i] : 0;
-#pragma unroll
-            for (u32 distance = 1; distance < 32; distance *= 2) {
-                const u64 lower = __shfl_up_sync(0xffffffffu, sum, distance);
-                if (lane >= distance) sum += lower;
-            }
+            const u64 sum = sum_to_lane<u64>(is_inside ? shared.units[i] : 0);
             // `begin` is the first lane of this lane's bin, and `before` is the sum of all earlier lanes.
             const u32 firsts = __ballot_sync(0xffffffffu, is_first) & (0xffffffffu >> (31 - lane));
             const u32 begin = firsts ? 31 - static_cast<u32>(__clz(static_cast<i32>(firsts))) : 0;

@@ -1,5 +1,5 @@
-// The candidates of a row with min-p first or a top-k, from the largest logit of each granule (block_maxima.cuh). The fused kernel
-// stores these besides the logits. A pass over them selects the few granules to read.
+// The candidates of a row with min-p first or a top-k, from the largest logit of each granule (block_maxima.cuh). A pass over
+// these logits selects the few granules to read.
 #pragma once
 
 #include "filter_row.cuh"

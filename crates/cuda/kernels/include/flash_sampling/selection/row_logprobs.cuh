@@ -284,11 +284,7 @@ struct KeptRow {
                 for (u32 t = 0; t < 8; ++t)
                     if (exact.place(l[t], row.token_of(part, t)) >= least) bits |= 1u << t;
                 const u32 own = __popc(bits & 15) | __popc(bits >> 4) << 16;
-                u32 sum = own;
-                for (u32 distance = 1; distance < 32; distance *= 2) {
-                    const u32 lower = __shfl_up_sync(0xffffffffu, sum, distance);
-                    if (lane >= distance) sum += lower;
-                }
+                const u32 sum = sum_to_lane(own);
                 before = sum - own, halves = __shfl_sync(0xffffffffu, sum, 31);
                 if (lane == 0) shared.counts[warp] = (halves & 0xffff) + (halves >> 16);
             },

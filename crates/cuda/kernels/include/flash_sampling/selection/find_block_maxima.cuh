@@ -9,7 +9,7 @@
 
 namespace flash_sampling {
 
-struct GranuleMaxima {
+struct FindBlockMaxima {
     static constexpr u32 THREADS = 256;
     static constexpr u32 EACH = 4;   // tokens per load
     static constexpr u32 LOADS = 8;  // loads per thread
