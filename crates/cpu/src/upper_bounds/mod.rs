@@ -58,8 +58,14 @@ const REQUANTISED_ROWS: usize = 64;
 /// The instructions of the products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kernel {
-    /// AVX2 or NEON without dot products, or plain Rust.
+    /// Plain Rust.
     Plain,
+    /// Plain Rust, compiled for NEON.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// AVX2.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
     /// The dot products of 8-bit integers of ARM.
     #[cfg(target_arch = "aarch64")]
     Dotprod,
@@ -88,7 +94,6 @@ pub(crate) struct BoundsMemory {
 /// The kernels of a head's upper bounds, and the numbers of its rows, computed once.
 #[derive(Debug)]
 pub(crate) struct UpperBounds {
-    isa: Isa,
     /// The kernels of this machine for this head: for few rows, and for more.
     kernels: [Option<Kernel>; 2],
     /// For the blocks of a quantised weight; empty for a head with a shadow, or without the kernel for few rows.
@@ -109,14 +114,15 @@ fn kernels(isa: Isa, weight: &Matrix<'_>) -> [Option<Kernel>; 2] {
         let vnni = is_wide && is_x86_feature_detected!("avx512vnni");
         let amx = isa == Isa::Amx && crate::dot::amx::has_integers();
         let few = match weight.dtype().is_float() {
-            true if !vnni => Some(Kernel::Plain),
+            true if !vnni => Some(if isa == Isa::Portable { Kernel::Plain } else { Kernel::Avx2 }),
             is_float => (vnni && (is_float || weight.cols().is_multiple_of(64))).then_some(Kernel::Vnni),
         };
         [few, amx.then_some(Kernel::Amx)]
     }
     #[cfg(target_arch = "aarch64")]
-    if isa == Isa::Neon && dotprod::is_available() {
-        return [Some(Kernel::Dotprod), None];
+    if isa == Isa::Neon {
+        let neon = weight.dtype().is_float().then_some(Kernel::Neon);
+        return [if dotprod::is_available() { Some(Kernel::Dotprod) } else { neon }, None];
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
@@ -150,7 +156,7 @@ impl UpperBounds {
             return None;
         }
         let terms = weight.cols() + extra_terms(weight.dtype());
-        Some(UpperBounds { isa, kernels, blocks, requantised, largest_norm, terms })
+        Some(UpperBounds { kernels, blocks, requantised, largest_norm, terms })
     }
 
     /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds, whatever the draws.
@@ -165,9 +171,14 @@ impl UpperBounds {
             (true, true) => (8, MAX_ROWS),
             (true, false) => (16, 16),
             (false, true) => (4, 16),
-            // With AVX2 alone, a shadow gains nothing from 2 rows on (measured on a Zen 3).
-            (false, false) if self.kernels[0] == Some(Kernel::Plain) && self.isa != Isa::Portable => (1, 1),
-            (false, false) => (6, 6),
+            (false, false) => match self.kernels[0] {
+                // Nothing is gained from 2 rows on (measured on a Zen 3).
+                #[cfg(target_arch = "x86_64")]
+                Some(Kernel::Avx2) => (1, 1),
+                #[cfg(target_arch = "aarch64")]
+                Some(Kernel::Neon) => (1, 1),
+                _ => (6, 6),
+            },
         };
         let kernel = if rows <= few { self.kernels[0].or(self.kernels[1]) } else { self.kernels[1] };
         kernel.filter(|_| rows <= most)
@@ -205,6 +216,10 @@ impl UpperBounds {
         }
         match kernel {
             Kernel::Plain => DigitLayout::Groups,
+            #[cfg(target_arch = "aarch64")]
+            Kernel::Neon => DigitLayout::Groups,
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2 => DigitLayout::Groups,
             #[cfg(target_arch = "aarch64")]
             Kernel::Dotprod => crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups),
             #[cfg(target_arch = "x86_64")]
@@ -283,6 +298,10 @@ impl UpperBounds {
                 // as long, and `tile` has checked the size of `out`.
                 return unsafe { operands.multiply::<codes::ShadowCodes>() };
             }
+            if self.kernels[0] == Some(Kernel::Avx2) {
+                // SAFETY: `kernels` found AVX2. The digits are in groups, and `tile` has checked the size of `out`.
+                return unsafe { avx2::multiply(shadow, hidden, out) };
+            }
         }
         #[cfg(target_arch = "aarch64")]
         if self.kernels[0] == Some(Kernel::Dotprod) {
@@ -292,18 +311,12 @@ impl UpperBounds {
             // `tile` has checked the size of `out`.
             return unsafe { dotprod::multiply::<dotprod::ShadowCodes>((codes, stride), size, hidden, out) };
         }
-        match self.isa {
-            Isa::Portable => plain::portable(shadow, hidden, out),
-            // SAFETY: the instruction set was checked at planning.
-            #[cfg(target_arch = "aarch64")]
-            _ => unsafe { plain::neon(shadow, hidden, out) },
-            // SAFETY: every other instruction set of this architecture includes AVX2. The digits are in groups, and `tile` has
-            // checked the size of `out`.
-            #[cfg(target_arch = "x86_64")]
-            _ => unsafe { avx2::multiply(shadow, hidden, out) },
-            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-            _ => plain::portable(shadow, hidden, out),
+        #[cfg(target_arch = "aarch64")]
+        if self.kernels[0] == Some(Kernel::Neon) {
+            // SAFETY: `kernels` was given this instruction set.
+            return unsafe { plain::neon(shadow, hidden, out) };
         }
+        plain::portable(shadow, hidden, out);
     }
 }
 
