@@ -2,6 +2,7 @@
 
 mod backends;
 
+use backends::assert_same;
 use backends::gpu::Gpu;
 use backends::gpu_memory::{OnDevice, assert_drawn, captured};
 use backends::gpu_rows::rows;
@@ -10,7 +11,6 @@ use backends::shadow::WithShadow;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_conformance::tensor::Tensor;
-use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples, ShadowBuffer};
@@ -114,9 +114,7 @@ fn a_shadow_changes_no_bit_of_a_draw() {
                     plain.sample(problem.input(), &rows, &mut want).unwrap();
                     shadowed.sample(problem.input(), &rows, &mut found).unwrap();
                     let what = format!("{name}, {count} x {vocab} x {cols}, {}, turn {turn}", dtype.name());
-                    for (r, (found, want)) in RowBits::all(&found).iter().zip(&RowBits::all(&want)).enumerate() {
-                        assert_eq!(found, want, "{what}, row {r}");
-                    }
+                    assert_same(&found, &want, &what);
                     draws += count;
                 }
             }

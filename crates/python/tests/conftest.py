@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy
@@ -31,6 +32,17 @@ def library(name):
 def gpu():
     if not library("torch").cuda.is_available():
         skip("cuda", "torch has no GPU")
+
+
+@contextmanager
+def no_waits():
+    """Fails a statement that waits for the GPU."""
+    torch = library("torch")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 class Problem:

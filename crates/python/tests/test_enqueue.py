@@ -4,7 +4,7 @@ import json
 
 import numpy
 import pytest
-from conftest import library
+from conftest import library, no_waits
 from test_package import run, scripts
 
 from flash_sampling import FlashSamplingError, Head, History, Sampler, SamplingParams, from_logits
@@ -29,11 +29,8 @@ def test_a_call_that_does_not_wait_draws_the_same_tokens(problem):
     out, statuses = (torch.full((4,), 99, dtype=kind, device="cuda") for kind in (torch.int64, torch.int32))
     assert sampler.enqueue(hidden, out, statuses=statuses, **on_gpu) is out
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         sampler.enqueue(hidden, out, statuses=statuses, **on_gpu)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(out, want) and statuses.tolist() == [0, 0, 0, 0]
 
     graph = torch.cuda.CUDAGraph()
@@ -127,11 +124,8 @@ def test_logits_of_a_call_that_does_not_wait(problem):
     sampler.enqueue(logits, out, statuses=statuses, **on_gpu)
     torch.cuda.synchronize()
     assert torch.equal(out.cpu(), from_logits(logits.cpu(), **params)) and statuses.tolist() == [0, 0, 0, 0]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         sampler.enqueue(logits, out, statuses=statuses, **on_gpu)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         sampler.enqueue(logits, out, statuses=statuses, **on_gpu)

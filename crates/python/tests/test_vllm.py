@@ -1,12 +1,12 @@
 """The plugin of vLLM, over stubs of vLLM: its tokens are those of a sampler over the rows; the rest is vLLM's."""
 
 import pytest
-from conftest import library, skip
+from conftest import library, no_waits
 
 torch = library("torch")
 import stub_vllm as stub  # noqa: E402
 from engines import Reads, warnings  # noqa: E402
-from vllm_server import ROWS, VOCAB, Server, engine, server  # noqa: E402, F401
+from vllm_server import ROWS, VOCAB, Server, engine, server, server_on_gpu  # noqa: E402, F401
 
 from flash_sampling import vllm as plugin  # noqa: E402
 
@@ -94,12 +94,7 @@ def test_no_step_reads_values_of_tensors(server):
 
 
 def test_no_step_waits_for_a_gpu(monkeypatch):
-    if not torch.cuda.is_available():
-        skip("cuda", "torch has no GPU")
-    monkeypatch.undo()
-    stub.install(monkeypatch)
-    plugin.register()
-    server = Server("cuda")
+    server = server_on_gpu(monkeypatch)
     server.set("temperature", [0.7, 1.0, 0.0, 2.0])
     server.set("top_p", [0.9, 1.0, 0.5, 0.7])
     want = server.direct()
@@ -109,9 +104,6 @@ def test_no_step_waits_for_a_gpu(monkeypatch):
     server.sampler.logits_processors[0].add_request(server.slots[2], int(server.positions[2]), min_tokens=2, **lists)
     want[2] = 40
     batches = [server.batch([1, 2]), server.batch()]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         outputs = [server.runner.sample(*batch, None)[0].sampled_token_ids for batch in batches]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert [output.flatten().tolist() for output in outputs] == [want[1:3], [stub.ENGINE_TOKEN, *want[1:]]]

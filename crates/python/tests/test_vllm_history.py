@@ -2,12 +2,12 @@
 
 import numpy
 import pytest
-from conftest import library, skip
+from conftest import library, no_waits
 
 torch = library("torch")
 import stub_vllm as stub  # noqa: E402
 from engines import Reads, warnings  # noqa: E402
-from vllm_server import MAX_LEN, ROWS, Server, engine, server  # noqa: E402, F401
+from vllm_server import MAX_LEN, ROWS, Server, engine, server, server_on_gpu  # noqa: E402, F401
 
 from flash_sampling import _vllm_draws, _vllm_rows  # noqa: E402
 from flash_sampling import vllm as plugin  # noqa: E402
@@ -217,12 +217,7 @@ class Pinned:
 
 
 def test_tokens_in_pinned_memory_are_read_without_waiting(monkeypatch):
-    if not torch.cuda.is_available():
-        skip("cuda", "torch has no GPU")
-    monkeypatch.undo()
-    stub.install(monkeypatch)
-    plugin.register()
-    server = Server("cuda")
+    server = server_on_gpu(monkeypatch)
     tokens_of_requests = server.sampler.req_states.all_token_ids
     pinned = Pinned(tokens_of_requests.gpu.cpu())
     tokens_of_requests.gpu = torch.as_tensor(pinned, device="cuda")
@@ -235,9 +230,6 @@ def test_tokens_in_pinned_memory_are_read_without_waiting(monkeypatch):
     want = tokens(server.sample(given))
     assert server.step() == want != tokens(server.sample({}))
     batch = server.batch()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         output = server.runner.sample(*batch, None)[0].sampled_token_ids
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert output.flatten().tolist() == want

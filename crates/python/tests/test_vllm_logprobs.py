@@ -2,12 +2,12 @@
 
 import numpy
 import pytest
-from conftest import library, skip
+from conftest import library, no_waits
 
 torch = library("torch")
 import stub_vllm as stub  # noqa: E402
 from engines import Reads, warnings  # noqa: E402
-from vllm_server import ROWS, VOCAB, Server, engine, server  # noqa: E402, F401
+from vllm_server import ROWS, VOCAB, Server, engine, server, server_on_gpu  # noqa: E402, F401
 
 from flash_sampling import _vllm_logprobs  # noqa: E402
 from flash_sampling import vllm as plugin  # noqa: E402
@@ -146,23 +146,15 @@ def test_no_step_reads_values_of_log_probabilities():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_log_probabilities_do_not_wait_for_a_gpu(monkeypatch, mode):
-    if not torch.cuda.is_available():
-        skip("cuda", "torch has no GPU")
-    monkeypatch.undo()
-    stub.install(monkeypatch)
-    plugin.register()
-    server = Server("cuda")
+    server = server_on_gpu(monkeypatch)
     server.sampler.logprobs_mode = mode
     server.set("top_k", [VOCAB, 3, VOCAB, VOCAB])
     server.sampler.sampling_states.num_logprobs[server.slots] = [5, 5, 0, 200]
     want = server.sample({}, logprobs=5, logprobs_mode=mode, ranks=True)
     server.step()
     batches = [server.batch([0, 1, 2]), server.batch()]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         outputs = [server.runner.sample(*batch, None)[0] for batch in batches]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for server.output in outputs:
         for row, top_n in ((0, 5), (1, 5), (2, 0)):
             check(server, row, row, want, top_n)

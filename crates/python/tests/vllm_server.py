@@ -4,7 +4,7 @@ import numpy
 import pytest
 import stub_vllm as stub
 import torch
-from conftest import Problem
+from conftest import Problem, skip
 from engines import Enqueued, Event
 
 from flash_sampling import Head, History, Sampler, SamplingParams, _vllm_draws
@@ -143,3 +143,13 @@ class Server:
 def server():
     plugin.register()
     return Server()
+
+
+def server_on_gpu(monkeypatch):
+    """A server on a GPU, with the plugin and without the replacements of `engine`."""
+    if not torch.cuda.is_available():
+        skip("cuda", "torch has no GPU")
+    monkeypatch.undo()
+    stub.install(monkeypatch)
+    plugin.register()
+    return Server("cuda")

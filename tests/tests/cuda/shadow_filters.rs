@@ -1,5 +1,6 @@
 //! Draws with filters from a shadow have the bits of the draws from the weight.
 
+use super::backends::assert_same;
 use super::backends::gpu::Gpu;
 use super::backends::gpu_columns::{Arrays, Results};
 use super::backends::gpu_memory::{OnDevice, captured};
@@ -8,7 +9,6 @@ use super::{problems, scaled};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_outside_captures;
-use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_core::{DType, Order, PerturbedArgmax, Plan, RowParams, Samples, ShadowBuffer};
 use flash_sampling_cuda::{DeviceSampler, DeviceShadow};
 
@@ -71,9 +71,7 @@ fn a_shadow_changes_no_bit_of_a_draw_with_filters() {
                     plain.sample(problem.input(), &rows, &mut want).unwrap();
                     shadowed.sample(problem.input(), &rows, &mut found).unwrap();
                     let what = format!("{name}, {count} x {vocab} x {cols}, {}, turn {turn}", dtype.name());
-                    for (r, (found, want)) in RowBits::all(&found).iter().zip(&RowBits::all(&want)).enumerate() {
-                        assert_eq!(found, want, "{what}, row {r}");
-                    }
+                    assert_same(&found, &want, &what);
                     draws += count;
                 }
             }

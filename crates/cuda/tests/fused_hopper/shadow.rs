@@ -3,6 +3,7 @@
 use super::{Launch, PROGRAM, emulated, input, is_wrong};
 use flash_sampling_core::backend::code_stride;
 use flash_sampling_core::{Matrix, ShadowBuffer};
+use std::path::Path;
 
 const SHADOW: u32 = 3;
 
@@ -145,18 +146,23 @@ fn with_a_large_column() -> Launch {
     launch
 }
 
+/// The words that the program writes for launches with a shadow.
+pub(super) fn answers(program: &Path, launches: &[Launch], control: Control) -> Vec<u32> {
+    let mut bytes = (launches.len() as u32).to_le_bytes().to_vec();
+    for launch in launches {
+        launch.write(1.0, &mut bytes);
+        launch.write_shadow(control, &mut bytes);
+    }
+    let found = emulated::answer(program, bytes);
+    found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
+}
+
 #[test]
 fn a_draw_from_a_shadow_is_the_draw_from_the_weight() {
     let Some(program) = &*PROGRAM else { return };
     let launches = shadow_launches();
     let wrong_draws = |launches: &[Launch], control| {
-        let mut bytes = (launches.len() as u32).to_le_bytes().to_vec();
-        for launch in launches {
-            launch.write(1.0, &mut bytes);
-            launch.write_shadow(control, &mut bytes);
-        }
-        let found = emulated::answer(program, bytes);
-        let mut words = found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
+        let mut words = answers(program, launches, control).into_iter();
         let mut word = || words.next().expect("a draw for every row");
         let (mut wrong, mut rows, mut open) = (Vec::new(), 0, 0);
         for (at, launch) in launches.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Draws with filters from a shadow of the weight, and their negative controls.
 
-use super::shadow::{Control, SHAPES, bf16};
-use super::{Launch, PROGRAM, emulated, input};
+use super::shadow::{Control, SHAPES, answers, bf16};
+use super::{Launch, PROGRAM, input};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples, ShadowBuffer};
 
@@ -134,13 +134,7 @@ fn a_draw_with_filters_from_a_shadow_is_the_draw_from_the_weight() {
     let Some(program) = &*PROGRAM else { return };
     let launches = launches();
     let draws = |launches: &[Launch], control| {
-        let mut bytes = (launches.len() as u32).to_le_bytes().to_vec();
-        for launch in launches {
-            launch.write(1.0, &mut bytes);
-            launch.write_shadow(control, &mut bytes);
-        }
-        let found = emulated::answer(program, bytes);
-        let mut words = found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
+        let mut words = answers(program, launches, control).into_iter();
         let mut word = || words.next().expect("a draw for every row");
         let mut wrong = Vec::new();
         let (mut decided, mut undecided, mut short) = (0, 0, 0);
