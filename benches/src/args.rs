@@ -133,6 +133,9 @@ mod cuda {
         /// Time draws from a shadow of the weight too.
         #[arg(long, conflicts_with = "filters")]
         pub shadow: bool,
+        /// Time draws from the weight rounded to fp8, with a scale for each row, too.
+        #[arg(long, conflicts_with = "filters")]
+        pub fp8: bool,
         /// Times of other programs on the same machine, one JSON object a line with V, D, B, peer, min_us and med_us,
         /// for the table. With --filters these are times of LLM-like rows; a name that ends in ": " and the name of a
         /// case, such as ": top-p 0.95", is compared with that case.

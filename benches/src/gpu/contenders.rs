@@ -2,7 +2,7 @@
 
 use super::clock::{self, Clock};
 use super::head::{Calls, OnDevice};
-use super::{EXISTING, INVERSE, LOG_Z, OURS, PORTABLE, SHADOW, STANDALONE};
+use super::{EXISTING, FP8, INVERSE, LOG_Z, OURS, PORTABLE, SHADOW, STANDALONE};
 use crate::gpu::read::{Read, ReadKernel, driver, failed};
 use crate::rivals::{InverseCdf, Matmul};
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -33,8 +33,8 @@ pub struct Contenders<'h> {
     matmul: Option<Matmul>,
     inverse: InverseCdf,
     standalone: DeviceStandalone,
-    /// The greedy draw, a draw of each kind of logits, and on request the same from a shadow and draws of the portable
-    /// kernel.
+    /// The greedy draw, a draw of each kind of logits, and on request the same from a shadow or a weight in fp8, and draws
+    /// of the portable kernel.
     ours: Vec<Ours>,
     /// `[rows, vocab]`, in the type of the weight: the output of the rivals; our kernels do not write it.
     logits: CudaSlice<u8>,
@@ -85,10 +85,11 @@ impl<'h> Contenders<'h> {
         let mut ours = Vec::new();
         let mut plan = |name, states, choice, keeps| {
             let shadow = head.shadow().filter(|_| SHADOW.contains(&name));
-            // SAFETY: the weight and the shadow are device memory of this size, which `head` holds and no code writes
+            let of_weight = DeviceHead { shadow, ..head.head() };
+            let of = head.fp8().filter(|_| FP8.contains(&name)).unwrap_or(of_weight);
+            // SAFETY: the weights and the shadow are device memory of this size, which `head` holds and no code writes
             // to.
-            let tiled =
-                unsafe { DeviceTiled::with_kernels(DeviceHead { shadow, ..head.head() }, most, device, choice) };
+            let tiled = unsafe { DeviceTiled::with_kernels(of, most, device, choice) };
             let tiled = tiled.map_err(failed)?;
             let draws = stream.alloc_zeros(most).map_err(&allocate)?;
             let kept = if keeps { Some(stream.alloc_zeros(most * weight.rows).map_err(&allocate)?) } else { None };
@@ -104,6 +105,12 @@ impl<'h> Contenders<'h> {
             for (name, states) in SHADOW.into_iter().zip([Logits::Peaked, Logits::Gaussian, Logits::Peaked]) {
                 plan(name, states, KernelChoice::Fastest, false)?;
             }
+        }
+        if head.fp8().is_some() {
+            for (name, states) in FP8.into_iter().zip([Logits::Peaked, Logits::Gaussian, Logits::Peaked]) {
+                plan(name, states, KernelChoice::Fastest, false)?;
+            }
+            plan(FP8[3], Logits::Peaked, KernelChoice::Portable, false)?;
         }
         if portable {
             for name in PORTABLE {
@@ -162,6 +169,12 @@ impl<'h> Contenders<'h> {
             list.push(Contender::new(*name, move || {
                 // SAFETY: the whole weight, which `head` holds.
                 unsafe { read.launch(stream, weight.address.get(), bytes) }
+            }));
+        }
+        if let Some((head, (_, read))) = self.head.fp8().zip(self.reads.first()) {
+            list.push(Contender::new(FP8[4], move || {
+                // SAFETY: the whole weight in fp8, which `head` holds.
+                unsafe { read.launch(stream, head.weight.address.get(), bytes / weight.dtype.block_bytes() as u64) }
             }));
         }
         let timings = clock.time(&mut list, rounds, interrupt)?;
@@ -226,8 +239,20 @@ impl<'h> Contenders<'h> {
         Ok(list)
     }
 
-    /// Checks that every row of the last calls was drawn, and is a token of the vocabulary; and that a shadow gave the
-    /// draws of the weight.
+    /// Checks that two contenders, if both are there, made the same draws in their last calls.
+    fn check_equal(&self, rows: usize, name: &str, other: &str) -> Result<(), CommandError> {
+        let draws = |name| self.ours.iter().find(|ours| ours.name == name).map(|ours| &ours.draws);
+        let Some((want, found)) = draws(name).zip(draws(other)) else { return Ok(()) };
+        let failed = driver("copy the draws");
+        let [want, found] = [want, found].map(|draws| self.stream.clone_dtoh(&draws.slice(..rows)));
+        match want.map_err(&failed)?.iter().zip(&found.map_err(&failed)?).position(|(want, found)| want != found) {
+            Some(row) => Err(CommandError::usage(format!("{other}: row {row} is not the draw of {name}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that every row of the last calls was drawn, and is a token of the vocabulary; that a shadow gave the draws of
+    /// the weight; and that both kernels gave the same draws of a weight in fp8.
     fn look(&self, rows: usize) -> Result<(), CommandError> {
         let (failed, vocab) = (driver("copy the draws"), self.head.weight().rows as u32);
         let wrong = |name: &str, row| CommandError::usage(format!("{name}: row {row} of the benchmark was not drawn"));
@@ -239,13 +264,9 @@ impl<'h> Contenders<'h> {
             bad.map_or(Ok(()), |row| Err(wrong(name, row)))?;
         }
         for (name, of_shadow) in [GREEDY, OURS[0], OURS[1]].into_iter().zip(SHADOW) {
-            let draws = |name| self.ours.iter().find(|ours| ours.name == name).map(|ours| &ours.draws);
-            let Some((want, found)) = draws(name).zip(draws(of_shadow)) else { continue };
-            let [want, found] = [want, found].map(|draws| self.stream.clone_dtoh(&draws.slice(..rows)));
-            let (want, found) = (want.map_err(&failed)?, found.map_err(&failed)?);
-            let other = want.iter().zip(&found).position(|(want, found)| want != found);
-            other.map_or(Ok(()), |row| Err(wrong(of_shadow, row)))?;
+            self.check_equal(rows, name, of_shadow)?;
         }
+        self.check_equal(rows, FP8[2], FP8[3])?;
         let tokens = self.stream.clone_dtoh(&self.tokens.slice(..rows)).map_err(&failed)?;
         let bad = tokens.iter().position(|&token| token >= vocab);
         bad.map_or(Ok(()), |row| Err(wrong(INVERSE, row)))
@@ -300,7 +321,7 @@ impl Existing {
 
 impl Ours {
     fn is_greedy(&self) -> bool {
-        [GREEDY, PORTABLE[1], SHADOW[0]].contains(&self.name)
+        [GREEDY, PORTABLE[1], SHADOW[0], FP8[0]].contains(&self.name)
     }
 
     /// Makes a call on the first rows; `next` returns the address of its parameters.

@@ -1,15 +1,17 @@
 //! A head in device memory, with hidden states of both kinds of logits, and the parameters of every call.
 
+use crate::args::GpuArgs;
 use crate::gpu::read::driver;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::abi::Row;
-use flash_sampling::cuda::{DeviceHead, DeviceMatrix, DeviceShadow, ShadowMemory};
+use flash_sampling::cuda::{DeviceHead, DeviceMatrix, DeviceScales, DeviceShadow, ShadowMemory};
 use flash_sampling::{DType, Matrix, make_shadow};
 use flash_sampling_cli::args::BenchSize;
 use flash_sampling_cli::bench::cases::Inputs;
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::input::synthetic::Logits;
+use rayon::prelude::*;
 use std::sync::Arc;
 
 /// A weight `[vocab, hidden]`, and the hidden states of each kind for the largest batch, made as for the CPU.
@@ -19,31 +21,29 @@ pub struct OnDevice {
     gaussian: DeviceMatrix,
     peaked: DeviceMatrix,
     shadow: Option<DeviceShadow>,
+    fp8: Option<(DeviceMatrix, DeviceScales)>,
     _held: [CudaSlice<u8>; 3],
     _held_shadow: Option<ShadowMemory>,
+    _held_fp8: Option<(CudaSlice<u8>, CudaSlice<f32>)>,
 }
 
 impl OnDevice {
-    /// Makes the inputs on the host, on all processors, and copies them; and a shadow of the weight, if requested.
+    /// Makes the inputs on the host, on all processors, and copies them; and a shadow of the weight and the weight in fp8,
+    /// if requested.
     ///
     /// # Errors
     /// Too little memory, on the host or the device.
-    pub fn new(
-        size: &BenchSize,
-        rows: usize,
-        dtype: DType,
-        has_shadow: bool,
-        stream: &Arc<CudaStream>,
-    ) -> Result<Self, CommandError> {
-        let inputs = Inputs::new(size.vocab, size.hidden, rows, dtype)?;
+    pub fn new(size: &BenchSize, rows: usize, args: &GpuArgs, stream: &Arc<CudaStream>) -> Result<Self, CommandError> {
+        let inputs = Inputs::new(size.vocab, size.hidden, rows, args.sizes.dtype)?;
         let (weight, held_weight) = copy(inputs.weight()?, stream)?;
         let (gaussian, held_gaussian) = copy(inputs.states(Logits::Gaussian, rows)?, stream)?;
         let (peaked, held_peaked) = copy(inputs.states(Logits::Peaked, rows)?, stream)?;
-        let shadow = if has_shadow { Some(shadow_of(inputs.weight()?, stream)?) } else { None };
+        let shadow = if args.shadow { Some(shadow_of(inputs.weight()?, stream)?) } else { None };
         let (shadow, _held_shadow) = shadow.unzip();
+        let (fp8, _held_fp8) = if args.fp8 { Some(fp8_of(inputs.weight()?, stream)?) } else { None }.unzip();
         stream.synchronize().map_err(driver("copy the inputs"))?;
         let _held = [held_weight, held_gaussian, held_peaked];
-        Ok(OnDevice { weight, gaussian, peaked, shadow, _held, _held_shadow })
+        Ok(OnDevice { weight, gaussian, peaked, shadow, fp8, _held, _held_shadow, _held_fp8 })
     }
 
     /// The weight.
@@ -69,6 +69,11 @@ impl OnDevice {
         self.shadow
     }
 
+    /// The weight in fp8, as a head with a scale for each row.
+    pub fn fp8(&self) -> Option<DeviceHead> {
+        self.fp8.map(|(weight, scales)| DeviceHead { weight, scales: Some(scales), ..self.head() })
+    }
+
     /// The first rows of hidden states.
     pub fn states(&self, logits: Logits, rows: usize) -> DeviceMatrix {
         let all = match logits {
@@ -88,6 +93,42 @@ impl OnDevice {
 fn shadow_of(weight: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceShadow, ShadowMemory), CommandError> {
     let buffer = make_shadow(&weight).map_err(|error| CommandError::usage(error.to_string()))?;
     DeviceShadow::upload(&buffer.shadow(), stream).map_err(|error| CommandError::usage(error.to_string()))
+}
+
+/// A weight in fp8, and its memory.
+type Fp8 = ((DeviceMatrix, DeviceScales), (CudaSlice<u8>, CudaSlice<f32>));
+
+/// Rounds a weight to fp8 with a scale for each row, and copies it to device memory.
+fn fp8_of(weight: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<Fp8, CommandError> {
+    const LARGEST: f32 = 448.0;
+    let (rows, cols) = (weight.rows(), weight.cols());
+    let mut codes = vec![0; rows * cols];
+    let round = |(row, to): (usize, &mut [u8])| {
+        let mut values = vec![0.0; cols];
+        weight.row_to_f32(row, &mut values);
+        let most = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        let scale = if most > 0.0 { most / LARGEST } else { 1.0 };
+        to.iter_mut().zip(values).for_each(|(code, value)| *code = to_e4m3(value / scale));
+        scale
+    };
+    let scales: Vec<f32> = codes.par_chunks_mut(cols).enumerate().map(round).collect();
+    let failed = driver("copy the weight in fp8");
+    let held = (stream.clone_htod(&codes).map_err(&failed)?, stream.clone_htod(&scales).map_err(&failed)?);
+    let (address, dtype) = (DeviceAddress::of(&held.0, stream), DType::F8_E4M3);
+    let scales = DeviceScales { address: DeviceAddress::of(&held.1, stream), block: [1, cols], row_of_block: 0 };
+    Ok(((DeviceMatrix { address, dtype, rows, cols, row_stride: cols }, scales), held))
+}
+
+/// Rounds a number of at most 448 to e4m3.
+fn to_e4m3(x: f32) -> u8 {
+    let (sign, magnitude) = ((x.to_bits() >> 24) as u8 & 0x80, x.abs());
+    // Numbers below 2^-6 are multiples of 2^-9. The first code beyond them continues their count.
+    if magnitude < 2f32.powi(-6) {
+        return sign | (magnitude * 512.0).round_ties_even() as u8;
+    }
+    // Keeps three bits of the mantissa. The exponent has a bias of 7 instead of 127.
+    let bits = magnitude.to_bits();
+    sign | (((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)) as u8
 }
 
 /// Copies a matrix to device memory; the second value owns this memory.
@@ -141,5 +182,25 @@ impl Calls {
         let at = self.next % self.calls * self.of_call;
         self.next += 1;
         (self.rows.add(at), self.positions.add(at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::to_e4m3;
+
+    #[test]
+    fn numbers_become_the_nearest_e4m3() {
+        let value = |code: u8| match i32::from(code >> 3) {
+            0 => f32::from(code) / 512.0,
+            exponent => (8.0 + f32::from(code & 7)) * 2f32.powi(exponent - 10),
+        };
+        for code in 0..0x7e {
+            let (low, high) = (value(code), value(code + 1));
+            assert_eq!([low, -low].map(to_e4m3), [code, code | 0x80]);
+            let middle = (low + high) / 2.0;
+            assert_eq!(to_e4m3(middle), code + code % 2, "ties go to the even code");
+            assert_eq!([middle.next_down(), middle.next_up()].map(to_e4m3), [code, code + 1]);
+        }
     }
 }

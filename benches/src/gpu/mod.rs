@@ -58,6 +58,10 @@ pub const PORTABLE: [&str; 3] = ["portable, peaked", "portable, greedy", "portab
 /// The draws of a head with a shadow: at temperature 0, of Gaussian logits, and of LLM-like ones.
 pub const SHADOW: [&str; 3] = ["shadow, greedy", "shadow, gaussian", "shadow, peaked"];
 
+/// The draws of a head in fp8: at temperature 0, of Gaussian logits, of LLM-like ones, and of LLM-like ones by the
+/// portable kernel; and a plain read of its weight.
+pub const FP8: [&str; 5] = ["fp8, greedy", "fp8, gaussian", "fp8, peaked", "fp8, portable", "fp8, read"];
+
 /// Our draw of peaked logits with log Z.
 pub const LOG_Z: &str = "tiled, log Z";
 
@@ -90,7 +94,7 @@ pub fn run(
     record.protocol = Some(clock::PROTOCOL.into());
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
-        let head = OnDevice::new(&size, most, args.sizes.dtype, args.shadow, clock.stream())?;
+        let head = OnDevice::new(&size, most, args, clock.stream())?;
         let mut contenders = Contenders::new(&head, args.portable, &device, clock.stream())?;
         let flops = match &record.gpu {
             Some(gpu) => gpu.matrix_flops,

@@ -1,6 +1,6 @@
 //! The times and ratios of a GPU as text, part by part.
 
-use super::{EXISTING, LOG_Z, OURS, PORTABLE, SHADOW};
+use super::{EXISTING, FP8, LOG_Z, OURS, PORTABLE, SHADOW};
 use crate::record::{Gpu, Record};
 use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::table::{BULK, CUBLAS, GREEDY, READ};
@@ -100,6 +100,7 @@ fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Resu
         [READ, BULK, CUBLAS, GREEDY, OURS[0], OURS[1], LOG_Z].as_slice(),
         &[PORTABLE[1], PORTABLE[2], EXISTING[0], EXISTING[1]],
         &SHADOW,
+        &FP8,
     ]
     .concat();
     let rivals: Vec<&str> =
@@ -139,22 +140,29 @@ fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Resu
         }
         writeln!(out)?;
     }
-    if first.entry(SHADOW[0]).is_none() {
-        return Ok(());
+    let over = |section: &Section, of: &str, name: &str| {
+        let ratio = best(section, name).zip(best(section, of)).map(|(time, of)| time / of);
+        ratio.map_or_else(|| format!("{:>7}", "-"), |ratio| format!("{ratio:>7.3}"))
+    };
+    let mut table = |title: &str, of_row: &dyn Fn(&Section) -> Vec<String>| {
+        writeln!(out, "\n{title}")?;
+        head.iter().try_for_each(|section| writeln!(out, "  {:>4}  {}", section.rows, of_row(section).join(" ")))
+    };
+    if first.entry(SHADOW[0]).is_some() {
+        let title = "with a shadow: time over the draw from the weight, and over cuBLAS's matmul alone, each for greedy,\n\
+                     gaussian, peaked";
+        table(title, &|section| {
+            let own = [GREEDY, OURS[0], OURS[1]].into_iter().zip(SHADOW).map(|(of, name)| over(section, of, name));
+            own.chain(SHADOW.map(|name| over(section, CUBLAS, name))).collect()
+        })?;
     }
-    writeln!(
-        out,
-        "\nwith a shadow: time over the draw from the weight, and over cuBLAS's matmul alone, each for greedy,\n\
-         gaussian, peaked"
-    )?;
-    for section in head {
-        write!(out, "  {:>4} ", section.rows)?;
-        let over = |of: &str, name: &str| best(section, name).zip(best(section, of)).map(|(time, of)| time / of);
-        let own = [GREEDY, OURS[0], OURS[1]].into_iter().zip(SHADOW).map(|(of, name)| over(of, name));
-        for ratio in own.chain(SHADOW.map(|name| over(CUBLAS, name))) {
-            write!(out, " {}", ratio.map_or_else(|| format!("{:>7}", "-"), |ratio| format!("{ratio:>7.3}")))?;
-        }
-        writeln!(out)?;
+    if first.entry(FP8[0]).is_some() {
+        let title = "a weight in fp8: share of a plain read of this weight, for greedy, gaussian, peaked, portable; then time\n\
+                     over the draw from the weight in 16 bits (peaked)";
+        table(title, &|section| {
+            let shares = [0, 1, 2, 3].map(|i| over(section, FP8[i], FP8[4]));
+            shares.into_iter().chain([over(section, OURS[1], FP8[2])]).collect()
+        })?;
     }
     Ok(())
 }

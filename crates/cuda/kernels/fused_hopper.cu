@@ -1,5 +1,5 @@
-// The entry point of the fused Hopper kernel. The build defines FS_COLUMNS, FS_SLABS, FS_CLUSTER and FS_OPERAND, and one variant
-// at most, except as stated:
+// The entry point of the fused Hopper kernel. The build defines FS_COLUMNS, FS_SLABS, FS_CLUSTER and FS_OPERAND; FS_FP8 for a
+// weight in F8_E4M3; and one variant at most, except as stated:
 //
 //   FS_MASKS_PENALTIES  takes rows with penalties, and stores raw logits on request
 //   FS_LISTS            takes rows with penalties, and lists the largest logits of rows with filters
@@ -50,7 +50,12 @@ using namespace flash_sampling;
 #define FS_OUTPUTS LogitStore{}, RowLists{}, Masses{}, Peers{}, Candidates{}
 #endif
 constexpr auto VARIANT = fused_hopper::FusedVariant::FS_VARIANT;
-using Tile = fused_hopper::Tile<FS_COLUMNS, FS_SLABS, FS_CLUSTER, VARIANT>;
+#ifdef FS_FP8
+constexpr bool FP8 = true;
+#else
+constexpr bool FP8 = false;
+#endif
+using Tile = fused_hopper::Tile<FS_COLUMNS, FS_SLABS, FS_CLUSTER, VARIANT, FP8>;
 
 // For the host's launch: bytes of dynamic shared memory, threads per block.
 extern "C" {

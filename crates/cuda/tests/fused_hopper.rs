@@ -3,6 +3,8 @@
 //! reference.
 
 mod emulated;
+#[path = "fused_hopper/fp8.rs"]
+mod fp8;
 #[path = "fused_hopper/shadow.rs"]
 mod shadow;
 #[path = "fused_hopper/shadow_lists.rs"]

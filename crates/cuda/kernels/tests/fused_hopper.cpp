@@ -75,7 +75,7 @@ struct Launch {
     u32 control = 0, code_stride = 0;
     float largest = 0.0f;
     std::vector<u8> codes;
-    std::vector<float> scales, errors, norms;
+    std::vector<float> scales, errors, norms;  // `scales` and `codes` also of a weight in F8_E4M3
 
     void read_shadow() {
         control = get<u32>();
@@ -136,7 +136,8 @@ struct Launch {
     void run_blocks(const Call& call, const Matrix& weight, const Matrix& states, const RowLists& lists,
                     const Candidates& candidates) const {
         const u32 loaded = T::loaded_rows(call.row_count) * T::DIGITS;
-        const fused_hopper::Maps maps{weight.in_boxes(64), weight.in_boxes(16), states.in_boxes(loaded)};
+        const WeightScales row_scales{scales.data(), 1, call.hidden, 1, 0};
+        const fused_hopper::Maps maps{weight.in_boxes(64), weight.in_boxes(16), states.in_boxes(loaded), row_scales};
         gridDim.x = blocks;
         for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
             // Poisoned, so that a use of unwritten bytes is detected.
@@ -227,9 +228,9 @@ struct Launch {
         }
     }
 
-    template <int COLUMNS, FusedVariant VARIANT>
+    template <int COLUMNS, FusedVariant VARIANT, bool FP8 = false>
     void run(bool has_shadow = false) {
-        using T = fused_hopper::Tile<COLUMNS, COLUMNS >= 192 ? 1 : 2, 1, VARIANT>;
+        using T = fused_hopper::Tile<COLUMNS, COLUMNS >= (FP8 ? 128 : 192) ? 1 : 2, 1, VARIANT, FP8>;
         std::vector<u64> best(call.row_count), invalid(call.row_count, ~0ull);
         std::vector<float> logits(call.row_count * blocks);
         std::vector<Draw> draws(call.row_count);
@@ -241,12 +242,13 @@ struct Launch {
         std::vector<u64> keys(call.row_count * RowLists::ROOM);
         const RowLists lists{filters.data(), counters.data(), posted.data(), keys.data()};
         ShadowWords words{};
-        if constexpr (COLUMNS <= 96)
+        if constexpr (COLUMNS <= 96 && !FP8)
             if (has_shadow) {
                 run_shadow<COLUMNS, false>(call, words, FilterListCall{});
                 call.skip_if = {&words.open, 0, 0};
             }
-        run_blocks<T>(call, map_of(weight, call.tokens), map_of(hidden, call.row_count), lists, Candidates{});
+        const Matrix fp8{codes.data(), call.tokens, call.hidden, 1, call.hidden};
+        run_blocks<T>(call, FP8 ? fp8 : map_of(weight, call.tokens), map_of(hidden, call.row_count), lists, Candidates{});
         if (has_shadow) put(words.undecided);
         for (u32 r = 0; r < call.row_count; ++r) {
             if (best[r] != 0 || invalid[r] != ~0ull || arrived != 0) abort();
@@ -262,6 +264,14 @@ struct Launch {
         if (columns == 16) run<16, FusedVariant::MasksPenalties>(true);
         if (columns == 32) run<32, FusedVariant::MasksPenalties>(true);
         if (columns == 96) run<96, FusedVariant::MasksPenalties>(true);
+    }
+
+    void run_fp8(u32 columns) {
+        codes = get_all<u8>(static_cast<size_t>(call.tokens) * call.hidden);
+        scales = get_all<float>(call.tokens);
+        if (columns == 8) run<8, FusedVariant::MasksPenalties, true>();
+        if (columns == 32) run<32, FusedVariant::MasksPenalties, true>();
+        if (columns == 128) run<128, FusedVariant::MasksPenalties, true>();
     }
 
     void run_shadow_lists(u32 columns) {
@@ -292,6 +302,7 @@ int main() {
         if (variant == 2) launch.run<FusedVariant::Lists>(columns);
         if (variant == 3) launch.read_shadow(), launch.run_with_shadow(columns);
         if (variant == 4) launch.read_shadow(), launch.run_shadow_lists(columns);
+        if (variant == 5) launch.run_fp8(columns);
     }
     return 0;
 }

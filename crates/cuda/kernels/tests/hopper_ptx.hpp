@@ -135,6 +135,28 @@ struct Wgmma<N, Operand::S8> {
     }
 };
 
+// The other lanes with the same rows hold the other columns.
+template <int N>
+struct WgmmaRegisters {
+    static void multiply(float (&d)[N / 2], const u32 (&a)[4], u64 b, bool accumulate) {
+        const u32 lane = threadIdx.x % 32;
+        float rows[2][16], column[16];
+        for (u32 i = 0; i < 16; ++i) {
+            const u32 at = i % 4, pair = __shfl_sync(0xffffffffu, a[at], lane / 4 * 4 + i / 4);
+            for (u32 half = 0; half < 2; ++half)
+                rows[at % 2][at / 2 * 8 + i / 4 * 2 + half] = bits_to_f32(half ? pair & 0xffff0000u : pair << 16);
+        }
+        for (int i = 0; i < N / 2; i += i % 2 ? 3 : 1) {
+            Wgmma<N, Operand::BF16>::load(column, b, i / 4 * 8 + lane % 4 * 2 + i % 2);
+            for (u32 half = 0; half < 2; ++half) {
+                float sum = accumulate ? d[i + 2 * half] : 0.0f;
+                for (int k = 0; k < 16; ++k) sum += rows[half][k] * column[k];
+                d[i + 2 * half] = sum;
+            }
+        }
+    }
+};
+
 inline u64 load_relaxed(const u64* pointer) { return *pointer; }
 inline void exchange_if(void* at, u64& old_low, u64& old_high, u64 low, u64 high) {
     u64 was[2], now[2] = {low, high};

@@ -83,11 +83,9 @@ struct PutWeight {
 
 // Checks the two ways of all F8_E4M3: bf16 pairs and float32.
 static void check_e4m3() {
-    for (u32 four = 0; four < 256; ++four) {
-        const FourBf16 pairs = widen_e4m3(four | (255 - four) << 8 | (four ^ 1) << 16 | (four ^ 128) << 24);
-        const u32 codes[] = {four, 255 - four, four ^ 1, four ^ 128};
-        const u32 words[] = {pairs.low << 16, pairs.low & 0xffff0000u, pairs.high << 16, pairs.high & 0xffff0000u};
-        for (u32 i = 0; i < 4; ++i) {
+    for (u32 code = 0; code < 256; ++code) {
+        const u32 codes[] = {code, 255 - code}, pair = widen_e4m3(codes[0] | codes[1] << 8), words[] = {pair << 16, pair & 0xffff0000u};
+        for (u32 i = 0; i < 2; ++i) {
             const float want = blocks::e4m3(codes[i]), found = bits_to_f32(words[i]);
             if (f32_to_bits(found) != f32_to_bits(want) && !(is_nan(found) && is_nan(want))) abort();
         }

@@ -124,15 +124,18 @@ pub(crate) fn block_maxima_bytes(rows: usize, tokens: usize) -> usize {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TensorMap(pub(crate) [u64; 16]);
 
-/// The tensors of one launch as boxes of one slab.
+/// The tensors of one launch as boxes of one slab, and the scales of a weight in fp8: one for each of its rows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Maps {
     pub(crate) weight: TensorMap,
     pub(crate) granule: TensorMap,
     pub(crate) hidden: TensorMap,
+    pub(crate) scales: WeightScales,
+    /// The size of a map is a multiple of its alignment.
+    pub(crate) padding: [u64; 5],
 }
-layout!(Maps 384: weight 0, granule 128, hidden 256);
+layout!(Maps 448: weight 0, granule 128, hidden 256, scales 384);
 
 /// Returns the kernels' code of a type.
 pub(crate) fn element(dtype: DType) -> u32 {

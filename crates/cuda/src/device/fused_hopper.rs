@@ -14,12 +14,13 @@ use cudarc::driver::CudaModule;
 use flash_sampling_core::DType;
 use std::sync::Arc;
 
-/// Six variants per tile and operand type, and two variants of the tiles of candidates, for Hopper only.
+/// Six variants per tile and type of weight, and two variants of the tiles of candidates, for Hopper only.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "fused_hopper.cu",
     serves,
     instances: || {
-        let tiles = |variant| [DType::BF16, DType::F16].map(|dtype| Tile::up_to(MAX_ROWS, dtype, variant));
+        let tiles =
+            |variant| [DType::BF16, DType::F16, DType::F8_E4M3].map(|dtype| Tile::up_to(MAX_ROWS, dtype, variant));
         [
             FusedVariant::Plain,
             FusedVariant::MasksPenalties,
@@ -123,6 +124,7 @@ pub(crate) struct Tile {
     pub(crate) columns: u32,
     slabs: u32,
     pub(crate) cluster: u32,
+    /// The type of the weight.
     pub(crate) dtype: DType,
     variant: FusedVariant,
 }
@@ -133,6 +135,10 @@ pub(crate) struct Tile {
 /// blocks of a cluster share the hidden states.
 const TILES: [[u32; 3]; 9] =
     [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 2, 2], [128, 1, 2], [192, 1, 2], [224, 1, 2], [256, 1, 2]];
+
+/// Columns, slabs and cluster for a weight in fp8. Calls with more rows use the portable kernel, whose sums have the same
+/// bits.
+const FP8_TILES: [[u32; 3]; 4] = [[8, 2, 1], [32, 2, 1], [64, 2, 2], [128, 1, 2]];
 
 /// Columns, slabs and cluster for candidates, whose rows have two columns of products each.
 const CANDIDATE_TILES: [[u32; 3]; 5] = [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 1, 2]];
@@ -148,9 +154,10 @@ impl Tile {
 
     /// The tiles for calls of up to `rows` rows, smallest first.
     pub(crate) fn up_to(rows: usize, dtype: DType, variant: FusedVariant) -> impl Iterator<Item = Tile> {
-        let largest = TILES.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(TILES.len() - 1);
+        let tiles = if dtype == DType::F8_E4M3 { &FP8_TILES[..] } else { &TILES };
+        let largest = tiles.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(tiles.len() - 1);
         let made = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, variant };
-        TILES[..=largest].iter().copied().map(made)
+        tiles[..=largest].iter().copied().map(made)
     }
 
     /// The rows of the batch that each block of a cluster loads, as in schedule.cuh.
@@ -166,24 +173,23 @@ impl Tile {
     }
 
     fn instance(self) -> Instance {
-        let operand = abi::element_name(self.dtype);
+        let is_fp8 = self.dtype == DType::F8_E4M3;
+        let operand = abi::element_name(if is_fp8 { DType::BF16 } else { self.dtype });
         let plain: [(_, &dyn Display); 4] =
             [("COLUMNS", &self.columns), ("SLABS", &self.slabs), ("CLUSTER", &self.cluster), ("OPERAND", &operand)];
-        let with_all = |names: &[_]| {
-            let flags = names.iter().map(|&name| (name, &1 as &dyn Display));
-            Instance::new(&plain.into_iter().chain(flags).collect::<Vec<_>>())
+        let variant: &[_] = match self.variant {
+            FusedVariant::Plain => &[],
+            FusedVariant::MasksPenalties => &["MASKS_PENALTIES"],
+            FusedVariant::Lists => &["LISTS"],
+            FusedVariant::LogZ => &["LOG_Z"],
+            FusedVariant::FanOut => &["FAN_OUT"],
+            FusedVariant::StoreLogits => &["STORE_LOGITS"],
+            FusedVariant::Candidates => &["CANDIDATES"],
+            FusedVariant::ListedCandidates => &["CANDIDATES", "LISTS"],
         };
-        let with = |name| with_all(&[name]);
-        match self.variant {
-            FusedVariant::Plain => Instance::new(&plain),
-            FusedVariant::MasksPenalties => with("MASKS_PENALTIES"),
-            FusedVariant::Lists => with("LISTS"),
-            FusedVariant::LogZ => with("LOG_Z"),
-            FusedVariant::FanOut => with("FAN_OUT"),
-            FusedVariant::StoreLogits => with("STORE_LOGITS"),
-            FusedVariant::Candidates => with("CANDIDATES"),
-            FusedVariant::ListedCandidates => with_all(&["CANDIDATES", "LISTS"]),
-        }
+        let flags = is_fp8.then_some("FP8").into_iter().chain(variant.iter().copied());
+        let flags = flags.map(|name| (name, &1 as &dyn Display));
+        Instance::new(&plain.into_iter().chain(flags).collect::<Vec<_>>())
     }
 
     pub(crate) fn load(self, device: &Device) -> Result<Loaded, CudaError> {
@@ -284,6 +290,8 @@ mod tests {
         assert_eq!([65, 97, 129, 193].map(|rows| columns(rows).last().copied()), [96, 128, 192, 224].map(Some));
         assert_eq!(columns(256).last(), Some(&256));
         assert_eq!(columns(1000).last(), Some(&256));
+        let fp8 = |rows| Tile::up_to(rows, DType::F8_E4M3, FusedVariant::Plain).last().map(|t| t.columns);
+        assert_eq!([1, 9, 33, 256].map(fp8), [8, 32, 64, 128].map(Some));
     }
 
     fn tiles() -> impl Iterator<Item = Tile> {

@@ -62,8 +62,7 @@ impl Products {
 
     /// The products with hidden states of the type that a plan expects: the weight's type, or bf16.
     pub(crate) fn planned(head: &DeviceHead) -> Products {
-        let weight = head.weight.dtype;
-        Products::of(head, if weight.is_float() { weight } else { DType::BF16 })
+        Products::of(head, head.hidden_dtype())
     }
 
     fn is_tensor(self) -> bool {

@@ -198,6 +198,18 @@ impl DeviceHead {
         }
     }
 
+    /// Whether the Hopper kernel supports the weight: 16 bytes divide address and stride, and its type is bf16, f16, or
+    /// fp8 with one scale for each row.
+    pub(crate) fn suits_hopper(&self) -> bool {
+        self.weight.is_aligned()
+            || self.weight.dtype == DType::F8_E4M3 && self.weight.unit() == 16 && self.has_row_scales()
+    }
+
+    /// The type of hidden states that the kernels on tensor cores multiply by the weight.
+    pub(crate) fn hidden_dtype(&self) -> DType {
+        if self.weight.dtype.is_float() { self.weight.dtype } else { DType::BF16 }
+    }
+
     /// Whether a row of the weight has one scale.
     pub(crate) fn has_row_scales(&self) -> bool {
         self.scales.is_none_or(|scales| scales.block[1] >= self.weight.cols)

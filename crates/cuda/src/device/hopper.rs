@@ -1,8 +1,9 @@
 //! The Hopper kernels of a planned head, and the weight's tensor maps.
 
-use crate::abi::{Call, Maps, TensorMap};
+use crate::abi::{Call, Maps, TensorMap, WeightScales};
 use crate::device::fused_hopper::{FusedOutput, FusedVariant, Loaded, Tile};
 use crate::device::gpu::Device;
+use crate::device::head::DeviceHead;
 use crate::device::launch::{Queue, Residency};
 use crate::device::matrix::DeviceMatrix;
 use crate::device::tensor_map;
@@ -17,20 +18,29 @@ pub(crate) struct Hopper {
     variants: Vec<Arc<Loaded>>,
     weight: TensorMap,
     granule: TensorMap,
+    scales: WeightScales,
 }
 
 impl Hopper {
-    pub(crate) fn new(weight: &DeviceMatrix, max_rows: usize, device: &Device) -> Result<Self, CudaError> {
+    /// Loads the kernels for a weight that they [support](DeviceHead::suits_hopper).
+    pub(crate) fn new(head: &DeviceHead, max_rows: usize, device: &Device) -> Result<Self, CudaError> {
+        let weight = &head.weight;
         let tiles = Tile::up_to(max_rows, weight.dtype, FusedVariant::Plain);
         Ok(Hopper {
             kernels: tiles.map(|tile| device.kernel(tile)).collect::<Result<Vec<_>, _>>()?,
             variants: Vec::new(),
             weight: tensor_map::encode(weight, 64)?,
             granule: tensor_map::encode(weight, 16)?,
+            scales: head.weight_scales(),
         })
     }
 
-    /// Launches the kernel for these rows. The plan covers them.
+    /// The maximum number of rows of a launch.
+    pub(crate) fn max_rows(&self) -> usize {
+        self.kernels.last().map_or(0, |kernel| kernel.tile.columns as usize)
+    }
+
+    /// Launches the kernel for these rows, at most [`Hopper::max_rows`].
     pub(crate) fn launch(
         &mut self,
         queue: Queue<'_>,
@@ -39,10 +49,10 @@ impl Hopper {
         (output, residency): (&FusedOutput, Residency),
         device: &Device,
     ) -> Result<(), CudaError> {
-        let (weight, granule) = (self.weight, self.granule);
+        let (weight, granule, scales) = (self.weight, self.granule, self.scales);
         let kernel = self.kernel(hidden.rows, output, device)?;
         let map = tensor_map::encode(hidden, kernel.tile.loaded_rows(hidden.rows))?;
-        let maps = Maps { weight, granule, hidden: map };
+        let maps = Maps { weight, granule, hidden: map, scales, padding: [0; 5] };
         let blocks = kernel.blocks(call.tokens, device.multiprocessors());
         kernel.launch(queue, blocks, call, maps, (output, residency))
     }
@@ -53,10 +63,10 @@ impl Hopper {
         columns.into_iter().try_for_each(|rows| self.kernel(rows, output, device).map(drop))
     }
 
-    /// The kernel for a call of `rows` rows. The plan covers them.
+    /// The kernel for a call of `rows` rows, at most [`Hopper::max_rows`].
     fn kernel(&mut self, rows: usize, output: &FusedOutput, device: &Device) -> Result<&Loaded, CudaError> {
         let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= rows;
-        let planned = self.kernels.iter().find(fits).expect("the planned tiles reach the planned rows");
+        let planned = self.kernels.iter().find(fits).expect("callers have no more rows");
         if matches!(output, FusedOutput::Plain) {
             return Ok(planned);
         }

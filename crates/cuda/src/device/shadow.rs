@@ -4,7 +4,7 @@
 
 use crate::abi::{
     self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, FilterListCall, HiddenBound, MAX_PARTS, Maps, PartWinner,
-    ShadowCall, ShadowWords, TensorMap,
+    ShadowCall, ShadowWords, TensorMap, WeightScales,
 };
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::entries;
@@ -265,7 +265,8 @@ impl ShadowKernels {
             row_stride: shadow.digit_stride as usize,
         };
         let digits = tensor_map::encode(&digits, 2 * kernel.tile.loaded_rows(hidden.rows))?;
-        let maps = Maps { weight: self.codes, granule: self.granule, hidden: digits };
+        let scales = WeightScales::default();
+        let maps = Maps { weight: self.codes, granule: self.granule, hidden: digits, scales, padding: [0; 5] };
         let published = shadow.words.cast::<u8>().add(offset_of!(ShadowWords, published)).cast();
         let of_candidates = Call { best: shadow.best, arrived: published, ..call };
         let blocks = kernel.blocks(call.tokens, device.multiprocessors());

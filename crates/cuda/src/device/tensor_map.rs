@@ -15,10 +15,10 @@ const BOX_ROW_BYTES: u32 = 128;
 
 /// Encodes a matrix in boxes of `box_rows` rows and 128 bytes; elements outside the matrix read as zero.
 ///
-/// Address and stride must be multiples of 16 bytes, the type bf16, f16 or 8-bit integers.
+/// Address and stride must be multiples of 16 bytes, the type bf16, f16 or of 8 bits.
 pub(crate) fn encode(matrix: &DeviceMatrix, box_rows: u32) -> Result<TensorMap, CudaError> {
     let dtype = match matrix.dtype {
-        DType::I8 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        DType::I8 | DType::F8_E4M3 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
         DType::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         _ => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     };

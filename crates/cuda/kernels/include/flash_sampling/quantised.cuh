@@ -5,6 +5,7 @@
 #pragma once
 
 #include "element.cuh"
+#include "ptx/fp8.cuh"
 
 namespace flash_sampling {
 
@@ -88,13 +89,14 @@ __device__ __forceinline__ QuantisedWeight q6_k(const u8* block, u32 i) {
 
 }  // namespace blocks
 
-// Returns four F8_E4M3 as two words of two bf16 each. Every e4m3 is a bf16.
-struct FourBf16 {
-    u32 low, high;
-};
-__device__ __forceinline__ FourBf16 widen_e4m3(u32 four) {
-    const auto bf16 = [&](u32 i) { return f32_to_bits(blocks::e4m3(four >> 8 * i & 255)) >> 16; };
-    return {bf16(0) | bf16(1) << 16, bf16(2) | bf16(3) << 16};
+// Returns the F8_E4M3 in the two low bytes as two bf16. Every e4m3 is a bf16.
+__device__ __forceinline__ u32 widen_e4m3(u32 two) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    return ptx::e4m3_to_bf16(two);
+#else
+    const auto bf16 = [&](u32 i) { return f32_to_bits(blocks::e4m3(two >> 8 * i & 255)) >> 16; };
+    return bf16(0) | bf16(1) << 16;
+#endif
 }
 
 // Returns a weight of a row. Rows of types with an f16 begin at even addresses.

@@ -23,6 +23,7 @@ use crate::device::shadow::ShadowKernels;
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
+use flash_sampling_core::DType;
 use log_z::LogZ;
 use std::sync::Arc;
 
@@ -107,12 +108,13 @@ impl DeviceTiled {
         device: &Arc<Device>,
         choice: KernelChoice,
     ) -> Result<Self, CudaError> {
-        let is_hopper = device.capability() == (9, 0) && choice == KernelChoice::Fastest && head.weight.is_aligned();
+        let is_hopper = device.capability() == (9, 0) && choice == KernelChoice::Fastest && head.suits_hopper();
         let mut planned = DeviceTiled::unplanned(head, max_rows, device, choice)?;
         if is_hopper {
-            planned.hopper = Some(Hopper::new(&head.weight, max_rows, device)?);
+            planned.hopper = Some(Hopper::new(&head, max_rows, device)?);
             planned.shadow = ShadowKernels::new(&head, max_rows, device)?;
-        } else {
+        }
+        if planned.hopper.as_ref().is_none_or(|hopper| hopper.max_rows() < max_rows) {
             for instance in Portable::up_to(max_rows, Products::planned(&head), Epilogue::Draw) {
                 planned.portable.push(device.portable(instance)?);
             }
@@ -142,6 +144,7 @@ impl DeviceTiled {
     /// not cover sums of tiny products that a large scale multiplies.
     pub(crate) fn round_weights(&mut self) {
         self.rounds_weights = true;
+        self.hopper.take_if(|_| self.head.weight.dtype == DType::F8_E4M3);
     }
 
     /// Loads the kernels for these row features, for every number of rows of the plan.
@@ -255,31 +258,6 @@ impl DeviceTiled {
         self.enqueue_with_log_z(queue, hidden, (rows, draws), log_z, features)
     }
 
-    /// Draws like [`DeviceTiled::launch`], and stores the transformed logits in float32 (paper App. K).
-    ///
-    /// The logit of row `r` and weight row `t` is stored at `logits + r * row_stride + t`. An invalid logit is stored
-    /// as -inf, and the draw of its row reports it. This function uses the portable kernel on all GPUs.
-    ///
-    /// # Errors
-    /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also if the logits' address is not a multiple of 4, or if
-    /// `row_stride` is smaller than the number of weight rows.
-    ///
-    /// # Safety
-    /// As [`DeviceTiled::launch`]; the logits are also device memory of this device until the launch has run.
-    pub unsafe fn launch_storing(
-        &mut self,
-        stream: &CudaStream,
-        hidden: &DeviceMatrix,
-        rows: DeviceAddress<Row>,
-        draws: DeviceAddress<Draw>,
-        logits: DeviceAddress<f32>,
-        row_stride: usize,
-    ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function and of `new`; this value owns the scratch.
-        let queue = unsafe { Queue::new(stream) };
-        self.enqueue_storing(queue, hidden, (rows, draws), logits, row_stride)
-    }
-
     /// [`DeviceTiled::launch`].
     pub(crate) fn enqueue(
         &mut self,
@@ -298,7 +276,9 @@ impl DeviceTiled {
 
     /// Whether the Hopper kernel supports these hidden states.
     fn is_hopper(&self, hidden: &DeviceMatrix) -> bool {
-        self.hopper.is_some() && hidden.dtype == self.head.weight.dtype && hidden.is_aligned()
+        self.hopper.as_ref().is_some_and(|hopper| hidden.rows <= hopper.max_rows())
+            && hidden.dtype == self.head.hidden_dtype()
+            && hidden.is_aligned()
     }
 
     /// Draws like [`DeviceTiled::launch`], with another output in device memory besides the draws:

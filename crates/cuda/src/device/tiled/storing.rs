@@ -1,16 +1,43 @@
 //! Launches that also store logits: all logits, or the largest logits of rows with filters.
+#![allow(unsafe_code)]
 
 use super::{DeviceTiled, RowsAndDraws};
-use crate::abi::{DeviceAddress, HeadTransform, LogitStore, RowLists, SkipIf};
+use crate::abi::{DeviceAddress, Draw, HeadTransform, LogitStore, Row, RowLists, SkipIf};
 use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::FusedOutput;
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
+use cudarc::driver::CudaStream;
 use flash_sampling_core::DType;
 
 impl DeviceTiled {
+    /// Draws like [`DeviceTiled::launch`], and stores the transformed logits in float32 (paper App. K).
+    ///
+    /// The logit of row `r` and weight row `t` is stored at `logits + r * row_stride + t`. An invalid logit is stored
+    /// as -inf, and the draw of its row reports it. This function uses the portable kernel on all GPUs.
+    ///
+    /// # Errors
+    /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also if the logits' address is not a multiple of 4, or if
+    /// `row_stride` is smaller than the number of weight rows.
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::launch`]; the logits are also device memory of this device until the launch has run.
+    pub unsafe fn launch_storing(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: DeviceAddress<Row>,
+        draws: DeviceAddress<Draw>,
+        logits: DeviceAddress<f32>,
+        row_stride: usize,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the bullets of this function and of `new`; this value owns the scratch.
+        let queue = unsafe { Queue::new(stream) };
+        self.enqueue_storing(queue, hidden, (rows, draws), logits, row_stride)
+    }
+
     /// [`DeviceTiled::launch_storing`].
     pub(crate) fn enqueue_storing(
         &mut self,

@@ -1,6 +1,7 @@
 // The consumers: two warpgroups that multiply and filter. The scouts score the tokens that pass the filter.
 #pragma once
 
+#include "fp8.cuh"
 #include "initial_threshold.cuh"
 #include "masks_penalties.cuh"
 #include "masses.cuh"
@@ -10,8 +11,8 @@
 namespace flash_sampling::fused_hopper {
 
 template <class T, ptx::Operand OPERAND>
-__device__ __forceinline__ void consume(const Call& call, const LogitStore& stored, const u8* stages, Shared<T>& shared,
-                                        const Schedule<T>& schedule) {
+__device__ __forceinline__ void consume(const Call& call, const WeightScales& scales, const LogitStore& stored,
+                                        const u8* stages, Shared<T>& shared, const Schedule<T>& schedule) {
     Consumer<T> self(call, shared, threadIdx.x - T::FIRST_CONSUMER);
     const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
     Ring<T> ring;
@@ -23,6 +24,8 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
         const bool has_tokens = !T::SKIPS || __any_sync(0xffffffffu, schedule.has_tokens(self.group, self.size));
         if constexpr (T::CANDIDATES)
             multiply_shadow(d, stages, ring, steps, self);
+        else if constexpr (T::FP8)
+            multiply_fp8(d, stages, ring, steps, self, scales);
         else
             multiply<T, OPERAND>(d, stages, ring, has_tokens ? steps : 0, self);
         const u32 real = add_bias(d, self);

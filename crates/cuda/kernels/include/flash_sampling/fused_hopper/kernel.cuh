@@ -35,10 +35,11 @@ namespace flash_sampling::fused_hopper {
 template <class T>
 __device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 worker, u32 workers) {
     const u32 loaded = T::CLUSTER * T::loaded_rows(call.row_count) * T::ROW_BYTES;
-    if (loaded >= T::HIDDEN_BYTES) return;
-    for (u32 slab = 0; slab < Ring<T>::STAGES * T::SLABS; ++slab) {
-        u8* const hidden = stages + slab * T::SLAB_BYTES + T::WEIGHT_BYTES;
-        for (u32 at = loaded + worker * 16; at < T::HIDDEN_BYTES; at += workers * 16)
+    if (loaded >= T::PART_BYTES) return;
+    for (u32 part = 0; part < Ring<T>::STAGES * T::SLABS * T::HIDDEN_PARTS; ++part) {
+        u8* const slab = stages + part / T::HIDDEN_PARTS * T::SLAB_BYTES;
+        u8* const hidden = slab + T::WEIGHT_BYTES + part % T::HIDDEN_PARTS * T::PART_BYTES;
+        for (u32 at = loaded + worker * 16; at < T::PART_BYTES; at += workers * 16)
             *reinterpret_cast<uint4*>(hidden + at) = uint4{0, 0, 0, 0};
     }
     ptx::shared_writes_fence();
@@ -117,7 +118,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
         if (threadIdx.x >= 32) scout(call, shared, schedule);
     } else {
         ptx::raise_registers<T::CONSUMER_REGISTERS>();
-        consume<T, OPERAND>(call, stored, stages, shared, schedule);
+        consume<T, OPERAND>(call, maps.scales, stored, stages, shared, schedule);
         publish(call, masses, peers, shared);
     }
     // No block ends while the other block of its cluster may still write to it or arrive at its barriers.

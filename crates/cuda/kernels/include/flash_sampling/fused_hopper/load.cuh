@@ -1,18 +1,20 @@
 // The loading thread, which keeps the ring of stages full.
 #pragma once
 
+#include "../quantised.cuh"
 #include "schedule.cuh"
 #include "tile.cuh"
 
 namespace flash_sampling::fused_hopper {
 
-// The tensors as boxes of one slab.
+// The tensors as boxes of one slab, and the scales of a weight in F8_E4M3: one for each of its rows.
 struct Maps {
     ptx::TensorMap weight;   // 64 tokens
     ptx::TensorMap granule;  // 16 tokens, for the rest of a tile
     ptx::TensorMap hidden;   // Tile::loaded_rows of the batch; of candidates.cuh, their digits
+    WeightScales scales;
 };
-FS_LAYOUT(Maps, 384, FS_AT(weight, 0) && FS_AT(granule, 128) && FS_AT(hidden, 256));
+FS_LAYOUT(Maps, 448, FS_AT(weight, 0) && FS_AT(granule, 128) && FS_AT(hidden, 256) && FS_AT(scales, 384));
 
 template <class T>
 __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* stages, Shared<T>& shared,
@@ -27,7 +29,7 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
         const u32 granules = (size + T::GRANULE - 1) / T::GRANULE;
         const u32 units = granules / T::UNIT_GRANULES;
         u64* const full = &shared.full[stage];
-        ptx::mbarrier_arrive_expect(full, T::SLABS * (granules * T::GRANULE_BYTES + T::CLUSTER * rows * T::ROW_BYTES));
+        ptx::mbarrier_arrive_expect(full, T::SLABS * (granules * T::GRANULE_BYTES + T::CLUSTER * rows * T::HIDDEN_PARTS * T::ROW_BYTES));
         u8* const to = stages + stage * T::STAGE_BYTES;
         // The slabs of a unit are consecutive, because they are neighbours in device memory.
         for (u32 u = 0; u < units; ++u)
@@ -44,9 +46,10 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
     // Each block of a cluster loads its part of the hidden states for both.
     const auto load_hidden = [&](u32 stage, u32 step) {
 #pragma unroll
-        for (int slab = 0; slab < T::SLABS; ++slab) {
-            u8* const at = stages + stage * T::STAGE_BYTES + slab * T::SLAB_BYTES + T::WEIGHT_BYTES;
-            const u32 depth = (step * T::SLABS + slab) * T::DEPTH;
+        for (int i = 0; i < T::SLABS * T::HIDDEN_PARTS; ++i) {
+            const u32 slab = i / T::HIDDEN_PARTS, part = i % T::HIDDEN_PARTS;
+            u8* const at = stages + stage * T::STAGE_BYTES + slab * T::SLAB_BYTES + T::WEIGHT_BYTES + part * T::PART_BYTES;
+            const u32 depth = (step * T::SLABS + slab) * T::DEPTH + part * (T::DEPTH / T::HIDDEN_PARTS);
             if (T::CLUSTER == 1)
                 ptx::copy_box(at, &maps.hidden, &shared.full[stage], depth, 0, keep);
             else

@@ -16,8 +16,8 @@ namespace flash_sampling::fused_hopper {
 enum class FusedVariant { Plain, MasksPenalties, Lists, LogZ, FanOut, StoreLogits, Candidates, ListedCandidates };
 
 // The shape of a tile. COLUMNS rows of the batch (wgmma's N), a unit of 64 tokens for each of the two consumer warpgroups, SLABS
-// slabs of 128 bytes of a weight row per stage, CLUSTER blocks that share the hidden states.
-template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain>
+// slabs of 128 bytes of a weight row per stage, CLUSTER blocks that share the hidden states. FP8: a weight in F8_E4M3.
+template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain, bool FP8_ = false>
 struct Tile {
     static constexpr bool LISTS = VARIANT == FusedVariant::Lists || VARIANT == FusedVariant::ListedCandidates;
     static constexpr bool CANDIDATES = VARIANT == FusedVariant::Candidates || VARIANT == FusedVariant::ListedCandidates;
@@ -25,16 +25,18 @@ struct Tile {
     static constexpr bool LOG_Z = VARIANT == FusedVariant::LogZ;
     static constexpr bool FAN_OUT = VARIANT == FusedVariant::FanOut;
     static constexpr bool STORE_LOGITS = VARIANT == FusedVariant::StoreLogits;
+    static constexpr bool FP8 = FP8_;
     static constexpr int COLUMNS = COLUMNS_;
     static constexpr int SLABS = SLABS_;
     static constexpr int CLUSTER = CLUSTER_;
 
     static constexpr int UNIT = 64;
     static constexpr int GRANULE = 16;  // blocks divide tokens by granules; a consumer warp has one granule of a tile
-    static constexpr int ELEMENT_BYTES = CANDIDATES ? 1 : 2;
+    static constexpr int ELEMENT_BYTES = CANDIDATES || FP8 ? 1 : 2;  // of the weight
     static constexpr int DIGITS = CANDIDATES ? 2 : 1;  // columns of the products for each row of the batch
     static constexpr int SLAB_ROW_BYTES = 128;         // one swizzle row
     static constexpr int DEPTH = SLAB_ROW_BYTES / ELEMENT_BYTES;  // hidden elements of a slab
+    static constexpr int HIDDEN_PARTS = FP8 ? 2 : 1;              // boxes of a slab of hidden states
     static constexpr int TILE_UNITS = 2;
     static constexpr int UNIT_GRANULES = UNIT / GRANULE;
     static constexpr int GRANULES = TILE_UNITS * UNIT_GRANULES;
@@ -45,7 +47,7 @@ struct Tile {
     // The number of steps of products in flight when the next step begins. With 0, a stage is free for loads one step earlier,
     // which matters if loads are the limit. Measured: 37984 x 4096 at 64 / 128 rows, 0.97 / 0.94 of the time; with one step ahead
     // 0.975 / 0.95.
-    static constexpr u32 AHEAD = COLUMNS == 256;
+    static constexpr u32 AHEAD = COLUMNS == 256 || (FP8 && COLUMNS <= 32);
     // Whether early blocks wait for the estimates of other blocks. Measured without the wait, 37984 x 4096, logits of deviation
     // 2.2, noise version 1: 1.08 at 256 rows, 1.07 at 192 rows, 1.00 and 1.09 at 128 rows on two GPUs.
     static constexpr bool AWAITS_ESTIMATES = COLUMNS >= 64;
@@ -53,8 +55,9 @@ struct Tile {
     static constexpr int UNIT_BYTES = UNIT * SLAB_ROW_BYTES;
     static constexpr int GRANULE_BYTES = UNIT_BYTES / UNIT_GRANULES;
     static constexpr int WEIGHT_BYTES = TILE_UNITS * UNIT_BYTES;
-    static constexpr u32 ROW_BYTES = DIGITS * SLAB_ROW_BYTES;  // of a row of the batch in a slab
-    static constexpr int HIDDEN_BYTES = COLUMNS * ROW_BYTES;
+    static constexpr u32 ROW_BYTES = DIGITS * SLAB_ROW_BYTES;  // of a row of the batch in a part of a slab
+    static constexpr int PART_BYTES = COLUMNS * ROW_BYTES;
+    static constexpr int HIDDEN_BYTES = HIDDEN_PARTS * PART_BYTES;
     static constexpr int SLAB_BYTES = WEIGHT_BYTES + HIDDEN_BYTES;
     static constexpr int STAGE_BYTES = SLABS * SLAB_BYTES;
 

@@ -111,9 +111,8 @@ struct Fp8SlabLoader {
     // the width and rows beyond the matrix become zero.
     __device__ __forceinline__ void copy(int i, u32 before, u32 bytes, u32 unit) {
         const u32 to = before + place + i * Loader::AT_ONCE * Loader::Place::ROW_BYTES;
-        const FourBf16 low = widen_e4m3(read[i].x), high = widen_e4m3(read[i].y);
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(low.low), "r"(low.high), "r"(high.low),
-                     "r"(high.high)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(widen_e4m3(read[i].x)),
+                     "r"(widen_e4m3(read[i].x >> 16)), "r"(widen_e4m3(read[i].y)), "r"(widen_e4m3(read[i].y >> 16))
                      : "memory");
         const u8* const from = at + i * step;
         const u32 count = i * Loader::AT_ONCE < rows ? bytes / 2 : 0;

@@ -1,0 +1,107 @@
+//! Draws from a weight in fp8 with a scale for each row.
+
+use super::{Launch, PROGRAM, emulated, input, is_wrong};
+use std::path::Path;
+
+const FP8: u32 = 5;
+
+/// The elements of a weight, and the scales of its rows.
+struct Fp8 {
+    launch: Launch,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+}
+
+fn e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let magnitude = match (exponent, mantissa) {
+        (15, 7.0) => f32::NAN,
+        (0, _) => mantissa * 2f32.powi(-9),
+        _ => (8.0 + mantissa) * 2f32.powi(exponent - 10),
+    };
+    if code < 128 { magnitude } else { -magnitude }
+}
+
+impl Fp8 {
+    /// Scales are powers of two and dot products are exact, so that products of scales and sums are exact, too.
+    fn new(mut launch: Launch, codes: Vec<u8>) -> Fp8 {
+        let scales: Vec<_> = (0..launch.tokens).map(|t| 2f32.powi((t % 5) as i32 - 2)).collect();
+        let scale = |i: usize| scales[i / launch.hidden as usize];
+        launch.weight = codes.iter().enumerate().map(|(i, code)| e4m3(*code) * scale(i)).collect();
+        Fp8 { launch, codes, scales }
+    }
+
+    /// Rows of every kind, for codes up to 1.875.
+    fn of_shape(at: u32, shape: [u32; 6]) -> Fp8 {
+        let launch = Launch::new(at, shape, FP8);
+        let code = |i: usize| input(at * 1_000_003 + i as u32) as u8 & 0xbf;
+        let mut codes: Vec<_> = (0..launch.weight.len()).map(code).collect();
+        if at % 5 == 4 {
+            let last = codes.len() - 1;
+            codes[last - last / 3] = if at % 2 == 0 { 0x7f } else { 0xff };
+        }
+        Fp8::new(launch, codes)
+    }
+
+    /// Row `r` draws the only token that its mask allows, whose logit is a single code.
+    fn of_all_codes(first_code: u32) -> Fp8 {
+        let mut launch = Launch::new(0, [128, 128, 256, 0, 16, 2], FP8);
+        launch.states.fill(1.0);
+        for (r, row) in (first_code..).zip(&mut launch.rows) {
+            (row.greedy, row.inv_temperature, row.bias) = (true, 1.0, Vec::new());
+            row.mask = (0..8).map(|word| if word == r / 32 { 1 << (r % 32) } else { 0 }).collect();
+        }
+        let mut codes = vec![0; 256 * 16];
+        for code in (0..=255u8).filter(|code| code & 0x7f != 0x7f) {
+            let token = usize::from(code);
+            codes[token * 16 + token % 16] = code;
+        }
+        Fp8::new(launch, codes)
+    }
+
+    fn write(&self, scale: impl Fn(f32) -> f32, out: &mut Vec<u8>) {
+        self.launch.write(1.0, out);
+        out.extend(&self.codes);
+        out.extend(self.scales.iter().flat_map(|x| scale(*x).to_le_bytes()));
+    }
+}
+
+/// The number of draws that differ from the reference's, with these scales.
+fn wrong_draws(program: &Path, launches: &[Fp8], scale: impl Fn(f32) -> f32 + Copy) -> usize {
+    let mut bytes = (launches.len() as u32).to_le_bytes().to_vec();
+    launches.iter().for_each(|fp8| fp8.write(scale, &mut bytes));
+    let found = emulated::answer(program, bytes);
+    let words: Vec<_> = found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+    let mut draws = words.as_chunks::<4>().0.iter();
+    let rows = launches.iter().flat_map(|fp8| (0..fp8.launch.rows.len()).map(move |r| fp8.launch.expected(r)));
+    let wrong = rows.filter(|want| is_wrong(*draws.next().expect("a draw for every row"), *want)).count();
+    assert!(draws.next().is_none());
+    wrong
+}
+
+#[test]
+fn a_weight_in_fp8_has_the_draws_of_the_same_weight_in_float32() {
+    let Some(program) = &*PROGRAM else { return };
+    let shapes = [
+        // Columns, rows, tokens, first token, hidden, blocks.
+        [8, 1, 700, 0, 64, 2],
+        [8, 3, 700, 37, 80, 1],
+        [8, 8, 2000, 16, 256, 3],
+        [32, 20, 2100, 32, 144, 4],
+        [32, 32, 15, 3, 16, 1],
+        [32, 27, 900, 5, 1040, 2],
+        [128, 70, 600, 21, 400, 2],
+        [128, 128, 330, 0, 48, 2],
+        [8, 8, 1500, 64, 4096, 2],
+    ];
+    let mut launches: Vec<_> = (600..).zip(shapes).map(|(at, shape)| Fp8::of_shape(at, shape)).collect();
+    launches.extend([0, 128].map(Fp8::of_all_codes));
+    assert_eq!(wrong_draws(program, &launches, |scale| scale), 0);
+    // The negative controls: scales that are off, and codes of which one is another.
+    assert!(wrong_draws(program, &launches, |scale| scale * 1.5) > 50);
+    for fp8 in &mut launches {
+        let last = fp8.codes.len() - 1;
+        fp8.codes[last / 2] ^= 0x40;
+    }
+    assert!(wrong_draws(program, &launches, |scale| scale) > 0);
+}
