@@ -1,6 +1,6 @@
 //! The fused kernels for all GPUs of compute capability 8.0 or later: their instances and their launch.
 
-use crate::abi::{self, Call, LogitStore, Matrices, Summaries};
+use crate::abi::{self, Call, Candidates, LogitStore, Matrices, Summaries};
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::entries;
 use crate::device::fused_hopper::MAX_ROWS;
@@ -18,8 +18,16 @@ use std::sync::Arc;
 pub(crate) static TENSOR: KernelSource = KernelSource {
     file: "fused_portable.cu",
     serves: kernels::any,
-    instances: || all([Products::Tensor(DType::BF16), Products::Tensor(DType::F16), Products::TensorFp8]),
+    instances: || {
+        let candidates = Portable::up_to(MAX_SHADOW_ROWS, Products::Shadow, Epilogue::Candidates);
+        let draws = all([Products::Tensor(DType::BF16), Products::Tensor(DType::F16), Products::TensorFp8]);
+        draws.into_iter().chain(candidates.map(Portable::instance)).collect()
+    },
 };
+
+/// The maximum number of rows of a launch that reads a shadow. From about here on, multiplications take longer than reads
+/// of the shadow: codes and digits take as many multiply-adds a second as weights and hidden states.
+pub(crate) const MAX_SHADOW_ROWS: usize = 64;
 
 /// Without tensor cores, for float32, for pairs of different types, and for quantised weights.
 ///
@@ -42,6 +50,8 @@ pub(crate) enum Products {
     Tensor(DType),
     /// On tensor cores, with a weight in fp8 and hidden states in bf16. The scale of a weight row multiplies its sums.
     TensorFp8,
+    /// On tensor cores, with the codes of a shadow and the digits of hidden states. Upper bounds take the place of products.
+    Shadow,
     /// Without tensor cores, in float32.
     Plain,
     /// As [`Products::Plain`], with weights that are decoded to float32.
@@ -67,7 +77,7 @@ impl Products {
     }
 
     fn is_tensor(self) -> bool {
-        matches!(self, Products::Tensor(_) | Products::TensorFp8)
+        matches!(self, Products::Tensor(_) | Products::TensorFp8 | Products::Shadow)
     }
 }
 
@@ -76,6 +86,8 @@ impl Products {
 pub(crate) enum Epilogue {
     /// Draws, and optionally stored logits. The argument is [`LogitStore`](crate::abi::LogitStore).
     Draw,
+    /// Lists of the tokens that can win, for [`Products::Shadow`]. The argument is [`Candidates`](crate::abi::Candidates).
+    Candidates,
     /// Log-masses and samples of groups. The argument is [`Summaries`](crate::abi::Summaries).
     Summary,
 }
@@ -84,6 +96,7 @@ impl Epilogue {
     fn name(self) -> &'static str {
         match self {
             Epilogue::Draw => "DrawEpilogue",
+            Epilogue::Candidates => "CandidatesEpilogue",
             Epilogue::Summary => "SummaryEpilogue",
         }
     }
@@ -91,7 +104,7 @@ impl Epilogue {
     /// Tokens of a granule, the unit of work that blocks share.
     fn granule(self) -> u32 {
         match self {
-            Epilogue::Draw => 16,
+            Epilogue::Draw | Epilogue::Candidates => 16,
             Epilogue::Summary => 64,
         }
     }
@@ -143,6 +156,7 @@ impl Portable {
         match self.products {
             Products::Tensor(operand) => tensor(operand),
             Products::TensorFp8 => tensor(DType::BF16),
+            Products::Shadow => tensor(DType::I8),
             Products::Plain | Products::Quantised => {
                 let is_quantised = self.products == Products::Quantised;
                 let defines: [(_, &dyn Display); 3] =
@@ -160,6 +174,10 @@ impl Portable {
             Epilogue::Draw => {
                 let entries = [&entries::FUSED_DRAW, &entries::FUSED_DRAW_UNALIGNED];
                 PortableKernels::Draw(self.both(&module, entries, shared_bytes)?)
+            }
+            Epilogue::Candidates => {
+                let entries = [&entries::FUSED_CANDIDATES, &entries::FUSED_CANDIDATES_UNALIGNED];
+                PortableKernels::Candidates(self.both(&module, entries, shared_bytes)?)
             }
             Epilogue::Summary => {
                 let entries = [&entries::FUSED_SUMMARY, &entries::FUSED_SUMMARY_UNALIGNED];
@@ -194,6 +212,7 @@ struct Both<E> {
 #[derive(Debug)]
 enum PortableKernels {
     Draw(Both<LogitStore>),
+    Candidates(Both<Candidates>),
     Summary(Both<Summaries>),
 }
 
@@ -202,6 +221,8 @@ enum PortableKernels {
 pub(crate) enum PortableOutput {
     /// Logits, or nothing, for [`Epilogue::Draw`].
     Draw(LogitStore),
+    /// The lists of candidates, for [`Epilogue::Candidates`].
+    Candidates(Candidates),
     /// Log-masses and samples of groups, for [`Epilogue::Summary`].
     Summary(Summaries),
 }
@@ -256,6 +277,10 @@ impl LoadedPortable {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
         match (&self.kernels, output) {
             (PortableKernels::Draw(both), PortableOutput::Draw(to)) => {
+                let kernel = if is_aligned { &both.aligned } else { &both.unaligned };
+                queue.launch(kernel, grid, (call, matrices, to))
+            }
+            (PortableKernels::Candidates(both), PortableOutput::Candidates(to)) => {
                 let kernel = if is_aligned { &both.aligned } else { &both.unaligned };
                 queue.launch(kernel, grid, (call, matrices, to))
             }
