@@ -1,6 +1,5 @@
-// The entry points around the fused kernel in a draw from a shadow of the weight: shadow/pass.cuh. The build defines FS_OPERAND, the
-// type of weight and hidden states. shadow_portable.cu defines FS_PORTABLE: the portable kernel is the fused kernel, else the
-// Hopper kernel.
+// The entry points around the fused kernel in a draw from a shadow of the weight: shadow/pass.cuh. The build defines FS_OPERAND,
+// the type of weight and hidden states. The fused kernel is the Hopper kernel; with FS_PORTABLE, the portable kernel.
 #include "flash_sampling/shadow/digits.cuh"
 #include "flash_sampling/shadow/exact_dots.cuh"
 #include "flash_sampling/shadow/winners.cuh"

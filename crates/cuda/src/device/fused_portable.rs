@@ -25,8 +25,8 @@ pub(crate) static TENSOR: KernelSource = KernelSource {
     },
 };
 
-/// The maximum number of rows of a launch that reads a shadow. From about here on, multiplications take longer than reads
-/// of the shadow: codes and digits take as many multiply-adds a second as weights and hidden states.
+/// The maximum number of rows of a launch that reads a shadow (not timed yet). A row has two rows of digits, and the
+/// tensor cores multiply 8-bit integers twice as fast as floats. So for more rows, products limit both kernels alike.
 pub(crate) const MAX_SHADOW_ROWS: usize = 64;
 
 /// Without tensor cores, for float32, for pairs of different types, and for quantised weights.
@@ -50,7 +50,7 @@ pub(crate) enum Products {
     Tensor(DType),
     /// On tensor cores, with a weight in fp8 and hidden states in bf16. The scale of a weight row multiplies its sums.
     TensorFp8,
-    /// On tensor cores, with the codes of a shadow and the digits of hidden states. Upper bounds take the place of products.
+    /// On tensor cores, with the codes of a shadow and the digits of hidden states: upper bounds instead of products.
     Shadow,
     /// Without tensor cores, in float32.
     Plain,
@@ -86,7 +86,8 @@ impl Products {
 pub(crate) enum Epilogue {
     /// Draws, and optionally stored logits. The argument is [`LogitStore`](crate::abi::LogitStore).
     Draw,
-    /// Lists of the tokens that can win, for [`Products::Shadow`]. The argument is [`Candidates`](crate::abi::Candidates).
+    /// Lists of the tokens that can win, for [`Products::Shadow`]. The argument is
+    /// [`Candidates`](crate::abi::Candidates).
     Candidates,
     /// Log-masses and samples of groups. The argument is [`Summaries`](crate::abi::Summaries).
     Summary,

@@ -30,9 +30,9 @@ pub struct DeviceHead {
     pub soft_cap: Option<f32>,
     /// The factor of the logits; finite and positive.
     pub scale: f32,
-    /// A shadow of the weight. With it, draws of up to 64 rows, or 96 on Hopper, read the shadow instead of the weight, and
-    /// are the same draws. Rows have no filters, or on Hopper begin with a min-p or a small top-k. Other calls, heads with a
-    /// soft-cap, and weights of other types than bf16 and f16 ignore it.
+    /// A shadow of the weight. With it, draws of up to 64 rows, on Hopper of up to 96, read the shadow instead of the
+    /// weight, and are the same draws. Rows have no filters, or on Hopper begin with a min-p or a small top-k. Other
+    /// calls, heads with a soft-cap, and weights of other types than bf16 and f16 ignore it.
     pub shadow: Option<DeviceShadow>,
 }
 
@@ -87,8 +87,8 @@ impl DeviceShadow {
         Ok((DeviceShadow { codes: at, scales, errors, norms, largest }, memory))
     }
 
-    /// Whether draws of a head on a device can read a shadow: from compute capability 8.0 on, for a weight of bf16 or f16
-    /// without a soft-cap.
+    /// Whether draws of a head on a device can read a shadow: from compute capability 8.0 on, for a weight of bf16 or
+    /// f16 without a soft-cap.
     pub fn serves(head: &Head<'_>, device: &Device) -> bool {
         let unsupported = unsupported_by_shadow(head.weight().dtype(), head.soft_cap(), head.hidden());
         device.capability().0 >= 8 && unsupported.is_none()

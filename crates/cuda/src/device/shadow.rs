@@ -1,6 +1,6 @@
 //! The launches that draw from a shadow of the weight: digits, candidates, and exact winners. The full kernel
-//! follows, and draws again if the shadow does not decide a row. In calls with filters, which need the Hopper kernel, the
-//! third launch writes exact lists, and `filter_list` follows.
+//! follows, and draws again if the shadow does not decide a row. In calls with filters, the third launch writes exact
+//! lists, and `filter_list` follows; these calls need the Hopper kernel.
 
 use crate::abi::{
     self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, FilterListCall, HiddenBound, MAX_PARTS, Maps, Matrices,
@@ -59,7 +59,7 @@ pub(crate) struct ShadowKernels {
 /// The kernels that list candidates.
 #[derive(Debug)]
 enum CandidateKernels {
-    Hopper(HopperKernels),
+    Hopper(Box<HopperKernels>),
     Portable(Vec<Arc<LoadedPortable>>),
 }
 
@@ -140,12 +140,12 @@ impl ShadowKernels {
         let (source, instance) = (if is_hopper { &SOURCE } else { &PORTABLE }, instance(head.weight.dtype));
         let codes = codes(head, &shadow);
         let candidates = if is_hopper {
-            CandidateKernels::Hopper(HopperKernels {
+            CandidateKernels::Hopper(Box::new(HopperKernels {
                 candidates: load(max_rows, FusedVariant::Candidates, device)?,
                 lists: None,
                 codes: tensor_map::encode(&codes, 64)?,
                 granule: tensor_map::encode(&codes, 16)?,
-            })
+            }))
         } else {
             let planned = Portable::up_to(max_rows, Products::Shadow, Epilogue::Candidates);
             CandidateKernels::Portable(planned.map(|instance| device.portable(instance)).collect::<Result<_, _>>()?)
@@ -228,9 +228,9 @@ impl ShadowKernels {
         Ok(words)
     }
 
-    /// Draws for rows without filters, and writes the lists of rows with listed filters, by the Hopper kernel. Rows that the shadow does not
-    /// decide are [`UNDECIDED`](crate::abi::status::UNDECIDED). The launches end at once if `call.skip_if` says so, whose
-    /// word is not written by the launch before.
+    /// Draws for rows without filters, and writes the lists of rows with listed filters, by the Hopper kernel. Rows
+    /// that the shadow does not decide are [`UNDECIDED`](crate::abi::status::UNDECIDED). The launches end at once if
+    /// `call.skip_if` says so, whose word is not written by the launch before.
     pub(crate) fn launch_lists(
         &mut self,
         queue: Queue<'_>,

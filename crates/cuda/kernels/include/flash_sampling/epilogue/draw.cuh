@@ -167,27 +167,31 @@ struct DrawEpilogue {
         return lower_dot(call, arguments, arguments.bounds[column], at, upper, LOWER_DISTANCE);
     }
 
-    // Returns the score of a token; none if its logit is -inf, or if it is invalid, which the row records. `dot` includes the head's
-    // bias.
-    __device__ __forceinline__ Candidate score(u32 column, u32 token, float dot) const {
+    // Returns the score of a token; none if its logit is -inf, or invalid, which the row records. `dot` includes the head's bias.
+    // With CANDIDATES, returns a lower bound of the score, and sets `most` to an upper bound.
+    __device__ __forceinline__ Candidate score(u32 column, u32 token, float dot, Winner& most) const {
         const Row& row = call.rows[column];
         const Noise noise{row.seed, row.position};
         const float gumbel = row.greedy ? 0.0f : noise.gumbel(Domain::Token, row.draw, token);
         const float raw = call.head.apply(dot, 0.0f, false);
+        float logit;
         if constexpr (CANDIDATES) {
-            const float logit = row.apply(raw, token);
+            logit = row.apply(raw, token);
             // Leaves the row to the full kernel, which finds the row's error if it has one.
             if (!(raw < f32_infinity() && logit < f32_infinity())) atomicMax(&arguments.counts[column], Candidates::OPEN);
-            const Winner most = Winner::of(add_rn(logit, gumbel), token);
-            if (!is_finite(logit) || most.score < shared.winners.best[column].winner.score) return Candidate::none();
-            const u32 at = atomicAdd(&arguments.counts[column], 1u);
-            if (at < Candidates::ROOM) arguments.keys[static_cast<u64>(column) * Candidates::ROOM + at] = to_ordered_bits(most);
-            const float least = row.apply(call.head.apply(least_dot(column, token - call.first_token, dot), 0.0f, false), token);
-            return is_finite(least) ? Candidate{Winner::of(add_rn(least, gumbel), token), least} : Candidate::none();
+            if (!is_finite(logit)) return Candidate::none();
+            most = Winner::of(add_rn(logit, gumbel), token);
+            logit = row.apply(call.head.apply(least_dot(column, token - call.first_token, dot), 0.0f, false), token);
         } else {
-            const float logit = checked_logit(raw, row, token, &call.invalid[column]);
-            return logit != -f32_infinity() ? Candidate{Winner::of(add_rn(logit, gumbel), token), logit} : Candidate::none();
+            logit = checked_logit(raw, row, token, &call.invalid[column]);
         }
+        return logit > -f32_infinity() ? Candidate{Winner::of(add_rn(logit, gumbel), token), logit} : Candidate::none();
+    }
+
+    // Lists a token with an upper bound of its score.
+    __device__ __forceinline__ void list(u32 column, const Winner& most) const {
+        const u32 at = atomicAdd(&arguments.counts[column], 1u);
+        if (at < Candidates::ROOM) arguments.keys[static_cast<u64>(column) * Candidates::ROOM + at] = to_ordered_bits(most);
     }
 
     // Scores the warp's queue, and clears it.
@@ -195,10 +199,11 @@ struct DrawEpilogue {
         __syncwarp();
         u32 column = 0;
         Candidate candidate = Candidate::none();
+        Winner most = Winner::none();
         if (lane < queued) {
             const Waiting& waiting = queue[lane];
             column = waiting.place & 0xffff;
-            candidate = score(column, call.first_token + tile.first + (waiting.place >> 16), waiting.dot);
+            candidate = score(column, call.first_token + tile.first + (waiting.place >> 16), waiting.dot, most);
         }
         // The lane that has a row's best candidate merges the better candidates one by one, without a lock.
         const bool beats = !candidate.winner.is_none() && candidate.winner.beats(shared.winners.best[column].winner);
@@ -212,6 +217,9 @@ struct DrawEpilogue {
             if (of / WARPS == lane) shared.winners.best[of] = shared.winners.best[of].merge({winner, logit});
         }
         __syncwarp();
+        if constexpr (CANDIDATES) {
+            if (!most.is_none() && most.score >= shared.winners.best[column].winner.score) list(column, most);
+        }
         queued = 0;
     }
 

@@ -17,7 +17,7 @@
 
 namespace flash_sampling {
 
-// Dots: ExactDots, or its stand-in in tests.
+// Dots: ExactDots of the full kernel.
 template <class Dots, bool LISTS>
 struct ExactWinners {
     static constexpr u32 THREADS = Dots::THREADS;
@@ -166,8 +166,8 @@ struct ExactWinners {
             const bool has_token = threadIdx.x < some;
             float noise = 0.0f;
             const auto meanwhile = [&] { noise = has_token ? noise_of(shared.tokens[first + threadIdx.x]) : 0.0f; };
-            Dots::template compute<OPERAND>(shadow.candidates, row, call.first_token, shared.tokens + first, some, shared.dots, memory,
-                                        meanwhile);
+            Dots::template compute<OPERAND>(shadow.candidates, row, call.first_token, shared.tokens + first, some, shared.dots,
+                                            memory, meanwhile);
             __syncthreads();
             PartWinner next{0, 0.0f, 0};
             if (has_token) next = score(shared.tokens[first + threadIdx.x], shared.dots[threadIdx.x], noise);
