@@ -57,6 +57,8 @@ pub const PORTABLE: [&str; 3] = ["portable, peaked", "portable, greedy", "portab
 
 /// The draws of a head with a shadow: at temperature 0, of Gaussian logits, and of LLM-like ones.
 pub const SHADOW: [&str; 3] = ["shadow, greedy", "shadow, gaussian", "shadow, peaked"];
+/// The draw of LLM-like logits from a shadow by the portable kernel.
+pub const PORTABLE_SHADOW: &str = "portable, shadow";
 
 /// Our draw of peaked logits with log Z.
 pub const LOG_Z: &str = "tiled, log Z";
