@@ -34,7 +34,6 @@ entries! {
     FUSED_DRAW "fused" (Call, Matrices, LogitStore);
     FUSED_DRAW_UNALIGNED "fused_unaligned" (Call, Matrices, LogitStore);
     FUSED_CANDIDATES "fused" (Call, Matrices, Candidates);
-    FUSED_CANDIDATES_UNALIGNED "fused_unaligned" (Call, Matrices, Candidates);
     FUSED_SUMMARY "fused" (Call, Matrices, Summaries);
     FUSED_SUMMARY_UNALIGNED "fused_unaligned" (Call, Matrices, Summaries);
     SELECT_GROUPS "select_groups" (Selection);

@@ -157,7 +157,15 @@ impl Portable {
         match self.products {
             Products::Tensor(operand) => tensor(operand),
             Products::TensorFp8 => tensor(DType::BF16),
-            Products::Shadow => tensor(DType::I8),
+            Products::Shadow => {
+                let defines: [(_, &dyn Display); 4] = [
+                    ("COLUMNS", &self.columns),
+                    ("OPERAND", &abi::element_name(DType::I8)),
+                    ("EPILOGUE", &epilogue),
+                    ("ALIGNED", &1),
+                ];
+                Instance::new(&defines)
+            }
             Products::Plain | Products::Quantised => {
                 let is_quantised = self.products == Products::Quantised;
                 let defines: [(_, &dyn Display); 3] =
@@ -177,8 +185,8 @@ impl Portable {
                 PortableKernels::Draw(self.both(&module, entries, shared_bytes)?)
             }
             Epilogue::Candidates => {
-                let entries = [&entries::FUSED_CANDIDATES, &entries::FUSED_CANDIDATES_UNALIGNED];
-                PortableKernels::Candidates(self.both(&module, entries, shared_bytes)?)
+                let kernel = Kernel::load(&module, &entries::FUSED_CANDIDATES)?;
+                PortableKernels::Candidates(kernel.with_shared(shared_bytes)?)
             }
             Epilogue::Summary => {
                 let entries = [&entries::FUSED_SUMMARY, &entries::FUSED_SUMMARY_UNALIGNED];
@@ -213,7 +221,7 @@ struct Both<E> {
 #[derive(Debug)]
 enum PortableKernels {
     Draw(Both<LogitStore>),
-    Candidates(Both<Candidates>),
+    Candidates(Kernel<(Call, Matrices, Candidates)>),
     Summary(Both<Summaries>),
 }
 
@@ -281,8 +289,7 @@ impl LoadedPortable {
                 let kernel = if is_aligned { &both.aligned } else { &both.unaligned };
                 queue.launch(kernel, grid, (call, matrices, to))
             }
-            (PortableKernels::Candidates(both), PortableOutput::Candidates(to)) => {
-                let kernel = if is_aligned { &both.aligned } else { &both.unaligned };
+            (PortableKernels::Candidates(kernel), PortableOutput::Candidates(to)) => {
                 queue.launch(kernel, grid, (call, matrices, to))
             }
             (PortableKernels::Summary(both), PortableOutput::Summary(to)) => {
