@@ -14,12 +14,16 @@ use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples, ShadowBuffer};
-use flash_sampling_cuda::{DeviceShadow, DeviceTiled, RowFeatures};
+use flash_sampling_cuda::{DeviceShadow, DeviceTiled, KernelChoice, RowFeatures};
 
 #[path = "cuda/shadow_filters.rs"]
 mod shadow_filters;
 
 suite!(tiled, WithShadow(Gpu::TILED));
+suite!(portable, WithShadow(Gpu::Tiled(KernelChoice::Portable)));
+
+/// The kernels that read a shadow. On Hopper, they are different kernels.
+const CHOICES: [KernelChoice; 2] = [KernelChoice::Fastest, KernelChoice::Portable];
 
 /// Returns a real number below 1 in absolute value, often small.
 fn real(i: usize, k: usize) -> f32 {
@@ -89,16 +93,21 @@ fn problems(size: Size, dtype: DType) -> Vec<(&'static str, Problem)> {
 
 #[test]
 fn a_shadow_changes_no_bit_of_a_draw() {
-    if !Gpu::TILED.runs() {
-        return;
+    if Gpu::TILED.runs() {
+        CHOICES.into_iter().for_each(compare_draws);
     }
+}
+
+fn compare_draws(choice: KernelChoice) {
     let mut draws = 0;
-    for (count, vocab, cols) in [(1, 30_011, 512), (7, 5000, 775), (16, 151, 64), (40, 20_000, 256), (90, 9001, 136)] {
+    let most = if choice == KernelChoice::Portable { 64 } else { 90 };
+    for (count, vocab, cols) in [(1, 30_011, 512), (7, 5000, 775), (16, 151, 64), (40, 20_000, 256), (most, 9001, 136)]
+    {
         for dtype in [DType::BF16, DType::F16] {
             for (name, problem) in problems(Size::new(count, vocab, cols), dtype) {
                 let plan = Plan { max_rows: count, max_draws: 3, ..Plan::default() };
-                let mut plain = Gpu::TILED.build(problem.head(), plan).unwrap();
-                let mut shadowed = WithShadow(Gpu::TILED).build(problem.head(), plan).unwrap();
+                let mut plain = Gpu::Tiled(choice).build(problem.head(), plan).unwrap();
+                let mut shadowed = WithShadow(Gpu::Tiled(choice)).build(problem.head(), plan).unwrap();
                 let (mut want, mut found) = (Samples::new(), Samples::new());
                 for turn in 0..12 {
                     let of_turn = |(r, row): (usize, RowParams<'static>)| RowParams {
@@ -113,14 +122,14 @@ fn a_shadow_changes_no_bit_of_a_draw() {
                     };
                     plain.sample(problem.input(), &rows, &mut want).unwrap();
                     shadowed.sample(problem.input(), &rows, &mut found).unwrap();
-                    let what = format!("{name}, {count} x {vocab} x {cols}, {}, turn {turn}", dtype.name());
+                    let what = format!("{choice:?}, {name}, {count} x {vocab} x {cols}, {}, turn {turn}", dtype.name());
                     assert_same(&found, &want, &what);
                     draws += count;
                 }
             }
         }
     }
-    println!("{draws} rows have the same bits");
+    println!("{choice:?}: {draws} rows have the same bits");
 }
 
 /// Replays a graph of a call. The shadow decides nearly all rows, but no row of a head with a large column.
@@ -138,14 +147,14 @@ fn a_captured_call_with_a_shadow_draws_what_the_reference_draws() {
         ..good.clone()
     };
     for (problem, is_decided) in [(good, true), (coarse, false)] {
-        for kinds in [RowFeatures::Bare, RowFeatures::Any] {
+        for (choice, kinds) in CHOICES.into_iter().flat_map(|c| [(c, RowFeatures::Bare), (c, RowFeatures::Any)]) {
             let mut there = OnDevice::new(&problem, 0);
             let buffer = ShadowBuffer::new(&problem.weight.matrix()).unwrap();
             let (shadow, _memory) = DeviceShadow::upload(&buffer.shadow(), &there.stream).unwrap();
             there.stream.synchronize().unwrap();
             there.head.shadow = Some(shadow);
             // SAFETY: weight and shadow are on this device, of this size, and outlive the sampler's launches.
-            let mut sampler = unsafe { DeviceTiled::new(there.head, 5, &there.device) }.unwrap();
+            let mut sampler = unsafe { DeviceTiled::with_kernels(there.head, 5, &there.device, choice) }.unwrap();
             sampler.prepare(kinds).unwrap();
             // SAFETY: hidden states, rows and draws are on this device and outlive the graph; one stream is used.
             let launch =
@@ -157,7 +166,7 @@ fn a_captured_call_with_a_shadow_draws_what_the_reference_draws() {
                 graph.launch().unwrap();
                 let plan = Plan { max_rows: 5, ..Plan::default() };
                 let want = reference(&problem, plan, ReferenceVariant::Tiled, &rows);
-                assert_drawn(&there.draws(), &want, &format!("decided: {is_decided}"));
+                assert_drawn(&there.draws(), &want, &format!("{choice:?}, decided: {is_decided}"));
             }
             // SAFETY: all launches are on this stream.
             let undecided = unsafe { sampler.undecided_by_shadow(&there.stream) }.unwrap();

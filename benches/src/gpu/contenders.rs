@@ -2,7 +2,7 @@
 
 use super::clock::{self, Clock};
 use super::head::{Calls, OnDevice};
-use super::{EXISTING, FP8, INVERSE, LOG_Z, OURS, PORTABLE, SHADOW, STANDALONE};
+use super::{EXISTING, FP8, INVERSE, LOG_Z, OURS, PORTABLE, PORTABLE_SHADOW, SHADOW, STANDALONE};
 use crate::gpu::read::{Read, ReadKernel, driver, failed};
 use crate::rivals::{InverseCdf, Matmul};
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -84,7 +84,7 @@ impl<'h> Contenders<'h> {
         let matmul = Matmul::new(stream)?;
         let mut ours = Vec::new();
         let mut plan = |name, states, choice, keeps| {
-            let shadow = head.shadow().filter(|_| SHADOW.contains(&name));
+            let shadow = head.shadow().filter(|_| SHADOW.contains(&name) || name == PORTABLE_SHADOW);
             let of_weight = DeviceHead { shadow, ..head.head() };
             let of = head.fp8().filter(|_| FP8.contains(&name)).unwrap_or(of_weight);
             // SAFETY: the weights and the shadow are device memory of this size, which `head` holds and no code writes
@@ -115,6 +115,9 @@ impl<'h> Contenders<'h> {
         if portable {
             for name in PORTABLE {
                 plan(name, Logits::Peaked, KernelChoice::Portable, name == PORTABLE[2])?;
+            }
+            if head.shadow().is_some() {
+                plan(PORTABLE_SHADOW, Logits::Peaked, KernelChoice::Portable, false)?;
             }
         }
         let existing = Existing::new(head, &mut ours[0].tiled, device, stream)?;
@@ -263,7 +266,8 @@ impl<'h> Contenders<'h> {
             let bad = draws.iter().position(|draw| draw.status != status::DRAWN || draw.token >= vocab);
             bad.map_or(Ok(()), |row| Err(wrong(name, row)))?;
         }
-        for (name, of_shadow) in [GREEDY, OURS[0], OURS[1]].into_iter().zip(SHADOW) {
+        let of_weight = [GREEDY, OURS[0], OURS[1], PORTABLE[0]];
+        for (name, of_shadow) in of_weight.into_iter().zip(SHADOW.into_iter().chain([PORTABLE_SHADOW])) {
             self.check_equal(rows, name, of_shadow)?;
         }
         self.check_equal(rows, FP8[2], FP8[3])?;

@@ -57,6 +57,8 @@ pub const PORTABLE: [&str; 3] = ["portable, peaked", "portable, greedy", "portab
 
 /// The draws of a head with a shadow: at temperature 0, of Gaussian logits, and of LLM-like ones.
 pub const SHADOW: [&str; 3] = ["shadow, greedy", "shadow, gaussian", "shadow, peaked"];
+/// The draw of LLM-like logits from a shadow by the portable kernel.
+pub const PORTABLE_SHADOW: &str = "portable, shadow";
 
 /// The draws of a head in fp8: at temperature 0, of Gaussian logits, of LLM-like ones, and of LLM-like ones by the
 /// portable kernel; and a plain read of its weight.

@@ -1,6 +1,6 @@
 //! The times and ratios of a GPU as text, part by part.
 
-use super::{EXISTING, FP8, LOG_Z, OURS, PORTABLE, SHADOW};
+use super::{EXISTING, FP8, LOG_Z, OURS, PORTABLE, PORTABLE_SHADOW, SHADOW};
 use crate::record::{Gpu, Record};
 use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::table::{BULK, CUBLAS, GREEDY, READ};
@@ -98,7 +98,7 @@ fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Resu
     // All rivals that draw, so not cuBLAS alone. The ratio is the rival's time over ours on the same logits.
     let plain = [
         [READ, BULK, CUBLAS, GREEDY, OURS[0], OURS[1], LOG_Z].as_slice(),
-        &[PORTABLE[1], PORTABLE[2], EXISTING[0], EXISTING[1]],
+        &[PORTABLE[1], PORTABLE[2], PORTABLE_SHADOW, EXISTING[0], EXISTING[1]],
         &SHADOW,
         &FP8,
     ]

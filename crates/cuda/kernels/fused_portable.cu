@@ -1,5 +1,5 @@
 // The entry points of the fused kernel on tensor cores of compute capability 8.0 and up. The build defines FS_COLUMNS (rows of the
-// batch), FS_OPERAND and FS_EPILOGUE; and for a weight in F8_E4M3, FS_FP8.
+// batch), FS_OPERAND and FS_EPILOGUE; for a weight in F8_E4M3, FS_FP8; for a shadow, whose factors are always aligned, FS_ALIGNED.
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/epilogue/summary.cuh"
 #include "flash_sampling/fused_portable.cuh"
@@ -28,6 +28,7 @@ extern "C" __global__ void __launch_bounds__(Kernel<true>::THREADS, Kernel<true>
     Kernel<true>::block(call, matrices, arguments, memory);
 }
 
+#ifndef FS_ALIGNED
 // For any layout.
 extern "C" __global__ void __launch_bounds__(Kernel<false>::THREADS, Kernel<false>::BLOCKS)
     fused_unaligned(const __grid_constant__ Call call, const __grid_constant__ Matrices matrices,
@@ -35,3 +36,4 @@ extern "C" __global__ void __launch_bounds__(Kernel<false>::THREADS, Kernel<fals
     extern __shared__ __align__(128) u8 memory[];
     Kernel<false>::block(call, matrices, arguments, memory);
 }
+#endif

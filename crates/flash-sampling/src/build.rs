@@ -36,7 +36,7 @@ pub enum BuildError {
     /// The sampler would not use a shadow.
     #[error(
         "{variant} on {backend} uses no shadow: it must be tiled, sharded:SHARDS or (on a CPU) grouped:SIZE:reuse, and a \
-         GPU must have compute capability 9.0, with a head in bf16 or f16 without a soft-cap"
+         GPU needs a head in bf16 or f16 without a soft-cap"
     )]
     Shadow {
         /// The configured backend.

@@ -37,9 +37,9 @@ type RowErrors = Vec<(usize, RowError)>;
 /// shadow: makes an 8-bit copy of the weight, half the memory of a bfloat16 weight. Calls without filters and
 ///     log-probabilities read the copy, and draw the same tokens. For few rows, they take about half the time on some
 ///     processors and GPUs (docs/shadow.md lists them). So do calls of rows whose first filter is min_p or top_k: at most
-///     1024 on the CPU; on a GPU at most 128, in calls of up to 8 rows. On a GPU of compute capability 9.0, up to 96 rows,
-///     for a weight of bfloat16 or float16: the construction copies the weight to the host, and takes memory there for the
-///     weight and the shadow.
+///     1024 on the CPU; on a GPU of compute capability 9.0 at most 128, in calls of up to 8 rows. Up to 96 rows on a GPU of
+///     compute capability 9.0, and up to 64 rows on other GPUs, for a weight of bfloat16 or float16: the construction copies
+///     the weight to the host, and takes memory there for the weight and the shadow.
 /// group: the ranks that share the vocabulary, for example from `flash_sampling.torch.group`: an object with `rank`,
 ///     `world`, `time_limit` in seconds, and `all_gather(message, time_limit)`, which returns the messages of all
 ///     ranks. The head is this rank's shard. All ranks construct the sampler, and call it with the same rows. Every

@@ -23,7 +23,7 @@ pub struct SamplerArgs {
     /// `flash-sampling shadow` wrote; without FILE, the copy is made at the start. Calls of few rows without filters
     /// and log-probabilities read the copy instead of the weight, and so do calls with filters whose first filter is
     /// min-p or a small top-k. The draws are the same, and take about half the time. For weights in bf16, f16 or f32, and
-    /// variants that draw the tokens of tiled. A GPU needs compute capability 9.0.
+    /// variants that draw the tokens of tiled.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     pub shadow: Option<Option<PathBuf>>,
 }

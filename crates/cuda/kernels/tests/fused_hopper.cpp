@@ -1,9 +1,12 @@
-// Runs blocks of the fused Hopper kernel on the processor, one after another, and the launches of a draw from a shadow. Reads
-// launches from standard input, and writes draws and lists to standard output. crates/cuda/tests/fused_hopper.rs makes the
-// launches and compares the results with core's reference.
+// Runs blocks of the fused Hopper kernel on the processor, one after another, and the launches of a draw from a shadow by this
+// kernel or by the portable kernel. Reads launches from standard input, and writes draws and lists to standard output.
+// crates/cuda/tests/fused_hopper.rs makes the launches and compares the results with core's reference.
 #pragma GCC optimize("no-strict-aliasing")
 #include "emulator.hpp"
 
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
@@ -21,28 +24,10 @@ static float bound_factor;
 #define noise_bound(word) (bound_factor * (noise_bound)(word))
 #include "flash_sampling/fused_hopper/kernel.cuh"
 #include "flash_sampling/shadow/digits.cuh"
-
-namespace flash_sampling {
-
-// The dot products of the exact winners, as plain sums.
-struct ExactDots {
-    static constexpr u32 THREADS = 128, SLOTS = 64;
-
-    template <ptx::Operand, class Meanwhile>
-    static void compute(const Candidates& call, u32 row, u32 first_token, const u32* tokens, u32 count, float* dots, u8*,
-                        const Meanwhile& meanwhile) {
-        meanwhile();
-        if (threadIdx.x >= count) return;
-        const u8* const weight = call.weight + (tokens[threadIdx.x] - first_token) * call.weight_stride;
-        float sum = 0.0f;
-        for (u32 k = 0; k < call.width; ++k)
-            sum += element<Element::BF16>(weight, k) * element<Element::BF16>(call.hidden + row * call.hidden_stride, k);
-        dots[threadIdx.x] = sum;
-    }
-};
-
-}  // namespace flash_sampling
-
+#include "flash_sampling/epilogue/draw.cuh"
+#include "flash_sampling/fused_portable.cuh"
+#include "flash_sampling/mainloop/tensor.cuh"
+#include "flash_sampling/shadow/exact_dots.cuh"
 #include "flash_sampling/shadow/winners.cuh"
 
 // Both headers have a type of this name, and no kernel includes both.
@@ -150,9 +135,24 @@ struct Launch {
         }
     }
 
+    // Runs the portable kernel, over factors with rows of `stride` bytes.
+    template <int COLUMNS, ptx::Operand OPERAND, class Epilogue>
+    void run_portable(const Call& call, const void* weight, const void* states, u32 stride,
+                      const typename Epilogue::Arguments& arguments) const {
+        using Kernel = FusedPortable<TensorMainloop<COLUMNS, OPERAND, true, false>, Epilogue>;
+        const auto *const at = static_cast<const u8*>(weight), *const hidden = static_cast<const u8*>(states);
+        const Matrices matrices{at, hidden, stride, stride, Element::BF16, Element::BF16, 16, 16, {}};
+        gridDim.x = min(blocks, (call.tokens + Epilogue::GRANULE - 1) / Epilogue::GRANULE);
+        for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+            memset(ptx::shared_memory, 0xff, sizeof(ptx::shared_memory));
+            emulator::run(Kernel::THREADS, [&] { Kernel::block(call, matrices, arguments, ptx::shared_memory); });
+        }
+    }
+
     // Makes the launches that read the shadow. With LISTS, `filtered` has the lists of rows with filters.
-    template <int COLUMNS, bool LISTS>
+    template <int COLUMNS, bool LISTS, bool IS_PORTABLE = false>
     void run_shadow(const Call& call, ShadowWords& words, const FilterListCall& filtered) {
+        using Exact = ExactWinners<ExactDots<IS_PORTABLE>, LISTS>;
         constexpr auto VARIANT = LISTS ? FusedVariant::ListedCandidates : FusedVariant::Candidates;
         using T = fused_hopper::Tile<COLUMNS, COLUMNS >= 96 ? 1 : 2, 1, VARIANT>;
         const u32 rows = call.row_count, digit_rows = (rows + 7) / 8 * 16, parts = rows % 3 + 1;
@@ -164,7 +164,7 @@ struct Launch {
         std::vector<u32> counts(rows, 77), arrived(rows, 77);
         std::vector<u64> keys(rows * Candidates::ROOM), best(rows, 77);
         std::vector<u32> estimates(rows * Candidates::ROOM);
-        std::vector<PartWinner> winners(rows * ExactWinners<LISTS>::MAX_PARTS);
+        std::vector<PartWinner> winners(rows * Exact::MAX_PARTS);
         const auto* const at = reinterpret_cast<const u8*>(weight.data());
         const auto* const states = reinterpret_cast<const u8*>(hidden.data());
         const u32 stride = call.hidden * 2;
@@ -182,18 +182,23 @@ struct Launch {
                 if (row % 16 >= 8) memset(digits.data() + static_cast<size_t>(row) * code_stride, 0, code_stride);
         Call of_candidates = call;
         of_candidates.best = best.data(), of_candidates.arrived = &words.published;
-        run_blocks<T>(of_candidates, {codes.data(), call.tokens, call.hidden, 1, code_stride},
-                      {digits.data(), digit_rows, call.hidden, 1, code_stride}, filtered.lists, candidates);
+        if constexpr (IS_PORTABLE)
+            run_portable<COLUMNS, ptx::Operand::S8, CandidatesEpilogue<COLUMNS>>(of_candidates, codes.data(), digits.data(),
+                                                                                 code_stride, candidates);
+        else
+            run_blocks<T>(of_candidates, {codes.data(), call.tokens, call.hidden, 1, code_stride},
+                          {digits.data(), digit_rows, call.hidden, 1, code_stride}, filtered.lists, candidates);
         if (control & 2)
             for (u32& count : counts) count = min(count, Candidates::ROOM);
         for (size_t i = 0; i < keys.size(); ++i) {
             if (control & 4) keys[i] = static_cast<u64>(estimates[i]) << 32 | static_cast<u32>(keys[i]);
             if (control & 8) estimates[i] = static_cast<u32>(keys[i] >> 32);
         }
-        emulator::launch(parts * rows, 1, ExactWinners<LISTS>::THREADS, [&] {
-            static typename ExactWinners<LISTS>::Shared shared;
-            ExactWinners<LISTS>{call, shadow, filtered, shared, blockIdx.x / parts, blockIdx.x % parts, parts}
-                .template block<ptx::Operand::BF16>(nullptr);
+        memset(ptx::shared_memory, 0xff, sizeof(ptx::shared_memory));
+        emulator::launch(parts * rows, 1, Exact::THREADS, [&] {
+            static typename Exact::Shared shared;
+            Exact{call, shadow, filtered, shared, blockIdx.x / parts, blockIdx.x % parts, parts}
+                .template block<ptx::Operand::BF16>(ptx::shared_memory);
         });
     }
 
@@ -228,7 +233,8 @@ struct Launch {
         }
     }
 
-    template <int COLUMNS, FusedVariant VARIANT, bool FP8 = false>
+    // With IS_PORTABLE, by the portable kernel, which makes plain draws.
+    template <int COLUMNS, FusedVariant VARIANT, bool IS_PORTABLE = false, bool FP8 = false>
     void run(bool has_shadow = false) {
         using T = fused_hopper::Tile<COLUMNS, COLUMNS >= (FP8 ? 128 : 192) ? 1 : 2, 1, VARIANT, FP8>;
         std::vector<u64> best(call.row_count), invalid(call.row_count, ~0ull);
@@ -244,11 +250,15 @@ struct Launch {
         ShadowWords words{};
         if constexpr (COLUMNS <= 96 && !FP8)
             if (has_shadow) {
-                run_shadow<COLUMNS, false>(call, words, FilterListCall{});
+                run_shadow<COLUMNS, false, IS_PORTABLE>(call, words, FilterListCall{});
                 call.skip_if = {&words.open, 0, 0};
             }
         const Matrix fp8{codes.data(), call.tokens, call.hidden, 1, call.hidden};
-        run_blocks<T>(call, FP8 ? fp8 : map_of(weight, call.tokens), map_of(hidden, call.row_count), lists, Candidates{});
+        if constexpr (IS_PORTABLE)
+            run_portable<COLUMNS, ptx::Operand::BF16, DrawEpilogue<COLUMNS>>(call, weight.data(), hidden.data(),
+                                                                             2 * call.hidden, {});
+        else
+            run_blocks<T>(call, FP8 ? fp8 : map_of(weight, call.tokens), map_of(hidden, call.row_count), lists, Candidates{});
         if (has_shadow) put(words.undecided);
         for (u32 r = 0; r < call.row_count; ++r) {
             if (best[r] != 0 || invalid[r] != ~0ull || arrived != 0) abort();
@@ -269,9 +279,16 @@ struct Launch {
     void run_fp8(u32 columns) {
         codes = get_all<u8>(static_cast<size_t>(call.tokens) * call.hidden);
         scales = get_all<float>(call.tokens);
-        if (columns == 8) run<8, FusedVariant::MasksPenalties, true>();
-        if (columns == 32) run<32, FusedVariant::MasksPenalties, true>();
-        if (columns == 128) run<128, FusedVariant::MasksPenalties, true>();
+        if (columns == 8) run<8, FusedVariant::MasksPenalties, false, true>();
+        if (columns == 32) run<32, FusedVariant::MasksPenalties, false, true>();
+        if (columns == 128) run<128, FusedVariant::MasksPenalties, false, true>();
+    }
+
+    void run_portable_with_shadow(u32 columns) {
+        if (columns == 8) run<8, FusedVariant::Plain, true>(true);
+        if (columns == 16) run<16, FusedVariant::Plain, true>(true);
+        if (columns == 32) run<32, FusedVariant::Plain, true>(true);
+        if (columns == 64) run<64, FusedVariant::Plain, true>(true);
     }
 
     void run_shadow_lists(u32 columns) {
@@ -302,7 +319,8 @@ int main() {
         if (variant == 2) launch.run<FusedVariant::Lists>(columns);
         if (variant == 3) launch.read_shadow(), launch.run_with_shadow(columns);
         if (variant == 4) launch.read_shadow(), launch.run_shadow_lists(columns);
-        if (variant == 5) launch.run_fp8(columns);
+        if (variant == 5) launch.read_shadow(), launch.run_portable_with_shadow(columns);
+        if (variant == 6) launch.run_fp8(columns);
     }
     return 0;
 }

@@ -173,3 +173,5 @@ u32 pair_of_halves(float low, float high);
 u32 max_of_pairs(u32 a, u32 b);
 
 }  // namespace flash_sampling::ptx
+
+#include "mma_ptx.hpp"

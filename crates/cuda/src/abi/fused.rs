@@ -53,7 +53,7 @@ pub(crate) struct Call {
     pub(crate) hidden: u32,
     pub(crate) first_token: u32,
     pub(crate) tokens: u32,
-    /// Only the Hopper kernel reads it.
+    /// The fused kernels read it.
     pub(crate) skip_if: SkipIf,
 }
 layout!(Call 96:

@@ -33,6 +33,7 @@ entries! {
     EXACT_LISTS "exact_lists" (Call, ShadowCall, FilterListCall);
     FUSED_DRAW "fused" (Call, Matrices, LogitStore);
     FUSED_DRAW_UNALIGNED "fused_unaligned" (Call, Matrices, LogitStore);
+    FUSED_CANDIDATES "fused" (Call, Matrices, Candidates);
     FUSED_SUMMARY "fused" (Call, Matrices, Summaries);
     FUSED_SUMMARY_UNALIGNED "fused_unaligned" (Call, Matrices, Summaries);
     SELECT_GROUPS "select_groups" (Selection);

@@ -1,6 +1,6 @@
 //! The fused kernels for all GPUs of compute capability 8.0 or later: their instances and their launch.
 
-use crate::abi::{self, Call, LogitStore, Matrices, Summaries};
+use crate::abi::{self, Call, Candidates, LogitStore, Matrices, Summaries};
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::entries;
 use crate::device::fused_hopper::MAX_ROWS;
@@ -18,8 +18,16 @@ use std::sync::Arc;
 pub(crate) static TENSOR: KernelSource = KernelSource {
     file: "fused_portable.cu",
     serves: kernels::any,
-    instances: || all([Products::Tensor(DType::BF16), Products::Tensor(DType::F16), Products::TensorFp8]),
+    instances: || {
+        let candidates = Portable::up_to(MAX_SHADOW_ROWS, Products::Shadow, Epilogue::Candidates);
+        let draws = all([Products::Tensor(DType::BF16), Products::Tensor(DType::F16), Products::TensorFp8]);
+        draws.into_iter().chain(candidates.map(Portable::instance)).collect()
+    },
 };
+
+/// The maximum number of rows of a launch that reads a shadow (not timed yet). A row has two rows of digits, and the
+/// tensor cores multiply 8-bit integers twice as fast as floats. So for more rows, products limit both kernels alike.
+pub(crate) const MAX_SHADOW_ROWS: usize = 64;
 
 /// Without tensor cores, for float32, for pairs of different types, and for quantised weights.
 ///
@@ -42,6 +50,8 @@ pub(crate) enum Products {
     Tensor(DType),
     /// On tensor cores, with a weight in fp8 and hidden states in bf16. The scale of a weight row multiplies its sums.
     TensorFp8,
+    /// On tensor cores, with the codes of a shadow and the digits of hidden states: upper bounds instead of products.
+    Shadow,
     /// Without tensor cores, in float32.
     Plain,
     /// As [`Products::Plain`], with weights that are decoded to float32.
@@ -66,7 +76,7 @@ impl Products {
     }
 
     fn is_tensor(self) -> bool {
-        matches!(self, Products::Tensor(_) | Products::TensorFp8)
+        matches!(self, Products::Tensor(_) | Products::TensorFp8 | Products::Shadow)
     }
 }
 
@@ -75,6 +85,9 @@ impl Products {
 pub(crate) enum Epilogue {
     /// Draws, and optionally stored logits. The argument is [`LogitStore`](crate::abi::LogitStore).
     Draw,
+    /// Lists of the tokens that can win, for [`Products::Shadow`]. The argument is
+    /// [`Candidates`](crate::abi::Candidates).
+    Candidates,
     /// Log-masses and samples of groups. The argument is [`Summaries`](crate::abi::Summaries).
     Summary,
 }
@@ -83,6 +96,7 @@ impl Epilogue {
     fn name(self) -> &'static str {
         match self {
             Epilogue::Draw => "DrawEpilogue",
+            Epilogue::Candidates => "CandidatesEpilogue",
             Epilogue::Summary => "SummaryEpilogue",
         }
     }
@@ -90,7 +104,7 @@ impl Epilogue {
     /// Tokens of a granule, the unit of work that blocks share.
     fn granule(self) -> u32 {
         match self {
-            Epilogue::Draw => 16,
+            Epilogue::Draw | Epilogue::Candidates => 16,
             Epilogue::Summary => 64,
         }
     }
@@ -142,6 +156,15 @@ impl Portable {
         match self.products {
             Products::Tensor(operand) => tensor(operand),
             Products::TensorFp8 => tensor(DType::BF16),
+            Products::Shadow => {
+                let defines: [(_, &dyn Display); 4] = [
+                    ("COLUMNS", &self.columns),
+                    ("OPERAND", &abi::element_name(DType::I8)),
+                    ("EPILOGUE", &epilogue),
+                    ("ALIGNED", &1),
+                ];
+                Instance::new(&defines)
+            }
             Products::Plain | Products::Quantised => {
                 let is_quantised = self.products == Products::Quantised;
                 let defines: [(_, &dyn Display); 3] =
@@ -159,6 +182,10 @@ impl Portable {
             Epilogue::Draw => {
                 let entries = [&entries::FUSED_DRAW, &entries::FUSED_DRAW_UNALIGNED];
                 PortableKernels::Draw(self.both(&module, entries, shared_bytes)?)
+            }
+            Epilogue::Candidates => {
+                let kernel = Kernel::load(&module, &entries::FUSED_CANDIDATES)?;
+                PortableKernels::Candidates(kernel.with_shared(shared_bytes)?)
             }
             Epilogue::Summary => {
                 let entries = [&entries::FUSED_SUMMARY, &entries::FUSED_SUMMARY_UNALIGNED];
@@ -193,6 +220,7 @@ struct Both<E> {
 #[derive(Debug)]
 enum PortableKernels {
     Draw(Both<LogitStore>),
+    Candidates(Kernel<(Call, Matrices, Candidates)>),
     Summary(Both<Summaries>),
 }
 
@@ -201,6 +229,8 @@ enum PortableKernels {
 pub(crate) enum PortableOutput {
     /// Logits, or nothing, for [`Epilogue::Draw`].
     Draw(LogitStore),
+    /// The lists of candidates, for [`Epilogue::Candidates`].
+    Candidates(Candidates),
     /// Log-masses and samples of groups, for [`Epilogue::Summary`].
     Summary(Summaries),
 }
@@ -256,6 +286,9 @@ impl LoadedPortable {
         match (&self.kernels, output) {
             (PortableKernels::Draw(both), PortableOutput::Draw(to)) => {
                 let kernel = if is_aligned { &both.aligned } else { &both.unaligned };
+                queue.launch(kernel, grid, (call, matrices, to))
+            }
+            (PortableKernels::Candidates(kernel), PortableOutput::Candidates(to)) => {
                 queue.launch(kernel, grid, (call, matrices, to))
             }
             (PortableKernels::Summary(both), PortableOutput::Summary(to)) => {

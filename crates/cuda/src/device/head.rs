@@ -30,9 +30,9 @@ pub struct DeviceHead {
     pub soft_cap: Option<f32>,
     /// The factor of the logits; finite and positive.
     pub scale: f32,
-    /// A shadow of the weight. With it, draws on Hopper of up to 96 rows read the shadow instead of the weight, and are
-    /// the same draws. Rows have no filters, or begin with a min-p or a small top-k. Other calls, heads with a soft-cap,
-    /// and weights of other types than bf16 and f16 ignore it.
+    /// A shadow of the weight. With it, draws of up to 64 rows, on Hopper of up to 96, read the shadow instead of the
+    /// weight, and are the same draws. Rows have no filters, or on Hopper begin with a min-p or a small top-k. Other
+    /// calls, heads with a soft-cap, and weights of other types than bf16 and f16 ignore it.
     pub shadow: Option<DeviceShadow>,
 }
 
@@ -52,7 +52,7 @@ pub struct DeviceShadow {
     pub largest: f32,
 }
 
-/// The reason why draws of a head on Hopper cannot read a shadow of its weight, if there is one.
+/// The reason why draws of a head cannot read a shadow of its weight, if there is one.
 fn unsupported_by_shadow(dtype: DType, soft_cap: Option<f32>, cols: usize) -> Option<&'static str> {
     match () {
         () if !matches!(dtype, DType::BF16 | DType::F16) => Some("the weight is neither bf16 nor f16"),
@@ -87,10 +87,11 @@ impl DeviceShadow {
         Ok((DeviceShadow { codes: at, scales, errors, norms, largest }, memory))
     }
 
-    /// Whether draws of a head on a device can read a shadow: on Hopper, for a weight of bf16 or f16 without a soft-cap.
+    /// Whether draws of a head on a device can read a shadow: from compute capability 8.0 on, for a weight of bf16 or
+    /// f16 without a soft-cap.
     pub fn serves(head: &Head<'_>, device: &Device) -> bool {
         let unsupported = unsupported_by_shadow(head.weight().dtype(), head.soft_cap(), head.hidden());
-        device.capability() == (9, 0) && unsupported.is_none()
+        device.capability().0 >= 8 && unsupported.is_none()
     }
 
     /// The largest sum of error and norm of a token, rounded up.
@@ -171,7 +172,7 @@ impl DeviceHead {
         self.shadow.filter(|_| self.check_shadow().is_ok())
     }
 
-    /// Checks that draws of this head on Hopper can read its shadow, or a future shadow if it has none.
+    /// Checks that draws of this head can read its shadow, or a future shadow if it has none.
     ///
     /// # Errors
     /// [`CudaError::Layout`] with the reason.
@@ -193,8 +194,8 @@ impl DeviceHead {
     /// [`CudaError::Layout`] with the reason.
     pub fn check_shadow_on(&self, device: &Device) -> Result<(), CudaError> {
         match device.capability() {
-            (9, 0) => self.check_shadow(),
-            _ => Err(CudaError::Layout { what: "shadow", reason: "the GPU does not have compute capability 9.0" }),
+            (8.., _) => self.check_shadow(),
+            _ => Err(CudaError::Layout { what: "shadow", reason: "the GPU has no compute capability of 8.0 or more" }),
         }
     }
 

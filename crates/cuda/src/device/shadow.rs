@@ -1,14 +1,15 @@
-//! The launches that draw from a shadow of the weight: digits, candidates, and exact winners. The Hopper kernel
+//! The launches that draw from a shadow of the weight: digits, candidates, and exact winners. The full kernel
 //! follows, and draws again if the shadow does not decide a row. In calls with filters, the third launch writes exact
-//! lists, and `filter_list` follows.
+//! lists, and `filter_list` follows; these calls need the Hopper kernel.
 
 use crate::abi::{
-    self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, FilterListCall, HiddenBound, MAX_PARTS, Maps, PartWinner,
-    ShadowCall, ShadowWords, TensorMap, WeightScales,
+    self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, FilterListCall, HiddenBound, MAX_PARTS, Maps, Matrices,
+    PartWinner, ShadowCall, ShadowWords, TensorMap, WeightScales,
 };
-use crate::compile::kernels::{Instance, KernelSource};
+use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::entries;
 use crate::device::fused_hopper::{self, FusedOutput, FusedVariant, Loaded, Tile};
+use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_SHADOW_ROWS, Portable, PortableOutput, Products};
 use crate::device::gpu::Device;
 use crate::device::head::{DeviceHead, DeviceShadow};
 use crate::device::launch::{Grid, Kernel, Queue, Residency};
@@ -23,37 +24,53 @@ use flash_sampling_core::backend::code_stride;
 use std::sync::Arc;
 
 /// One instance per type of weight and hidden states.
-pub(crate) static SOURCE: KernelSource = KernelSource {
-    file: "shadow.cu",
-    serves: fused_hopper::serves,
-    instances: || [DType::BF16, DType::F16].map(instance).into(),
-};
+pub(crate) static SOURCE: KernelSource = KernelSource { file: "shadow.cu", serves: fused_hopper::serves, instances };
+
+/// [`SOURCE`] for draws by the portable kernel.
+pub(crate) static PORTABLE: KernelSource = KernelSource { file: "shadow_portable.cu", serves: kernels::any, instances };
+
+fn instances() -> Vec<Instance> {
+    [DType::BF16, DType::F16].map(instance).into()
+}
 
 fn instance(dtype: DType) -> Instance {
     Instance::new(&[("OPERAND", &abi::element_name(dtype))])
 }
 
-/// The maximum number of rows of a launch. The full kernel is as fast from here on.
+/// The maximum number of rows of a launch on Hopper. The full kernel is as fast from here on.
 pub(crate) const MAX_ROWS: usize = 96;
 
 /// Threads of a block of `hidden_digits`; each block handles a row.
 const DIGIT_THREADS: u32 = 256;
 
-/// The kernels of a planned head with a shadow, the tensor maps of the shadow, and their memory.
+/// The kernels of a planned head with a shadow, and their memory.
 #[derive(Debug)]
 pub(crate) struct ShadowKernels {
     head: DeviceHead,
     shadow: DeviceShadow,
     digits: Kernel<(ShadowCall,)>,
-    candidates: Vec<Arc<Loaded>>,
+    candidates: CandidateKernels,
     winners: ConfiguredKernel<(Call, ShadowCall)>,
+    scratch: Scratch,
+    places: Places,
+    max_rows: usize,
+}
+
+/// The kernels that list candidates.
+#[derive(Debug)]
+enum CandidateKernels {
+    Hopper(Box<HopperKernels>),
+    Portable(Vec<Arc<LoadedPortable>>),
+}
+
+/// The Hopper kernels, and the tensor maps of the shadow.
+#[derive(Debug)]
+struct HopperKernels {
+    candidates: Vec<Arc<Loaded>>,
     /// For calls with filters, loaded at the first such call.
     lists: Option<ListKernels>,
     codes: TensorMap,
     granule: TensorMap,
-    scratch: Scratch,
-    places: Places,
-    max_rows: usize,
 }
 
 /// The kernels of calls with filters.
@@ -112,29 +129,36 @@ fn digit_rows(max_rows: usize) -> usize {
 impl ShadowKernels {
     /// Loads the kernels for up to `max_rows` rows, and allocates their memory. `None`: the shadow cannot give the
     /// draws of this head.
-    pub(crate) fn new(head: &DeviceHead, max_rows: usize, device: &Arc<Device>) -> Result<Option<Self>, CudaError> {
+    pub(crate) fn new(
+        head: &DeviceHead,
+        max_rows: usize,
+        is_hopper: bool,
+        device: &Arc<Device>,
+    ) -> Result<Option<Self>, CudaError> {
         let Some(shadow) = head.usable_shadow() else { return Ok(None) };
-        let (cols, max_rows) = (head.weight.cols, max_rows.min(MAX_ROWS));
-        let (source, instance) = (&SOURCE, instance(head.weight.dtype));
-        let codes = DeviceMatrix {
-            address: shadow.codes.cast(),
-            dtype: DType::I8,
-            rows: head.weight.rows,
-            cols,
-            row_stride: code_stride(cols),
+        let max_rows = max_rows.min(if is_hopper { MAX_ROWS } else { MAX_SHADOW_ROWS });
+        let (source, instance) = (if is_hopper { &SOURCE } else { &PORTABLE }, instance(head.weight.dtype));
+        let codes = codes(head, &shadow);
+        let candidates = if is_hopper {
+            CandidateKernels::Hopper(Box::new(HopperKernels {
+                candidates: load(max_rows, FusedVariant::Candidates, device)?,
+                lists: None,
+                codes: tensor_map::encode(&codes, 64)?,
+                granule: tensor_map::encode(&codes, 16)?,
+            }))
+        } else {
+            let planned = Portable::up_to(max_rows, Products::Shadow, Epilogue::Candidates);
+            CandidateKernels::Portable(planned.map(|instance| device.portable(instance)).collect::<Result<_, _>>()?)
         };
-        let places = Places::new(max_rows, cols);
+        let places = Places::new(max_rows, head.weight.cols);
         let words = 0..size_of::<ShadowWords>();
         let scratch = Scratch::new(places.end, core::slice::from_ref(&words), device)?;
         Ok(Some(ShadowKernels {
             head: *head,
             shadow,
             digits: device.function(source, &instance, &entries::HIDDEN_DIGITS)?,
-            candidates: load(max_rows, FusedVariant::Candidates, device)?,
-            lists: None,
+            candidates,
             winners: ConfiguredKernel::load_instance(device, source, &instance, &entries::EXACT_WINNERS)?,
-            codes: tensor_map::encode(&codes, 64)?,
-            granule: tensor_map::encode(&codes, 16)?,
             scratch,
             places,
             max_rows,
@@ -160,13 +184,14 @@ impl ShadowKernels {
         self.scratch.begin_use::<u8>().add(offset_of!(ShadowWords, undecided)).cast()
     }
 
-    /// Loads the kernels of calls with filters.
+    /// Loads the kernels of calls with filters, if the Hopper kernel draws.
     pub(crate) fn prepare_lists(&mut self, device: &Device) -> Result<(), CudaError> {
-        if self.lists.is_none() {
+        let CandidateKernels::Hopper(hopper) = &mut self.candidates else { return Ok(()) };
+        if hopper.lists.is_none() {
             let candidates = load(self.max_rows, FusedVariant::ListedCandidates, device)?;
             let instance = instance(self.head.weight.dtype);
             let exact = ConfiguredKernel::load_instance(device, &SOURCE, &instance, &entries::EXACT_LISTS)?;
-            self.lists = Some(ListKernels { candidates, exact });
+            hopper.lists = Some(ListKernels { candidates, exact });
         }
         Ok(())
     }
@@ -181,15 +206,31 @@ impl ShadowKernels {
         device: &Device,
     ) -> Result<DeviceAddress<u32>, CudaError> {
         let shadow = self.begin(queue, hidden)?;
-        let output = FusedOutput::Candidates(shadow.candidates);
-        self.launch_candidates(queue, (hidden, call), &shadow, &output, device)?;
-        self.winners.launch_early(queue, blocks_of_winners(hidden.rows, device), (call, shadow))?;
-        Ok(shadow.words.cast())
+        let (blocks, words) = (blocks_of_winners(hidden.rows, device), shadow.words.cast());
+        let digits = self.digits_of(&shadow);
+        match &mut self.candidates {
+            CandidateKernels::Hopper(hopper) => {
+                let output = FusedOutput::Candidates(shadow.candidates);
+                hopper.launch(queue, (hidden.rows, call), (&shadow, digits), &output, device)?;
+                self.winners.launch_early(queue, blocks, (call, shadow))?;
+            }
+            CandidateKernels::Portable(kernels) => {
+                let codes = codes(&self.head, &self.shadow);
+                let matrices = Matrices::of(&codes, WeightScales::default(), &digits, 16);
+                let instance = Portable::for_rows(hidden.rows, Products::Shadow, Epilogue::Candidates);
+                let kernel = LoadedPortable::of(kernels, instance, device)?;
+                let of_candidates = Call { best: shadow.best, ..call };
+                let output = PortableOutput::Candidates(shadow.candidates);
+                kernel.launch(queue, of_candidates, matrices, output, kernel.blocks(call.tokens))?;
+                self.winners.launch(queue, blocks, (call, shadow))?;
+            }
+        }
+        Ok(words)
     }
 
-    /// Draws for rows without filters, and writes the lists of rows with listed filters. Rows that the shadow does not
-    /// decide are [`UNDECIDED`](crate::abi::status::UNDECIDED). The launches end at once if `call.skip_if` says so, whose
-    /// word is not written by the launch before.
+    /// Draws for rows without filters, and writes the lists of rows with listed filters, by the Hopper kernel. Rows
+    /// that the shadow does not decide are [`UNDECIDED`](crate::abi::status::UNDECIDED). The launches end at once if
+    /// `call.skip_if` says so, whose word is not written by the launch before.
     pub(crate) fn launch_lists(
         &mut self,
         queue: Queue<'_>,
@@ -201,8 +242,12 @@ impl ShadowKernels {
         self.prepare_lists(device)?;
         let shadow = self.begin(queue, hidden)?;
         let output = FusedOutput::ListedCandidates(shadow.candidates, filtered.lists);
-        self.launch_candidates(queue, (hidden, call), &shadow, &output, device)?;
-        let lists = self.lists.as_ref().expect("they are prepared");
+        let digits = self.digits_of(&shadow);
+        let CandidateKernels::Hopper(hopper) = &self.candidates else {
+            unreachable!("only the Hopper kernel has lists")
+        };
+        hopper.launch(queue, (hidden.rows, call), (&shadow, digits), &output, device)?;
+        let lists = hopper.lists.as_ref().expect("they are prepared");
         lists.exact.launch_early(queue, blocks_of_winners(hidden.rows, device), (call, shadow, filtered))
     }
 
@@ -242,12 +287,25 @@ impl ShadowKernels {
         Ok(shadow)
     }
 
+    /// The digits of the hidden states of a launch.
+    fn digits_of(&self, shadow: &ShadowCall) -> DeviceMatrix {
+        DeviceMatrix {
+            address: shadow.digits,
+            dtype: DType::I8,
+            rows: digit_rows(self.max_rows),
+            cols: self.head.weight.cols,
+            row_stride: shadow.digit_stride as usize,
+        }
+    }
+}
+
+impl HopperKernels {
     /// Launches the Hopper kernel with this output, after `hidden_digits`.
-    fn launch_candidates(
+    fn launch(
         &self,
         queue: Queue<'_>,
-        (hidden, call): (&DeviceMatrix, Call),
-        shadow: &ShadowCall,
+        (rows, call): (usize, Call),
+        (shadow, digits): (&ShadowCall, DeviceMatrix),
         output: &FusedOutput,
         device: &Device,
     ) -> Result<(), CudaError> {
@@ -255,16 +313,9 @@ impl ShadowKernels {
             (FusedOutput::ListedCandidates(..), Some(lists)) => &lists.candidates,
             _ => &self.candidates,
         };
-        let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= hidden.rows;
+        let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= rows;
         let kernel = kernels.iter().find(fits).expect("the planned tiles reach the planned rows");
-        let digits = DeviceMatrix {
-            address: shadow.digits,
-            dtype: DType::I8,
-            rows: digit_rows(self.max_rows),
-            cols: self.head.weight.cols,
-            row_stride: shadow.digit_stride as usize,
-        };
-        let digits = tensor_map::encode(&digits, 2 * kernel.tile.loaded_rows(hidden.rows))?;
+        let digits = tensor_map::encode(&digits, 2 * kernel.tile.loaded_rows(rows))?;
         let scales = WeightScales::default();
         let maps = Maps { weight: self.codes, granule: self.granule, hidden: digits, scales, padding: [0; 5] };
         let published = shadow.words.cast::<u8>().add(offset_of!(ShadowWords, published)).cast();
@@ -272,6 +323,12 @@ impl ShadowKernels {
         let blocks = kernel.blocks(call.tokens, device.multiprocessors());
         kernel.launch(queue, blocks, of_candidates, maps, (output, Residency::Early))
     }
+}
+
+/// The codes of a shadow.
+fn codes(head: &DeviceHead, shadow: &DeviceShadow) -> DeviceMatrix {
+    let (rows, cols) = (head.weight.rows, head.weight.cols);
+    DeviceMatrix { address: shadow.codes.cast(), dtype: DType::I8, rows, cols, row_stride: code_stride(cols) }
 }
 
 /// Loads the kernels of a variant with candidates.

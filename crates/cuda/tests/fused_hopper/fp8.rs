@@ -3,7 +3,7 @@
 use super::{Launch, PROGRAM, emulated, input, is_wrong};
 use std::path::Path;
 
-const FP8: u32 = 5;
+const FP8: u32 = 6;
 
 /// The elements of a weight, and the scales of its rows.
 struct Fp8 {

@@ -6,6 +6,7 @@ use flash_sampling_core::{Matrix, ShadowBuffer};
 use std::path::Path;
 
 const SHADOW: u32 = 3;
+const PORTABLE_SHADOW: u32 = 5;
 
 /// The negative controls of the draw from a shadow.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -160,7 +161,24 @@ pub(super) fn answers(program: &Path, launches: &[Launch], control: Control) -> 
 #[test]
 fn a_draw_from_a_shadow_is_the_draw_from_the_weight() {
     let Some(program) = &*PROGRAM else { return };
-    let launches = shadow_launches();
+    check_draws(program, &shadow_launches());
+}
+
+#[test]
+fn the_portable_kernel_draws_from_a_shadow_what_it_draws_from_the_weight() {
+    let Some(program) = &*PROGRAM else { return };
+    let mut launches = shadow_launches();
+    for launch in &mut launches {
+        launch.variant = PORTABLE_SHADOW;
+        launch.columns = launch.columns.min(64);
+        launch.rows.truncate(64);
+        launch.states.truncate(64 * launch.hidden as usize);
+    }
+    check_draws(program, &launches);
+}
+
+/// Compares draws with the reference, and checks that the negative controls change draws of the last three launches.
+fn check_draws(program: &Path, launches: &[Launch]) {
     let wrong_draws = |launches: &[Launch], control| {
         let mut words = answers(program, launches, control).into_iter();
         let mut word = || words.next().expect("a draw for every row");
@@ -177,7 +195,7 @@ fn a_draw_from_a_shadow_is_the_draw_from_the_weight() {
         assert!(words.next().is_none());
         (wrong, rows, open)
     };
-    let (wrong, rows, open) = wrong_draws(&launches, Control::None);
+    let (wrong, rows, open) = wrong_draws(launches, Control::None);
     assert!(wrong.is_empty(), "{} wrong draws: {:x?}", wrong.len(), &wrong[..wrong.len().min(5)]);
     // Both ways are taken: most rows are decided, and some are left open.
     println!("{open} of {rows} rows were left open");

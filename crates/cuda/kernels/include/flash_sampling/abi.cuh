@@ -82,7 +82,7 @@ struct Call {
     u32 hidden;
     u32 first_token;        // global id of the weight's first row
     u32 tokens;             // rows of the weight that can be drawn
-    SkipIf skip_if;         // only the Hopper kernel reads it
+    SkipIf skip_if;         // the fused kernels read it
 };
 FS_LAYOUT(Call, 96,
           FS_AT(rows, 0) && FS_AT(bias, 8) && FS_AT(best, 16) && FS_AT(invalid, 24) && FS_AT(logits, 32) &&

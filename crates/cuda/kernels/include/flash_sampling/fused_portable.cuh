@@ -17,6 +17,7 @@ struct FusedPortable {
 
     static __device__ __forceinline__ void block(const Call& call, const Matrices& matrices,
                                                  const typename Epilogue::Arguments& arguments, u8* memory) {
+        if (call.skip_if.holds()) return;
         const Run run = Run::of(blockIdx.x, gridDim.x, call.tokens, Epilogue::GRANULE);
         auto& shared = *reinterpret_cast<typename Epilogue::Shared*>(memory);
         Epilogue epilogue{call, arguments, run, shared};

@@ -43,7 +43,7 @@ pub struct DeviceTiled {
     choice: KernelChoice,
     /// The Hopper kernels, if they support the weight.
     hopper: Option<Hopper>,
-    /// The kernels that read the shadow instead of the weight, if the Hopper kernels do and the head has a shadow.
+    /// The kernels that read the shadow instead of the weight, if the head has a shadow.
     shadow: Option<ShadowKernels>,
     /// The portable kernels that are planned or were used.
     portable: Vec<Arc<LoadedPortable>>,
@@ -112,13 +112,13 @@ impl DeviceTiled {
         let mut planned = DeviceTiled::unplanned(head, max_rows, device, choice)?;
         if is_hopper {
             planned.hopper = Some(Hopper::new(&head, max_rows, device)?);
-            planned.shadow = ShadowKernels::new(&head, max_rows, device)?;
         }
         if planned.hopper.as_ref().is_none_or(|hopper| hopper.max_rows() < max_rows) {
             for instance in Portable::up_to(max_rows, Products::planned(&head), Epilogue::Draw) {
                 planned.portable.push(device.portable(instance)?);
             }
         }
+        planned.shadow = ShadowKernels::new(&head, max_rows, is_hopper, device)?;
         Ok(planned)
     }
 
@@ -300,7 +300,7 @@ impl DeviceTiled {
         self.launch_unless(SkipIf::default(), queue, hidden, rows, output)
     }
 
-    /// [`DeviceTiled::launch_any`], or nothing if a word in device memory says so. Only the Hopper kernel reads the word.
+    /// [`DeviceTiled::launch_any`], or nothing if a word in device memory says so.
     pub(crate) fn launch_unless(
         &mut self,
         skip_if: SkipIf,

@@ -14,13 +14,14 @@ use cudarc::driver::CudaStream;
 impl DeviceTiled {
     /// Whether draws for these hidden states read the shadow.
     pub(super) fn uses_shadow(&self, hidden: &DeviceMatrix) -> bool {
-        self.is_hopper(hidden) && self.shadow.as_ref().is_some_and(|shadow| hidden.rows <= shadow.max_rows())
+        let is_supported = hidden.dtype == self.head.weight.dtype && hidden.is_aligned();
+        is_supported && self.shadow.as_ref().is_some_and(|shadow| hidden.rows <= shadow.max_rows())
     }
 
     /// Whether lists for these hidden states come from the shadow, if no row has a larger top-k.
     pub(crate) fn lists_by_shadow(&self, hidden: &DeviceMatrix, largest_top_k: u32) -> bool {
         let most = if hidden.rows <= MAX_TOP_K_ROWS { LARGEST_TOP_K } else { 0 };
-        self.uses_shadow(hidden) && largest_top_k <= most
+        self.is_hopper(hidden) && self.uses_shadow(hidden) && largest_top_k <= most
     }
 
     /// Writes the lists of rows with listed filters, and draws for rows without filters: with `by_shadow` from the shadow
@@ -35,7 +36,7 @@ impl DeviceTiled {
     ) -> Result<(), CudaError> {
         let (rows, skip_if) =
             ((filtered.rows, filtered.draws), SkipIf::new(filtered.passes, FilterPasses::Logits as u32));
-        if !(by_shadow && self.uses_shadow(hidden)) {
+        if !(by_shadow && self.is_hopper(hidden) && self.uses_shadow(hidden)) {
             return self.launch_unless(skip_if, queue, hidden, rows, FusedOutput::Lists(filtered.lists)).map(drop);
         }
         let Some(call) = self.begin(hidden, rows, skip_if)? else { return Ok(()) };

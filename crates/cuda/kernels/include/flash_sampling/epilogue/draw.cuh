@@ -8,8 +8,14 @@
 // 3. In a block's first tile, the leaders of granules give estimates, because their scores have cheap lower bounds. The best
 //    estimate of all blocks sets the limits.
 // 4. The remaining tokens enter the warp's queue, so that full warps score them exactly.
+//
+// CandidatesEpilogue is the same for upper bounds of dot products from a shadow (shadow/pass.cuh): transforms grow with the dot
+// product, so an upper bound of the dot product gives one of the score. The best score of a row is a *lower* bound, and the limits
+// follow from it. Every token whose upper bound of the score reaches the best lower bound so far is listed once, so the winner is
+// listed. exact_winners draws from the lists.
 #pragma once
 
+#include "../shadow/bounds.cuh"
 #include "sample.cuh"
 #include "store.cuh"
 
@@ -21,10 +27,19 @@ struct Waiting {
     u32 place;  // row of the batch in the low half, token within the tile in the high half
 };
 
-template <int COLUMNS>
+template <bool CANDIDATES>
+struct DrawArguments {
+    using Type = LogitStore;
+};
+template <>
+struct DrawArguments<true> {
+    using Type = Candidates;
+};
+
+template <int COLUMNS, bool CANDIDATES = false>
 struct DrawEpilogue {
     static constexpr u32 GRANULE = 16;
-    using Arguments = LogitStore;
+    using Arguments = typename DrawArguments<CANDIDATES>::Type;
     static_assert(COLUMNS <= 32 * WARPS, "a lane keeps the best of one row");
     struct Shared {
         Winners<COLUMNS> winners;
@@ -35,7 +50,7 @@ struct DrawEpilogue {
         u8 queued[EPILOGUE_THREADS];  // tokens in the warp's queue; a copy per thread, so that no lane reads another's write
     };
     const Call& call;
-    const LogitStore& stored;
+    const Arguments& arguments;
     const Run& run;
     Shared& shared;
 
@@ -44,11 +59,23 @@ struct DrawEpilogue {
         shared.queued[threadIdx.x] = 0;
     }
 
+    // Sets a row's limits for tokens from `next_token` on, from the ordered bits of the best winner of all blocks.
+    __device__ __forceinline__ void set_limits(u32 column, u64 best, u32 next_token) {
+        ThresholdLine line = ThresholdLine::of_best(best, next_token, call.head, call.rows[column]);
+        if constexpr (CANDIDATES) {
+            // A lower bound of another block also limits the candidates of this block.
+            if (best) shared.winners.best[column].winner = from_ordered_bits(best);
+            // A row that the shadow does not decide lists no more tokens.
+            if (__ldcg(&arguments.counts[column]) > Candidates::ROOM) line = ThresholdLine::flat(bits_to_f32(0x7f7fffffu));
+        }
+        shared.lines[column] = line;
+    }
+
     // Publishes the block's best winner of a row, and sets the row's limits from the best winner of all blocks.
     __device__ __forceinline__ void refresh_limits(u32 column, u32 next_token) {
         const u64 mine = shared.winners.key(column), theirs = __ldcg(&call.best[column]);
         if (mine > theirs) atomicMax(&call.best[column], mine);
-        shared.lines[column] = ThresholdLine::of_best(max(mine, theirs), next_token, call.head, call.rows[column]);
+        set_limits(column, max(mine, theirs), next_token);
     }
 
     // Computes the first limits of a part's rows. All threads of the block call this function.
@@ -62,7 +89,8 @@ struct DrawEpilogue {
             if (t >= tile.tokens) return;
             const Row& row = call.rows[tile.column + c];
             const float dot = tile.dots[c * tile.stride + t];
-            const float biased = call.bias ? add_rn(dot, call.bias[tile.first + t]) : dot;
+            float biased = call.bias ? add_rn(dot, call.bias[tile.first + t]) : dot;
+            if constexpr (CANDIDATES) biased = least_dot(tile.column + c, tile.first + t, biased);
             const float logit = row.apply(call.head.apply(biased, 0.0f, false), token);
             if (!is_finite(logit)) return;
             const u32 bits = Granule::minimum_bits(word);
@@ -75,7 +103,7 @@ struct DrawEpilogue {
         if (thread < tile.columns && shared.estimates[thread]) {
             const u32 column = tile.column + thread;
             const u64 mine = shared.estimates[thread], theirs = atomicMax(&call.best[column], mine);
-            shared.lines[column] = ThresholdLine::of_best(max(mine, theirs), 0, call.head, call.rows[column]);
+            set_limits(column, max(mine, theirs), 0);
         }
         __syncthreads();
     }
@@ -96,7 +124,9 @@ struct DrawEpilogue {
         __syncthreads();
         u32 queued = shared.queued[thread];
         for (u32 c = warp; c < tile.columns; c += WARPS) {
-            if (stored.logits) store_row(call, stored, tile, c);
+            if constexpr (!CANDIDATES) {
+                if (arguments.logits) store_row(call, arguments, tile, c);
+            }
             filter_row(tile, c, lane, shared.queue[warp], queued);
         }
         if (tile.column + tile.columns == call.row_count) score_queue(tile, lane, shared.queue[warp], queued);
@@ -132,21 +162,48 @@ struct DrawEpilogue {
         }
     }
 
+    // Returns a lower bound of the dot product of token `at` of the weight, with the head's bias, from the upper bound.
+    __device__ __forceinline__ float least_dot(u32 column, u32 at, float upper) const {
+        return lower_dot(call, arguments, arguments.bounds[column], at, upper, LOWER_DISTANCE);
+    }
+
+    // Returns the score of a token; none if its logit is -inf, or invalid, which the row records. `dot` includes the head's bias.
+    // With CANDIDATES, returns a lower bound of the score, and sets `most` to an upper bound.
+    __device__ __forceinline__ Candidate score(u32 column, u32 token, float dot, Winner& most) const {
+        const Row& row = call.rows[column];
+        const Noise noise{row.seed, row.position};
+        const float gumbel = row.greedy ? 0.0f : noise.gumbel(Domain::Token, row.draw, token);
+        const float raw = call.head.apply(dot, 0.0f, false);
+        float logit;
+        if constexpr (CANDIDATES) {
+            logit = row.apply(raw, token);
+            // Leaves the row to the full kernel, which finds the row's error if it has one.
+            if (!(raw < f32_infinity() && logit < f32_infinity())) atomicMax(&arguments.counts[column], Candidates::OPEN);
+            if (!is_finite(logit)) return Candidate::none();
+            most = Winner::of(add_rn(logit, gumbel), token);
+            logit = row.apply(call.head.apply(least_dot(column, token - call.first_token, dot), 0.0f, false), token);
+        } else {
+            logit = checked_logit(raw, row, token, &call.invalid[column]);
+        }
+        return logit > -f32_infinity() ? Candidate{Winner::of(add_rn(logit, gumbel), token), logit} : Candidate::none();
+    }
+
+    // Lists a token with an upper bound of its score.
+    __device__ __forceinline__ void list(u32 column, const Winner& most) const {
+        const u32 at = atomicAdd(&arguments.counts[column], 1u);
+        if (at < Candidates::ROOM) arguments.keys[static_cast<u64>(column) * Candidates::ROOM + at] = to_ordered_bits(most);
+    }
+
     // Scores the warp's queue, and clears it.
     __device__ __forceinline__ void score_queue(const DotTile& tile, u32 lane, const Waiting* queue, u32& queued) {
         __syncwarp();
         u32 column = 0;
         Candidate candidate = Candidate::none();
+        Winner most = Winner::none();
         if (lane < queued) {
             const Waiting& waiting = queue[lane];
             column = waiting.place & 0xffff;
-            const u32 token = call.first_token + tile.first + (waiting.place >> 16);
-            const Row& row = call.rows[column];
-            const Noise noise{row.seed, row.position};
-            const float gumbel = row.greedy ? 0.0f : noise.gumbel(Domain::Token, row.draw, token);
-            const float raw = call.head.apply(waiting.dot, 0.0f, false);
-            const float logit = checked_logit(raw, row, token, &call.invalid[column]);
-            if (logit != -f32_infinity()) candidate = {Winner::of(add_rn(logit, gumbel), token), logit};
+            candidate = score(column, call.first_token + tile.first + (waiting.place >> 16), waiting.dot, most);
         }
         // The lane that has a row's best candidate merges the better candidates one by one, without a lock.
         const bool beats = !candidate.winner.is_none() && candidate.winner.beats(shared.winners.best[column].winner);
@@ -160,6 +217,9 @@ struct DrawEpilogue {
             if (of / WARPS == lane) shared.winners.best[of] = shared.winners.best[of].merge({winner, logit});
         }
         __syncwarp();
+        if constexpr (CANDIDATES) {
+            if (!most.is_none() && most.score >= shared.winners.best[column].winner.score) list(column, most);
+        }
         queued = 0;
     }
 
@@ -182,7 +242,17 @@ struct DrawEpilogue {
         }
     }
 
-    __device__ __forceinline__ void end() { shared.winners.conclude_rows(call, run, GRANULE); }
+    __device__ __forceinline__ void end() {
+        if constexpr (CANDIDATES) {
+            for (u32 column = threadIdx.x; column < call.row_count; column += EPILOGUE_THREADS)
+                if (const u64 key = shared.winners.key(column)) atomicMax(&call.best[column], key);
+        } else {
+            shared.winners.conclude_rows(call, run, GRANULE);
+        }
+    }
 };
+
+template <int COLUMNS>
+using CandidatesEpilogue = DrawEpilogue<COLUMNS, true>;
 
 }  // namespace flash_sampling

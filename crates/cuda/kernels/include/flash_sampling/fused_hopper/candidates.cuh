@@ -13,8 +13,7 @@
 // add up to much less than their bound, so the estimates are nearly exact. exact_lists checks the thresholds against exact logits.
 #pragma once
 
-#include "../perturb.cuh"
-#include "../shadow/pass.cuh"
+#include "../shadow/bounds.cuh"
 #include "lists.cuh"
 
 namespace flash_sampling::fused_hopper {
@@ -34,9 +33,6 @@ struct CandidateShared<COLUMNS, true> {
 
 // The first lower bound of every row. Rows without a larger score are left to the full kernel.
 constexpr float LEAST_SCORE = -1e30f;
-
-// The distance from an upper bound to a lower bound, in bounds.
-constexpr float LOWER_DISTANCE = 2.00001f;
 
 // Returns the distance from upper bounds to estimates, in bounds. An error of `width` independent parts has a deviation of about
 // the bound over the root of `width`; an estimate takes eight deviations.
@@ -71,8 +67,7 @@ __device__ __forceinline__ float lower_dot(const Call& call, const Shared& share
     const u32 at = token - call.first_token;
     const HiddenBound bound{0.0f, shared.error_factor[column], shared.norm_factor[column], shared.constant[column]};
     const float distance = is_listed(shared, column) ? estimate_distance(call.hidden) : LOWER_DISTANCE;
-    const float apart = distance * bound.of(shared.candidates.errors[at], shared.candidates.norms[at]);
-    return lowered(upper - apart, call.bias ? fabsf(call.bias[at]) : 0.0f);
+    return flash_sampling::lower_dot(call, shared.candidates, bound, at, upper, distance);
 }
 
 // Lists a candidate. Returns its place, which is beyond the room of a full list.

@@ -54,7 +54,8 @@ struct Run {
     }
 };
 
-// A tile of dot products without bias: dots[c * stride + t] is row `column + c` of the batch by row `first + t` of the weight.
+// A tile of dot products without bias: dots[c * stride + t] is row `column + c` of the batch by row `first + t` of the weight. From
+// a shadow, it is a tile of upper bounds of dot products.
 struct DotTile {
     const float* dots;  // 16-byte aligned
     u32 stride;         // floats; a multiple of 4

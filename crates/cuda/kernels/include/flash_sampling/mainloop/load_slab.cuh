@@ -66,7 +66,7 @@ struct SlabLoader {
     __device__ __forceinline__ void copy(int i, u32 slab, u32 bytes, u32 unit) const {
         const u32 to = slab + place + i * AT_ONCE * Place::ROW_BYTES;
         const u8* const from = at + i * step;
-        const bool is_row = i * AT_ONCE < rows;
+        const bool is_row = static_cast<u32>(i * AT_ONCE) < rows;
         if constexpr (ALIGNED) {
             ptx::copy_async(to, from, bytes, is_row, policy);
         } else if (is_row) {

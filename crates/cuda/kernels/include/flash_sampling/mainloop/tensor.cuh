@@ -1,5 +1,5 @@
 // The products on tensor cores of compute capability 8.0 and up: bf16 or f16, the same type on both sides; or a weight in F8_E4M3
-// and hidden states in bf16.
+// and hidden states in bf16; or the 8-bit codes of a shadow and the digits of hidden states.
 //
 // The plain version:
 //
@@ -17,10 +17,13 @@
 // 4. The epilogue gets the accumulators in parts of PART rows of the batch. Warps across the rows take 8 rows each in turn, so
 //    that every warp has a share of each part.
 // 5. An F8_E4M3 weight becomes bf16 in shared memory, which is exact. The scale of a weight row multiplies the row's sums.
+// 6. A pair of 8-bit elements is loaded as one 16-bit element. A row of the batch is two rows of digits, whose sums are exact
+//    integers. They become an upper bound of the dot product: the epilogue gets bounds in place of dot products.
 #pragma once
 
 #include "dot_tile.cuh"
 #include "../ptx/mma.cuh"
+#include "../shadow/bounds.cuh"
 #include "load_slab.cuh"
 #include "memory.cuh"
 
@@ -35,28 +38,42 @@ struct WeightLoaders<true, Loader, Fp8Loader> {
     using Type = Fp8Loader;
 };
 
+template <ptx::Operand OPERAND>
+struct Sums {
+    using Type = float;
+};
+template <>
+struct Sums<ptx::Operand::S8> {
+    using Type = i32;
+};
+
 // COLUMNS: rows of the batch, 8, 16, 32, 64, 128 or 256. ALIGNED: asynchronous copies can read both factors; with IS_FP8, the
 // hidden states.
 template <int COLUMNS, ptx::Operand OPERAND, bool ALIGNED, bool IS_FP8>
 struct TensorMainloop {
     static constexpr int MAX_ROWS = COLUMNS;
+    using Sum = typename Sums<OPERAND>::Type;
+    static constexpr bool IS_SHADOW = OPERAND == ptx::Operand::S8;
+    static constexpr int DIGITS = IS_SHADOW ? 2 : 1;
+    static constexpr int LOADED = COLUMNS * DIGITS;  // rows of hidden states or digits
     // Longer slabs read the weight in longer runs; shorter slabs leave room for a ring.
-    static constexpr int DEPTH = IS_ROOMY ? (COLUMNS <= 32 ? 128 : 64) : (COLUMNS <= 64 ? 64 : 32);
+    static constexpr int DEPTH = IS_ROOMY ? (LOADED <= 32 ? 128 : 64) : (LOADED <= 64 ? 64 : 32);
     static constexpr int PART = COLUMNS < 32 ? COLUMNS : 32;
     static constexpr int THREADS = EPILOGUE_THREADS;
     static constexpr int BLOCKS = 1;  // per multiprocessor: the ring uses all of the shared memory
-    // Warps across the rows of the batch and down the tokens, and each warp's fragments of 16 tokens x 8 rows.
-    static constexpr int ACROSS = COLUMNS >= 256 ? 4 : COLUMNS >= 64 ? 2 : 1;
+    // Warps across the rows of the batch and down the tokens, and each warp's fragments of 16 tokens x 8 loaded rows.
+    static constexpr int ACROSS = LOADED >= 256 ? 4 : LOADED >= 64 ? 2 : 1;
     static constexpr int DOWN = WARPS / ACROSS;
     static constexpr int HIGH = TILE_TOKENS / 16 / DOWN;
-    static constexpr int WIDE = COLUMNS / 8 / ACROSS;
+    static constexpr int WIDE = LOADED / 8 / ACROSS;
+    static constexpr int ROWS_WIDE = WIDE / DIGITS;      // a warp's fragments of 16 tokens x 8 rows of the batch
     static constexpr int PART_WIDE = PART / 8 / ACROSS;  // a warp's fragments of a part
     static constexpr int PARTS = COLUMNS / PART;
     static_assert(PART_WIDE > 0 && PARTS * PART == COLUMNS, "every warp has a share of each part");
     static_assert(PART <= TILE_COLUMNS, "an epilogue takes no more rows at a time");
 
     static constexpr int WEIGHT_BYTES = TILE_TOKENS * DEPTH * 2;
-    static constexpr int STAGE_BYTES = WEIGHT_BYTES + COLUMNS * DEPTH * 2;
+    static constexpr int STAGE_BYTES = WEIGHT_BYTES + LOADED * DEPTH * 2;
     static constexpr int DOTS_STRIDE = TILE_TOKENS + 4;  // the lanes of a fragment use different banks
     static constexpr int DOTS_BYTES = PART * DOTS_STRIDE * 4;
 
@@ -81,6 +98,9 @@ struct TensorMainloop {
     struct Place {
         u32 down, across, lane;
 
+        // Returns the octet of loaded rows of fragment j. The digits of an octet of the batch are two octets side by side.
+        __device__ __forceinline__ u32 octet(u32 j) const { return (j / DIGITS * ACROSS + across) * DIGITS + j % DIGITS; }
+
         __device__ __forceinline__ void load(Fragments& f, u32 slab, u32 k) const {
             using Slab = Swizzle<DEPTH>;
 #pragma unroll
@@ -92,13 +112,13 @@ struct TensorMainloop {
             } else {
 #pragma unroll
                 for (u32 j = 0; j < WIDE; j += 2)
-                    ptx::load_matrices(f.b[j / 2], hidden + Slab::at(((j + lane / 16) * ACROSS + across) * 8 + lane % 8,
-                                                                     k * 2 + lane / 8 % 2));
+                    ptx::load_matrices(f.b[j / 2],
+                                       hidden + Slab::at(octet(j + lane / 16) * 8 + lane % 8, k * 2 + lane / 8 % 2));
             }
         }
     };
 
-    static __device__ __forceinline__ void multiply(float (&d)[HIGH][WIDE][4], const Fragments& f, u32 k) {
+    static __device__ __forceinline__ void multiply(Sum (&d)[HIGH][WIDE][4], const Fragments& f, u32 k) {
 #pragma unroll
         for (u32 i = 0; i < HIGH; ++i) {
 #pragma unroll
@@ -127,9 +147,35 @@ struct TensorMainloop {
         }
     }
 
+    // Returns upper bounds of the dot products of a tile, from the sums of digits.
+    static __device__ __forceinline__ void bound(float (&d)[HIGH][ROWS_WIDE][4], const i32 (&sums)[HIGH][WIDE][4],
+                                                 const Candidates& from, u32 row_count, u32 first, u32 tokens,
+                                                 const Place& place) {
+        TokenBound of_tokens[HIGH][2];
+#pragma unroll
+        for (u32 i = 0; i < 2 * HIGH; ++i) {
+            const u32 t = (place.down * HIGH + i / 2) * 16 + place.lane / 4 + i % 2 * 8;
+            if (t < tokens) of_tokens[i / 2][i % 2] = TokenBound::of(from, first + t);
+        }
+#pragma unroll
+        for (u32 j = 0; j < ROWS_WIDE; ++j) {
+#pragma unroll
+            for (u32 e = 0; e < 2; ++e) {
+                const u32 row = (j * ACROSS + place.across) * 8 + place.lane % 4 * 2 + e;
+                const HiddenBound of_row = row < row_count ? from.bounds[row] : HiddenBound{};
+#pragma unroll
+                for (u32 i = 0; i < 2 * HIGH; ++i) {
+                    const u32 at = i % 2 * 2 + e;
+                    const i32(&fragments)[WIDE][4] = sums[i / 2];
+                    d[i / 2][j][at] = upper_dot(fragments[2 * j][at], fragments[2 * j + 1][at], of_tokens[i / 2][i % 2], of_row);
+                }
+            }
+        }
+    }
+
     // Passes the accumulators of a tile to the epilogue.
     template <class Epilogue>
-    static __device__ __forceinline__ void hand_over(const float (&d)[HIGH][WIDE][4], float* dots, Epilogue& epilogue,
+    static __device__ __forceinline__ void hand_over(const float (&d)[HIGH][ROWS_WIDE][4], float* dots, Epilogue& epilogue,
                                                      u32 row_count, u32 first, u32 tokens, const Place& place) {
 #pragma unroll 1
         for (u32 part = 0; part < PARTS && part * PART < row_count; ++part) {
@@ -174,7 +220,10 @@ struct TensorMainloop {
         const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
         using WeightLoader = typename WeightLoaders<IS_FP8, SlabLoader<TILE_TOKENS, DEPTH, THREADS>,
                                                     Fp8SlabLoader<TILE_TOKENS, DEPTH, THREADS>>::Type;
-        using HiddenLoader = SlabLoader<COLUMNS, DEPTH, THREADS>;
+        using HiddenLoader = SlabLoader<LOADED, DEPTH, THREADS>;
+        // Elements of a row, and loaded rows.
+        const u32 width = IS_SHADOW ? (call.hidden + 1) / 2 : call.hidden;
+        const u32 loaded = IS_SHADOW ? (call.row_count + 7) / 8 * 16 : call.row_count;
 
         // The slab to load next.
         u32 ahead_first = run.first, ahead_k = 0, ahead_slab = ring;
@@ -189,11 +238,11 @@ struct TensorMainloop {
             } else {
                 weight.begin(from, matrices.weight_stride, tokens, once);
             }
-            hidden.begin(matrices.hidden, matrices.hidden_stride, tokens ? call.row_count : 0, keep);
+            hidden.begin(matrices.hidden, matrices.hidden_stride, tokens ? loaded : 0, keep);
         };
         // Loads step k's share of a slab.
         const auto load = [&](int k) {
-            const u32 bytes = HiddenLoader::bytes(ahead_k, call.hidden);
+            const u32 bytes = HiddenLoader::bytes(ahead_k, width);
 #pragma unroll
             for (int i = k; i < WeightLoader::COPIES; i += STEPS) {
                 if constexpr (IS_FP8) {
@@ -212,7 +261,7 @@ struct TensorMainloop {
             weight.next_slab();
             hidden.next_slab();
             ahead_k += DEPTH;
-            if (ahead_k >= call.hidden) {
+            if (ahead_k >= width) {
                 ahead_k = 0;
                 ahead_first = min(ahead_first + TILE_TOKENS, run.end);
                 begin_tile();
@@ -239,11 +288,11 @@ struct TensorMainloop {
         place.load(f[0], slab, 0);
 #pragma unroll 1
         for (u32 first = run.first; first < run.end; first += TILE_TOKENS) {
-            float d[HIGH][WIDE][4];
+            Sum d[HIGH][WIDE][4];
 #pragma unroll
-            for (int i = 0; i < HIGH * WIDE * 4; ++i) d[i / (WIDE * 4)][i / 4 % WIDE][i % 4] = 0.0f;
+            for (int i = 0; i < HIGH * WIDE * 4; ++i) d[i / (WIDE * 4)][i / 4 % WIDE][i % 4] = 0;
 #pragma unroll 1
-            for (u32 k = 0; k < call.hidden; k += DEPTH) {
+            for (u32 k = 0; k < width; k += DEPTH) {
                 const u32 next = slab == last ? ring : slab + STAGE_BYTES;
 #pragma unroll
                 for (int step = 0; step < STEPS; ++step) {
@@ -260,8 +309,15 @@ struct TensorMainloop {
                 }
                 slab = next;
             }
-            if constexpr (IS_FP8) scale(d, matrices.scales, first, min(run.end - first, TILE_TOKENS), place);
-            hand_over(d, dots, epilogue, call.row_count, first, min(run.end - first, TILE_TOKENS), place);
+            const u32 tokens = min(run.end - first, TILE_TOKENS);
+            if constexpr (IS_FP8) scale(d, matrices.scales, first, tokens, place);
+            if constexpr (IS_SHADOW) {
+                float bounds[HIGH][ROWS_WIDE][4];
+                bound(bounds, d, epilogue.arguments, call.row_count, first, tokens, place);
+                hand_over(bounds, dots, epilogue, call.row_count, first, tokens, place);
+            } else {
+                hand_over(d, dots, epilogue, call.row_count, first, tokens, place);
+            }
             // Loads the fragments again, so that the epilogue can use the registers.
             place.load(f[0], slab, 0);
         }

@@ -3,6 +3,8 @@
 
 #include "address.cuh"
 
+#ifndef FS_EMULATED
+
 namespace flash_sampling::ptx {
 
 // Copies the first `bytes` of 16, and fills with zeros; reads nothing beyond. Both addresses are multiples of 16. Does nothing
@@ -26,3 +28,5 @@ __device__ __forceinline__ void copy_async_wait() {
 }
 
 }  // namespace flash_sampling::ptx
+
+#endif

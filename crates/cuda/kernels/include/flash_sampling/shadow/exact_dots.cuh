@@ -2,26 +2,55 @@
 // hidden in ascending order.
 #pragma once
 
-#include "../ptx/address.cuh"
-#include "pass.cuh"
-
-#ifndef FS_EMULATED  // else the test defines ExactDots
-
+#include "../mainloop/memory.cuh"
+#include "../mainloop/swizzle.cuh"
 #include "../ptx/cp_async.cuh"
+#include "../ptx/mma.cuh"
 #include "../ptx/wgmma.cuh"
+#include "pass.cuh"
 
 namespace flash_sampling {
 
+static_assert(ptx::DESCRIPTOR_STEP * 16 == 32, "both products take 16 elements at a time");
+
+// IS_PORTABLE: the products are those of the portable kernel, else of the Hopper kernel.
+template <bool IS_PORTABLE>
 struct ExactDots {
     static constexpr u32 THREADS = 128;  // a warpgroup
     static constexpr u32 SLOTS = 64;     // tokens at a time: the rows of a product
     static constexpr u32 STAGES = 4;
-    static constexpr u32 STAGE_BYTES = 48 << 10;
+    static constexpr u32 STAGE_BYTES = (IS_ROOMY ? 48 : 18) << 10;
     static constexpr u32 SLAB_ROW_BYTES = 128;                // one swizzle row: 64 hidden elements
     static constexpr u32 GROUP_BYTES = 8 * SLAB_ROW_BYTES;    // rows of eight tokens
     static constexpr u32 ALIGNMENT = 1024;
     // A product reads the rows of all slots. Rows beyond the tokens are any bytes after them, also beyond the ring.
     static constexpr u32 SHARED_BYTES = ALIGNMENT + STAGES * STAGE_BYTES + SLOTS * SLAB_ROW_BYTES;
+
+    // Multiplies a slab, with the Hopper kernel's products: `is_first` begins the sums.
+    template <ptx::Operand OPERAND>
+    static __device__ __forceinline__ void multiply_on_hopper(float (&d)[4], u32 slab, u32 hidden, bool is_first) {
+        const u32 at = ptx::operand_address(slab);
+        const u64 a = ptx::operand_descriptor(at), b = ptx::operand_descriptor(at + hidden - slab);
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            const u64 offset = k * ptx::DESCRIPTOR_STEP;
+            ptx::Wgmma<8, OPERAND>::multiply(d, a + offset, b + offset, k > 0 || !is_first);
+        }
+    }
+
+    // Multiplies a slab, with the portable kernel's products. Each warp takes 16 tokens.
+    template <ptx::Operand OPERAND>
+    static __device__ __forceinline__ void multiply(float (&d)[4], u32 slab, u32 hidden) {
+        using Slab = Swizzle<SLAB_ROW_BYTES / 2>;
+        const u32 lane = threadIdx.x % 32, token = threadIdx.x / 32 * 16 + lane % 16;
+        u32 a[4], b[4];  // b holds two steps
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            ptx::load_matrices(a, slab + Slab::at(token, k * 2 + lane / 16));
+            if (k % 2 == 0) ptx::load_matrices(b, hidden + Slab::at(lane % 8, k * 2 + lane / 8));
+            ptx::multiply<OPERAND>(d, a, b[k % 2 * 2], b[k % 2 * 2 + 1]);
+        }
+    }
 
     // Writes the dot products of `count` tokens, from 1 to SLOTS. All threads of the block call this; a barrier must follow.
     // `memory` is SHARED_BYTES. Calls `meanwhile` while the first loads are in flight.
@@ -57,27 +86,27 @@ struct ExactDots {
         for (u32 step = 0; step < STAGES - 1; ++step) load(step);
         meanwhile();
         const u32 base = ptx::uniform(ring), stride = ptx::uniform(slab_bytes), last = ptx::uniform(slabs);
-        float d[4];
+        float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
         for (u32 step = 0; step < steps; ++step) {
             ptx::copy_async_wait<STAGES - 2>();
-            ptx::shared_writes_fence();
+            if constexpr (!IS_PORTABLE) ptx::shared_writes_fence();
             __syncthreads();
             load(step + STAGES - 1);
             const u32 stage = base + step % STAGES * STAGE_BYTES;
-            ptx::wgmma_fence();
+            if constexpr (!IS_PORTABLE) ptx::wgmma_fence();
 #pragma unroll 1
             for (u32 slab = 0; slab < last; ++slab) {
-                const u32 at = ptx::operand_address(stage + slab * stride);
-                const u64 a = ptx::operand_descriptor(at), b = ptx::operand_descriptor(at + stride - GROUP_BYTES);
-#pragma unroll
-                for (u32 k = 0; k < 4; ++k) {
-                    const u64 offset = k * ptx::DESCRIPTOR_STEP;
-                    ptx::Wgmma<8, OPERAND>::multiply(d, a + offset, b + offset, k > 0 || slab > 0 || step > 0);
-                }
+                const u32 at = stage + slab * stride, hidden = at + stride - GROUP_BYTES;
+                if constexpr (IS_PORTABLE)
+                    multiply<OPERAND>(d, at, hidden);
+                else
+                    multiply_on_hopper<OPERAND>(d, at, hidden, slab == 0 && step == 0);
             }
-            ptx::wgmma_commit();
-            ptx::wgmma_wait<0>();
+            if constexpr (!IS_PORTABLE) {
+                ptx::wgmma_commit();
+                ptx::wgmma_wait<0>();
+            }
         }
         ptx::copy_async_wait<0>();
         if (lane % 4 == 0) {
@@ -88,5 +117,3 @@ struct ExactDots {
 };
 
 }  // namespace flash_sampling
-
-#endif

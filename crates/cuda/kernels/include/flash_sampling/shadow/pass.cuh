@@ -3,18 +3,19 @@
 // Four launches make a draw with the bits of the draw from the weight:
 //
 // 1. `hidden_digits` writes each hidden state as two 8-bit digits, with the factors of its bounds.
-// 2. The Hopper kernel (fused_hopper/candidates.cuh) multiplies the shadow by the digits, and lists the tokens that can win.
+// 2. The Hopper kernel (fused_hopper/candidates.cuh) or the portable kernel (CandidatesEpilogue) multiplies the shadow by the
+//    digits, and lists the tokens that can win.
 // 3. `exact_winners` computes the logits of the listed tokens from the weight, in the order of sums of the full kernel.
 // 4. The full kernel draws all rows again if the shadow does not decide a row. Otherwise its blocks end at once.
 //
-// A call with rows whose first filter is a min-p or a top-k has other kernels from the second launch on:
+// On Hopper, a call with rows whose first filter is a min-p or a top-k has other kernels from the second launch on:
 //
 // 2. The Hopper kernel also lists the tokens of these rows that the filters may keep, with upper bounds and estimates of their
 //    logits.
 // 3. `exact_lists` also computes the logits of these tokens, and writes the lists that filter_list.cu expects.
 // 4. `filter_list` draws. Rows that the shadow or the lists do not decide are Undecided, and take a pass over all logits.
 //
-// Each launch but the first may start early, and waits for the launch before it (ptx/early.cuh).
+// On Hopper, each launch but the first may start early, and waits for the launch before it (ptx/early.cuh).
 #pragma once
 
 #include "../abi.cuh"

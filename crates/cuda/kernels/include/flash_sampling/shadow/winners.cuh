@@ -11,15 +11,16 @@
 #include "../ptx/ordered.cuh"
 #include "../selection/digit.cuh"
 #include "../selection/row_lists.cuh"
-#include "exact_dots.cuh"
+#include "pass.cuh"
 
 #ifdef __CUDACC__
 
 namespace flash_sampling {
 
-template <bool LISTS>
+// Dots: ExactDots of the full kernel.
+template <class Dots, bool LISTS>
 struct ExactWinners {
-    static constexpr u32 THREADS = ExactDots::THREADS;
+    static constexpr u32 THREADS = Dots::THREADS;
     static constexpr u32 MAX_PARTS = 32;
     static constexpr u32 TOKENS = 4096;      // of a part
     static constexpr u64 TOO_MANY = ~0ull;  // the key of a part with more tokens
@@ -31,7 +32,7 @@ struct ExactWinners {
             u32 tokens[TOKENS];
             u32 histogram[1 << DIGIT_BITS];
         };
-        float dots[ExactDots::SLOTS];
+        float dots[Dots::SLOTS];
         PartWinner best[THREADS / 32];
         Row row;
         RowFilters filters;
@@ -137,7 +138,7 @@ struct ExactWinners {
         return {to_ordered_bits(Winner::of(score, token)), logit, 0};
     }
 
-    // Runs one block. `memory` is ExactDots::SHARED_BYTES.
+    // Runs one block. `memory` is Dots::SHARED_BYTES.
     template <ptx::Operand OPERAND>
     __device__ __forceinline__ void block(u8* memory) const {
         ptx::start_next_launch();
@@ -160,13 +161,13 @@ struct ExactWinners {
         gather(listed, cut);
         const u32 count = shared.count > TOKENS ? 0 : shared.count;
         PartWinner best{shared.count > TOKENS ? TOO_MANY : 0, 0.0f, 0};
-        for (u32 first = 0; first < count; first += ExactDots::SLOTS) {
-            const u32 some = min(count - first, ExactDots::SLOTS);
+        for (u32 first = 0; first < count; first += Dots::SLOTS) {
+            const u32 some = min(count - first, Dots::SLOTS);
             const bool has_token = threadIdx.x < some;
             float noise = 0.0f;
             const auto meanwhile = [&] { noise = has_token ? noise_of(shared.tokens[first + threadIdx.x]) : 0.0f; };
-            ExactDots::compute<OPERAND>(shadow.candidates, row, call.first_token, shared.tokens + first, some, shared.dots, memory,
-                                        meanwhile);
+            Dots::template compute<OPERAND>(shadow.candidates, row, call.first_token, shared.tokens + first, some, shared.dots,
+                                            memory, meanwhile);
             __syncthreads();
             PartWinner next{0, 0.0f, 0};
             if (has_token) next = score(shared.tokens[first + threadIdx.x], shared.dots[threadIdx.x], noise);
