@@ -70,16 +70,18 @@ struct ExactDots {
         // Loads a part of every token's row and of the hidden state; zeros beyond the rows.
         const auto load = [&](u32 step) {
             constexpr u32 UNITS = SLAB_ROW_BYTES / 16;
-            for (u32 i = threadIdx.x; step < steps && i < (count + 1) * slabs * UNITS; i += THREADS) {
-                const u32 slot = i / (slabs * UNITS), at = i % (slabs * UNITS), slab = at / UNITS, from = step * part_bytes + at * 16;
-                const u32 left = from < row_bytes ? min(row_bytes - from, 16u) : 0;
+            // A warp copies a row at a time.
+            for (u32 slot = warp; step < steps && slot <= count; slot += THREADS / 32) {
                 const bool is_hidden = slot == count;
                 const u32 of_slab = is_hidden ? groups * 8 : slot;
                 const u8* const source = is_hidden ? call.hidden + row * call.hidden_stride
                                                    : call.weight + (tokens[slot] - first_token) * call.weight_stride;
-                const u32 to = ring + step % STAGES * STAGE_BYTES + slab * slab_bytes + of_slab * SLAB_ROW_BYTES;
-                ptx::copy_async(to + (at % UNITS ^ of_slab % 8) * 16, left ? source + from : source, left, true,
-                                is_hidden ? keep : once);
+                const u32 to = ring + step % STAGES * STAGE_BYTES + of_slab * SLAB_ROW_BYTES;
+                for (u32 at = lane; at < slabs * UNITS; at += 32) {
+                    const u32 from = step * part_bytes + at * 16, left = from < row_bytes ? min(row_bytes - from, 16u) : 0;
+                    ptx::copy_async(to + at / UNITS * slab_bytes + (at % UNITS ^ of_slab % 8) * 16, left ? source + from : source,
+                                    left, true, is_hidden ? keep : once);
+                }
             }
             ptx::copy_async_commit();
         };

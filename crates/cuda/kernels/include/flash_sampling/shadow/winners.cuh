@@ -53,6 +53,20 @@ struct ExactWinners {
         return {key, __shfl_sync(0xffffffffu, mine.logit, owner), 0};
     }
 
+    // Calls use(values[i]) for i = first, first + step, ... below `end`. A load takes long, so several are in flight.
+    template <class X, class Use>
+    static __device__ __forceinline__ void for_each(const X* values, u32 first, u32 step, u32 end, const Use& use) {
+        constexpr u32 AT_ONCE = 8;
+        for (u32 i = first; i < end; i += AT_ONCE * step) {
+            X some[AT_ONCE];
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; ++j) some[j] = i + j * step < end ? values[i + j * step] : X{};
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; ++j)
+                if (i + j * step < end) use(some[j]);
+        }
+    }
+
     // Requests the full kernel; with LISTS, the pass over all logits.
     __device__ __forceinline__ void leave_open() const {
         shadow.words->open = 1;
@@ -63,18 +77,11 @@ struct ExactWinners {
         }
     }
 
-    // Whether the row has a list.
-    __device__ __forceinline__ bool is_listed() const {
-        if constexpr (LISTS) return !call.rows[row].greedy && filtered.lists.filters[row].is_listed();
-        return false;
-    }
-
     // Returns a cutoff for the logits of a listed row, as monotone bits: min-p's limit below the largest estimate, or an estimate of
-    // the k-th largest logit, rounded down. No cutoff is below those of the Hopper kernel. All threads call this.
-    __device__ __forceinline__ u32 find_cut(u32 listed) const {
+    // the k-th largest logit, rounded down. No cutoff is below `cut` of the Hopper kernel. `largest` is the largest estimate. All
+    // threads call this.
+    __device__ __forceinline__ u32 find_cut(u32 listed, u32 largest, u32 cut) const {
         const RowFilters& filters = shared.filters;
-        const u32 largest = static_cast<u32>(shadow.best[row] >> 32);
-        u32 cut = filtered.lists.counters[row].cut;
         if (filters.is_listed_by_min_p()) cut = max(cut, to_monotone_bits(filters.least(from_monotone_bits(largest))));
         if (filters.top_k == 0 || listed <= filters.top_k) return cut;
         // Counts estimates in equal intervals from the cutoff to the largest estimate.
@@ -86,10 +93,10 @@ struct ExactWinners {
         if (threadIdx.x == 0) shared.digit = NONE;
         __syncthreads();
         const u32* const estimates = shadow.candidates.estimates + static_cast<u64>(row) * Candidates::ROOM;
-        for (u32 i = threadIdx.x; i < listed; i += THREADS) {
-            const float estimate = from_monotone_bits(min(estimates[i], largest));
+        for_each(estimates, threadIdx.x, THREADS, listed, [&](u32 bits) {
+            const float estimate = from_monotone_bits(min(bits, largest));
             if (estimate >= low) atomicAdd(&shared.histogram[static_cast<u32>((estimate - low) * scale)], 1u);
-        }
+        });
         __syncthreads();
         if (threadIdx.x < 32) find_digit(shared, filters.top_k);
         __syncthreads();
@@ -100,12 +107,11 @@ struct ExactWinners {
     // Compacts this block's part of the candidates whose upper bounds reach `least`.
     __device__ __forceinline__ void gather(u32 listed, u32 least) const {
         const u64* const keys = shadow.candidates.keys + static_cast<u64>(row) * Candidates::ROOM;
-        for (u32 i = part + threadIdx.x * parts; i < listed; i += THREADS * parts) {
-            const u64 key = keys[i];
-            if (static_cast<u32>(key >> 32) < least) continue;
+        for_each(keys, part + threadIdx.x * parts, THREADS * parts, listed, [&](u64 key) {
+            if (static_cast<u32>(key >> 32) < least) return;
             const u32 at = atomicAdd(&shared.count, 1u);
             if (at < TOKENS) shared.tokens[at] = ~static_cast<u32>(key);
-        }
+        });
         __syncthreads();
     }
 
@@ -143,20 +149,27 @@ struct ExactWinners {
     __device__ __forceinline__ void block(u8* memory) const {
         ptx::start_next_launch();
         ptx::await_earlier_launches();
+        // All loads before any branch, so that they take the time of one.
+        const u32 listed = shadow.candidates.counts[row], largest = static_cast<u32>(shadow.best[row] >> 32);
+        u32 least = 0;
+        bool is_skipped = false;
         if constexpr (LISTS) {
-            if (filtered.passes && *filtered.passes == FilterPasses::Logits) return;
+            is_skipped = filtered.passes && *filtered.passes == FilterPasses::Logits;
+            least = filtered.lists.counters[row].cut;
+            if (threadIdx.x == 0) shared.filters = filtered.lists.filters[row];
         }
-        const u32 listed = shadow.candidates.counts[row];
+        copy_row(&shared.row, &call.rows[row]);
+        if (threadIdx.x == 0) shared.count = 0;
+        __syncthreads();
+        if (is_skipped) return;
         if (listed > Candidates::ROOM) {
             if (part == 0 && threadIdx.x == 0) leave_open();
             return;
         }
-        const bool is_listed = this->is_listed();
-        if (threadIdx.x == 0) shared.count = 0;
-        copy_row(&shared.row, &call.rows[row]);
-        if (LISTS && threadIdx.x == 0) shared.filters = filtered.lists.filters[row];
-        __syncthreads();
-        const u32 cut = is_listed ? find_cut(listed) : static_cast<u32>(shadow.best[row] >> 32);
+        bool is_listed = false;
+        if constexpr (LISTS) is_listed = !shared.row.greedy && shared.filters.is_listed();
+        const u32 cut = is_listed ? find_cut(listed, largest, least) : largest;
+        if (LISTS) __syncthreads();
         if (is_listed && threadIdx.x == 0) shared.row.greedy = 1;
         gather(listed, cut);
         const u32 count = shared.count > TOKENS ? 0 : shared.count;
@@ -193,7 +206,7 @@ struct ExactWinners {
         if (best.key == 0 || best.key == TOO_MANY) return leave_open();
         if (is_listed) {
             // The thresholds of min-p follow from the largest estimate, so a logit must reach it.
-            const bool is_valid = best.key >> 32 >= shadow.best[row] >> 32;
+            const bool is_valid = best.key >> 32 >= largest;
             if (shared.filters.is_listed_by_min_p() && !is_valid) return leave_open();
             filtered.lists.counters[row].cut = cut;
         }
