@@ -106,9 +106,9 @@ impl Command {
         match self {
             Command::Cpu(_) => Ok(()),
             #[cfg(feature = "cuda")]
-            Command::Gpu(_) => cuda::check(self.sizes()),
+            Command::Gpu(args) => cuda::check(self.sizes(), args.fp8),
             #[cfg(feature = "cuda")]
-            Command::Ranks(args) => args.check().and_then(|()| cuda::check(self.sizes())),
+            Command::Ranks(args) => args.check().and_then(|()| cuda::check(self.sizes(), false)),
         }
     }
 }
@@ -207,9 +207,10 @@ mod cuda {
     }
 
     /// Refuses sizes that the fused kernel does not support.
-    pub(super) fn check(args: &SizeArgs) -> Result<(), CommandError> {
+    pub(super) fn check(args: &SizeArgs, fp8: bool) -> Result<(), CommandError> {
         let refused = [
             ("--dtype f32: the fused kernel takes bf16 and f16", args.dtype == flash_sampling::DType::F32),
+            ("--fp8: the hidden states must be bf16", fp8 && args.dtype != flash_sampling::DType::BF16),
             ("--rows: one launch takes at most 256", args.rows.iter().any(|&rows| rows > 256)),
             ("--heads: the hidden size must be a multiple of 8", args.heads.iter().any(|head| head.hidden % 8 != 0)),
         ];

@@ -281,6 +281,7 @@ struct Launch {
         scales = get_all<float>(call.tokens);
         if (columns == 8) run<8, FusedVariant::MasksPenalties, false, true>();
         if (columns == 32) run<32, FusedVariant::MasksPenalties, false, true>();
+        if (columns == 64) run<64, FusedVariant::MasksPenalties, false, true>();
         if (columns == 128) run<128, FusedVariant::MasksPenalties, false, true>();
     }
 

@@ -124,7 +124,7 @@ pub(crate) fn block_maxima_bytes(rows: usize, tokens: usize) -> usize {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TensorMap(pub(crate) [u64; 16]);
 
-/// The tensors of one launch as boxes of one slab, and the scales of a weight in fp8: one for each of its rows.
+/// The tensors of one launch as boxes, as in load.cuh, and the scales of a weight in fp8: one for each of its rows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Maps {

@@ -17,6 +17,12 @@ struct WeightScales {
     u32 row_blocks;       // blocks of a row
     u32 first_row;        // row of the weight's first row in its block of rows
 
+    // Returns the factor of the sums of a row that has one scale. NaN for an infinite scale, as of sums of its products.
+    FS_FUNCTION float of_sums(u32 row) const {
+        const float scale = at(row, 0);
+        return scale - scale == 0.0f ? scale : bits_to_f32(0x7fc00000u);
+    }
+
     FS_FUNCTION float at(u32 row, u32 column) const {
         if (!values) return 1.0f;
         return values[static_cast<u64>((first_row + row) / block_rows) * row_blocks + column / block_cols];

@@ -77,7 +77,9 @@ impl DeviceTiled {
         features: RowFeatures,
     ) -> Result<(), CudaError> {
         check_aligned("log Z", log_z)?;
-        if features == RowFeatures::Bare && self.head.soft_cap.is_none() && self.is_hopper(hidden) {
+        // So that log Z does not depend on the number of rows.
+        let is_for_all = self.hopper.as_ref().is_some_and(|hopper| hopper.max_rows() >= self.max_rows);
+        if features == RowFeatures::Bare && self.head.soft_cap.is_none() && is_for_all && self.is_hopper(hidden) {
             let masses = self.log_z.masses(log_z, self.max_rows, &self.device)?;
             return self.launch_any(queue, hidden, rows, FusedOutput::LogZ(masses)).map(drop);
         }

@@ -32,7 +32,8 @@ use std::sync::Arc;
 /// A call allocates nothing and does not wait, so a graph can capture it. The kernel reads positions from device memory
 /// when it runs.
 ///
-/// The plan has the kernels for hidden states of the weight's type and alignment. On Hopper, it omits the kernels for
+/// The plan has the kernels for hidden states of the weight's type, or bf16 for quantised weights, and of the weight's
+/// alignment. On Hopper, it omits the kernels for
 /// [`RowFeatures::Any`], which [`DeviceTiled::prepare`] loads. Other hidden states, and launches that store logits or
 /// compute log Z, use other kernels. The first such launch loads a kernel, and compiles it if no cache has it. Loading
 /// waits for the GPU and cannot be captured, so make such a launch before the capture.
@@ -77,7 +78,7 @@ impl DeviceTiled {
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     ///
     /// # Safety
-    /// * The head's weight and bias are device memory of this device, of the stated sizes. They stay valid and
+    /// * The head's weight, scales, bias and shadow are device memory of this device, of the stated sizes. They stay valid and
     ///   unchanged while this value is used and until all its launches have run.
     /// * This value outlives its launches and every launch of a graph that captured them. Dropping this value waits for
     ///   the GPU if launches may be pending, so it is not dropped while a stream of the context captures.
@@ -150,7 +151,7 @@ impl DeviceTiled {
     /// Loads the kernels for these row features, for every number of rows of the plan.
     ///
     /// The first launch of these rows then loads no kernel and can be captured. This holds for hidden states of the
-    /// weight's type; on Hopper, their addresses and strides must also be multiples of 16 bytes. Other hidden states
+    /// weight's type, or bf16 for quantised weights; on Hopper, their addresses and strides must also be multiples of 16 bytes. Other hidden states
     /// use the portable kernel, which their first launch loads.
     ///
     /// # Errors
@@ -234,7 +235,8 @@ impl DeviceTiled {
     /// logits. The log-probability of the drawn token is its logit minus log Z. If a row's draw is an error, its log Z
     /// is meaningless.
     ///
-    /// [Bare](RowFeatures::Bare) rows of a head without soft-cap use one launch if the Hopper kernel supports them. Log
+    /// [Bare](RowFeatures::Bare) rows of a head without soft-cap use one launch if the Hopper kernel supports all calls of
+    /// the plan: a plan for a weight in fp8 has at most 128 rows. Log
     /// Z is then within 2e-6, or NaN if such a row does have a mask or biases. Other rows use the two launches of
     /// [`DeviceGroups`](crate::DeviceGroups) with [`GroupRule::Maxima`](crate::GroupRule::Maxima), and log Z is within
     /// 1e-8. The first call of each kind loads kernels and allocates scratch, so make it before a capture.
@@ -276,7 +278,8 @@ impl DeviceTiled {
 
     /// Whether the Hopper kernel supports these hidden states.
     fn is_hopper(&self, hidden: &DeviceMatrix) -> bool {
-        self.hopper.as_ref().is_some_and(|hopper| hidden.rows <= hopper.max_rows())
+        // Of a longer call, a launch has at most the planned rows.
+        self.hopper.as_ref().is_some_and(|hopper| hidden.rows.min(self.max_rows) <= hopper.max_rows())
             && hidden.dtype == self.head.hidden_dtype()
             && hidden.is_aligned()
     }
@@ -321,7 +324,9 @@ impl DeviceTiled {
         match self.hopper.as_mut().filter(|_| is_hopper) {
             Some(hopper) => hopper.launch(queue, hidden, call, (&output, residency), &self.device).map(|()| false),
             None => {
-                let stored = if let FusedOutput::MasksPenalties(to) = output { to } else { LogitStore::default() };
+                let mut stored = if let FusedOutput::MasksPenalties(to) = output { to } else { LogitStore::default() };
+                // A call may have launches of both kernels, and the logits of one call are stored alike.
+                stored.is_raw |= u32::from(self.hopper.is_some());
                 self.launch_portable(queue, hidden, call, stored).map(|()| stored.is_raw == 0)
             }
         }

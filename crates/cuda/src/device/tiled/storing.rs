@@ -59,7 +59,8 @@ impl DeviceTiled {
     }
 
     /// Draws, and stores the logits by the fastest kernel for rows of these features. `stored` has room for a multiple
-    /// of eight rows. Returns whether the logits are transformed; otherwise they are raw.
+    /// of eight rows. Returns whether the logits are transformed; otherwise they are raw. All calls of a value for hidden
+    /// states of one type and alignment return the same.
     pub(crate) fn enqueue_storing_fast(
         &mut self,
         queue: Queue<'_>,

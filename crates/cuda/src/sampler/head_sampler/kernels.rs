@@ -296,7 +296,8 @@ impl HeadKernels {
     /// limit assumes one rank per GPU. If ranks share a GPU, waiting blocks can displace the blocks that they wait for,
     /// until the time limit.
     pub(super) fn filter_support(&self) -> FilterSupport {
-        let lists = self.fused.can_list(&self.copied(DeviceAddress::NULL, self.head.weight.dtype, 1));
+        let lists =
+            self.fused.can_list(&self.copied(DeviceAddress::NULL, self.head.hidden_dtype(), self.max_filtered()));
         let most = self.max_filtered().min(2 * self.device.multiprocessors() as usize);
         FilterSupport { lists, masses: lists && self.head.first_token.is_multiple_of(4), most }
     }

@@ -9,10 +9,10 @@
 //    estimate of all blocks sets the limits.
 // 4. The remaining tokens enter the warp's queue, so that full warps score them exactly.
 //
-// CandidatesEpilogue is the same for upper bounds of dot products from a shadow (shadow/pass.cuh): transforms grow with the dot
-// product, so an upper bound of the dot product gives one of the score. The best score of a row is a *lower* bound, and the limits
-// follow from it. Every token whose upper bound of the score reaches the best lower bound so far is listed once, so the winner is
-// listed. exact_winners draws from the lists.
+// CandidatesEpilogue gets upper bounds of dot products, from a shadow (shadow/pass.cuh), in place of dot products. Transforms grow
+// with the dot product, so they give upper bounds of scores. The best score of a row is a *lower* bound, and the limits follow from it.
+// Every token whose upper bound reaches the best lower bound so far is listed once, so the winner is listed. exact_winners draws
+// from the lists.
 #pragma once
 
 #include "../shadow/bounds.cuh"

@@ -21,7 +21,8 @@ __device__ __forceinline__ void load_fp8(u32 (&a)[4], const u8* row) {
 template <class T>
 __device__ __forceinline__ void multiply_fp8(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring, u32 steps,
                                              const Consumer<T>& self, const WeightScales& scales) {
-    constexpr u32 AT_ONCE = 4;  // products whose elements are decoded together: those of a part of the hidden states
+    static_assert(!T::SKIPS, "every warp releases every stage");
+    constexpr u32 AT_ONCE = 4;  // products of a group, which covers the 64 hidden elements of a part
     const u32 base = ptx::uniform(ptx::shared_address(stages));
     const u32 hidden = ptx::operand_address(base + T::WEIGHT_BYTES);
     const u32 empty = ptx::cluster_address(&self.shared.empty[0], self.lane % T::CLUSTER);
@@ -30,7 +31,7 @@ __device__ __forceinline__ void multiply_fp8(float (&d)[T::ACCUMULATORS], const 
     };
     // The thread's row in the unit, and its columns in a swizzled chunk of 16 bytes.
     const u32 row = self.slab() + self.lane / 4;
-    const u32 own = row * T::SLAB_ROW_BYTES + self.lane / 4 * 16 + self.lane % 4 * 2;
+    const u32 offset = row * T::SLAB_ROW_BYTES + self.lane / 4 * 16 + self.lane % 4 * 2;
     u32 a[2][AT_ONCE][4];
 #pragma unroll 1
     for (u32 step = 0; step < steps; ++step) {
@@ -40,19 +41,19 @@ __device__ __forceinline__ void multiply_fp8(float (&d)[T::ACCUMULATORS], const 
         const u64 b = ptx::operand_descriptor(hidden + stage * T::STAGE_BYTES);
 #pragma unroll
         for (u32 part = 0; part < T::SLABS * 2; ++part) {
-            // The products before the last have read the registers that are loaded now.
+            // At most one group of products is pending now. It reads the other half of `a`.
             ptx::wgmma_wait<1>();
             if (T::AHEAD && part == 1 && step > 0) release(ring.before());
 #pragma unroll
             for (u32 k = 0; k < AT_ONCE; ++k) {
                 const u32 chunk = part % 2 * AT_ONCE + k;
-                load_fp8(a[part % 2][k], weight + part / 2 * T::SLAB_BYTES + (own ^ chunk * 16));
+                load_fp8(a[part % 2][k], weight + part / 2 * T::SLAB_BYTES + (offset ^ chunk * 16));
             }
             ptx::wgmma_fence();
 #pragma unroll
             for (u32 k = 0; k < AT_ONCE; ++k) {
-                const u64 offset = (part / 2 * T::SLAB_BYTES + part % 2 * T::PART_BYTES) / 16 + k * ptx::DESCRIPTOR_STEP;
-                ptx::WgmmaRegisters<T::COLUMNS>::multiply(d, a[part % 2][k], b + offset, part + k > 0 || step > 0);
+                const u64 place = (part / 2 * T::SLAB_BYTES + part % 2 * T::PART_BYTES) / 16 + k * ptx::DESCRIPTOR_STEP;
+                ptx::WgmmaRegisters<T::COLUMNS>::multiply(d, a[part % 2][k], b + place, part + k > 0 || step > 0);
             }
             ptx::wgmma_commit();
         }
@@ -69,7 +70,7 @@ __device__ __forceinline__ void multiply_fp8(float (&d)[T::ACCUMULATORS], const 
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
         const u32 m = row + 8 * half;
-        const float scale = m < self.size ? scales.at(self.first + m, 0) : 1.0f;
+        const float scale = m < self.size ? scales.of_sums(self.first + m) : 1.0f;
 #pragma unroll
         for (u32 i = 2 * half; i < T::ACCUMULATORS; i += i % 2 ? 3 : 1) d[i] = mul_rn(d[i], scale);
     }

@@ -7,7 +7,8 @@
 
 namespace flash_sampling::fused_hopper {
 
-// The tensors as boxes of one slab, and the scales of a weight in F8_E4M3: one for each of its rows.
+// The tensors as boxes of one slab, and the scales of a weight in F8_E4M3: one for each of its rows. Hidden states of such a weight
+// are in boxes of half a slab.
 struct Maps {
     ptx::TensorMap weight;   // 64 tokens
     ptx::TensorMap granule;  // 16 tokens, for the rest of a tile
@@ -29,7 +30,8 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
         const u32 granules = (size + T::GRANULE - 1) / T::GRANULE;
         const u32 units = granules / T::UNIT_GRANULES;
         u64* const full = &shared.full[stage];
-        ptx::mbarrier_arrive_expect(full, T::SLABS * (granules * T::GRANULE_BYTES + T::CLUSTER * rows * T::HIDDEN_PARTS * T::ROW_BYTES));
+        const u32 hidden_bytes = T::CLUSTER * rows * T::HIDDEN_PARTS * T::ROW_BYTES;
+        ptx::mbarrier_arrive_expect(full, T::SLABS * (granules * T::GRANULE_BYTES + hidden_bytes));
         u8* const to = stages + stage * T::STAGE_BYTES;
         // The slabs of a unit are consecutive, because they are neighbours in device memory.
         for (u32 u = 0; u < units; ++u)

@@ -137,7 +137,7 @@ struct TensorMainloop {
 #pragma unroll
             for (u32 half = 0; half < 2; ++half) {
                 const u32 t = (place.down * HIGH + i) * 16 + place.lane / 4 + 8 * half;
-                const float factor = t < tokens ? scales.at(first + t, 0) : 1.0f;
+                const float factor = t < tokens ? scales.of_sums(first + t) : 1.0f;
 #pragma unroll
                 for (u32 j = 0; j < WIDE; ++j) {
                     d[i][j][2 * half] = mul_rn(d[i][j][2 * half], factor);

@@ -24,8 +24,8 @@ FS_FUNCTION float upper_dot(i32 high, i32 low, const TokenBound& token, const Hi
 // The distance from an upper bound to a lower bound, in bounds.
 [[maybe_unused]] constexpr float LOWER_DISTANCE = 2.00001f;
 
-// Returns an upper bound of a token's dot product with the head's bias, minus `distance` bounds: a lower bound with
-// LOWER_DISTANCE, also from anything below the upper bound.
+// Returns `upper`, an upper bound of a token's dot product with the head's bias, minus `distance` error bounds. With LOWER_DISTANCE,
+// it is a lower bound. It is one, too, if `upper` is less than the upper bound.
 FS_FUNCTION float lower_dot(const Call& call, const Candidates& candidates, const HiddenBound& row, u32 at, float upper,
                             float distance) {
     const float apart = distance * row.of(candidates.errors[at], candidates.norms[at]);

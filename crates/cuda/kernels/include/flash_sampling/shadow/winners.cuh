@@ -149,7 +149,7 @@ struct ExactWinners {
     __device__ __forceinline__ void block(u8* memory) const {
         ptx::start_next_launch();
         ptx::await_earlier_launches();
-        // All loads before any branch, so that they take the time of one.
+        // All loads are before the first branch, so that their latencies overlap.
         const u32 listed = shadow.candidates.counts[row], largest = static_cast<u32>(shadow.best[row] >> 32);
         u32 least = 0;
         bool is_skipped = false;
