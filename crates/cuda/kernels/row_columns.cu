@@ -59,7 +59,7 @@ struct RowColumns {
     const u32* mask;
     u64 mask_stride;
     u32 mask_words;
-    u32 padding;
+    u32 has_short_positions;  // positions are i32
     TokenLists logit_bias;
     const float* logit_bias_values;
     TokenLists banned;
@@ -71,7 +71,7 @@ FS_LAYOUT(RowColumns, 240,
           FS_AT(index, 0) && FS_AT(seed, 8) && FS_AT(position, 16) && FS_AT(temperature, 24) && FS_AT(top_k, 32) &&
           FS_AT(top_p, 40) && FS_AT(min_p, 48) && FS_AT(repetition_penalty, 56) && FS_AT(frequency_penalty, 64) &&
           FS_AT(presence_penalty, 72) && FS_AT(min_tokens, 80) && FS_AT(mask, 88) && FS_AT(mask_stride, 96) &&
-          FS_AT(mask_words, 104) && FS_AT(padding, 108) && FS_AT(logit_bias, 112) && FS_AT(logit_bias_values, 136) &&
+          FS_AT(mask_words, 104) && FS_AT(has_short_positions, 108) && FS_AT(logit_bias, 112) && FS_AT(logit_bias_values, 136) &&
           FS_AT(banned, 144) && FS_AT(stop_tokens, 168) && FS_AT(prompt, 192) && FS_AT(output, 216));
 
 struct EncodeRows {
@@ -103,10 +103,12 @@ struct TokenColumns {
     u32* statuses;
     LogprobColumns processed, raw;  // for row_logprobs.cu, as the kept tokens
     KeptColumns kept;
+    u32 is_complete;  // a row without a draw has token 0 instead of -1
+    u32 padding;
 };
-FS_LAYOUT(TokenColumns, 184,
+FS_LAYOUT(TokenColumns, 192,
           FS_AT(tokens, 0) && FS_AT(scores, 8) && FS_AT(logits, 16) && FS_AT(statuses, 24) && FS_AT(processed, 32) &&
-          FS_AT(raw, 96) && FS_AT(kept, 160));
+          FS_AT(raw, 96) && FS_AT(kept, 160) && FS_AT(is_complete, 184) && FS_AT(padding, 188));
 
 struct WriteTokens {
     TokenColumns columns;
@@ -116,9 +118,9 @@ struct WriteTokens {
     u32 row_count;
     FilterPasses* passes;  // for the next call
 };
-FS_LAYOUT(WriteTokens, 216,
-          FS_AT(columns, 0) && FS_AT(draws, 184) && FS_AT(invalid, 192) && FS_AT(first_row, 200) && FS_AT(row_count, 204) &&
-          FS_AT(passes, 208));
+FS_LAYOUT(WriteTokens, 224,
+          FS_AT(columns, 0) && FS_AT(draws, 192) && FS_AT(invalid, 200) && FS_AT(first_row, 208) && FS_AT(row_count, 212) &&
+          FS_AT(passes, 216));
 
 // The tokens of one row.
 struct List {
@@ -174,7 +176,12 @@ struct RowEncoding {
     __device__ __forceinline__ float presence() const { return entry_or(call.columns.presence_penalty, entry, 0.0f); }
     __device__ __forceinline__ float top_p() const { return entry_or(call.columns.top_p, entry, 1.0f); }
     __device__ __forceinline__ float min_p() const { return entry_or(call.columns.min_p, entry, 0.0f); }
-    __device__ __forceinline__ u64 position() const { return entry_or(call.columns.position, row, u64{0}); }
+    __device__ __forceinline__ u64 position() const {
+        const u64* const positions = call.columns.position;
+        if (!call.columns.has_short_positions) return entry_or(positions, row, u64{0});
+        // A negative position becomes one above the limit.
+        return static_cast<u64>(static_cast<i64>(entry_or(reinterpret_cast<const i32*>(positions), row, 0)));
+    }
     // Returns 0 for off, also if k is at least the size of the vocabulary.
     __device__ __forceinline__ u32 top_k() const {
         const i32 k = entry_or(call.columns.top_k, entry, 0);
@@ -376,7 +383,7 @@ extern "C" __global__ void __launch_bounds__(256) write_tokens(const __grid_cons
     const u32 invalid = static_cast<u32>(call.invalid[i]), row = call.first_row + i;
     const bool is_drawn = !invalid && draw.status == Status::Drawn;
     const TokenColumns& to = call.columns;
-    if (to.tokens) to.tokens[row] = is_drawn ? static_cast<i64>(draw.token) : -1;
+    if (to.tokens) to.tokens[row] = is_drawn ? static_cast<i64>(draw.token) : to.is_complete ? 0 : -1;
     if (to.scores) to.scores[row] = is_drawn ? draw.score : -f32_infinity();
     if (to.logits) to.logits[row] = is_drawn ? draw.logit : -f32_infinity();
     if (!to.statuses) return;
