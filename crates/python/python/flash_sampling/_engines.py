@@ -69,7 +69,7 @@ class FailedRows:
         while self._copies and self._copies[0][0].query():
             self._report(*self._copies.popleft()[1:])
         begin = self._steps[-1][1] if self._steps else 0
-        if len(self._steps) == _STEPS or begin + rows > len(self._statuses):
+        if len(self._steps) == _STEPS or begin + rows > self._statuses.numel():
             self._copy()
             begin, self._statuses = 0, torch.empty(_STEPS * rows, dtype=torch.int32, device=device)
         self._steps.append((begin, begin + rows, requests))

@@ -32,9 +32,7 @@ def logprobs_tensors(tokens: Tensor, results: dict[str, Tensor]) -> Any:
 
     ids, logprobs = tokens[:, None], results["logprobs"][:, None]
     top = (results["top_tokens"], results["top_logprobs"]) if "top_tokens" in results else (ids[:, :0], logprobs[:, :0])
-    return LogprobsTensors(
-        torch.cat((ids, top[0]), 1), torch.cat((logprobs, top[1]), 1), results["ranks"].long()
-    )
+    return LogprobsTensors(torch.cat((ids, top[0]), 1), torch.cat((logprobs, top[1]), 1), results["ranks"].long())
 
 
 def replace_rows(of_batch: Any, index: Tensor, rows: Any) -> None:

@@ -40,7 +40,7 @@ def rows_of(draws: Any, engine: Any, batch: Any, grammar_output: Any) -> Rows | 
     if batch.num_draft_tokens or batch.logits_indices.shape[0] != len(slots):
         return None
     requests = _LAST.get(engine)
-    if requests is None or requests.draws is not draws or not numpy.array_equal(requests.slots, slots):
+    if requests is None or requests.draws is not draws or requests.slots != slots.tobytes():
         requests = _LAST[engine] = Requests(draws, engine, slots)
     return requests.rows_of(engine, batch, grammar_output)
 
@@ -49,7 +49,7 @@ class Requests:
     """The requests in some slots."""
 
     def __init__(self, draws: Any, engine: Any, slots: numpy.ndarray) -> None:
-        self.draws, self.slots = draws, slots
+        self.draws, self.slots = draws, slots.tobytes()
         bias, penalties, _ = engine.logits_processors
         states, history = engine.sampling_states, engine.req_states
         top_k = states.top_k.np[slots]
@@ -77,7 +77,7 @@ class Requests:
         is_supported = self.is_supported
         if self.max_lens is not None:
             # The lengths are exact without speculative decoding.
-            lens = batch.seq_lens_cpu_upper_bound.numpy()[: len(self.slots)]
+            lens = batch.seq_lens_cpu_upper_bound.numpy()[: len(is_supported)]
             is_supported = is_supported & (lens <= self.max_lens)
         if grammar_output is not None:
             grammars = set(grammar_output.structured_output_request_ids)

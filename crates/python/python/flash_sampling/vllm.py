@@ -166,11 +166,12 @@ def _check_runner(runner):
 
 def _output(sampler, batch, rows, tokens, logprobs):
     """Returns the output that vLLM's sampler would return, for a batch in which this package drew all rows."""
-    from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
     from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
     num_sampled, num_rejected = rows.counts
     if batch.has_prefill:
+        from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
+
         num_sampled, num_rejected = get_num_sampled_and_rejected(
             batch.seq_lens.new_ones(batch.num_reqs),
             batch.seq_lens,
