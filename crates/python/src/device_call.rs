@@ -45,6 +45,8 @@ impl<'py> Arguments<'py> {
 /// The tensors of a call that does not wait.
 pub(crate) struct DeviceCall {
     rows: usize,
+    /// Whether the parameters have an index, so that their lengths may differ from the number of rows.
+    has_index: bool,
     place: Place,
     /// The stream of the input.
     stream: u64,
@@ -78,6 +80,7 @@ impl DeviceCall {
         let mut given = Arguments::read(given)?;
         let mut call = DeviceCall {
             rows,
+            has_index: false,
             place: input.place(),
             stream: input.stream(),
             columns: RowColumns::default(),
@@ -85,7 +88,9 @@ impl DeviceCall {
             listed: None,
             held: Vec::new(),
         };
-        call.columns.index = call.column(given.take("index"), "index", INT)?;
+        let index = given.take("index");
+        call.has_index = index.is_some();
+        call.columns.index = call.column(index, "index", INT)?;
         call.borrow_parameters(&mut given, vocab_size)?;
         call.borrow_lists(&mut given)?;
         call.out.tokens = call.result(Some(out.clone()), "out", INT)?;
@@ -277,7 +282,7 @@ impl DeviceCall {
     ) -> PyResult<DeviceAddress<T>> {
         let Some(object) = object else { return Ok(DeviceAddress::NULL) };
         let tensor = self.tensor(&object, name)?;
-        let count = if self.columns.index.is_null() { self.rows + more } else { len(&tensor) };
+        let count = if self.has_index { len(&tensor) } else { self.rows + more };
         self.hold(tensor, name, &[count], kinds)
     }
 

@@ -77,8 +77,8 @@ struct ExchangeApi {
 }
 
 /// Exports a tensor by the functions of its library, with the library's current stream of the tensor's device (0 on the
-/// CPU). Returns `None` if the type has no such functions, or if they fail: then `__dlpack__` describes the error. torch
-/// has the functions since version 2.10.
+/// CPU). Returns `None` if the type has no such functions, or if they fail: then `__dlpack__` describes the error.
+/// torch has the functions since version 2.10.
 ///
 /// On the CPU, an export by `__dlpack__` takes 12 us, and this export 0.7 us.
 ///
@@ -90,8 +90,8 @@ pub(crate) fn exchange(object: &Bound<'_, PyAny>) -> PyResult<Option<(Tensor, u6
         return Ok(None);
     };
     let api: NonNull<ExchangeApi> = capsule.cast::<PyCapsule>()?.pointer_checked(Some(c"dlpack_exchange_api"))?.cast();
-    // SAFETY: a capsule of this name has this type, which lives as long as the process. The version has the same place in
-    // every version.
+    // SAFETY: a capsule of this name has this type, which lives as long as the process. The version has the same place
+    // in every version.
     let (major, api) = unsafe { (api.as_ref().major, api) };
     if major != 1 {
         return Ok(None);

@@ -228,8 +228,8 @@ impl Sampler {
     ///     their log-probabilities to the second; -inf for a token outside of the vocabulary or with probability 0.
     /// logprobs_mode: "processed_logprobs": log-probabilities in the distribution of the draws; "raw_logprobs":
     ///     log-probabilities from the model's own logits.
-    /// complete: True writes tokens of the vocabulary alone: out has 0 for a row that failed, and top_tokens have the lowest
-    ///     other tokens instead of -1. n must be at most the size of the vocabulary.
+    /// complete: True writes tokens of the vocabulary alone: out has 0 for a row that failed, and top_tokens have the
+    ///     lowest other tokens instead of -1. n must be at most the size of the vocabulary.
     /// kept_begin, kept_tokens: [rows + 1] int64 and [capacity] int32, which receive the tokens that the filters keep:
     ///     row r has kept_tokens[kept_begin[r]:kept_begin[r + 1]], ascending. A row without filters has none. Tokens
     ///     beyond the capacity are dropped, so the lists are complete if kept_begin[rows] <= capacity.

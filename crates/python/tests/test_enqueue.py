@@ -340,7 +340,8 @@ def test_lists_in_csr_form_have_an_index(problem):
     begin, tokens = csr([range(0, 1000, 2), range(1, 1000, 2), range(0, 1000, 3)])
     out = torch.empty(4, dtype=torch.int64, device="cuda")
     sampler.enqueue(given, out, index=index, banned_begin=begin, banned_tokens=tokens, **keys)
-    params = [SamplingParams(banned_token_ids=[*range(*of)]) for of in ((0, 1000, 3), (0, 1000, 2), (0, 1000, 3), (1, 1000, 2))]
+    banned = [range(0, 1000, 3), range(0, 1000, 2), range(0, 1000, 3), range(1, 1000, 2)]
+    params = [SamplingParams(banned_token_ids=[*each]) for each in banned]
     seeds = [problem.seeds[slot] for slot in index.tolist()]
     want = sampler.sample(given, params, seed=seeds, position=problem.positions)
     assert out.tolist() == [row.token for row in want]

@@ -26,8 +26,8 @@ layout!(TokenLists 24: begin 0, end 8, tokens 16);
 /// all rows the default value, and every array is null by default.
 ///
 /// `position` and `mask` have one element per row. Of every other parameter, row `r` has element or list `index[r]`, or
-/// element or list `r` if `index` is null. So several rows can share parameters. No kernel checks that `index` is within
-/// the arrays.
+/// element or list `r` if `index` is null. So several rows can share parameters. No kernel checks that `index` is
+/// within the arrays.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RowColumns {

@@ -21,7 +21,8 @@ pub struct LogprobColumns {
     /// The ranks of the drawn tokens, 1 for the most probable token; 0 for a row without a draw.
     pub ranks: DeviceAddress<i32>,
     /// The most probable tokens `[rows, top_n]`, in descending order. If a row has fewer tokens, or no draw, the
-    /// remaining elements are -1, or other tokens with [`TokenColumns::is_complete`](crate::abi::TokenColumns::is_complete).
+    /// remaining elements are -1, or other tokens with
+    /// [`TokenColumns::is_complete`](crate::abi::TokenColumns::is_complete).
     pub top_tokens: DeviceAddress<i32>,
     /// The log-probabilities of `top_tokens`, `[rows, top_n]`, in nats; -inf for the remaining elements.
     pub top_log_probs: DeviceAddress<f32>,

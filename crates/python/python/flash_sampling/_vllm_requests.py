@@ -21,7 +21,7 @@ _LAST: "weakref.WeakKeyDictionary[Any, Requests]" = weakref.WeakKeyDictionary()
 
 
 def forgetting(add_request: Callable[..., None]) -> Callable[..., None]:
-    """Returns the method `Sampler.add_request` of vLLM, changed so that it also forgets the requests of the last batch."""
+    """Returns vLLM's method `Sampler.add_request`, changed so that it also forgets the requests of the last batch."""
 
     @functools.wraps(add_request)
     def changed(self: Any, req_idx: int, sampling_params: Any) -> None:

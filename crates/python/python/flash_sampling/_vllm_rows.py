@@ -1,8 +1,8 @@
 """The parameters of rows of a vLLM batch, as arguments of `Sampler.enqueue`.
 
-The sampler reads vLLM's own tensors, which have an element or a list for each slot of vLLM's sampler. vLLM's kernels read
-the same tensors in the same step, and vLLM writes to them in the same stream. vLLM keeps most of them in pinned host memory,
-which the GPU reads.
+The sampler reads vLLM's own tensors, which have an element or a list for each slot of vLLM's sampler. vLLM's kernels
+read the same tensors in the same step. vLLM writes to tensors on the GPU in the same stream. Tensors in pinned host
+memory have a copy for each step that is not complete.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _PENALTIES = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty
 class Rows:
     """The rows of a batch that this package draws, while their slots have the same requests.
 
-    at: the indices of the rows in the batch, on the GPU; None: all rows. names: the names of the requests. counts: the
-    numbers of sampled and of rejected tokens of a batch without prompts, which nobody writes to. results: the tensors of
-    `Sampler.enqueue` for log-probabilities, which each step writes to.
+    at: the indices of the rows in the batch, on the GPU; None: all rows. names: the names of the requests.
+    counts: the numbers of sampled and of rejected tokens of a batch without prompts. vLLM only reads them.
+    results: the tensors of `Sampler.enqueue` for log-probabilities. Each step writes to them.
     """
 
     def __init__(self, engine: Any, batch: Any, rows: numpy.ndarray, vocab_size: int) -> None:
