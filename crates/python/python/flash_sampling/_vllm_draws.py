@@ -41,6 +41,9 @@ class Draws:
         max_adjusted += bad_words.bad_word_offsets.gpu.shape[1] - 1 + self.max_penalised
         self.sampler = Sampler(head, runner.max_num_reqs, max_adjusted=max_adjusted)
         self.failed_rows = FailedRows(LOG)
+        # The numbers of sampled and of rejected tokens of rows without prompts.
+        self.ones = torch.ones(runner.max_num_reqs, dtype=torch.int32, device=hidden.device)
+        self.zeros = torch.zeros_like(self.ones)
         self.mode = runner.sampler.logprobs_mode
         self.max_logprobs = min(TOP_N_MAX, self.vocab_size) if self.mode in MODES else NO_LOGPROBS
         self._load_kernels(example, all_tokens)

@@ -51,23 +51,28 @@ class Requests:
     def __init__(self, draws: Any, engine: Any, slots: numpy.ndarray) -> None:
         self.draws, self.slots = draws, slots.tobytes()
         bias, penalties, _ = engine.logits_processors
-        states, history = engine.sampling_states, engine.req_states
+        states = engine.sampling_states
         top_k = states.top_k.np[slots]
-        # The maximum length of each sequence: the repetition penalty also counts the tokens of the prompt.
-        prompt_lens = numpy.where(penalties.repetition_penalty.np[slots] != 1, 0, history.prompt_len.np[slots])
-        max_model_len = history.all_token_ids.gpu.shape[1]
-        max_lens = numpy.where(penalties.use_penalty[slots], draws.max_penalised + prompt_lens, max_model_len)
         unsupported = (
             (states.num_logprobs[slots] > draws.max_logprobs)
             | (engine.logprob_token_ids_state.num_token_ids.np[slots] > 0)
             | (bias.restore_when_all_masked.np[slots] != 0)
             | ((top_k > TOP_K_MAX) & (top_k < draws.vocab_size))
-            | (history.prefill_len.np[slots] > max_lens)
         )
+        # The maximum length of each sequence, or None if no sequence can be too long.
+        self.max_lens = None
+        is_penalised = penalties.use_penalty[slots]
+        if is_penalised.any():
+            history = engine.req_states
+            # The repetition penalty also counts the tokens of the prompt.
+            prompt_lens = numpy.where(penalties.repetition_penalty.np[slots] != 1, 0, history.prompt_len.np[slots])
+            max_model_len = history.all_token_ids.gpu.shape[1]
+            max_lens = numpy.where(is_penalised, draws.max_penalised + prompt_lens, max_model_len)
+            unsupported |= history.prefill_len.np[slots] > max_lens
+            self.max_lens = max_lens if (max_lens < max_model_len).any() else None
         if engine.thinking_budget_state.enabled:
             unsupported |= engine.thinking_budget_state.use_thinking_budget[slots]
         self.is_supported = ~unsupported
-        self.max_lens = max_lens if (max_lens < max_model_len).any() else None
         # The rows of the last step, and which rows they are.
         self.rows: Rows | None = None
         self.is_of_rows: numpy.ndarray | None = None
@@ -84,6 +89,6 @@ class Requests:
             is_supported = is_supported & numpy.array([name not in grammars for name in batch.req_ids], dtype=bool)
         if is_supported is not self.is_of_rows and not numpy.array_equal(is_supported, self.is_of_rows):
             rows = numpy.flatnonzero(is_supported)
-            self.rows = Rows(engine, batch, rows, self.draws.vocab_size) if len(rows) > 0 else None
+            self.rows = Rows(self.draws, engine, batch, rows) if len(rows) > 0 else None
             self.is_of_rows = is_supported
         return self.rows

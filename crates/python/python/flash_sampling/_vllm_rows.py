@@ -27,25 +27,28 @@ class Rows:
     results: the tensors of `Sampler.enqueue` for log-probabilities. Each step writes to them.
     """
 
-    def __init__(self, engine: Any, batch: Any, rows: numpy.ndarray, vocab_size: int) -> None:
-        """engine: the sampler of vLLM, which has the states of requests. rows: the indices of the rows in the batch."""
-        self.names = [batch.req_ids[row] for row in rows]
-        self.at, self.slots, self.slots_np = None, batch.expanded_idx_mapping, batch.idx_mapping_np[rows]
+    def __init__(self, draws: Any, engine: Any, batch: Any, rows: numpy.ndarray) -> None:
+        """draws: the `Draws` of this package. engine: the sampler of vLLM. rows: the indices of the rows in the batch."""
+        self.names, self.at = batch.req_ids, None
+        self.slots, self.slots_np = batch.expanded_idx_mapping, batch.idx_mapping_np
         if len(rows) < len(batch.req_ids):
             from vllm.utils.torch_utils import async_tensor_h2d
 
             self.at = async_tensor_h2d(rows, device=self.slots.device)
-            self.slots = self.slots[self.at]
-        self.counts = batch.seq_lens.new_ones(len(rows)), batch.seq_lens.new_zeros(len(rows))
+            self.names = [batch.req_ids[row] for row in rows]
+            self.slots, self.slots_np = self.slots[self.at], self.slots_np[rows]
+        self.counts = draws.ones[: len(rows)], draws.zeros[: len(rows)]
         self.history = engine.req_states
         # vLLM uses other memory for these tensors in each step.
         self.columns = {"temperature": engine.sampling_states.temperature, "seed": engine.sampling_states.seeds}
         self.lists = {"index": self.slots.int()}
         biases, penalties, bad_words = engine.logits_processors
         self._add_filters(engine.sampling_states)
-        self._add_biases(biases, vocab_size)
-        self._add_penalties(penalties)
-        self._add_stop_tokens(biases)
+        if biases.use_logit_bias[self.slots_np].any():
+            self._add_biases(biases, draws.vocab_size)
+            self._add_stop_tokens(biases)
+        if penalties.use_penalty[self.slots_np].any():
+            self._add_penalties(penalties)
         self._add_bad_words(bad_words)
         top_n = int(engine.sampling_states.num_logprobs[self.slots_np].max())
         self.results = {} if top_n == NO_LOGPROBS else empty_results(len(rows), top_n, self.slots.device)
@@ -65,7 +68,7 @@ class Rows:
 
     def _any(self, column: Any, off: float) -> bool:
         """Whether a row has a value other than `off`, the value that disables the parameter."""
-        return bool((column.np[self.slots_np] != off).any())
+        return numpy.count_nonzero(column.np[self.slots_np] != off) > 0
 
     def _add_filters(self, states: Any) -> None:
         for name, off in (("top_k", states.vocab_size), ("top_p", 1), ("min_p", 0)):
@@ -83,9 +86,8 @@ class Rows:
 
     def _add_penalties(self, state: Any) -> None:
         given = [name for name, off in _PENALTIES.items() if self._any(getattr(state, name), off)]
-        if given:
-            self.columns |= {name: getattr(state, name) for name in given}
-            self._add_history()
+        self.columns |= {name: getattr(state, name) for name in given}
+        self._add_history()
 
     def _add_stop_tokens(self, state: Any) -> None:
         """Adds the stop tokens, which outputs that are too short must not have."""
