@@ -242,11 +242,12 @@ impl Sampler {
     #[pyo3(
         signature = (input, out, *, logprobs_mode="processed_logprobs", **tensors),
         text_signature = "($self, input, out, *, seed, position, index=None, temperature=None, top_k=None, top_p=None, \
-            min_p=None, mask=None, repetition_penalty=None, frequency_penalty=None, presence_penalty=None, min_tokens=None, \
-            bias_begin=None, bias_end=None, bias_tokens=None, bias_values=None, banned_begin=None, banned_end=None, \
-            banned_tokens=None, stop_begin=None, stop_end=None, stop_tokens=None, prompt_begin=None, prompt_end=None, \
-            prompt_tokens=None, output_begin=None, output_end=None, output_tokens=None, statuses=None, logprobs=None, \
-            ranks=None, log_z=None, top_tokens=None, top_logprobs=None, logprob_token_ids=None, token_logprobs=None, \
+            min_p=None, mask=None, repetition_penalty=None, frequency_penalty=None, presence_penalty=None, \
+            min_tokens=None, bias_begin=None, bias_end=None, bias_tokens=None, bias_values=None, banned_begin=None, \
+            banned_end=None, banned_tokens=None, stop_begin=None, stop_end=None, stop_tokens=None, prompt_begin=None, \
+            prompt_end=None, prompt_tokens=None, output_begin=None, output_end=None, output_tokens=None, \
+            statuses=None, logprobs=None, ranks=None, log_z=None, top_tokens=None, top_logprobs=None, \
+            logprob_token_ids=None, token_logprobs=None, \
             logprobs_mode='processed_logprobs', complete=False, kept_begin=None, kept_tokens=None)"
     )]
     fn enqueue<'py>(

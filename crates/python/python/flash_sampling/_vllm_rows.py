@@ -28,7 +28,7 @@ class Rows:
     """
 
     def __init__(self, draws: Any, engine: Any, batch: Any, rows: numpy.ndarray) -> None:
-        """draws: the `Draws` of this package. engine: the sampler of vLLM. rows: the indices of the rows in the batch."""
+        """draws: the `Draws` of this package. engine: the sampler of vLLM. rows: the indices of the rows."""
         self.names, self.at = batch.req_ids, None
         self.slots, self.slots_np = batch.expanded_idx_mapping, batch.idx_mapping_np
         if len(rows) < len(batch.req_ids):
