@@ -26,6 +26,32 @@ static std::vector<RowFilters> filters;
 static std::vector<Draw> draws;
 static std::vector<u32> invalid;
 
+// Replaces each -1 by the lowest token that the list does not have.
+static void complete_plainly(i32* tokens, u32 n) {
+    for (i32* at = tokens; at != tokens + n; ++at)
+        if (*at < 0)
+            for (*at = 0; std::find(tokens, at, *at) != at;) ++*at;
+}
+
+// Lists of few different tokens, of any length.
+static void check_complete() {
+    u32 word = 1;
+    const auto next = [&](u32 below) { return (word = word * 1664525 + 1013904223) % 65521 % below; };
+    for (u32 i = 0; i < 300; ++i) {
+        const u32 n = 1 + next(LogprobColumns::TOP_N_MAX), most = n + next(9);
+        std::vector<i32> tokens;
+        for (u32 listed = next(n + 1); tokens.size() < listed;) {
+            const i32 token = static_cast<i32>(next(most));
+            if (std::find(tokens.begin(), tokens.end(), token) == tokens.end()) tokens.push_back(token);
+        }
+        tokens.resize(n, -1);
+        auto wanted = tokens;
+        complete_plainly(wanted.data(), n);
+        emulator::launch(1, 1, RowLogprobs::THREADS, [&] { RowLogprobs::complete(tokens.data(), n); });
+        if (tokens != wanted) abort();
+    }
+}
+
 // The results of a law, with elements before and after the rows that no kernel may write.
 struct Law {
     std::vector<double> log_z;
@@ -42,14 +68,8 @@ struct Law {
         return {log_z.data(), log_probs.data(), ranks.data(), top_tokens.data(), top_log_probs.data(),
                 given.data(), given_log_probs.data(), top_n, GIVEN};
     }
-    // Replaces each -1 by the lowest token that the row does not have.
     void complete() {
-        for (u32 r = first_row; r < first_row + count; ++r) {
-            const auto begin = top_tokens.begin() + r * top_n, end = begin + top_n;
-            for (auto at = begin; at != end; ++at)
-                if (*at < 0)
-                    for (*at = 0; std::find(begin, at, *at) != at;) ++*at;
-        }
+        for (u32 r = first_row; r < first_row + count; ++r) complete_plainly(top_tokens.data() + r * top_n, top_n);
     }
     bool operator==(const Law& other) const {
         return log_z == other.log_z && log_probs == other.log_probs && top_log_probs == other.top_log_probs &&
@@ -120,6 +140,7 @@ static void run(const std::vector<float>& logits, bool is_transformed, Law& proc
 }
 
 int main() {
+    check_complete();
     count = get<u32>(), first_row = get<u32>(), launch_rows = get<u32>(), first_token = get<u32>(), tokens = get<u32>();
     top_n = get<u32>(), capacity = get<u32>();
     stride = (tokens + 7) / 8 * 8;
