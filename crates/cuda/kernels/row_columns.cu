@@ -59,7 +59,7 @@ struct RowColumns {
     const u32* mask;
     u64 mask_stride;
     u32 mask_words;
-    u32 padding;
+    u32 has_short_positions;  // positions are i32
     TokenLists logit_bias;
     const float* logit_bias_values;
     TokenLists banned;
@@ -71,7 +71,7 @@ FS_LAYOUT(RowColumns, 240,
           FS_AT(index, 0) && FS_AT(seed, 8) && FS_AT(position, 16) && FS_AT(temperature, 24) && FS_AT(top_k, 32) &&
           FS_AT(top_p, 40) && FS_AT(min_p, 48) && FS_AT(repetition_penalty, 56) && FS_AT(frequency_penalty, 64) &&
           FS_AT(presence_penalty, 72) && FS_AT(min_tokens, 80) && FS_AT(mask, 88) && FS_AT(mask_stride, 96) &&
-          FS_AT(mask_words, 104) && FS_AT(padding, 108) && FS_AT(logit_bias, 112) && FS_AT(logit_bias_values, 136) &&
+          FS_AT(mask_words, 104) && FS_AT(has_short_positions, 108) && FS_AT(logit_bias, 112) && FS_AT(logit_bias_values, 136) &&
           FS_AT(banned, 144) && FS_AT(stop_tokens, 168) && FS_AT(prompt, 192) && FS_AT(output, 216));
 
 struct EncodeRows {
@@ -103,10 +103,12 @@ struct TokenColumns {
     u32* statuses;
     LogprobColumns processed, raw;  // for row_logprobs.cu, as the kept tokens
     KeptColumns kept;
+    u32 is_complete;  // a row without a draw has token 0 instead of -1
+    u32 padding;
 };
-FS_LAYOUT(TokenColumns, 184,
+FS_LAYOUT(TokenColumns, 192,
           FS_AT(tokens, 0) && FS_AT(scores, 8) && FS_AT(logits, 16) && FS_AT(statuses, 24) && FS_AT(processed, 32) &&
-          FS_AT(raw, 96) && FS_AT(kept, 160));
+          FS_AT(raw, 96) && FS_AT(kept, 160) && FS_AT(is_complete, 184) && FS_AT(padding, 188));
 
 struct WriteTokens {
     TokenColumns columns;
@@ -116,9 +118,9 @@ struct WriteTokens {
     u32 row_count;
     FilterPasses* passes;  // for the next call
 };
-FS_LAYOUT(WriteTokens, 216,
-          FS_AT(columns, 0) && FS_AT(draws, 184) && FS_AT(invalid, 192) && FS_AT(first_row, 200) && FS_AT(row_count, 204) &&
-          FS_AT(passes, 208));
+FS_LAYOUT(WriteTokens, 224,
+          FS_AT(columns, 0) && FS_AT(draws, 192) && FS_AT(invalid, 200) && FS_AT(first_row, 208) && FS_AT(row_count, 212) &&
+          FS_AT(passes, 216));
 
 // The tokens of one row.
 struct List {
@@ -133,7 +135,16 @@ struct List {
     }
 };
 
+// The parameters of one row.
+struct RowParameters {
+    u64 seed, position;
+    float temperature, top_p, min_p, repetition, frequency, presence;
+    u32 top_k;  // 0 = off
+    i32 min_tokens;
+};
+
 struct Shared {
+    RowParameters row;
     u32 set[WINDOW / 32];
     u32 before[WINDOW / CHUNK];  // adjusted tokens before each chunk, earlier windows included
     u32 members;                 // adjusted tokens so far
@@ -168,18 +179,32 @@ struct RowEncoding {
     }
     __device__ __forceinline__ u32* counts() const { return call.counts + static_cast<u64>(blockIdx.x) * call.max_adjusted; }
 
-    __device__ __forceinline__ float temperature() const { return entry_or(call.columns.temperature, entry, 1.0f); }
-    __device__ __forceinline__ float repetition() const { return entry_or(call.columns.repetition_penalty, entry, 1.0f); }
-    __device__ __forceinline__ float frequency() const { return entry_or(call.columns.frequency_penalty, entry, 0.0f); }
-    __device__ __forceinline__ float presence() const { return entry_or(call.columns.presence_penalty, entry, 0.0f); }
-    __device__ __forceinline__ float top_p() const { return entry_or(call.columns.top_p, entry, 1.0f); }
-    __device__ __forceinline__ float min_p() const { return entry_or(call.columns.min_p, entry, 0.0f); }
-    __device__ __forceinline__ u64 position() const { return entry_or(call.columns.position, row, u64{0}); }
-    // Returns 0 for off, also if k is at least the size of the vocabulary.
-    __device__ __forceinline__ u32 top_k() const {
-        const i32 k = entry_or(call.columns.top_k, entry, 0);
-        return k > 0 && static_cast<u32>(k) < call.vocab_size ? static_cast<u32>(k) : 0;
+    // Reads the parameters. The loads do not depend on each other: an array may be in host memory, far away.
+    __device__ __forceinline__ RowParameters read() const {
+        const RowColumns& columns = call.columns;
+        const i32 top_k = entry_or(columns.top_k, entry, 0);
+        return {entry_or(columns.seed, entry, u64{0}),
+                read_position(),
+                entry_or(columns.temperature, entry, 1.0f),
+                entry_or(columns.top_p, entry, 1.0f),
+                entry_or(columns.min_p, entry, 0.0f),
+                entry_or(columns.repetition_penalty, entry, 1.0f),
+                entry_or(columns.frequency_penalty, entry, 0.0f),
+                entry_or(columns.presence_penalty, entry, 0.0f),
+                // Off, also if k is at least the size of the vocabulary.
+                top_k > 0 && static_cast<u32>(top_k) < call.vocab_size ? static_cast<u32>(top_k) : 0,
+                entry_or(columns.min_tokens, entry, 0)};
     }
+    __device__ __forceinline__ u64 read_position() const {
+        const u64* const positions = call.columns.position;
+        if (!call.columns.has_short_positions) return entry_or(positions, row, u64{0});
+        // A negative position becomes one above the limit.
+        return static_cast<u64>(static_cast<i64>(entry_or(reinterpret_cast<const i32*>(positions), row, 0)));
+    }
+
+    __device__ __forceinline__ float repetition() const { return shared.row.repetition; }
+    __device__ __forceinline__ float frequency() const { return shared.row.frequency; }
+    __device__ __forceinline__ float presence() const { return shared.row.presence; }
     __device__ __forceinline__ bool has_counts() const { return frequency() != 0.0f || presence() != 0.0f; }
 
     __device__ __forceinline__ const float* bias_values() const {
@@ -199,16 +224,16 @@ struct RowEncoding {
     }
 
     // Returns the first invalid parameter. The comparisons are false for NaN.
-    __device__ __forceinline__ Parameter check() const {
-        const float t = temperature(), r = repetition();
-        if (position() >> 56) return Parameter::Position;
+    static __device__ __forceinline__ Parameter check(const RowParameters& of) {
+        const float t = of.temperature, r = of.repetition;
+        if (of.position >> 56) return Parameter::Position;
         if (!(t >= 0.0f && is_finite(t)) || (t > 0.0f && !is_finite(div_rn(1.0f, t)))) return Parameter::Temperature;
-        if (t > 0.0f && top_k() > TOP_K_MAX) return Parameter::TopK;
-        if (!(top_p() > 0.0f && top_p() <= 1.0f)) return Parameter::TopP;
-        if (!(min_p() >= 0.0f && min_p() <= 1.0f)) return Parameter::MinP;
+        if (t > 0.0f && of.top_k > TOP_K_MAX) return Parameter::TopK;
+        if (!(of.top_p > 0.0f && of.top_p <= 1.0f)) return Parameter::TopP;
+        if (!(of.min_p >= 0.0f && of.min_p <= 1.0f)) return Parameter::MinP;
         if (!(r > 0.0f && is_finite(r))) return Parameter::RepetitionPenalty;
-        if (!(fabsf(frequency()) <= LARGEST_PENALTY)) return Parameter::FrequencyPenalty;
-        if (!(fabsf(presence()) <= LARGEST_PENALTY)) return Parameter::PresencePenalty;
+        if (!(fabsf(of.frequency) <= LARGEST_PENALTY)) return Parameter::FrequencyPenalty;
+        if (!(fabsf(of.presence) <= LARGEST_PENALTY)) return Parameter::PresencePenalty;
         return Parameter::None;
     }
 
@@ -256,7 +281,7 @@ struct RowEncoding {
         const List bias{call.columns.logit_bias, entry}, banned{call.columns.banned, entry}, prompt{call.columns.prompt, entry};
         const List output{call.columns.output, entry}, stop{call.columns.stop_tokens, entry};
         const bool has_repetition = repetition() != 1.0f;
-        const i32 min_tokens = entry_or(call.columns.min_tokens, entry, 0);
+        const i32 min_tokens = shared.row.min_tokens;
         const bool bans_stops = min_tokens > 0 && output.len < static_cast<u64>(min_tokens);
         for (u32 word = threadIdx.x; word < chunks * (CHUNK / 32); word += THREADS) shared.set[word] = 0;
         __syncthreads();
@@ -318,8 +343,10 @@ struct RowEncoding {
     // All threads. Only the first thread's result is complete.
     __device__ __forceinline__ void encode() {
         if (threadIdx.x == 0) {
+            const RowParameters of = read();
+            shared.row = of;
             shared.members = shared.largest_bias = shared.contents = 0;
-            shared.invalid = static_cast<u32>(check());
+            shared.invalid = static_cast<u32>(check(of));
             shared.least_repetition = f32_to_bits(1.0f);
             shared.least_subtract = to_monotone_bits(0.0f);
         }
@@ -332,7 +359,8 @@ struct RowEncoding {
             add_window(window);
         const u32 beyond = shared.members > call.max_adjusted ? static_cast<u32>(Parameter::Adjusted) : 0;
         const u32 invalid = shared.invalid ? shared.invalid : beyond, biases = has_lists && !invalid ? complete() : 0;
-        const float t = temperature();
+        const RowParameters& of = shared.row;
+        const float t = of.temperature;
         const bool greedy = t == 0.0f || invalid;
         const u32* const mask = columns.mask && !invalid ? columns.mask + row * columns.mask_stride : nullptr;
         if (call.contents) {
@@ -341,10 +369,10 @@ struct RowEncoding {
             __syncthreads();
         }
         if (threadIdx.x) return;
-        if (call.contents) call.contents[blockIdx.x] = shared.contents + (greedy ? 0 : share_of_filters(min_p(), top_p(), top_k()));
+        if (call.contents) call.contents[blockIdx.x] = shared.contents + (greedy ? 0 : share_of_filters(of.min_p, of.top_p, of.top_k));
         const float inv_temperature = greedy ? 1.0f : div_rn(1.0f, t);
-        call.rows[blockIdx.x] = Row{entry_or(columns.seed, entry, u64{0}),
-                                    invalid ? 0 : position(),
+        call.rows[blockIdx.x] = Row{of.seed,
+                                    invalid ? 0 : of.position,
                                     mask,
                                     biases ? list() : nullptr,
                                     mask ? columns.mask_words : 0,
@@ -355,7 +383,7 @@ struct RowEncoding {
                                     greedy};
         const double off = -static_cast<double>(f32_infinity());
         const RowFilters filters = greedy ? RowFilters{off, 1.0f, 0, 1.0f, 0}
-                                          : RowFilters{min_p() > 0.0f ? log(static_cast<double>(min_p())) : off, top_p(), top_k(), 1.0f, 0};
+                                          : RowFilters{of.min_p > 0.0f ? log(static_cast<double>(of.min_p)) : off, of.top_p, of.top_k, 1.0f, 0};
         call.filters[blockIdx.x] = filters;
         const bool needs_logits = filters.is_any() && (!filters.is_listed() || filters.top_k > call.largest_top_k);
         if (call.passes && needs_logits) *call.passes = FilterPasses::Logits;
@@ -376,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(256) write_tokens(const __grid_cons
     const u32 invalid = static_cast<u32>(call.invalid[i]), row = call.first_row + i;
     const bool is_drawn = !invalid && draw.status == Status::Drawn;
     const TokenColumns& to = call.columns;
-    if (to.tokens) to.tokens[row] = is_drawn ? static_cast<i64>(draw.token) : -1;
+    if (to.tokens) to.tokens[row] = is_drawn ? static_cast<i64>(draw.token) : to.is_complete ? 0 : -1;
     if (to.scores) to.scores[row] = is_drawn ? draw.score : -f32_infinity();
     if (to.logits) to.logits[row] = is_drawn ? draw.logit : -f32_infinity();
     if (!to.statuses) return;

@@ -22,6 +22,9 @@ impl Tensor {
 
     /// As [`Tensor::borrow`], but returns `None` if the object is not a tensor.
     pub(crate) fn try_borrow(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Option<Tensor>> {
+        if let Some((tensor, stream)) = dlpack::exchange(object)? {
+            return Tensor::of_exported(tensor, stream, what).map(Some);
+        }
         if let Some(interface) = object.getattr_opt("__array_interface__")? {
             let interface = interface.cast::<PyDict>()?;
             // The interface of a numpy scalar has the address of a temporary copy.
@@ -83,16 +86,11 @@ impl Tensor {
         let (device, id): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         let (arrays, options) = (object.py().import("flash_sampling._arrays")?, PyDict::new(object.py()));
         let mut stream = 0;
-        let place = match device {
-            dlpack::HOST | dlpack::CUDA_HOST => Place::Host,
-            dlpack::CUDA | dlpack::CUDA_MANAGED => {
-                stream = arrays.call_method1("current_stream", (object,))?.extract()?;
-                // DLPack calls the default stream 1.
-                options.set_item("stream", stream.max(1))?;
-                Place::Cuda(id)
-            }
-            _ => return Err(invalid_type(format!("{what} is on DLPack's device type {device}, which is unsupported"))),
-        };
+        if place_of(device, id, what)? != Place::Host {
+            stream = arrays.call_method1("current_stream", (object,))?.extract()?;
+            // DLPack calls the default stream 1.
+            options.set_item("stream", stream.max(1))?;
+        }
         options.set_item("max_version", (1, 0))?;
         let capsule = arrays.call_method("export", (object,), Some(&options)).or_else(|error| {
             // Producers of DLPack's first version do not have the argument.
@@ -103,6 +101,15 @@ impl Tensor {
             arrays.call_method("export", (object,), Some(&options))
         })?;
         let tensor = dlpack::take(&capsule)?;
+        if (tensor.device.kind, tensor.device.id) != (device, id) {
+            return Err(invalid(what, format!("{what} is on another device than its __dlpack_device__")));
+        }
+        Tensor::of_exported(tensor, stream, what)
+    }
+
+    /// Reads a tensor of DLPack. `stream` is the library's current stream.
+    fn of_exported(tensor: dlpack::Tensor, stream: u64, what: &str) -> PyResult<Tensor> {
+        let place = place_of(tensor.device.kind, tensor.device.id, what)?;
         let (kind, size) = match (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) {
             (0, bits @ (8 | 16 | 32 | 64), 1) => (Kind::Int, bits / 8),
             (1, bits @ (8 | 16 | 32 | 64), 1) => (Kind::UInt, bits / 8),
@@ -114,11 +121,17 @@ impl Tensor {
                 return Err(invalid_type(text));
             }
         };
-        if (tensor.device.kind, tensor.device.id) != (device, id) {
-            return Err(invalid(what, format!("{what} is on another device than its __dlpack_device__")));
-        }
         let dlpack::Tensor { data, shape, strides, is_read_only, owner, .. } = tensor;
         Ok(Tensor { data, place, kind, size: size.into(), shape, strides, is_read_only, stream, owner })
+    }
+}
+
+/// The memory of a device type and number of DLPack.
+fn place_of(device: i32, id: i32, what: &str) -> PyResult<Place> {
+    match device {
+        dlpack::HOST | dlpack::CUDA_HOST => Ok(Place::Host),
+        dlpack::CUDA | dlpack::CUDA_MANAGED => Ok(Place::Cuda(id)),
+        _ => Err(invalid_type(format!("{what} is on DLPack's device type {device}, which is unsupported"))),
     }
 }
 

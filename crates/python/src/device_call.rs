@@ -21,6 +21,11 @@ impl<'py> Arguments<'py> {
         Some(self.0.swap_remove(at).1)
     }
 
+    /// Takes a flag; `None` is false.
+    fn take_flag(&mut self, name: &str) -> PyResult<bool> {
+        self.take(name).map_or(Ok(false), |flag| flag.extract())
+    }
+
     fn take_required(&mut self, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
         match self.take(name) {
             None => Err(invalid_type(format!("enqueue() needs the keyword argument {name}"))),
@@ -40,6 +45,8 @@ impl<'py> Arguments<'py> {
 /// The tensors of a call that does not wait.
 pub(crate) struct DeviceCall {
     rows: usize,
+    /// Whether the parameters have an index, so that their lengths may differ from the number of rows.
+    has_index: bool,
     place: Place,
     /// The stream of the input.
     stream: u64,
@@ -73,6 +80,7 @@ impl DeviceCall {
         let mut given = Arguments::read(given)?;
         let mut call = DeviceCall {
             rows,
+            has_index: false,
             place: input.place(),
             stream: input.stream(),
             columns: RowColumns::default(),
@@ -80,6 +88,9 @@ impl DeviceCall {
             listed: None,
             held: Vec::new(),
         };
+        let index = given.take("index");
+        call.has_index = index.is_some();
+        call.columns.index = call.column(index, "index", INT)?;
         call.borrow_parameters(&mut given, vocab_size)?;
         call.borrow_lists(&mut given)?;
         call.out.tokens = call.result(Some(out.clone()), "out", INT)?;
@@ -94,17 +105,18 @@ impl DeviceCall {
             }
         }
         call.borrow_kept(&mut given)?;
+        call.out.is_complete = given.take_flag("complete")?.into();
         given.check_empty()?;
         Ok(call)
     }
 
-    /// Borrows the parameters with one element per row, and the masks.
+    /// Borrows the parameters with one element per row or index, and the masks.
     fn borrow_parameters(&mut self, given: &mut Arguments<'_>, vocab_size: u32) -> PyResult<()> {
-        self.columns.seed = self.column(given.take_required("seed")?, "seed", INTEGERS)?;
-        self.columns.position = self.column(given.take_required("position")?, "position", INTEGERS)?;
-        self.columns.top_k = self.column(given.take("top_k"), "top_k", INT)?;
-        self.columns.min_tokens = self.column(given.take("min_tokens"), "min_tokens", INT)?;
-        let mut float = |name| self.column(given.take(name), name, FLOAT);
+        self.columns.seed = self.parameter(given.take_required("seed")?, "seed", INTEGERS)?;
+        self.position(given.take_required("position")?)?;
+        self.columns.top_k = self.parameter(given.take("top_k"), "top_k", INT)?;
+        self.columns.min_tokens = self.parameter(given.take("min_tokens"), "min_tokens", INT)?;
+        let mut float = |name| self.parameter(given.take(name), name, FLOAT);
         let (temperature, top_p, min_p) = (float("temperature")?, float("top_p")?, float("min_p")?);
         let [repetition_penalty, frequency_penalty, presence_penalty] =
             [float("repetition_penalty")?, float("frequency_penalty")?, float("presence_penalty")?];
@@ -123,7 +135,20 @@ impl DeviceCall {
         }
     }
 
-    /// Borrows the lists of tokens of each row.
+    /// Borrows the positions, which may be int32.
+    fn position(&mut self, object: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        let Some(object) = object else { return Ok(()) };
+        let (tensor, shape) = (self.tensor(&object, "position")?, [self.rows]);
+        if (tensor.kind, tensor.size) == (Kind::Int, 4) {
+            self.columns.position = self.hold::<i32>(tensor, "position", &shape, INT)?.cast();
+            self.columns.has_short_positions = 1;
+        } else {
+            self.columns.position = self.hold(tensor, "position", &shape, INTEGERS)?;
+        }
+        Ok(())
+    }
+
+    /// Borrows the lists of tokens of each row or index.
     fn borrow_lists(&mut self, given: &mut Arguments<'_>) -> PyResult<()> {
         let (biases, values) =
             (self.lists(given, ["bias_begin", "bias_end", "bias_tokens"])?, given.take("bias_values"));
@@ -157,13 +182,13 @@ impl DeviceCall {
         if begin_of.is_none() {
             return Err(invalid(begin, format!("{tokens} needs {begin}")));
         }
-        let count = self.tensor(&object, tokens)?.shape().first().copied().unwrap_or(0);
-        let mut lists = TokenLists { tokens: self.array(Some(object), tokens, &[count], INT)?, ..Default::default() };
-        (lists.begin, lists.end) = if end_of.is_some() {
-            (self.column(begin_of, begin, INT)?, self.column(end_of, end, INT)?)
-        } else {
-            let offsets: DeviceAddress<i64> = self.array(begin_of, begin, &[self.rows + 1], INT)?;
-            (offsets, offsets.add(1))
+        let tensor = self.tensor(&object, tokens)?;
+        let count = len(&tensor);
+        let mut lists = TokenLists { tokens: self.hold(tensor, tokens, &[count], INT)?, ..TokenLists::default() };
+        lists.begin = self.parameter_of(begin_of, begin, INT, usize::from(end_of.is_none()))?;
+        lists.end = match end_of {
+            None => lists.begin.add(1),
+            end_of => self.parameter(end_of, end, INT)?,
         };
         self.listed = Some(tokens);
         // A tensor without elements may have a null address.
@@ -211,7 +236,7 @@ impl DeviceCall {
     fn borrow_kept(&mut self, given: &mut Arguments<'_>) -> PyResult<()> {
         self.out.kept.begin = self.result_of(given.take("kept_begin"), "kept_begin", &[self.rows + 1], INT)?;
         if let Some(tokens) = given.take("kept_tokens") {
-            let capacity = self.tensor(&tokens, "kept_tokens")?.shape().first().copied().unwrap_or(0);
+            let capacity = len(&self.tensor(&tokens, "kept_tokens")?);
             self.out.kept.tokens = self.result_of(Some(tokens), "kept_tokens", &[capacity], INT)?;
             self.out.kept.capacity = capacity as u64;
         }
@@ -237,6 +262,30 @@ impl DeviceCall {
         }
     }
 
+    /// Borrows a parameter: a tensor `[rows]`, or a tensor of any length if there is an index.
+    fn parameter<T>(
+        &mut self,
+        object: Option<Bound<'_, PyAny>>,
+        name: &'static str,
+        kinds: &[Kind],
+    ) -> PyResult<DeviceAddress<T>> {
+        self.parameter_of(object, name, kinds, 0)
+    }
+
+    /// Borrows a parameter as [`DeviceCall::parameter`] does, with `more` elements than rows.
+    fn parameter_of<T>(
+        &mut self,
+        object: Option<Bound<'_, PyAny>>,
+        name: &'static str,
+        kinds: &[Kind],
+        more: usize,
+    ) -> PyResult<DeviceAddress<T>> {
+        let Some(object) = object else { return Ok(DeviceAddress::NULL) };
+        let tensor = self.tensor(&object, name)?;
+        let count = if self.has_index { len(&tensor) } else { self.rows + more };
+        self.hold(tensor, name, &[count], kinds)
+    }
+
     /// Borrows a tensor `[rows]` of contiguous elements with the size of `T`, and returns its address.
     fn column<T>(
         &mut self,
@@ -257,6 +306,17 @@ impl DeviceCall {
     ) -> PyResult<DeviceAddress<T>> {
         let Some(object) = object else { return Ok(DeviceAddress::NULL) };
         let tensor = self.tensor(&object, name)?;
+        self.hold(tensor, name, shape, kinds)
+    }
+
+    /// Checks a borrowed tensor as [`DeviceCall::array`] does, holds the tensor, and returns its address.
+    fn hold<T>(
+        &mut self,
+        tensor: Tensor,
+        name: &'static str,
+        shape: &[usize],
+        kinds: &[Kind],
+    ) -> PyResult<DeviceAddress<T>> {
         let mut step = 1;
         // The stride of a dimension with one element does not matter.
         let is_contiguous = shape.iter().zip(&tensor.strides).rev().all(|(&len, &stride)| {
@@ -327,4 +387,9 @@ impl DeviceCall {
         self.held.push(tensor);
         Ok(())
     }
+}
+
+/// The number of elements of a tensor with one dimension.
+fn len(tensor: &Tensor) -> usize {
+    tensor.shape().first().copied().unwrap_or(0)
 }

@@ -199,7 +199,11 @@ impl Sampler {
     ///
     /// input: hidden states [rows, hidden], or logits [rows, vocab], in bfloat16, float16 or float32.
     /// out: [rows] int64, which holds the tokens when the work on the current stream has run; -1 for a row that failed.
-    /// seed, position: [rows] int64; a seed from 2^63 on as the int64 with the same bits.
+    /// index: [rows] int32; row r has element or list index[r] of each parameter below except position and mask. Then
+    ///     "[rows]" and "[rows + 1]" mean tensors of any length. The call does not check that the index is within them.
+    ///     None: row r has element or list r.
+    /// seed: [rows] int64; a seed from 2^63 on as the int64 with the same bits.
+    /// position: [rows] int64 or int32.
     /// temperature, top_p, min_p: [rows] float32. top_k: [rows] int32, off or at most 1024.
     /// mask: [rows, ceil(vocab / 32)] int32.
     /// repetition_penalty, frequency_penalty, presence_penalty: [rows] float32. min_tokens: [rows] int32.
@@ -224,6 +228,8 @@ impl Sampler {
     ///     their log-probabilities to the second; -inf for a token outside of the vocabulary or with probability 0.
     /// logprobs_mode: "processed_logprobs": log-probabilities in the distribution of the draws; "raw_logprobs":
     ///     log-probabilities from the model's own logits.
+    /// complete: True writes tokens of the vocabulary alone: out has 0 for a row that failed, and top_tokens have the
+    ///     lowest other tokens instead of -1. n must be at most the size of the vocabulary.
     /// kept_begin, kept_tokens: [rows + 1] int64 and [capacity] int32, which receive the tokens that the filters keep:
     ///     row r has kept_tokens[kept_begin[r]:kept_begin[r + 1]], ascending. A row without filters has none. Tokens
     ///     beyond the capacity are dropped, so the lists are complete if kept_begin[rows] <= capacity.
@@ -235,13 +241,14 @@ impl Sampler {
     /// Returns out.
     #[pyo3(
         signature = (input, out, *, logprobs_mode="processed_logprobs", **tensors),
-        text_signature = "($self, input, out, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, \
-            mask=None, repetition_penalty=None, frequency_penalty=None, presence_penalty=None, min_tokens=None, \
-            bias_begin=None, bias_end=None, bias_tokens=None, bias_values=None, banned_begin=None, banned_end=None, \
-            banned_tokens=None, stop_begin=None, stop_end=None, stop_tokens=None, prompt_begin=None, prompt_end=None, \
-            prompt_tokens=None, output_begin=None, output_end=None, output_tokens=None, statuses=None, logprobs=None, \
-            ranks=None, log_z=None, top_tokens=None, top_logprobs=None, logprob_token_ids=None, token_logprobs=None, \
-            logprobs_mode='processed_logprobs', kept_begin=None, kept_tokens=None)"
+        text_signature = "($self, input, out, *, seed, position, index=None, temperature=None, top_k=None, top_p=None, \
+            min_p=None, mask=None, repetition_penalty=None, frequency_penalty=None, presence_penalty=None, \
+            min_tokens=None, bias_begin=None, bias_end=None, bias_tokens=None, bias_values=None, banned_begin=None, \
+            banned_end=None, banned_tokens=None, stop_begin=None, stop_end=None, stop_tokens=None, prompt_begin=None, \
+            prompt_end=None, prompt_tokens=None, output_begin=None, output_end=None, output_tokens=None, \
+            statuses=None, logprobs=None, ranks=None, log_z=None, top_tokens=None, top_logprobs=None, \
+            logprob_token_ids=None, token_logprobs=None, \
+            logprobs_mode='processed_logprobs', complete=False, kept_begin=None, kept_tokens=None)"
     )]
     fn enqueue<'py>(
         &self,

@@ -9,7 +9,7 @@ from flash_sampling import FlashSamplingError, History, Sampler, SamplingParams
 
 PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 FLOATS = ("temperature", "top_p", "min_p", *PENALTIES)
-LISTS = ("bias", "banned", "prompt", "output")
+LISTS = ("bias", "banned", "stop", "prompt", "output")
 RESULTS = {"logprobs": torch.float32, "ranks": torch.int32, "top_tokens": torch.int32, "top_logprobs": torch.float32}
 
 
@@ -21,12 +21,25 @@ class Enqueued:
         self.max_adjusted = max_adjusted
         self.calls = []
 
-    def enqueue(self, hidden, out, *, seed, position, statuses=None, logprobs_mode="processed_logprobs", **columns):
+    def enqueue(
+        self, hidden, out, *, seed, position, index=None, statuses=None, logprobs_mode="processed_logprobs",
+        complete=False, **columns,
+    ):
         self.calls.append(sorted(columns))
+        if index is not None:
+            assert index.dtype == torch.int32 and index.shape == (len(hidden),)
+            is_column = {"seed": True, **{name: name not in RESULTS and name != "mask" for name in columns}}
+            is_column |= {f"{name}_{of}": False for name in LISTS for of in ("tokens", "values")}
+            columns |= {"seed": seed}
+            columns |= {name: columns[name][index.long()] for name in columns if is_column[name]}
+            seed = columns.pop("seed")
+        assert position.dtype in (torch.int32, torch.int64)
+        position = position.long()
         self.seeds = seed
         kinds = dict.fromkeys(FLOATS, torch.float32)
         kinds |= {"seed": torch.int64, "position": torch.int64, "top_k": torch.int32}
         lists = {name: columns.pop(name) for name in list(columns) if name.split("_")[0] in LISTS}
+        lists |= {"min_tokens": columns.pop("min_tokens")} if "min_tokens" in columns else {}
         results = {name: columns.pop(name) for name in RESULTS if name in columns}
         mask = columns.pop("mask", None)
         columns |= {"seed": seed, "position": position}
@@ -45,13 +58,13 @@ class Enqueued:
         except FlashSamplingError as error:
             drawn, errors = error.results, error.errors
         if has_samples:
-            write_results(results, drawn)
+            write_results(results, drawn, complete)
             drawn = [-1 if row is None else row.token for row in drawn]
         failed = torch.tensor([2 if row in errors else 0 for row in range(len(hidden))])
         if "top_k" in columns:
             top_k = columns["top_k"]
             failed[(top_k > 1024) & (top_k < self.sampler.vocab_size) & (columns["temperature"] > 0)] = 7
-        out.copy_(torch.where(failed > 0, -1, torch.as_tensor(drawn)))
+        out.copy_(torch.where(failed > 0, 0 if complete else -1, torch.as_tensor(drawn)))
         if statuses is not None:
             assert statuses.dtype == torch.int32
             statuses.copy_(failed)
@@ -75,6 +88,9 @@ class Enqueued:
             given = {name: column[row].item() for name, column in columns.items()}
             given["logit_bias"] = dict(zip(part("bias"), part("bias", "values")))
             given["banned_token_ids"] = [token for token in part("banned") if token >= 0]
+            if "min_tokens" in lists:
+                is_short = len(part("output")) < lists["min_tokens"][row]
+                given["banned_token_ids"] += part("stop") if is_short else []
             has_repetition = given.get("repetition_penalty", 1) != 1
             has_penalty = has_repetition or any(given.get(name, 0) != 0 for name in PENALTIES[1:])
             # Tokens of the sequence that have no effect may be anything.
@@ -89,7 +105,7 @@ class Enqueued:
         return self.sampler.sample(hidden, params, histories, seed=seed, position=position, mask=mask)
 
 
-def write_results(results, rows):
+def write_results(results, rows, complete=False):
     """Writes the results of rows to the tensors of a call; a failed row is None."""
     for name, result in results.items():
         result.fill_(0 if name == "ranks" else -1 if name == "top_tokens" else -numpy.inf)
@@ -101,6 +117,10 @@ def write_results(results, rows):
                 result[r, : len(values)] = torch.tensor(values, dtype=result.dtype)
             else:
                 result[r] = row.logprob if name == "logprobs" else row.rank
+        if complete and name == "top_tokens":
+            for row in result.numpy():
+                for place in numpy.flatnonzero(row < 0):
+                    row[place] = next(token for token in range(len(row)) if token not in row)
 
 
 class Event:

@@ -57,6 +57,7 @@ class RequestState:
         self.all_token_ids = StagedWriteTensor((max_num_reqs, max_model_len), torch.int32, device)
         self.prompt_len = UvaBackedTensor(max_num_reqs, torch.int32, device)
         self.prefill_len = UvaBackedTensor(max_num_reqs, torch.int32, device)
+        self.total_len = StagedWriteTensor(max_num_reqs, torch.int32, device)
 
 
 class LogitBiasState:
@@ -163,16 +164,17 @@ class InputBatch:
     idx_mapping: torch.Tensor
     idx_mapping_np: numpy.ndarray
     expanded_idx_mapping: torch.Tensor
+    num_tokens: int
     num_draft_tokens: int
     seq_lens: torch.Tensor
     seq_lens_cpu_upper_bound: torch.Tensor
-    positions: torch.Tensor
+    has_prefill: bool
     logits_indices: torch.Tensor
     cu_num_logits: torch.Tensor
 
 
 def get_num_sampled_and_rejected(num_sampled, seq_lens, cu_num_logits, idx_mapping, prefill_len):
-    num_sampled = torch.where(seq_lens < prefill_len[idx_mapping], 0, num_sampled)
+    num_sampled = torch.where(seq_lens[: len(idx_mapping)] < prefill_len[idx_mapping], 0, num_sampled)
     return num_sampled, torch.zeros_like(num_sampled)
 
 
@@ -199,6 +201,9 @@ class Sampler:
         self.return_sampling_mask = False
         self.use_flashinfer = False
         self.use_xpu_sampler = False
+
+    def add_request(self, req_idx, sampling_params):
+        pass
 
     def __call__(self, logits, input_batch):
         num_sampled, num_rejected = get_num_sampled_and_rejected(
@@ -286,5 +291,7 @@ def install(monkeypatch, places=_PLACES):
         vars(module).update({member.__name__: member for member in members})
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    [runner] = places["vllm.v1.worker.gpu.model_runner"]
-    monkeypatch.setattr(runner, "sample", runner.sample)  # restored after the test
+    # Restored after the test.
+    [runner], [sampler] = places["vllm.v1.worker.gpu.model_runner"], places["vllm.v1.worker.gpu.sample.sampler"]
+    monkeypatch.setattr(runner, "sample", runner.sample)
+    monkeypatch.setattr(sampler, "add_request", sampler.add_request)

@@ -266,3 +266,141 @@ def test_rows_with_more_adjusted_tokens_than_planned_fail_alone(problem):
     with pytest.raises(FlashSamplingError, match=r"banned_tokens needs Sampler\(max_adjusted=...\)") as error:
         unplanned.enqueue(hidden, out, banned_begin=begin, banned_tokens=tokens, **keys)
     assert error.value.knob == "max_adjusted"
+
+
+@pytest.mark.parametrize("kind", ["head", "logits"])
+def test_an_index_gives_each_row_the_parameters_of_a_slot(problem, kind):
+    """The tokens are those of gathered parameters, also if the host changes parameters and index between replays."""
+    sampler, given = draws_of(kind, problem)
+    requests = Adjusted(problem.logits)
+    gathered, slots = requests.tensors(), [7, 2, 8, 0]
+    at = torch.tensor(slots, device="cuda")
+    index, position = at.int(), torch.tensor(problem.positions, device="cuda")
+    seed = torch.tensor(problem.seeds, device="cuda")
+    mask = torch.full((4, 32), -1, dtype=torch.int32, device="cuda")
+    mask[:, 3] = 0
+
+    def pooled(column, fill):
+        """A tensor with the elements of rows at their slots, and with invalid elements at the others."""
+        return torch.full((9,), fill, dtype=column.dtype, device="cuda").index_copy_(0, at, column)
+
+    # Each slot has its tokens at any place of a larger tensor. The slots of other requests have lists outside of it.
+    columns = {name: pooled(gathered[name], float("nan")) for name in requests.columns if name != "min_tokens"}
+    columns |= {"min_tokens": pooled(gathered["min_tokens"], 10**9), "seed": pooled(seed, -1)}
+    for name in ("prompt", "output", "bias", "banned", "stop"):
+        begin = gathered[f"{name}_begin"]
+        columns[f"{name}_begin"], columns[f"{name}_end"] = (pooled(edge, 2**40) for edge in (begin[:-1], begin[1:]))
+        columns[f"{name}_tokens"] = gathered[f"{name}_tokens"]
+    columns["bias_values"] = gathered["bias_values"]
+    out, statuses = (torch.full((4,), 99, dtype=dtype, device="cuda") for dtype in (torch.int64, torch.int32))
+    call = lambda: sampler.enqueue(given, out, index=index, position=position, mask=mask, statuses=statuses, **columns)
+    gathered |= {"seed": seed, "mask": mask}
+    call()
+    want = torch.empty_like(out)
+    sampler.enqueue(given, want, position=position, **gathered)
+    assert torch.equal(out, want) and statuses.tolist() == [0] * 4
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    differ = 0
+    for step in range(30):
+        position += 1
+        columns["seed"] += 1
+        seed += 1
+        graph.replay()
+        sampler.enqueue(given, want, position=position, **gathered)
+        assert torch.equal(out, want) and statuses.tolist() == [0] * 4, step
+        without = torch.empty_like(out)
+        sampler.enqueue(given, without, seed=seed, position=position, mask=mask)
+        differ += int((without != out).sum())
+    assert differ > 20
+    # All rows have the parameters of the slot 2.
+    index.fill_(2)
+    graph.replay()
+    same = {name: tensor[[1] * 4] for name, tensor in gathered.items() if name in requests.columns or name == "seed"}
+    for name in ("prompt", "output", "bias", "banned", "stop"):
+        edges = gathered[f"{name}_begin"][1:3].repeat(4, 1)
+        same |= {f"{name}_begin": edges[:, 0].contiguous(), f"{name}_end": edges[:, 1].contiguous()}
+        same[f"{name}_tokens"] = gathered[f"{name}_tokens"]
+    sampler.enqueue(given, want, position=position, mask=mask, bias_values=gathered["bias_values"], **same)
+    assert torch.equal(out, want)
+    # The negative control: a slot of no request has invalid parameters.
+    index[3] = 1
+    for name in ("prompt", "output", "bias", "banned", "stop"):
+        columns[f"{name}_begin"][1] = columns[f"{name}_end"][1] = 0
+    graph.replay()
+    assert torch.equal(out[:3], want[:3]) and out[3] == -1 and statuses.tolist()[3] & 255 == 7
+
+
+def test_lists_in_csr_form_have_an_index(problem):
+    sampler, given = draws_of("head", problem)
+    keys = {name: torch.tensor(values, device="cuda") for name, values in problem.keys.items()}
+    index = torch.tensor([2, 0, 2, 1], dtype=torch.int32, device="cuda")
+    keys["seed"] = keys["seed"][:3].contiguous()
+    begin, tokens = csr([range(0, 1000, 2), range(1, 1000, 2), range(0, 1000, 3)])
+    out = torch.empty(4, dtype=torch.int64, device="cuda")
+    sampler.enqueue(given, out, index=index, banned_begin=begin, banned_tokens=tokens, **keys)
+    banned = [range(0, 1000, 3), range(0, 1000, 2), range(0, 1000, 3), range(1, 1000, 2)]
+    params = [SamplingParams(banned_token_ids=[*each]) for each in banned]
+    seeds = [problem.seeds[slot] for slot in index.tolist()]
+    want = sampler.sample(given, params, seed=seeds, position=problem.positions)
+    assert out.tolist() == [row.token for row in want]
+
+
+def test_arguments_with_an_index_are_checked(problem):
+    sampler, given = draws_of("head", problem)
+    keys = {name: torch.tensor(values, device="cuda") for name, values in problem.keys.items()}
+    out, index = (torch.zeros(4, dtype=dtype, device="cuda") for dtype in (torch.int64, torch.int32))
+    for name, value, fault in [
+        ("index", index.long(), "4 contiguous elements of int32"),
+        ("index", index[:3], "4 contiguous elements of int32"),
+        ("position", keys["position"][:3], "4 contiguous elements"),
+        ("top_k", torch.zeros(7, dtype=torch.int64, device="cuda"), "7 contiguous elements of int32"),
+        ("top_p", torch.ones(14, device="cuda")[::2], "7 contiguous elements of float32"),
+    ]:
+        with pytest.raises(FlashSamplingError, match=fault) as error:
+            sampler.enqueue(given, out, **keys | {"index": index, name: value})
+        assert error.value.knob == name
+
+
+def test_positions_may_be_int32(problem):
+    sampler, given = draws_of("head", problem)
+    keys = {name: torch.tensor(values, device="cuda") for name, values in problem.keys.items()}
+    keys["position"] += 2**31 - 10
+    want, out = (torch.empty(4, dtype=torch.int64, device="cuda") for _ in range(2))
+    statuses = torch.empty(4, dtype=torch.int32, device="cuda")
+    sampler.enqueue(given, want, **keys)
+    # The elements need not be aligned to 8 bytes.
+    short = torch.zeros(5, dtype=torch.int32, device="cuda")[1:].copy_(keys["position"])
+    sampler.enqueue(given, out, seed=keys["seed"], position=short, statuses=statuses)
+    assert torch.equal(out, want) and statuses.tolist() == [0] * 4
+    short[1] = -1
+    sampler.enqueue(given, out, seed=keys["seed"], position=short, statuses=statuses)
+    assert out.tolist() == [want[0], -1, *want[2:]] and statuses.tolist()[1] & 255 == 7
+
+
+@pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logprobs"])
+def test_complete_results_have_tokens_alone(problem, mode):
+    sampler = Sampler(Head(torch.tensor(problem.weight, device="cuda")))
+    hidden = torch.tensor(problem.hidden, device="cuda")
+    hidden[1] = float("nan")
+    keys = {name: torch.tensor(values, device="cuda") for name, values in problem.keys.items()}
+    top_k = torch.tensor([3, 0, 1, 0], dtype=torch.int32, device="cuda")
+    found = []
+    for complete in (False, True):
+        out = torch.full((4,), 99, dtype=torch.int64, device="cuda")
+        results = {
+            "logprobs": torch.full((4,), 77.0, device="cuda"),
+            "top_tokens": torch.full((4, 8), 77, dtype=torch.int32, device="cuda"),
+            "top_logprobs": torch.full((4, 8), 77.0, device="cuda"),
+        }
+        sampler.enqueue(hidden, out, top_k=top_k, complete=complete, logprobs_mode=mode, **keys, **results)
+        found.append([out.tolist(), *(result.tolist() for result in results.values())])
+    (out, logprobs, top, top_logprobs), completed = found
+    assert out[1] == -1 and top[1] == [-1] * 8
+    assert [row.count(-1) for row in top] == ([5, 8, 7, 0] if mode == "processed_logprobs" else [0, 8, 0, 0])
+    for row in top:
+        others = (token for token in range(1000) if token not in row)
+        row[:] = [next(others) if token < 0 else token for token in row]
+    out[1] = 0
+    assert completed == [out, logprobs, top, top_logprobs]

@@ -14,6 +14,7 @@ torch = library("torch")
 import stub_sglang as stub  # noqa: E402
 from engines import Enqueued, Event, Reads, warnings  # noqa: E402
 
+from flash_sampling import _engines  # noqa: E402
 from flash_sampling import sglang as plugin  # noqa: E402
 
 VOCAB, ROWS = 3000, 4
@@ -161,12 +162,13 @@ def test_sglang_does_not_draw_where_no_top_k_is_large(server, monkeypatch):
     assert server.step() == server.direct()
 
 
-def test_a_large_top_k_with_min_p_and_seeds_fails(server, caplog):
+def test_a_large_top_k_with_min_p_and_seeds_fails(server, caplog, monkeypatch):
     """SGLang refuses min-p with seeds, by an assertion that stops the server."""
+    monkeypatch.setattr(_engines, "_STEPS", 1)
     server.params |= {"top_k": [ALL, 2000, 1, 5], "min_p": [0.0, 0.0, 0.0, 0.1]}
     tokens = server.step()
     assert tokens[1] == 0 and stub.ENGINE_TOKEN not in tokens
-    for _ in range(2):
+    for _ in range(3):
         server.step([0])
     [warning] = warnings(caplog)
     assert warning.startswith("1 of 4 rows have token 0 instead of a draw. The first is row 1: ")
@@ -239,12 +241,14 @@ def test_an_empty_batch_has_no_tokens(server):
     assert server.sampler(empty, server.info([0]), False, [], [], torch.zeros(0, dtype=torch.int64)).tolist() == []
 
 
-def test_a_failed_row_has_token_0_and_a_warning_in_a_later_step(server, caplog):
+def test_a_failed_row_has_token_0_and_a_warning_in_a_later_step(server, caplog, monkeypatch):
+    monkeypatch.setattr(_engines, "_STEPS", 1)
     want = server.direct()
     server.problem.logits[2] = numpy.nan
     assert server.step() == [want[0], want[1], 0, want[3]]
-    server.step([0])
-    assert not warnings(caplog)
+    for _ in range(2):
+        server.step([0])
+        assert not warnings(caplog)
     for _ in range(3):
         server.step([0])
         assert warnings(caplog) == ["1 of 4 rows have token 0 instead of a draw. The first is row 2: a logit is NaN"]

@@ -9,7 +9,7 @@ import stub_vllm as stub  # noqa: E402
 from engines import Reads, warnings  # noqa: E402
 from vllm_server import MAX_LEN, ROWS, Server, engine, server, server_on_gpu  # noqa: E402, F401
 
-from flash_sampling import _vllm_draws, _vllm_rows  # noqa: E402
+from flash_sampling import _vllm_draws, _vllm_requests, _vllm_rows  # noqa: E402
 from flash_sampling import vllm as plugin  # noqa: E402
 
 PENALTIES = {
@@ -76,10 +76,10 @@ def test_a_prompt_that_is_not_complete_has_no_output(server, caplog):
     assert server.step()[1:] == want[1:] and server.output.num_sampled.tolist() == [0, 1, 1, 1]
     server.step()
     assert not warnings(caplog)
-    rows = _vllm_rows.Rows(torch.tensor(server.slots), server.slots, torch.tensor(server.positions + 1))
-    lists = rows._penalties(server.sampler.penalties_state)
-    assert (lists["prompt_end"] - lists["prompt_begin"]).tolist() == [6, 1, 60, 3]
-    assert (lists["output_end"] - lists["output_begin"]).tolist() == [0, 0, 31, 5]
+    lists = _vllm_requests._LAST[server.sampler].rows.arguments()
+    lens = {name: lists[f"{name}_end"] - lists[f"{name}_begin"] for name in ("prompt", "output")}
+    assert lens["prompt"][server.slots].tolist() == [50, 1, 60, 3]
+    assert lens["output"][server.slots].tolist() == [0, 0, 31, 5]
 
 
 def test_a_row_may_have_all_adjusted_tokens_at_once(server):
@@ -189,11 +189,12 @@ def test_bad_words_end_with_the_output():
             for word in words:
                 found[len(word)] += word[-1] in banned_by([word], tokens[prompt : counts[slot]])
         requests.prompt_len.copy_to_uva()
-        if not state.num_bad_words.np[rows].any():
+        requests.total_len.gpu[rows] = torch.tensor(counts[rows]).int()
+        words = int(state.num_bad_words.np[rows].max())
+        if words == 0:
             continue
-        call = _vllm_rows.Rows(torch.tensor(rows), rows, torch.tensor(counts[rows]))
         with Reads():
-            banned = call._bad_words(state)
+            banned = _vllm_rows.last_tokens(state, torch.tensor(rows), words)
         assert banned.dtype == torch.int32
         assert [[token for token in row if token >= 0] for row in banned.tolist()] == want
     assert min(found.values()) > 5

@@ -141,8 +141,8 @@ def sample_with_a_new_parameter(self, hidden_states, input_batch, grammar_output
             "self hidden_states input_batch grammar_output nonce, instead of",
         ),
         (
-            lambda patch: patch.delitem(stub.InputBatch.__dataclass_fields__, "positions"),
-            "InputBatch has unknown or missing attributes: positions",
+            lambda patch: patch.delitem(stub.InputBatch.__dataclass_fields__, "has_prefill"),
+            "InputBatch has unknown or missing attributes: has_prefill",
         ),
         (
             lambda patch: patch.delattr(sys.modules["vllm.v1.worker.gpu.sample.sampler"], "Sampler"),

@@ -9,7 +9,6 @@ import stub_vllm as stub  # noqa: E402
 from engines import Reads, warnings  # noqa: E402
 from vllm_server import ROWS, VOCAB, Server, engine, server, server_on_gpu  # noqa: E402, F401
 
-from flash_sampling import _vllm_logprobs  # noqa: E402
 from flash_sampling import vllm as plugin  # noqa: E402
 
 MODES = ["raw_logprobs", "processed_logprobs"]
@@ -126,14 +125,6 @@ def test_a_failed_row_has_a_token_of_probability_0(caplog):
     assert found.logprob_token_ids[2].tolist() == [0, 0, 1, 2] and found.logprobs[2].tolist() == [-numpy.inf] * 4
     assert found.selected_token_ranks[2] == 0
     check(server, 1, 1, want, 3)
-
-
-def test_missing_tokens_are_replaced_by_other_tokens():
-    rows = torch.tensor([[4, 0, -1, -1], [-1, -1, -1, -1], [2, 9, 5, 1], [1, 2, 0, -1], [9, -1, -1, -1]])
-    want = [[4, 0, 1, 2], [0, 1, 2, 3], [2, 9, 5, 1], [1, 2, 0, 3], [9, 0, 1, 2]]
-    assert _vllm_logprobs.complete(rows, 10).tolist() == want
-    # As many tokens as the vocabulary.
-    assert sorted(_vllm_logprobs.complete(torch.tensor([[3, 1, -1, -1]]), 4)[0].tolist()) == [0, 1, 2, 3]
 
 
 def test_no_step_reads_values_of_log_probabilities():

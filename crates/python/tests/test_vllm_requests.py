@@ -11,8 +11,7 @@ import stub_vllm as stub  # noqa: E402
 from engines import Reads  # noqa: E402
 from vllm_server import VOCAB, engine, server  # noqa: E402, F401
 
-from flash_sampling import _vllm_rows  # noqa: E402
-from flash_sampling import vllm as plugin  # noqa: E402
+from flash_sampling import _vllm_requests, _vllm_rows  # noqa: E402
 
 
 def of_grammar(server):
@@ -59,10 +58,9 @@ def test_vllm_draws_a_row_with_other_parameters(server, change):
 def test_vllm_draws_a_row_with_a_large_top_k():
     """The limit of top_k is 1024, so the vocabulary of the other tests is too small."""
     states, draws = stub.Sampler(4, 5000, 8, "cpu"), SimpleNamespace(vocab_size=5000, max_penalised=8, max_logprobs=8)
-    batch = SimpleNamespace(idx_mapping_np=numpy.arange(4), num_draft_tokens=0, logits_indices=numpy.arange(4))
-    batch.seq_lens_cpu_upper_bound = torch.zeros(4, dtype=torch.int32)
     states.sampling_states.top_k.np[:] = [1024, 1025, 4999, 5000]
-    assert plugin._supported_rows(states, draws, batch, None).tolist() == [0, 3]
+    requests = _vllm_requests.Requests(draws, states, numpy.arange(4))
+    assert requests.is_supported.tolist() == [True, False, False, True]
 
 
 def bias_of(server, row):
@@ -79,10 +77,10 @@ def test_biases_are_those_of_the_request(server, names):
     plain, state = server.step(), server.sampler.logits_processors[0]
     given = {row: {name: bias_of(server, row)[name] for name in names} for row in (0, 3)}
     differ = 0
-    for min_tokens, is_short in ((3, True), (2, False)):  # Two tokens of each sequence are generated.
+    for more_tokens, is_short in ((1, True), (0, False)):
         for row, lists in given.items():
-            prompt_len = int(server.positions[row]) - 1
-            state.add_request(server.slots[row], prompt_len, min_tokens=min_tokens, **lists)
+            prompt_len, outputs = int(server.prompt_lens[row]), len(server.history(row)[1])
+            state.add_request(server.slots[row], prompt_len, min_tokens=outputs + more_tokens, **lists)
         more = {}
         for row, lists in given.items():
             banned = lists.get("stop", []) if is_short else []

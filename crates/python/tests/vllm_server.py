@@ -1,5 +1,7 @@
 """What the tests of the plugin of vLLM share: a model, a model runner with requests, and direct draws of their rows."""
 
+from types import SimpleNamespace
+
 import numpy
 import pytest
 import stub_vllm as stub
@@ -11,6 +13,25 @@ from flash_sampling import Head, History, Sampler, SamplingParams, _vllm_draws
 from flash_sampling import vllm as plugin
 
 VOCAB, HIDDEN, ROWS, MAX_LEN = 1000, 32, 4, 128
+# The parameters of a request that have no effect.
+NEUTRAL = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "seed": None,
+    "logprobs": None,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "allowed_token_ids": None,
+    "logit_bias": None,
+    "min_tokens": 0,
+    "all_stop_token_ids": set(),
+    "structured_outputs": None,
+    "bad_words_token_ids": None,
+    "logprob_token_ids": None,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -69,30 +90,37 @@ class Server:
         """Adds a parameter to a row, with which vLLM's own sampler draws."""
         self.sampler.logprob_token_ids_state.num_token_ids.np[self.slots[row]] = 2
 
-    def batch(self, rows=range(ROWS)):
-        """The hidden states and the batch of rows. Each row has two tokens, and draws from its second."""
+    def batch(self, rows=range(ROWS), tokens=2):
+        """The hidden states and the batch of rows. Each row draws from the last of its one or two tokens."""
         rows = list(rows)
         on = lambda values: torch.as_tensor(numpy.asarray(values), device=self.device)  # noqa: E731
         slots, positions = self.slots[rows], self.positions[rows]
-        hidden = torch.stack([torch.full((len(rows), HIDDEN), 9.0), self.hidden[rows]], 1).reshape(-1, HIDDEN)
+        hidden = torch.stack([torch.full((len(rows), HIDDEN), 9.0), self.hidden[rows]], 1)[:, -tokens:]
+        requests = self.sampler.req_states
+        prefill_lens = requests.prefill_len.np[slots]
+        requests.total_len.gpu[slots] = on(numpy.maximum(positions + 1, prefill_lens).astype(numpy.int32))
         batch = self.engine.InputBatch(
             req_ids=[f"r{row}" for row in rows],
             num_reqs=len(rows),
             idx_mapping=on(slots),
             idx_mapping_np=slots,
             expanded_idx_mapping=on(slots),
+            num_tokens=tokens * len(rows),
             num_draft_tokens=0,
-            seq_lens=on(positions + 1),
-            seq_lens_cpu_upper_bound=torch.tensor(positions + 1),
-            positions=on(numpy.stack([positions - 1, positions], 1).flatten()),
-            logits_indices=on(numpy.arange(1, 2 * len(rows), 2, dtype=numpy.int32)),
+            # vLLM pads the batches of CUDA graphs.
+            seq_lens=on(numpy.append(positions + 1, 0).astype(numpy.int32)),
+            seq_lens_cpu_upper_bound=torch.tensor(numpy.append(positions + 1, 0)),
+            has_prefill=bool((positions < prefill_lens).any()),
+            logits_indices=on(numpy.arange(tokens - 1, tokens * len(rows), tokens, dtype=numpy.int32)),
             cu_num_logits=on(numpy.arange(len(rows) + 1, dtype=numpy.int32)),
         )
-        return hidden.to(self.device), batch
+        return hidden.reshape(-1, HIDDEN).to(self.device), batch
 
-    def step(self, rows=range(ROWS), grammar=None):
-        """The tokens of a step."""
-        output, num_sampled, num_rejected = self.runner.sample(*self.batch(rows), grammar)
+    def step(self, rows=range(ROWS), grammar=None, tokens=2, is_new=True):
+        """The tokens of a step. is_new: vLLM has added a request since the last step."""
+        if is_new:
+            self.sampler.add_request(0, SimpleNamespace(**NEUTRAL))
+        output, num_sampled, num_rejected = self.runner.sample(*self.batch(rows, tokens), grammar)
         assert output.num_sampled is num_sampled and output.num_rejected is num_rejected
         assert output.sampled_token_ids.shape == (len(rows), 1) and output.sampled_token_ids.dtype == torch.int64
         self.output = output

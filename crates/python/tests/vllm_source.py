@@ -145,6 +145,8 @@ class Engine:
     def InputBatch(self, **given):
         rows, of = given["num_reqs"], self.names["InputBatch"]
         given["cu_num_logits_np"] = numpy.arange(rows + 1)
+        last = given["seq_lens"][:rows].long() - 1
+        given["positions"] = torch.stack([last - 1, last], 1)[:, -given["num_tokens"] // rows :].flatten()
         given["expanded_local_pos"] = torch.zeros(rows, dtype=torch.int32)
         given["input_ids"] = torch.zeros(2 * rows, dtype=torch.int32)
         return of(**{field.name: given.get(field.name) for field in fields(of)})

@@ -8,30 +8,11 @@ import stub_vllm as stub
 import torch
 from engines import warnings
 from test_vllm_history import PENALTIES, bad_words_of
-from vllm_server import HIDDEN, ROWS, VOCAB, Server, engine  # noqa: F401
+from vllm_server import HIDDEN, NEUTRAL, ROWS, VOCAB, Server, engine  # noqa: F401
 from vllm_source import Engine
 
 import flash_sampling
 from flash_sampling import vllm as plugin
-
-NEUTRAL = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "seed": None,
-    "logprobs": None,
-    "repetition_penalty": 1.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "allowed_token_ids": None,
-    "logit_bias": None,
-    "min_tokens": 0,
-    "all_stop_token_ids": set(),
-    "structured_outputs": None,
-    "bad_words_token_ids": None,
-    "logprob_token_ids": None,
-}
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ int main() {
     RowColumns& columns = call.columns;
     columns.index = array<i32>(rows);
     columns.seed = array<u64>(entries);
-    columns.position = array<u64>(rows);
+    const u64* positions = array<u64>(rows);
+    columns.position = positions;
     columns.temperature = array<float>(entries);
     columns.top_k = array<i32>(entries);
     columns.top_p = array<float>(entries);
@@ -63,6 +64,17 @@ int main() {
     FilterPasses passes = FilterPasses::Lists;
     call.passes = &passes;
     call.largest_top_k = count % 2 ? TOP_K_MAX : 300;
+    // Positions of i32 are those of u64; a negative position is invalid.
+    std::vector<i32> short_positions(rows, -1);
+    for (u32 i = 0; i < count; ++i)
+        if (positions && positions[first_row + i] < 1u << 31) short_positions[first_row + i] = static_cast<i32>(positions[first_row + i]);
+    columns.position = reinterpret_cast<const u64*>(short_positions.data()), columns.has_short_positions = 1;
+    emulator::launch(count, 1, THREADS, [&] { encode_rows(call); });
+    for (u32 i = 0; i < count; ++i) {
+        const bool is_short = short_positions[first_row + i] >= 0, is_valid = invalid[i] == Parameter::None;
+        if (is_short ? is_valid && encoded[i].position != positions[first_row + i] : is_valid) abort();
+    }
+    columns.position = positions, columns.has_short_positions = 0, passes = FilterPasses::Lists;
     for (const bool is_backwards : {true, false}) {
         const auto earlier = biases;
         const auto earlier_rows = encoded;
@@ -100,8 +112,14 @@ int main() {
     std::vector<i64> tokens(rows, 77);
     std::vector<float> scores(rows, 7.0f);
     std::vector<u32> statuses(rows, 77);
-    const WriteTokens write{{tokens.data(), scores.data(), nullptr, statuses.data(), {}, {}, {}}, draws.data(), invalid.data(), first_row, count, &passes};
+    const WriteTokens write{{tokens.data(), scores.data(), nullptr, statuses.data(), {}, {}, {}, 0, 0}, draws.data(), invalid.data(), first_row, count, &passes};
     emulator::launch((count + 255) / 256, 1, 256, [&] { write_tokens(write); });
     if (passes != FilterPasses::Lists) abort();
+    std::vector<i64> completed(rows, 77);
+    WriteTokens complete = write;
+    complete.columns.tokens = completed.data(), complete.columns.is_complete = 1;
+    emulator::launch((count + 255) / 256, 1, 256, [&] { write_tokens(complete); });
+    for (u32 i = 0; i < rows; ++i)
+        if (completed[i] != (tokens[i] < 0 ? 0 : tokens[i])) abort();
     put(tokens.data(), rows), put(scores.data(), rows), put(statuses.data(), rows);
 }

@@ -1,5 +1,7 @@
 // Computes log-probabilities and kept tokens of rows on the processor. Reads rows, their draws and raw logits from standard input,
 // and writes the results of both laws to standard output. crates/cuda/tests/row_logprobs.rs compares them with the reference.
+#include <algorithm>
+
 #include "emulator.hpp"
 
 #include "flash_sampling/row_summary/call.cuh"
@@ -24,6 +26,32 @@ static std::vector<RowFilters> filters;
 static std::vector<Draw> draws;
 static std::vector<u32> invalid;
 
+// Replaces each -1 by the lowest token that the list does not have.
+static void complete_plainly(i32* tokens, u32 n) {
+    for (i32* at = tokens; at != tokens + n; ++at)
+        if (*at < 0)
+            for (*at = 0; std::find(tokens, at, *at) != at;) ++*at;
+}
+
+// Lists of few different tokens, of any length.
+static void check_complete() {
+    u32 word = 1;
+    const auto next = [&](u32 below) { return (word = word * 1664525 + 1013904223) % 65521 % below; };
+    for (u32 i = 0; i < 300; ++i) {
+        const u32 n = 1 + next(LogprobColumns::TOP_N_MAX), most = n + next(9);
+        std::vector<i32> tokens;
+        for (u32 listed = next(n + 1); tokens.size() < listed;) {
+            const i32 token = static_cast<i32>(next(most));
+            if (std::find(tokens.begin(), tokens.end(), token) == tokens.end()) tokens.push_back(token);
+        }
+        tokens.resize(n, -1);
+        auto wanted = tokens;
+        complete_plainly(wanted.data(), n);
+        emulator::launch(1, 1, RowLogprobs::THREADS, [&] { RowLogprobs::complete(tokens.data(), n); });
+        if (tokens != wanted) abort();
+    }
+}
+
 // The results of a law, with elements before and after the rows that no kernel may write.
 struct Law {
     std::vector<double> log_z;
@@ -39,6 +67,9 @@ struct Law {
     LogprobColumns columns() {
         return {log_z.data(), log_probs.data(), ranks.data(), top_tokens.data(), top_log_probs.data(),
                 given.data(), given_log_probs.data(), top_n, GIVEN};
+    }
+    void complete() {
+        for (u32 r = first_row; r < first_row + count; ++r) complete_plainly(top_tokens.data() + r * top_n, top_n);
     }
     bool operator==(const Law& other) const {
         return log_z == other.log_z && log_probs == other.log_probs && top_log_probs == other.top_log_probs &&
@@ -67,7 +98,7 @@ struct Kept {
 };
 
 // Runs the kernels as selection/row_logprobs.rs does, for the rows of a launch.
-static void run_law(FilterCall filtered, u32 at, const LogprobColumns& columns, u64* least, u32* kept) {
+static void run_law(FilterCall filtered, u32 at, const LogprobColumns& columns, u64* least, u32* kept, bool is_complete) {
     const u32 n = filtered.count, blocks = (tokens + TOKENS - 1) / TOKENS;
     std::vector<SummaryRequest> requests(n);
     for (u32 i = 0; i < n; ++i) requests[i] = RowLogprobs::request(filtered, i, top_n);
@@ -81,14 +112,14 @@ static void run_law(FilterCall filtered, u32 at, const LogprobColumns& columns, 
                                  parts.data(), listed.data(), listed_counts.data(), weights.data(), stride, Element::F32, top_n, before.data()};
     emulator::launch(n, blocks, THREADS, [&] { row_summary::part_summaries(summaries); });
     emulator::launch(n, 1, THREADS, [&] { row_summary::row_summaries(summaries); });
-    const LogprobCall call{filtered, invalid.data() + at, weights.data(), results.data(), top.data(), before.data(), least, kept, columns, first_row + at, 0};
+    const LogprobCall call{filtered, invalid.data() + at, weights.data(), results.data(), top.data(), before.data(), least, kept, columns, first_row + at, is_complete};
     static RowLogprobs::Shared shared;
     emulator::launch(n, 1, RowLogprobs::THREADS, [&] { RowLogprobs::run(call, shared); });
 }
 
 // Runs all launches of a call. With the largest logits of granules, a launch has one row, and uses them if the row is bare.
 static void run(const std::vector<float>& logits, bool is_transformed, Law& processed, Law* raw, Kept& kept,
-                const std::vector<u16>* maxima = nullptr) {
+                const std::vector<u16>* maxima = nullptr, bool is_complete = false) {
     const u32 most = maxima ? 1 : launch_rows;
     for (u32 at = 0; at < count; at += most) {
         const u32 n = min(most, count - at);
@@ -98,10 +129,10 @@ static void run(const std::vector<float>& logits, bool is_transformed, Law& proc
                             first_token, tokens, is_transformed, n, of_launch, {}};
         std::vector<u64> least(n);
         std::vector<u32> counts(n, 99);
-        run_law(filtered, at, processed.columns(), least.data(), counts.data());
+        run_law(filtered, at, processed.columns(), least.data(), counts.data(), is_complete);
         FilterCall of_raw = filtered;
         of_raw.filters = nullptr, of_raw.is_transformed = 1;
-        if (raw) run_law(of_raw, at, raw->columns(), nullptr, nullptr);
+        if (raw) run_law(of_raw, at, raw->columns(), nullptr, nullptr, is_complete);
         const KeptCall call{filtered, least.data(), counts.data(), kept.columns(), first_row + at, 0};
         static KeptRow::Shared shared;
         emulator::launch(n, 1, KeptRow::THREADS, [&] { KeptRow::run(call, shared); });
@@ -109,6 +140,7 @@ static void run(const std::vector<float>& logits, bool is_transformed, Law& proc
 }
 
 int main() {
+    check_complete();
     count = get<u32>(), first_row = get<u32>(), launch_rows = get<u32>(), first_token = get<u32>(), tokens = get<u32>();
     top_n = get<u32>(), capacity = get<u32>();
     stride = (tokens + 7) / 8 * 8;
@@ -155,6 +187,11 @@ int main() {
     Kept kept_by_maxima;
     run(raw, false, by_maxima, nullptr, kept_by_maxima, &maxima);
     if (!(processed == by_maxima) || kept.begin != kept_by_maxima.begin || kept.tokens != kept_by_maxima.tokens) abort();
+    Law completed, raw_completed, wanted = processed, raw_wanted = of_raw;
+    Kept kept_completed;
+    run(raw, false, completed, &raw_completed, kept_completed, nullptr, true);
+    wanted.complete(), raw_wanted.complete();
+    if (!(completed == wanted) || !(raw_completed == raw_wanted)) abort();
     processed.write(), of_raw.write();
     if (kept.begin[first_row] != (first_row ? 3 : 0) || kept.tokens[capacity] != 7) abort();
     for (u32 r = first_row; r <= first_row + count; ++r) put(kept.begin[r]);

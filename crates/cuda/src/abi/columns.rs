@@ -26,7 +26,8 @@ layout!(TokenLists 24: begin 0, end 8, tokens 16);
 /// all rows the default value, and every array is null by default.
 ///
 /// `position` and `mask` have one element per row. Of every other parameter, row `r` has element or list `index[r]`, or
-/// element or list `r` if `index` is null. So several rows can share parameters.
+/// element or list `r` if `index` is null. So several rows can share parameters. No kernel checks that `index` is
+/// within the arrays.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RowColumns {
@@ -34,7 +35,8 @@ pub struct RowColumns {
     pub index: DeviceAddress<i32>,
     /// Seeds; default 0.
     pub seed: DeviceAddress<u64>,
-    /// The position of each row's next token in its sequence, below 2^56; default 0.
+    /// The position of each row's next token in its sequence, below 2^56; default 0. With `has_short_positions`, the
+    /// elements are `i32`.
     pub position: DeviceAddress<u64>,
     /// Temperatures; 0 = greedy; default 1.
     pub temperature: DeviceAddress<f32>,
@@ -59,8 +61,8 @@ pub struct RowColumns {
     pub mask_stride: u64,
     /// Words of a mask. Tokens beyond them are forbidden.
     pub mask_words: u32,
-    /// Not used.
-    pub padding: u32,
+    /// 1: `position` has elements of `i32`.
+    pub has_short_positions: u32,
     /// The tokens with a bias, each at most once in a row.
     pub logit_bias: TokenLists,
     /// The bias of each token in `logit_bias`; not NaN, not +inf.
@@ -76,7 +78,8 @@ pub struct RowColumns {
 }
 layout!(RowColumns 240:
     index 0, seed 8, position 16, temperature 24, top_k 32, top_p 40, min_p 48, repetition_penalty 56,
-    frequency_penalty 64, presence_penalty 72, min_tokens 80, mask 88, mask_stride 96, mask_words 104, padding 108,
+    frequency_penalty 64, presence_penalty 72, min_tokens 80, mask 88, mask_stride 96, mask_words 104,
+    has_short_positions 108,
     logit_bias 112, logit_bias_values 136, banned 144, stop_tokens 168, prompt 192, output 216
 );
 
@@ -84,7 +87,7 @@ layout!(RowColumns 240:
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokenColumns {
-    /// The token ids; -1 for a row without a draw.
+    /// The token ids; -1 for a row without a draw, or 0 with `is_complete`.
     pub tokens: DeviceAddress<i64>,
     /// Transformed logit plus noise, in nats; -inf for a row without a draw.
     pub scores: DeviceAddress<f32>,
@@ -101,8 +104,15 @@ pub struct TokenColumns {
     pub raw: LogprobColumns,
     /// The tokens that the filters keep.
     pub kept: KeptColumns,
+    /// 1: each element of `tokens` and of [`LogprobColumns::top_tokens`] is a token, also for a row without a draw.
+    /// Instead of -1, the elements of `top_tokens` are the lowest tokens that the row does not have.
+    pub is_complete: u32,
+    /// Not used.
+    pub padding: u32,
 }
-layout!(TokenColumns 184: tokens 0, scores 8, logits 16, statuses 24, processed 32, raw 96, kept 160);
+layout!(TokenColumns 192:
+    tokens 0, scores 8, logits 16, statuses 24, processed 32, raw 96, kept 160, is_complete 184, padding 188
+);
 
 /// The argument of `encode_rows`.
 #[repr(C)]
@@ -141,7 +151,7 @@ pub(crate) struct WriteTokens {
     pub(crate) row_count: u32,
     pub(crate) passes: DeviceAddress<u32>,
 }
-layout!(WriteTokens 216: columns 0, draws 184, invalid 192, first_row 200, row_count 204, passes 208);
+layout!(WriteTokens 224: columns 0, draws 192, invalid 200, first_row 208, row_count 212, passes 216);
 
 /// The parameters in the order of `Parameter` of row_columns.cu, which counts from 1.
 const PARAMETERS: [Knob; 9] = [

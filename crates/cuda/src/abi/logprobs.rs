@@ -21,9 +21,10 @@ pub struct LogprobColumns {
     /// The ranks of the drawn tokens, 1 for the most probable token; 0 for a row without a draw.
     pub ranks: DeviceAddress<i32>,
     /// The most probable tokens `[rows, top_n]`, in descending order. If a row has fewer tokens, or no draw, the
-    /// remaining elements are -1.
+    /// remaining elements are -1, or other tokens with
+    /// [`TokenColumns::is_complete`](crate::abi::TokenColumns::is_complete).
     pub top_tokens: DeviceAddress<i32>,
-    /// The log-probabilities of `top_tokens`, `[rows, top_n]`, in nats; -inf where the token is -1.
+    /// The log-probabilities of `top_tokens`, `[rows, top_n]`, in nats; -inf for the remaining elements.
     pub top_log_probs: DeviceAddress<f32>,
     /// The tokens whose log-probabilities are requested, `[rows, token_count]`. The call reads this array.
     pub token_ids: DeviceAddress<i64>,
@@ -70,11 +71,11 @@ pub(crate) struct LogprobCall {
     pub(crate) kept: DeviceAddress<u32>,
     pub(crate) columns: LogprobColumns,
     pub(crate) first_row: u32,
-    pub(crate) padding: u32,
+    pub(crate) is_complete: u32,
 }
 layout!(LogprobCall 216:
     filtered 0, invalid 88, weights 96, summaries 104, top 112, before 120, least 128, kept 136, columns 144,
-    first_row 208, padding 212
+    first_row 208, is_complete 212
 );
 
 /// The argument of the kernel `write_kept`; `row_logprobs.cuh` describes the fields.

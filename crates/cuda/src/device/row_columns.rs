@@ -61,7 +61,10 @@ impl RowColumns {
             return Err(CudaError::Layout { what: "biases", reason: "they need both tokens and values" });
         }
         check_aligned("seeds", self.seed)?;
-        check_aligned("positions", self.position)?;
+        match self.has_short_positions {
+            0 => check_aligned("positions", self.position)?,
+            _ => check_aligned("positions", self.position.cast::<i32>())?,
+        }
         check_aligned("masks", self.mask)?;
         for (what, column) in [("indices", self.index), ("top-k", self.top_k), ("min-tokens", self.min_tokens)] {
             check_aligned(what, column)?;

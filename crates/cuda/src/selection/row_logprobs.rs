@@ -137,11 +137,11 @@ impl DeviceLogprobs {
         let Parts { least, kept, .. } = self.parts();
         if out.processed.is_any() || has_kept {
             let kept = if has_kept { kept } else { DeviceAddress::NULL };
-            self.enqueue_law(queue, call, (invalid, kept), (&out.processed, first_row))?;
+            self.enqueue_law(queue, call, (invalid, kept), (&out.processed, first_row, out.is_complete))?;
         }
         if out.raw.is_any() {
             let raw = FilterCall { filters: DeviceAddress::NULL, is_transformed: 1, ..*call };
-            self.enqueue_law(queue, &raw, (invalid, DeviceAddress::NULL), (&out.raw, first_row))?;
+            self.enqueue_law(queue, &raw, (invalid, DeviceAddress::NULL), (&out.raw, first_row, out.is_complete))?;
         }
         if !has_kept {
             return Ok(());
@@ -156,7 +156,7 @@ impl DeviceLogprobs {
         queue: Queue<'_>,
         call: &FilterCall,
         (invalid, kept): (DeviceAddress<u32>, DeviceAddress<u32>),
-        (columns, first_row): (&LogprobColumns, usize),
+        (columns, first_row, is_complete): (&LogprobColumns, usize, u32),
     ) -> Result<(), CudaError> {
         let weights = self.weights.begin_use();
         let Parts { results, requests, top, listed, masses, least, listed_counts, before, .. } = self.parts();
@@ -194,7 +194,7 @@ impl DeviceLogprobs {
             kept,
             columns: *columns,
             first_row: first_row as u32,
-            padding: 0,
+            is_complete,
         };
         self.logprobs.launch(queue, call.filtered.count, (call,))
     }

@@ -10,8 +10,11 @@ from logging import Logger
 from operator import attrgetter
 from typing import Any
 
+import numpy
 import torch
 
+# The number of steps whose statuses are copied at once.
+_STEPS = 32
 # The largest top_k of `Sampler.enqueue`.
 TOP_K_MAX = 1024
 # The reasons of failed rows, by the low byte of a status of `Sampler.enqueue`.
@@ -46,26 +49,44 @@ def check_names(kind: str, names: Collection[str]) -> None:
 
 
 class FailedRows:
-    """Warnings about rows without a token. A later step logs the warning, so that no step waits for the GPU."""
+    """Warnings about rows without a token. A later step logs the warning, so that no step waits for the GPU.
+
+    One copy moves the statuses of several steps to the CPU.
+    """
 
     def __init__(self, log: Logger) -> None:
         self._log = log
-        self._pending: deque[tuple[Any, torch.Tensor, Any]] = deque()
+        # The statuses of the steps after the last copy, and for each step: begin, end, names of the requests or None.
+        self._statuses = torch.empty(0, dtype=torch.int32)
+        self._steps: list[tuple[int, int, list[str] | None]] = []
+        self._copies: deque[tuple[Any, torch.Tensor, Any]] = deque()
 
-    def check(self, statuses: torch.Tensor, requests: list[str] | None = None) -> None:
-        """Logs the failed rows of earlier calls that are complete, and keeps the statuses of a new call for later.
+    def statuses(self, rows: int, device: torch.device, requests: list[str] | None = None) -> torch.Tensor:
+        """Returns the argument `statuses` of `Sampler.enqueue` for a step, and logs the failed rows of earlier steps.
 
-        statuses: [rows] int32 of `Sampler.enqueue`. requests: the name of each row's request, or None.
+        requests: the name of each row's request, or None. The caller enqueues all steps on one stream.
         """
-        while self._pending and self._pending[0][0].query():
-            self._report(*self._pending.popleft()[1:])
-        on_cpu = statuses.to("cpu", non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-        self._pending.append((copied, on_cpu, requests))
+        while self._copies and self._copies[0][0].query():
+            self._report(*self._copies.popleft()[1:])
+        begin = self._steps[-1][1] if self._steps else 0
+        if len(self._steps) == _STEPS or begin + rows > self._statuses.numel():
+            self._copy()
+            begin, self._statuses = 0, torch.empty(_STEPS * rows, dtype=torch.int32, device=device)
+        self._steps.append((begin, begin + rows, requests))
+        return self._statuses[begin : begin + rows]
 
-    def _report(self, statuses: torch.Tensor, requests: list[str] | None) -> None:
-        statuses = statuses.numpy()
+    def _copy(self) -> None:
+        if self._steps:
+            on_cpu, copied = self._statuses.to("cpu", non_blocking=True), torch.cuda.Event()
+            copied.record()
+            self._copies.append((copied, on_cpu, self._steps))
+            self._steps = []
+
+    def _report(self, statuses: torch.Tensor, steps: list[tuple[int, int, list[str] | None]]) -> None:
+        for begin, end, requests in steps:
+            self._report_step(statuses.numpy()[begin:end], requests)
+
+    def _report_step(self, statuses: numpy.ndarray, requests: list[str] | None) -> None:
         failed = statuses.nonzero()[0]
         if len(failed) > 0:
             first = int(failed[0])

@@ -241,6 +241,7 @@ class Sampler:
         *,
         seed: _Tensor,
         position: _Tensor,
+        index: _Tensor | None = None,
         temperature: _Tensor | None = None,
         top_k: _Tensor | None = None,
         top_p: _Tensor | None = None,
@@ -275,6 +276,7 @@ class Sampler:
         logprob_token_ids: _Tensor | None = None,
         token_logprobs: _Tensor | None = None,
         logprobs_mode: str = "processed_logprobs",
+        complete: bool = False,
         kept_begin: _Tensor | None = None,
         kept_tokens: _Tensor | None = None,
     ) -> Any:

@@ -6,13 +6,12 @@ import inspect
 import logging
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
 from ._engines import FailedRows, Unsupported
 from ._lib import Head, Sampler
-from ._vllm_logprobs import MODES, TOP_N_MAX, empty_results, logprobs_tensors
+from ._vllm_logprobs import MODES, NO_LOGPROBS, TOP_N_MAX, empty_results, logprobs_tensors
 from ._vllm_rows import Rows, bitmaps, slot_lists
 
 # vLLM shows the messages of loggers whose names begin with "vllm.".
@@ -21,8 +20,6 @@ LOG = logging.getLogger("vllm.flash_sampling")
 _PLAIN = ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
 # The maximum number of tokens with a penalty in a row. They take 84 MB of GPU memory for 256 rows.
 _MAX_PENALISED = 16384
-# vLLM's `num_logprobs` of a request without log-probabilities.
-NO_LOGPROBS = -1
 
 
 class Draws:
@@ -44,6 +41,9 @@ class Draws:
         max_adjusted += bad_words.bad_word_offsets.gpu.shape[1] - 1 + self.max_penalised
         self.sampler = Sampler(head, runner.max_num_reqs, max_adjusted=max_adjusted)
         self.failed_rows = FailedRows(LOG)
+        # The numbers of sampled and of rejected tokens of rows without prompts.
+        self.ones = torch.ones(runner.max_num_reqs, dtype=torch.int32, device=hidden.device)
+        self.zeros = torch.zeros_like(self.ones)
         self.mode = runner.sampler.logprobs_mode
         self.max_logprobs = min(TOP_N_MAX, self.vocab_size) if self.mode in MODES else NO_LOGPROBS
         self._load_kernels(example, all_tokens)
@@ -54,16 +54,15 @@ class Draws:
         zero = torch.zeros(1, dtype=torch.int64, device=example.device)
         filters = {"top_k": zero.int(), **ones}
         lists = {"mask": bitmaps(zero.int()[None], zero, self.vocab_size)}
-        lists |= slot_lists("banned", zero.int()[None], zero, zero)
-        lists |= slot_lists("prompt", all_tokens, zero, zero)
+        lists |= slot_lists("banned", zero.int()[None], zero) | slot_lists("prompt", all_tokens[:1], zero)
         calls = [{}, filters, lists, filters | lists]
         if self.max_logprobs != NO_LOGPROBS:
             results = empty_results(1, self.max_logprobs, example.device)
-            calls += [call | results | {"logprobs_mode": self.mode} for call in calls]
+            calls += [call | results | {"logprobs_mode": self.mode, "complete": True} for call in calls]
         for call in calls:
             self.sampler.enqueue(example, zero.clone(), seed=zero, position=zero, **call)
         if self.max_logprobs != NO_LOGPROBS:
-            logprobs_tensors(zero, results, self.vocab_size)
+            logprobs_tensors(zero, results)
 
     def _describe(self):
         """Returns the properties of the head that the sampler depends on."""
@@ -74,28 +73,22 @@ class Draws:
         """Whether the head has not changed. A reload of the weights may move the head in memory."""
         return runner.model is self.model and self.description == self._describe()
 
-    def draw(
-        self, engine: Any, hidden: Tensor, batch: Any, rows: numpy.ndarray, index: Tensor | None
-    ) -> tuple[Tensor, Any]:
-        """Draws rows without waiting. Returns the tokens, [rows] int64, and their `LogprobsTensors` or None.
-
-        rows: the indices of the rows in the batch. index: the same indices on the GPU, or None for all rows.
-        """
-        at, slots = batch.logits_indices, batch.expanded_idx_mapping
-        if index is not None:
-            at, slots = at[index], slots[index]
-        requests = Rows(slots, batch.idx_mapping_np[rows], batch.positions[at] + 1)
-        columns = requests.arguments(engine, self.vocab_size)
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=hidden.device)
-        statuses = torch.empty(len(rows), dtype=torch.int32, device=hidden.device)
-        top_n = int(engine.sampling_states.num_logprobs[requests.slots_np].max())
-        results = {} if top_n == NO_LOGPROBS else empty_results(len(rows), top_n, hidden.device)
-        if results:
-            columns["logprobs_mode"] = self.mode
-        self.sampler.enqueue(hidden[at], tokens, statuses=statuses, **columns, **results)
-        self.failed_rows.check(statuses, [batch.req_ids[row] for row in rows])
-        tokens.clamp_(min=0)
-        return tokens, logprobs_tensors(tokens, results, self.vocab_size) if results else None
+    def draw(self, hidden: Tensor, batch: Any, rows: Rows) -> tuple[Tensor, Any]:
+        """Draws rows without waiting. Returns the tokens, [rows] int64, and their `LogprobsTensors` or None."""
+        count, at = len(rows), slice(len(rows)) if rows.at is None else rows.at
+        is_decoding = batch.num_tokens == batch.num_reqs  # Each row has one token.
+        tokens = torch.empty(count, dtype=torch.int64, device=hidden.device)
+        self.sampler.enqueue(
+            hidden[at if is_decoding else batch.logits_indices[at]],
+            tokens,
+            position=batch.seq_lens[at],
+            statuses=self.failed_rows.statuses(count, hidden.device, rows.names),
+            complete=True,
+            logprobs_mode=self.mode if rows.results else MODES[0],
+            **rows.arguments(),
+            **rows.results,
+        )
+        return tokens, logprobs_tensors(tokens, rows.results) if rows.results else None
 
 
 def _head(model, example):

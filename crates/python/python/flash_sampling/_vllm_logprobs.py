@@ -11,6 +11,8 @@ from torch import Tensor
 MODES = ("raw_logprobs", "processed_logprobs")
 # The maximum number of `top_tokens` per row of `Sampler.enqueue`.
 TOP_N_MAX = 128
+# vLLM's `num_logprobs` of a request without log-probabilities.
+NO_LOGPROBS = -1
 
 
 def empty_results(rows: int, top_n: int, device: torch.device) -> dict[str, Tensor]:
@@ -21,28 +23,16 @@ def empty_results(rows: int, top_n: int, device: torch.device) -> dict[str, Tens
     return {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()}
 
 
-def logprobs_tensors(tokens: Tensor, results: dict[str, Tensor], vocab_size: int) -> Any:
-    """Returns the `LogprobsTensors` of drawn tokens [rows] and the results of their draws."""
+def logprobs_tensors(tokens: Tensor, results: dict[str, Tensor]) -> Any:
+    """Returns the `LogprobsTensors` of drawn tokens [rows] and the results of their draws, in new memory.
+
+    In vLLM, a row has n different tokens, so `Sampler.enqueue` must complete `top_tokens`.
+    """
     from vllm.v1.outputs import LogprobsTensors
 
     ids, logprobs = tokens[:, None], results["logprobs"][:, None]
-    if "top_tokens" in results:
-        ids = torch.cat((ids, complete(results["top_tokens"].long(), vocab_size)), 1)
-        logprobs = torch.cat((logprobs, results["top_logprobs"]), 1)
-    return LogprobsTensors(ids, logprobs, results["ranks"].long())
-
-
-def complete(top: Tensor, vocab_size: int) -> Tensor:
-    """Replaces each -1 of a row by a token that the row does not have: [rows, n] int64, n at most `vocab_size`.
-
-    `Sampler.enqueue` writes -1 after the last token with a probability above 0. vLLM has no such value: in
-    vLLM, a row has n different tokens, and tokens with probability 0 have the log-probability -inf.
-    """
-    n = top.shape[1]
-    is_top = (top[:, :, None] == torch.arange(min(2 * n, vocab_size), device=top.device)).any(1)
-    others = is_top.int().argsort(dim=1, stable=True)
-    place = torch.arange(n, device=top.device) - (top >= 0).sum(1, keepdim=True)
-    return torch.where(top >= 0, top, others.gather(1, place.clamp(min=0)))
+    top = (results["top_tokens"], results["top_logprobs"]) if "top_tokens" in results else (ids[:, :0], logprobs[:, :0])
+    return LogprobsTensors(torch.cat((ids, top[0]), 1), torch.cat((logprobs, top[1]), 1), results["ranks"].long())
 
 
 def replace_rows(of_batch: Any, index: Tensor, rows: Any) -> None:

@@ -185,12 +185,11 @@ class _Draws:
             # Without deterministic inference, requests of SGLang have no seeds.
             seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), device=logits.device)
         tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-        statuses = torch.empty(rows, dtype=torch.int32, device=logits.device)
+        statuses = self.failed_rows.statuses(rows, logits.device)
         keys = {"seed": seeds, "position": positions.to(torch.int64) + 1}
         sampler = self.samplers[_size(logits)]
-        sampler.enqueue(logits, tokens, statuses=statuses, **keys, **_columns(info, vocab_size))
-        self.failed_rows.check(statuses)
-        return tokens.clamp_(min=0)
+        sampler.enqueue(logits, tokens, statuses=statuses, complete=True, **keys, **_columns(info, vocab_size))
+        return tokens
 
 
 def _size(logits):

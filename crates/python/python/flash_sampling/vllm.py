@@ -11,11 +11,10 @@ import os
 import weakref
 from typing import Any
 
-import numpy
-
-from ._engines import TOP_K_MAX, Unsupported, check_names, check_signatures, is_nvidia
+from ._engines import Unsupported, check_names, check_signatures, is_nvidia
 from ._vllm_draws import LOG, Draws
 from ._vllm_logprobs import replace_rows
+from ._vllm_requests import forgetting, rows_of
 
 __all__ = ["register"]
 
@@ -24,6 +23,7 @@ _GPU = "vllm.v1.worker.gpu"
 _SIGNATURES = {
     f"{_GPU}.model_runner:GPUModelRunner.sample": "self hidden_states input_batch grammar_output",
     f"{_GPU}.sample.sampler:Sampler.__call__": "self logits input_batch",
+    f"{_GPU}.sample.sampler:Sampler.add_request": "self req_idx sampling_params",
     f"{_GPU}.sample.output:SamplerOutput": (
         "sampled_token_ids logprobs_tensors num_nans num_sampled num_rejected sampling_mask_tensors"
     ),
@@ -39,8 +39,8 @@ _SIGNATURES = {
 }
 # The fields of InputBatch that the plugin reads.
 _BATCH = (
-    "req_ids num_reqs idx_mapping idx_mapping_np expanded_idx_mapping num_draft_tokens seq_lens "
-    "seq_lens_cpu_upper_bound positions logits_indices cu_num_logits"
+    "req_ids num_reqs idx_mapping idx_mapping_np expanded_idx_mapping num_tokens num_draft_tokens seq_lens "
+    "seq_lens_cpu_upper_bound has_prefill logits_indices cu_num_logits"
 ).split()
 # All attributes of Sampler, SamplingStates and the logits processors. An unknown attribute may hold a parameter of
 # requests.
@@ -49,6 +49,8 @@ _SAMPLER = (
     "logprob_token_ids_state thinking_budget_state trace_replay_state needs_logits_processing num_speculative_tokens "
     "return_sampling_mask use_flashinfer use_xpu_sampler"
 ).split()
+# The attributes of RequestState that the plugin reads.
+_REQUEST_STATE = "all_token_ids prompt_len prefill_len total_len".split()
 _STATES = "max_num_reqs vocab_size temperature top_k top_p min_p seeds seeds_set num_logprobs".split()
 _PROCESSORS = ["LogitBiasState", "PenaltiesState", "BadWordsState"]
 _BIASES = (
@@ -78,9 +80,11 @@ def register() -> None:
         LOG.warning("vLLM draws its own tokens: %s", error)
         return
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu.sample.sampler import Sampler as EngineSampler
 
     if not hasattr(GPUModelRunner.sample, "is_flash_sampling"):
         GPUModelRunner.sample = _patched(GPUModelRunner.sample)
+        EngineSampler.add_request = forgetting(EngineSampler.add_request)
 
 
 def _check_interfaces():
@@ -94,21 +98,17 @@ def _patched(original):
     @functools.wraps(original)
     def sample(self, hidden_states, input_batch, grammar_output):
         draws = _draws(self, hidden_states, input_batch)
-        rows = [] if draws is None else _supported_rows(self.sampler, draws, input_batch, grammar_output)
-        if len(rows) == 0:
+        rows = None if draws is None else rows_of(draws, self.sampler, input_batch, grammar_output)
+        if rows is None:
             return original(self, hidden_states, input_batch, grammar_output)
-        if len(rows) == input_batch.num_reqs:
-            drawn = draws.draw(self.sampler, hidden_states, input_batch, rows, None)
-            output = _output(self.sampler, input_batch, *drawn)
+        if rows.at is None:
+            output = _output(self.sampler, input_batch, rows, *draws.draw(hidden_states, input_batch, rows))
             return output, output.num_sampled, output.num_rejected
-        from vllm.utils.torch_utils import async_tensor_h2d
-
         output, num_sampled, num_rejected = original(self, hidden_states, input_batch, grammar_output)
-        index = async_tensor_h2d(rows, device=hidden_states.device)
-        tokens, logprobs = draws.draw(self.sampler, hidden_states, input_batch, rows, index)
-        output.sampled_token_ids[index, 0] = tokens
+        tokens, logprobs = draws.draw(hidden_states, input_batch, rows)
+        output.sampled_token_ids[rows.at, 0] = tokens
         if logprobs is not None:
-            replace_rows(output.logprobs_tensors, index, logprobs)
+            replace_rows(output.logprobs_tensors, rows.at, logprobs)
         return output, num_sampled, num_rejected
 
     sample.is_flash_sampling = True
@@ -126,7 +126,7 @@ def _draws(runner, hidden, batch):
     try:
         _check_runner(runner)
         draws = Draws(runner, hidden)
-        _supported_rows(runner.sampler, draws, batch, None)  # fails if an attribute is missing
+        rows_of(draws, runner.sampler, batch, None)  # fails if an attribute is missing
         text = "flash_sampling draws the tokens of %s, with up to %d tokens with a penalty"
         LOG.info(text, type(runner.model).__name__, draws.max_penalised)
     except Exception as error:  # After any error, vLLM's own sampler draws.
@@ -144,6 +144,7 @@ def _check_runner(runner):
         raise Unsupported(f"the sampler is a {type(sampler).__name__}")
     check_names("Sampler", vars(sampler).keys() ^ set(_SAMPLER))
     check_names("SamplingStates", vars(sampler.sampling_states).keys() ^ set(_STATES))
+    check_names("RequestState", set(_REQUEST_STATE) - vars(sampler.req_states).keys())
     processors = [type(processor).__name__ for processor in sampler.logits_processors]
     reasons = {
         f"the device is {runner.device.type}, not a GPU of NVIDIA": not is_nvidia(runner.device),
@@ -163,49 +164,21 @@ def _check_runner(runner):
         check_names(type(processor).__name__, vars(processor).keys() ^ set(names))
 
 
-def _supported_rows(sampler, draws, batch, grammar_output):
-    """Returns the indices of the rows that this package draws. Reads the parameters of the rows on the CPU."""
-    slots = batch.idx_mapping_np
-    if batch.num_draft_tokens or batch.logits_indices.shape[0] != len(slots):
-        return []
-    bias, penalties, _ = sampler.logits_processors
-    states, top_k = sampler.sampling_states, sampler.sampling_states.top_k.np[slots]
-    unsupported = (
-        (states.num_logprobs[slots] > draws.max_logprobs)
-        | (sampler.logprob_token_ids_state.num_token_ids.np[slots] > 0)
-        | (bias.restore_when_all_masked.np[slots] != 0)
-        | (_penalised_tokens(penalties, batch) > draws.max_penalised)
-        | ((top_k > TOP_K_MAX) & (top_k < draws.vocab_size))
-    )
-    if sampler.thinking_budget_state.enabled:
-        unsupported |= sampler.thinking_budget_state.use_thinking_budget[slots]
-    if grammar_output is not None:
-        grammars = set(grammar_output.structured_output_request_ids)
-        unsupported |= numpy.array([name in grammars for name in batch.req_ids], dtype=bool)
-    return numpy.flatnonzero(~unsupported)
-
-
-def _penalised_tokens(state, batch):
-    """Returns an upper bound of the number of tokens with a penalty, for each row."""
-    slots = batch.idx_mapping_np
-    lengths = batch.seq_lens_cpu_upper_bound.numpy()[: len(slots)]  # exact without speculative decoding
-    outputs = lengths - state.req_states.prompt_len.np[slots]
-    tokens = numpy.where(state.repetition_penalty.np[slots] != 1, lengths, outputs)
-    return numpy.where(state.use_penalty[slots], tokens, 0)
-
-
-def _output(sampler, batch, tokens, logprobs):
+def _output(sampler, batch, rows, tokens, logprobs):
     """Returns the output that vLLM's sampler would return, for a batch in which this package drew all rows."""
-    from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
     from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-    num_sampled, num_rejected = get_num_sampled_and_rejected(
-        batch.seq_lens.new_ones(batch.num_reqs),
-        batch.seq_lens,
-        batch.cu_num_logits,
-        batch.idx_mapping,
-        sampler.req_states.prefill_len.gpu,
-    )
+    num_sampled, num_rejected = rows.counts
+    if batch.has_prefill:
+        from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
+
+        num_sampled, num_rejected = get_num_sampled_and_rejected(
+            batch.seq_lens.new_ones(batch.num_reqs),
+            batch.seq_lens,
+            batch.cu_num_logits,
+            batch.idx_mapping,
+            sampler.req_states.prefill_len.gpu,
+        )
     return SamplerOutput(
         sampled_token_ids=tokens.view(-1, 1),
         logprobs_tensors=logprobs,

@@ -10,7 +10,7 @@ struct LogprobColumns {
     double* log_z;
     float* log_probs;            // of the drawn token
     i32* ranks;                  // of the drawn token; the most probable token has rank 1
-    i32* top_tokens;             // [rows, top_n] the most probable tokens, in descending order; -1 = none
+    i32* top_tokens;             // [rows, top_n] the most probable tokens, in descending order; then -1
     float* top_log_probs;        // [rows, top_n]
     const long long* token_ids;  // [rows, token_count] tokens with requested log-probabilities
     float* token_log_probs;      // [rows, token_count]

@@ -24,12 +24,12 @@ struct LogprobCall {
     u32* kept;                       // [draws] the number of tokens that filters keep, 0 without filters; null = not needed
     LogprobColumns columns;
     u32 first_row;
-    u32 padding;
+    u32 is_complete;                 // `top_tokens` has other tokens instead of -1
 };
 FS_LAYOUT(LogprobCall, 216,
           FS_AT(filtered, 0) && FS_AT(invalid, 88) && FS_AT(weights, 96) && FS_AT(summaries, 104) && FS_AT(top, 112) &&
           FS_AT(before, 120) && FS_AT(least, 128) && FS_AT(kept, 136) && FS_AT(columns, 144) && FS_AT(first_row, 208) &&
-          FS_AT(padding, 212));
+          FS_AT(is_complete, 212));
 
 struct KeptCall {
     FilterCall filtered;
@@ -148,6 +148,27 @@ struct RowLogprobs {
         return listed;
     }
 
+    // Replaces each -1 by the lowest tokens that the list does not have. All threads call this.
+    static __device__ __noinline__ void complete(i32* tokens, u32 count) {
+        static_assert(LogprobColumns::TOP_N_MAX <= THREADS, "each thread has one token");
+        __syncthreads();
+        const u32 t = threadIdx.x;
+        const bool is_missing = t < count && tokens[t] < 0;
+        i32 token = 0;
+        if (is_missing) {
+            u32 listed = 0;
+            while (tokens[listed] >= 0) ++listed;
+            // The smallest token with t - listed other tokens below it.
+            const i32 rank = static_cast<i32>(t - listed);
+            for (i32 next = rank, last = -1; next != last;) {
+                token = last = next, next = rank;
+                for (u32 i = 0; i < listed; ++i) next += tokens[i] <= last;
+            }
+        }
+        __syncthreads();
+        if (is_missing) tokens[t] = token;
+    }
+
     // Writes the most probable tokens at and above the place `least`. All threads call this.
     __device__ __forceinline__ void write_top(u64 row, u64 least, const SummaryResult& summary) {
         const LogprobColumns& to = call.columns;
@@ -162,6 +183,7 @@ struct RowLogprobs {
             if (to.top_log_probs)
                 to.top_log_probs[row * to.top_n + t] = is_kept ? log_prob(winner.score, shared.log_z) : -f32_infinity();
         }
+        if (call.is_complete && to.top_tokens) complete(to.top_tokens + row * to.top_n, to.top_n);
     }
 
     // Writes the results of a row with a draw. All threads call this.
@@ -219,7 +241,7 @@ struct RowLogprobs {
         const LogprobColumns& to = call.columns;
         const u64 row = call.first_row + blockIdx.x;
         for (u32 t = threadIdx.x; t < to.top_n; t += THREADS) {
-            if (to.top_tokens) to.top_tokens[row * to.top_n + t] = -1;
+            if (to.top_tokens) to.top_tokens[row * to.top_n + t] = call.is_complete ? static_cast<i32>(t) : -1;
             if (to.top_log_probs) to.top_log_probs[row * to.top_n + t] = -f32_infinity();
         }
         for (u32 t = threadIdx.x; t < to.token_count; t += THREADS) to.token_log_probs[row * to.token_count + t] = -f32_infinity();
