@@ -38,7 +38,7 @@ impl Fp8 {
         let mut codes: Vec<_> = (0..launch.weight.len()).map(code).collect();
         if at % 5 == 4 {
             let last = codes.len() - 1;
-            codes[last - last / 3] = if at % 2 == 0 { 0x7f } else { 0xff };
+            codes[last - last / 3] = if at.is_multiple_of(2) { 0x7f } else { 0xff };
         }
         Fp8::new(launch, codes)
     }
