@@ -169,9 +169,9 @@ class Comparison:
         self.plugin, self.own, self.names, self.rows, self.drawn = plugin, own, names, defaultdict(list), []
         draw = Draws.draw
 
-        def recorded(this, *given):
-            self.drawn = given[3].tolist()  # the rows that the plugin draws
-            return draw(this, *given)
+        def recorded(this, hidden, batch, rows):
+            self.drawn = list(range(batch.num_reqs)) if rows.at is None else rows.at.tolist()
+            return draw(this, hidden, batch, rows)
 
         Draws.draw = recorded
 

@@ -1,11 +1,12 @@
-"""Tables of benches/decode.py and benches/decode_ranks.py: decode steps from Python, what a neighbour with filters changes,
-and head and draw over two GPUs."""
+"""Tables of benches/decode.py, decode_ranks.py and vllm_engine.py: decode steps from Python, what a neighbour with filters
+changes, head and draw over two GPUs, and steps of vLLM."""
 
 from markdown import table
 from records import RECORDS
 
 STEPS = "2026-11-27-h200-decode.txt"
 TWO_GPUS = "2026-11-27-h200-x2-decode.txt"
+VLLM = "2026-11-27-h200-vllm-engine.txt"
 SAMPLERS = ["torch", "flashinfer", "vllm"]
 
 
@@ -47,3 +48,11 @@ def two_gpus():
             for (model, rows, filters), by in times.items()]
     return table(["Qwen3", "sequences", "filters", "head and draw, us", "torch", "vLLM"], body,
                  ["---", "---:", "---", *["---:"] * 3])
+
+
+def vllm_engine():
+    body = []
+    for requests, rows, own, plugin, ratio, *times in (row for row in cells(9, VLLM) if "." in row[2]):
+        cpu, gpu = (f"{times[i]} / {times[i + 1]}" for i in (0, 2))
+        body.append([requests, rows, own, plugin, f"{float(ratio):.2f}", cpu, gpu])
+    return table(["requests", "sequences", "step, vLLM", "step, plugin", "ratio", "CPU", "GPU"], body, ["---", *["---:"] * 6])

@@ -17,7 +17,7 @@ from markdown import HEADS, head_name
 from picture import picture
 from processors import logits, processors
 from records import RECORDS, ROOT, Bench
-from steps import neighbours, python_steps, two_gpus
+from steps import neighbours, python_steps, two_gpus, vllm_engine
 
 PAGES = ["README.md", "docs/performance.md", "docs/decode.md"]
 PICTURE = ROOT / "docs/speed.svg"
@@ -34,6 +34,7 @@ TABLES = {
     "python-steps": python_steps,
     "neighbours": neighbours,
     "two-gpus": two_gpus,
+    "vllm-engine": vllm_engine,
 }
 
 

@@ -154,10 +154,7 @@ def test_a_shadow_changes_no_draw():
     seeds, out = torch.arange(96, device="cuda"), torch.empty(96, dtype=torch.int64, device="cuda")
     mask = torch.randint(-(2**31), 2**31, (96, 1000), dtype=torch.int32, device="cuda")
     plain = Sampler(Head(weight, bias, vocab_size=31_990, scale=0.5))
-    free = torch.cuda.mem_get_info()[0]
     shadowed = Sampler(Head(weight, bias, vocab_size=31_990, scale=0.5), shadow=True)
-    # The shadow takes at least a byte for each weight.
-    assert free - torch.cuda.mem_get_info()[0] >= 31_990 * 1024
     for rows in (1, 5, 33, 96):
         for params in [{}, {"temperature": 0.1}, {"temperature": 0}, {"mask": mask[:rows]}, {"top_k": 20}]:
             keys = {"seed": seeds[:rows], "position": 7}
