@@ -7,21 +7,22 @@ Qwen3-0.6B. The head scales the logits to a standard deviation of 4, so that abo
 engine runs in this process, with model runner V2, CUDA graphs of decode steps and no compilation. `--engine` replaces
 arguments of `LLM`, as JSON. Every request has a seed.
 
-The checks run requests with mixed parameters. In each step, vLLM's own sampler also draws from the same hidden states,
-and both samplers draw every row alone. The table of checks has a line for each kind of request:
+The checks run requests with mixed parameters in one batch. In each step, the plugin draws the batch. Then vLLM's own
+sampler draws from the same hidden states, and both samplers draw every row alone. The table of checks has a line for
+each kind of request:
 
-    equal       tokens that equal the tokens of vLLM's sampler, which has other noise
-    outside     tokens outside of the set that vLLM's filters keep. Rounding moves tokens across a cutoff
-    gap         the largest logit less the logit of the token, if the parameters leave one choice (maximum)
-    z           the mean log-probability of tokens less its expectation under vLLM's probabilities, in standard errors
+    equal       the number of tokens that equal the tokens of vLLM's sampler. Its noise differs, so few random tokens do
+    outside     the number of tokens that vLLM's filters drop. Rounding moves tokens across a cutoff
+    gap         the largest logit minus the logit of the token, if the parameters leave one choice (maximum)
+    z           the mean log-probability of tokens minus its expectation under vLLM's probabilities, in standard errors
     logprobs    the largest error of the returned log-probabilities
 
-The unit of gaps and errors is a rounding step: the epsilon of the model's type, times the largest logit of the row.
-With `--batch-invariant`, vLLM's layers are batch-invariant. Then a check compares whole requests, alone and in the
-batch.
+The unit of gaps and errors is a rounding step: the epsilon of the model's type, times the largest absolute logit of the
+row. With `--batch-invariant`, vLLM's layers are batch-invariant. One more check then compares the tokens of whole
+requests alone with their tokens in the batch.
 
-A decode step is the time between two calls of `GPUModelRunner.sample`. "CPU" is the time of a call. "GPU" is the time
-between two events around the call, and includes the LM head. The samplers alternate in rounds.
+The time of a decode step is the time between two calls of `GPUModelRunner.sample`. "CPU" is the time of a call. "GPU"
+is the time between two CUDA events around the call. Both include the LM head. The samplers alternate between runs.
 """
 
 import argparse
@@ -43,8 +44,8 @@ LOGITS_STD = 4.0
 SEED = 1000  # The seed of the first request of the checks.
 Z_LIMIT = 4.5
 GAP_LIMIT, LOGPROB_LIMIT = 2, 1  # in rounding steps
-OUTSIDE_LIMIT = 0.02  # of the tokens of a request with a filter
-WARMUP = 8  # steps without a time
+OUTSIDE_LIMIT = 0.02  # share of the tokens of a kind of request with a filter
+WARMUP = 8  # first steps of each run, which are not timed
 SHIFTED_SEEDS, ALONE = 1 << 20, 16
 
 CASES = {
@@ -61,7 +62,7 @@ OF_VLLM = {"top-k 2000"}  # The plugin leaves these rows to vLLM's sampler.
 
 
 def kinds(tokens: int) -> dict[str, dict]:
-    """Returns the parameters of the kinds of requests."""
+    """Returns the parameters of each kind of request, by its name."""
     likely = {"logit_bias": {5: 12.0, 6: 12.0}, "stop_token_ids": [5, 6]}
     return {
         "plain": {},
@@ -99,7 +100,7 @@ def write_checkpoint(folder: str, layers: int, hidden: int):
 
 
 def generate(llm, sample, given: dict[int, dict], tokens: int, seeds: int = SEED) -> dict[int, list[int]]:
-    """Runs a request for each index, with the function `sample` instead of `GPUModelRunner.sample`.
+    """Runs one request for each index in `given`, with the function `sample` instead of `GPUModelRunner.sample`.
 
     given: the parameters of the request of each index. Returns the tokens of each request.
     """
@@ -119,7 +120,7 @@ def generate(llm, sample, given: dict[int, dict], tokens: int, seeds: int = SEED
 
 
 def moments(scores: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns each row's log-probability of its token, and the mean and variance of the log-probability of a draw."""
+    """Returns the log-probability of each row's token, and the mean and variance of this figure over all draws."""
     logprobs = scores.log_softmax(-1)
     probs, finite = logprobs.exp(), logprobs.clamp(min=-1e30)
     mean = (probs * finite).sum(-1)
@@ -128,14 +129,14 @@ def moments(scores: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def z_score(rows: list[dict], name: str) -> float:
-    """Returns the standardised sum of the log-probabilities `name` of drawn tokens."""
+    """Returns the sum of the log-probabilities `name` minus its expectation, in standard deviations."""
     rows = [row for row in rows if row[name][0] > float("-inf")]
     variance = sum(row[name][2] for row in rows)
     return sum(row[name][0] - row[name][1] for row in rows) / sqrt(variance) if variance > 1e-6 else 0.0
 
 
 def logprob_errors(output, raw: Tensor, counts: Tensor, step: Tensor) -> Tensor:
-    """Returns the largest error of the log-probabilities of each row, in rounding steps. A wrong rank is infinite.
+    """Returns the largest error of the log-probabilities of each row, in rounding steps; infinity if a rank is wrong.
 
     raw: the log-probabilities of vLLM's logits. counts: the number of results of each row, or -1 without results.
     """
@@ -153,7 +154,7 @@ def logprob_errors(output, raw: Tensor, counts: Tensor, step: Tensor) -> Tensor:
 
 
 def only(batch, row: int):
-    """Returns the batch with one of its rows."""
+    """Returns a batch that has only one row of the given batch."""
     columns = "idx_mapping idx_mapping_np expanded_idx_mapping expanded_local_pos seq_lens seq_lens_cpu_upper_bound"
     names = ["req_ids", "logits_indices", *columns.split()]
     first = {name: getattr(batch, name)[:2] for name in ("cu_num_logits", "cu_num_logits_np")}
@@ -161,7 +162,7 @@ def only(batch, row: int):
 
 
 class Comparison:
-    """Draws each step with the plugin and with vLLM's sampler, and keeps figures of all rows."""
+    """Draws each step with the plugin and with vLLM's sampler, and collects figures of all rows."""
 
     def __init__(self, plugin, own, names: list[str]):
         from flash_sampling._vllm_draws import Draws

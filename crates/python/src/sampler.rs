@@ -34,12 +34,13 @@ type RowErrors = Vec<(usize, RowError)>;
 /// backend: for a head on the CPU: "cpu", "cpu:ISA" (an instruction set), "reference" (float64, slow), or "cuda:GPU",
 ///     which copies the weight to that GPU; None: the backend of the head's device.
 /// canonical: draws the same tokens on every instruction set and backend; filters are errors. (CPU)
-/// shadow: makes an 8-bit copy of the weight, half the memory of a bfloat16 weight. Calls without filters and
-///     log-probabilities read the copy, and draw the same tokens. For few rows, they take about half the time on some
-///     processors and GPUs (docs/shadow.md lists them). So do calls of rows whose first filter is min_p or top_k: at most
-///     1024 on the CPU; on a GPU of compute capability 9.0 at most 128, in calls of up to 8 rows. Up to 96 rows on a GPU of
-///     compute capability 9.0, and up to 64 rows on other GPUs, for a weight of bfloat16 or float16: the construction copies
-///     the weight to the host, and takes memory there for the weight and the shadow.
+/// shadow: makes an 8-bit copy of the weight, half the memory of a bfloat16 weight. Calls of few rows read the copy
+///     instead of the weight, and draw the same tokens. On some processors and GPUs, they take about half the time
+///     (docs/shadow.md lists them). Each row has neither filters nor log-probabilities, or its first filter is min_p or
+///     top_k. top_k is at most 1024 on the CPU, and at most 128 on a GPU of compute capability 9.0, in calls of up to 8
+///     rows. Other GPUs read the weight if a row has filters. A GPU needs a weight of bfloat16 or float16, and reads
+///     the copy in calls of up to 96 rows (compute capability 9.0) or 64 rows (other GPUs). On a GPU, the
+///     construction copies the weight to the host, and takes memory there for the weight and the shadow.
 /// group: the ranks that share the vocabulary, for example from `flash_sampling.torch.group`: an object with `rank`,
 ///     `world`, `time_limit` in seconds, and `all_gather(message, time_limit)`, which returns the messages of all
 ///     ranks. The head is this rank's shard. All ranks construct the sampler, and call it with the same rows. Every
@@ -195,14 +196,15 @@ impl Sampler {
         if errors.is_empty() { Ok(tokens) } else { Err(of_rows(py, &errors, tokens)) }
     }
 
-    /// Draws one token for each row on a GPU, without waiting. All arguments are tensors on the sampler's GPU.
+    /// Draws one token for each row on a GPU, without waiting. All arguments are tensors on the sampler's GPU, except
+    /// logprobs_mode and complete.
     ///
     /// input: hidden states [rows, hidden], or logits [rows, vocab], in bfloat16, float16 or float32.
     /// out: [rows] int64, which holds the tokens when the work on the current stream has run; -1 for a row that failed.
-    /// index: [rows] int32; row r has element or list index[r] of each parameter below except position and mask. Then
-    ///     "[rows]" and "[rows + 1]" mean tensors of any length. The call does not check that the index is within them.
-    ///     None: row r has element or list r.
-    /// seed: [rows] int64; a seed from 2^63 on as the int64 with the same bits.
+    /// index: [rows] int32; row r uses element or list index[r] of each parameter below except position and mask. These
+    ///     parameters then have any length, instead of rows or rows + 1. The call does not check that the numbers in
+    ///     index are within this length. None: row r uses element or list r.
+    /// seed: [rows] int64. A seed of 2^63 or more is given as the int64 with the same bits.
     /// position: [rows] int64 or int32.
     /// temperature, top_p, min_p: [rows] float32. top_k: [rows] int32, off or at most 1024.
     /// mask: [rows, ceil(vocab / 32)] int32.
@@ -221,15 +223,15 @@ impl Sampler {
     ///     the rank.
     /// logprobs, ranks: [rows] float32 and int32, which receive the log-probability and the rank of each drawn token;
     ///     -inf and 0 for a row that failed.
-    /// log_z: [rows] float64, which receives the logarithm of the sum of e^logit.
+    /// log_z: [rows] float64, which receives the logarithm of the sum of e^logit over the tokens of a row.
     /// top_tokens, top_logprobs: [rows, n] int32 and float32, n at most 128, which receive the most probable tokens and
     ///     their log-probabilities; -1 and -inf if a row has fewer tokens.
     /// logprob_token_ids, token_logprobs: [rows, n] int64 and float32. The call reads tokens from the first, and writes
     ///     their log-probabilities to the second; -inf for a token outside of the vocabulary or with probability 0.
     /// logprobs_mode: "processed_logprobs": log-probabilities in the distribution of the draws; "raw_logprobs":
     ///     log-probabilities from the model's own logits.
-    /// complete: True writes tokens of the vocabulary alone: out has 0 for a row that failed, and top_tokens have the
-    ///     lowest other tokens instead of -1. n must be at most the size of the vocabulary.
+    /// complete: True writes token ids of the vocabulary instead of -1: 0 to out for a row that failed, and to
+    ///     top_tokens the lowest ids that the row does not have yet. n must be at most the size of the vocabulary.
     /// kept_begin, kept_tokens: [rows + 1] int64 and [capacity] int32, which receive the tokens that the filters keep:
     ///     row r has kept_tokens[kept_begin[r]:kept_begin[r + 1]], ascending. A row without filters has none. Tokens
     ///     beyond the capacity are dropped, so the lists are complete if kept_begin[rows] <= capacity.

@@ -25,8 +25,9 @@ pub(crate) static TENSOR: KernelSource = KernelSource {
     },
 };
 
-/// The maximum number of rows of a launch that reads a shadow. With 64 rows, it takes 0.86 of the time on an H200. For more
-/// rows, products take as long as without a shadow: a row has two rows of digits, and 8-bit integers take half the time.
+/// The maximum number of rows of a launch that reads a shadow. With 64 rows, a draw takes 0.86 of the time without a
+/// shadow, on an H200. With more rows, the products limit the time, and a shadow makes them no faster: 8-bit products
+/// take half the time, but a row has two rows of digits.
 pub(crate) const MAX_SHADOW_ROWS: usize = 64;
 
 /// Without tensor cores, for float32, for pairs of different types, and for quantised weights.
@@ -43,14 +44,14 @@ fn all<const N: usize>(products: [Products; N]) -> Vec<Instance> {
     products.into_iter().flat_map(of_products).flatten().map(Portable::instance).collect()
 }
 
-/// The way that an instance multiplies. The head and the type of the hidden states alone decide it.
+/// The products of an instance. Without a shadow, they depend only on the head and on the type of the hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Products {
     /// On tensor cores, with both factors of this type: bf16 or f16.
     Tensor(DType),
     /// On tensor cores, with a weight in fp8 and hidden states in bf16. The scale of a weight row multiplies its sums.
     TensorFp8,
-    /// On tensor cores, with the codes of a shadow and the digits of hidden states: upper bounds instead of products.
+    /// On tensor cores, with the codes of a shadow and the digits of hidden states. Gives upper bounds of dot products.
     Shadow,
     /// Without tensor cores, in float32.
     Plain,
@@ -196,7 +197,7 @@ impl Portable {
         Ok(LoadedPortable { portable: self, kernels, shared_bytes, threads, blocks })
     }
 
-    /// The kernels for aligned and for unaligned factors. Without tensor cores, they are the same kernel.
+    /// Returns the kernels for aligned and for unaligned factors. Without tensor cores, both are the same kernel.
     fn both<E>(
         self,
         module: &Arc<CudaModule>,
@@ -245,7 +246,7 @@ pub(crate) struct LoadedPortable {
 }
 
 impl LoadedPortable {
-    /// The loaded kernel of an instance; loads it if needed.
+    /// Returns the loaded kernel of an instance. Loads the kernel at its first use.
     pub(crate) fn of<'k>(
         loaded: &'k mut Vec<Arc<LoadedPortable>>,
         instance: Portable,
@@ -279,7 +280,7 @@ impl LoadedPortable {
         output: PortableOutput,
         blocks: u32,
     ) -> Result<(), CudaError> {
-        // A weight in fp8 is not copied asynchronously.
+        // No asynchronous copy reads a weight in fp8, so only the hidden states must be aligned.
         let is_fp8 = self.portable.products == Products::TensorFp8;
         let is_aligned = (is_fp8 || matrices.weight_unit == 16) && matrices.hidden_unit == 16;
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };

@@ -20,7 +20,7 @@ const MAX_TOKENS: usize = 1 << 26;
 pub struct DeviceHead {
     /// `[tokens, hidden]`: the rows that can be drawn, without padding.
     pub weight: DeviceMatrix,
-    /// The scales of a weight of 8-bit elements; without scales, the factor is 1. Other types have none.
+    /// The scales of a weight of 8-bit elements; `None`: all scales are 1. Weights of other types have no scales.
     pub scales: Option<DeviceScales>,
     /// Token id of the weight's first row; no id exceeds 2^32 - 2.
     pub first_token: u32,
@@ -30,9 +30,10 @@ pub struct DeviceHead {
     pub soft_cap: Option<f32>,
     /// The factor of the logits; finite and positive.
     pub scale: f32,
-    /// A shadow of the weight. With it, draws of up to 64 rows, on Hopper of up to 96, read the shadow instead of the
-    /// weight, and are the same draws. Rows have no filters, or on Hopper begin with a min-p or a small top-k. Other
-    /// calls, heads with a soft-cap, and weights of other types than bf16 and f16 ignore it.
+    /// A shadow of the weight. Calls of up to 64 rows, or 96 on Hopper, read the shadow instead of the weight, and have
+    /// the same draws. Their rows have no filters; on Hopper, the first filter may be a min-p or a small top-k. All
+    /// other calls read the weight. Heads with a soft-cap, and weights of types other than bf16 and f16, ignore the
+    /// shadow.
     pub shadow: Option<DeviceShadow>,
 }
 
@@ -72,7 +73,7 @@ pub struct ShadowMemory {
 }
 
 impl DeviceShadow {
-    /// Copies a shadow to device memory. It is valid once `stream` has run the copies, and as long as the memory.
+    /// Copies a shadow to device memory. It is valid after `stream` has run the copies, until the memory is dropped.
     ///
     /// # Errors
     /// [`CudaError::Driver`].
@@ -157,7 +158,7 @@ impl DeviceHead {
         Err(CudaError::Layout { what: "scales", reason })
     }
 
-    /// Checks that hidden states fit the planned head and batch. Returns whether there are any.
+    /// Checks that hidden states fit the planned head and batch. Returns whether there are any hidden states.
     pub(crate) fn check_hidden(&self, hidden: &DeviceMatrix, max_rows: usize) -> Result<bool, CudaError> {
         hidden.check("hidden states")?;
         if hidden.cols != self.weight.cols {
@@ -167,12 +168,12 @@ impl DeviceHead {
         Ok(hidden.rows > 0)
     }
 
-    /// The shadow, if it gives the draws of this head.
+    /// The shadow, if draws of this head can read it.
     pub(crate) fn usable_shadow(&self) -> Option<DeviceShadow> {
         self.shadow.filter(|_| self.check_shadow().is_ok())
     }
 
-    /// Checks that draws of this head can read its shadow, or a future shadow if it has none.
+    /// Checks that draws of this head can read its shadow; without a shadow, that they could read one.
     ///
     /// # Errors
     /// [`CudaError::Layout`] with the reason.
@@ -188,7 +189,7 @@ impl DeviceHead {
         Err(CudaError::Layout { what: "shadow", reason })
     }
 
-    /// Checks that draws of this head on a device can read its shadow, or a future shadow if it has none.
+    /// Checks that draws of this head on a device can read its shadow; without a shadow, that they could read one.
     ///
     /// # Errors
     /// [`CudaError::Layout`] with the reason.
@@ -199,8 +200,8 @@ impl DeviceHead {
         }
     }
 
-    /// Whether the Hopper kernel supports the weight: 16 bytes divide address and stride, and its type is bf16, f16, or
-    /// fp8 with one scale for each row.
+    /// Whether the Hopper kernel supports the weight: its address and stride are multiples of 16 bytes, and its type is
+    /// bf16, f16, or fp8 with one scale for each row.
     pub(crate) fn suits_hopper(&self) -> bool {
         self.weight.is_aligned()
             || self.weight.dtype == DType::F8_E4M3 && self.weight.unit() == 16 && self.has_row_scales()

@@ -37,7 +37,7 @@ fn instance(dtype: DType) -> Instance {
     Instance::new(&[("OPERAND", &abi::element_name(dtype))])
 }
 
-/// The maximum number of rows of a launch on Hopper. The full kernel is as fast from here on.
+/// The maximum number of rows of a launch on Hopper. With more rows, the full kernel is as fast.
 pub(crate) const MAX_ROWS: usize = 96;
 
 /// Threads of a block of `hidden_digits`; each block handles a row.
@@ -56,7 +56,7 @@ pub(crate) struct ShadowKernels {
     max_rows: usize,
 }
 
-/// The kernels that list candidates.
+/// The kernels that list candidates: on Hopper, or the portable kernel.
 #[derive(Debug)]
 enum CandidateKernels {
     Hopper(Box<HopperKernels>),
@@ -80,12 +80,12 @@ struct ListKernels {
     exact: ConfiguredKernel<(Call, ShadowCall, FilterListCall)>,
 }
 
-/// The largest top-k of rows whose draw reads the shadow, and the maximum number of rows of calls with such rows. Each
-/// token of a top-k takes about five logits from the weight. At 32 rows, this takes longer than lists from the weight.
+/// The largest top-k of rows whose draw reads the shadow; [`MAX_TOP_K_ROWS`] limits the rows of such calls. Each token
+/// of a top-k takes about five logits from the weight. At 32 rows, this takes longer than lists from the weight.
 pub(crate) const LARGEST_TOP_K: u32 = 128;
 pub(crate) const MAX_TOP_K_ROWS: usize = 8;
 
-/// Byte offsets of the parts of the scratch, whose first part are the words.
+/// Byte offsets of the parts of the scratch. Its first part, at offset 0, holds the [`ShadowWords`].
 #[derive(Clone, Copy, Debug)]
 struct Places {
     digits: usize,
@@ -127,8 +127,8 @@ fn digit_rows(max_rows: usize) -> usize {
 }
 
 impl ShadowKernels {
-    /// Loads the kernels for up to `max_rows` rows, and allocates their memory. `None`: the shadow cannot give the
-    /// draws of this head.
+    /// Loads the kernels for up to `max_rows` rows, and allocates their memory. Returns `None` if draws of this head
+    /// cannot read the shadow.
     pub(crate) fn new(
         head: &DeviceHead,
         max_rows: usize,
@@ -165,7 +165,7 @@ impl ShadowKernels {
         }))
     }
 
-    /// Rows of the largest launch.
+    /// The maximum number of rows of a launch.
     pub(crate) fn max_rows(&self) -> usize {
         self.max_rows
     }
@@ -179,7 +179,7 @@ impl ShadowKernels {
         self.scratch.mark_idle();
     }
 
-    /// The device address of the number of rows, of all launches, that the shadow did not decide.
+    /// The device address of a counter: the rows of all launches that the shadow did not decide.
     pub(crate) fn undecided(&mut self) -> DeviceAddress<u32> {
         self.scratch.begin_use::<u8>().add(offset_of!(ShadowWords, undecided)).cast()
     }
@@ -230,7 +230,7 @@ impl ShadowKernels {
 
     /// Draws for rows without filters, and writes the lists of rows with listed filters, by the Hopper kernel. Rows
     /// that the shadow does not decide are [`UNDECIDED`](crate::abi::status::UNDECIDED). The launches end at once if
-    /// `call.skip_if` says so, whose word is not written by the launch before.
+    /// `call.skip_if` requires it. The launch before them must not write the word of `call.skip_if`.
     pub(crate) fn launch_lists(
         &mut self,
         queue: Queue<'_>,

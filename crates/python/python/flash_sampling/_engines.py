@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import torch
 
-# The number of steps whose statuses are copied at once.
+# The number of steps whose statuses one copy moves to the CPU.
 _STEPS = 32
 # The largest top_k of `Sampler.enqueue`.
 TOP_K_MAX = 1024
@@ -43,13 +43,13 @@ def check_signatures(known: dict[str, str]) -> None:
 
 
 def check_names(kind: str, names: Collection[str]) -> None:
-    """Raises `Unsupported` if a class of an engine has unknown or missing attributes, which are `names`."""
+    """Raises `Unsupported` if a class of an engine has unknown or missing attributes. `names` lists them."""
     if names:
         raise Unsupported(f"{kind} has unknown or missing attributes: {', '.join(sorted(names))}")
 
 
 class FailedRows:
-    """Warnings about rows without a token. A later step logs the warning, so that no step waits for the GPU.
+    """Warnings about rows without a token. A later step logs them, so that no step waits for the GPU.
 
     One copy moves the statuses of several steps to the CPU.
     """

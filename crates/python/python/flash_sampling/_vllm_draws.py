@@ -16,9 +16,9 @@ from ._vllm_rows import Rows, bitmaps, slot_lists
 
 # vLLM shows the messages of loggers whose names begin with "vllm.".
 LOG = logging.getLogger("vllm.flash_sampling")
-# The methods of heads without quantization.
+# vLLM's quantization methods for heads without quantization.
 _PLAIN = ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
-# The maximum number of tokens with a penalty in a row. They take 84 MB of GPU memory for 256 rows.
+# The maximum number of tokens with a penalty in a row. Their lists take 84 MB of GPU memory for 256 rows.
 _MAX_PENALISED = 16384
 
 
@@ -41,7 +41,7 @@ class Draws:
         max_adjusted += bad_words.bad_word_offsets.gpu.shape[1] - 1 + self.max_penalised
         self.sampler = Sampler(head, runner.max_num_reqs, max_adjusted=max_adjusted)
         self.failed_rows = FailedRows(LOG)
-        # The numbers of sampled and of rejected tokens of rows without prompts.
+        # The numbers of sampled (1) and of rejected (0) tokens of rows without prompts.
         self.ones = torch.ones(runner.max_num_reqs, dtype=torch.int32, device=hidden.device)
         self.zeros = torch.zeros_like(self.ones)
         self.mode = runner.sampler.logprobs_mode
@@ -49,7 +49,7 @@ class Draws:
         self._load_kernels(example, all_tokens)
 
     def _load_kernels(self, example: Tensor, all_tokens: Tensor) -> None:
-        """Makes a call with each kind of parameters and results, so that no later call loads kernels."""
+        """Calls the sampler with each kind of parameters and results, so that no later call must load a kernel."""
         ones = {name: torch.ones(1, device=example.device) for name in ("temperature", "top_p", "min_p")}
         zero = torch.zeros(1, dtype=torch.int64, device=example.device)
         filters = {"top_k": zero.int(), **ones}
@@ -65,12 +65,12 @@ class Draws:
             logprobs_tensors(zero, results)
 
     def _describe(self):
-        """Returns the properties of the head that the sampler depends on."""
+        """Returns the properties of the head on which the sampler depends."""
         weight, processor = self.head.weight, self.processor
         return weight.data_ptr(), weight.shape, weight.dtype, processor.soft_cap, processor.scale
 
     def is_current(self, runner: Any) -> bool:
-        """Whether the head has not changed. A reload of the weights may move the head in memory."""
+        """Whether the runner still has the sampler's head. A reload of the weights may move the head in memory."""
         return runner.model is self.model and self.description == self._describe()
 
     def draw(self, hidden: Tensor, batch: Any, rows: Rows) -> tuple[Tensor, Any]:
@@ -127,7 +127,7 @@ def _head(model, example):
     for reason, holds in reasons.items():
         if holds:
             raise Unsupported(reason)
-    # The model's code may change hidden states or logits, so its logits are compared with those of the head.
+    # The model's own code may change hidden states or logits, so this compares its logits with logits from the head.
     ours = torch.nn.functional.linear(example, head.weight[: processor.org_vocab_size]).float()
     if processor.soft_cap is not None:
         ours = processor.soft_cap * torch.tanh(ours / processor.soft_cap)

@@ -1,7 +1,7 @@
 """The requests in the slots of a vLLM batch: the rows that this package draws, and the rows that vLLM draws.
 
-Most of this depends on the requests alone. It is computed again if the batch has other slots than the last batch, or if
-vLLM has added a request since the last batch.
+Most results depend on the requests alone, so steps with the same requests share them. They are computed again if a
+batch has other slots than the last batch, or if vLLM has added a request since the last batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAST: "weakref.WeakKeyDictionary[Any, Requests]" = weakref.WeakKeyDictionary()
 
 
 def forgetting(add_request: Callable[..., None]) -> Callable[..., None]:
-    """Returns vLLM's method `Sampler.add_request`, changed so that it also forgets the requests of the last batch."""
+    """Returns vLLM's method `Sampler.add_request`, changed to also discard the `Requests` of the last batch."""
 
     @functools.wraps(add_request)
     def changed(self: Any, req_idx: int, sampling_params: Any) -> None:
@@ -46,7 +46,7 @@ def rows_of(draws: Any, engine: Any, batch: Any, grammar_output: Any) -> Rows | 
 
 
 class Requests:
-    """The requests in some slots."""
+    """The requests in the slots of a batch, with the results that steps share."""
 
     def __init__(self, draws: Any, engine: Any, slots: numpy.ndarray) -> None:
         self.draws, self.slots = draws, slots.tobytes()
@@ -59,7 +59,7 @@ class Requests:
             | (bias.restore_when_all_masked.np[slots] != 0)
             | ((top_k > TOP_K_MAX) & (top_k < draws.vocab_size))
         )
-        # The maximum length of each sequence, or None if no sequence can be too long.
+        # The maximum length of each sequence that this package supports, or None if no sequence can be longer.
         self.max_lens = None
         is_penalised = penalties.use_penalty[slots]
         if is_penalised.any():
@@ -73,15 +73,15 @@ class Requests:
         if engine.thinking_budget_state.enabled:
             unsupported |= engine.thinking_budget_state.use_thinking_budget[slots]
         self.is_supported = ~unsupported
-        # The rows of the last step, and which rows they are.
+        # The rows that this package drew in the last step, and whether each row of the batch is one of them.
         self.rows: Rows | None = None
         self.is_of_rows: numpy.ndarray | None = None
 
     def rows_of(self, engine: Any, batch: Any, grammar_output: Any) -> Rows | None:
-        """Returns the rows of a batch of these requests, as the function `rows_of` does."""
+        """Returns the rows of a batch of these requests that this package draws, or None if vLLM draws all rows."""
         is_supported = self.is_supported
         if self.max_lens is not None:
-            # The lengths are exact without speculative decoding.
+            # Without speculative decoding, these upper bounds are the exact lengths.
             lens = batch.seq_lens_cpu_upper_bound.numpy()[: len(is_supported)]
             is_supported = is_supported & (lens <= self.max_lens)
         if grammar_output is not None:

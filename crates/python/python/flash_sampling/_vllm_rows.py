@@ -1,8 +1,8 @@
 """The parameters of rows of a vLLM batch, as arguments of `Sampler.enqueue`.
 
-The sampler reads vLLM's own tensors, which have an element or a list for each slot of vLLM's sampler. vLLM's kernels
-read the same tensors in the same step. vLLM writes to tensors on the GPU in the same stream. Tensors in pinned host
-memory have a copy for each step that is not complete.
+The sampler reads vLLM's own tensors, without a copy. They have an element or a list for each slot of vLLM's sampler.
+vLLM's kernels read the same tensors in the same step. vLLM writes to tensors in GPU memory on the same stream, so no
+write overtakes a read. For tensors in pinned host memory, vLLM has one copy for each step that is not complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Rows:
     """The rows of a batch that this package draws, while their slots have the same requests.
 
     at: the indices of the rows in the batch, on the GPU; None: all rows. names: the names of the requests.
-    counts: the numbers of sampled and of rejected tokens of a batch without prompts. vLLM only reads them.
+    counts: the numbers of sampled and of rejected tokens of each row, for a batch without prompts. All steps share
+    them, because vLLM only reads them.
     results: the tensors of `Sampler.enqueue` for log-probabilities. Each step writes to them.
     """
 
@@ -39,7 +40,7 @@ class Rows:
             self.slots, self.slots_np = self.slots[self.at], self.slots_np[rows]
         self.counts = draws.ones[: len(rows)], draws.zeros[: len(rows)]
         self.history = engine.req_states
-        # vLLM uses other memory for these tensors in each step.
+        # vLLM's holders of the tensors. In each step, vLLM uses other memory, so `arguments` gets the tensors anew.
         self.columns = {"temperature": engine.sampling_states.temperature, "seed": engine.sampling_states.seeds}
         self.lists = {"index": self.slots.int()}
         biases, penalties, bad_words = engine.logits_processors
@@ -60,7 +61,8 @@ class Rows:
         """Returns the arguments of `Sampler.enqueue` for a step, except the results."""
         arguments = {name: column.gpu for name, column in self.columns.items()} | self.lists
         if "output_tokens" in arguments:
-            # Before the last part of a prompt, vLLM has all tokens of the prompt, and discards the draw.
+            # In a step before the last part of a prompt, `total_len` counts the whole prompt. vLLM discards the token
+            # of such a step.
             arguments["output_end"] = self.history_begin + self.history.total_len.gpu
         if self.words > 0:
             arguments["banned_tokens"] = last_tokens(self.bad_words, self.slots, self.words).view(-1)
@@ -90,7 +92,7 @@ class Rows:
         self._add_history()
 
     def _add_stop_tokens(self, state: Any) -> None:
-        """Adds the stop tokens, which outputs that are too short must not have."""
+        """Adds the stop tokens, which are banned while the output has fewer than `min_tokens` tokens."""
         if self._any(state.num_stop_token_ids, 0):
             self.lists |= slot_lists("stop", state.stop_token_ids.gpu, state.num_stop_token_ids.gpu)
             self.lists["min_tokens"] = state.min_lens.gpu - self.history.prompt_len.gpu
@@ -104,7 +106,7 @@ class Rows:
             self.lists |= lists | {"output_begin": lists["prompt_end"], "output_tokens": lists["prompt_tokens"]}
 
     def _add_bad_words(self, state: Any) -> None:
-        """Adds the lists of the last tokens of bad words. Each step computes the tokens of the lists."""
+        """Adds the begins and ends of the lists of banned tokens. Each step computes the tokens, by `last_tokens`."""
         self.bad_words, self.words = state, int(state.num_bad_words.np[self.slots_np].max())
         if self.words > 0:
             begin = torch.zeros(len(state.num_bad_words.np), dtype=torch.int64, device=self.slots.device)
@@ -132,7 +134,7 @@ def bitmaps(tokens: Tensor, counts: Tensor, vocab_size: int) -> Tensor:
     A row without tokens allows every token. tokens: [rows, n] int32, which may have duplicates. counts: [rows].
     """
     words = -(-vocab_size // 32)
-    # Places without a token, and tokens outside of the vocabulary, set a bit in one more word, which is not returned.
+    # Places without a token, and tokens outside of the vocabulary, set a bit in an extra word, which is not returned.
     place = torch.arange(tokens.shape[1], device=tokens.device)
     tokens = torch.where(place < counts[:, None], tokens, 32 * words).clamp(max=32 * words).sort(1).values
     is_first = torch.ones_like(tokens, dtype=torch.bool)
@@ -143,7 +145,7 @@ def bitmaps(tokens: Tensor, counts: Tensor, vocab_size: int) -> Tensor:
 
 
 def last_tokens(state: Any, slots: Tensor, words: int) -> Tensor:
-    """Returns the last token of each bad word whose other tokens are the end of the output: [rows, words] int32.
+    """Returns the last token of each bad word whose other tokens are at the end of the output: [rows, words] int32.
 
     The element of any other bad word is -1. words: the largest number of bad words in these slots.
     """

@@ -42,8 +42,8 @@ _BATCH = (
     "req_ids num_reqs idx_mapping idx_mapping_np expanded_idx_mapping num_tokens num_draft_tokens seq_lens "
     "seq_lens_cpu_upper_bound has_prefill logits_indices cu_num_logits"
 ).split()
-# All attributes of Sampler, SamplingStates and the logits processors. An unknown attribute may hold a parameter of
-# requests.
+# All attributes of Sampler, and further below of SamplingStates and of the logits processors. If there is another
+# attribute, vLLM's own sampler draws, because this attribute may hold a parameter of requests.
 _SAMPLER = (
     "logprobs_mode compute_nans use_fp64_gumbel req_states sampling_states penalties_state logits_processors "
     "logprob_token_ids_state thinking_budget_state trace_replay_state needs_logits_processing num_speculative_tokens "
@@ -118,7 +118,7 @@ def _patched(original):
 def _draws(runner, hidden, batch):
     """Returns the Draws of a model runner, or None if vLLM's own sampler draws.
 
-    The first step of the runner constructs the Draws. A step after a change of the head constructs new ones.
+    The first step of the runner constructs the Draws. The first step after a change of the head constructs new Draws.
     """
     draws = _DRAWS.get(runner)
     if runner in _DRAWS and (draws is None or draws.is_current(runner)):
@@ -129,7 +129,7 @@ def _draws(runner, hidden, batch):
         rows_of(draws, runner.sampler, batch, None)  # fails if an attribute is missing
         text = "flash_sampling draws the tokens of %s, with up to %d tokens with a penalty"
         LOG.info(text, type(runner.model).__name__, draws.max_penalised)
-    except Exception as error:  # After any error, vLLM's own sampler draws.
+    except Exception as error:  # After any error, vLLM's own sampler draws the tokens of this runner.
         draws = None
         LOG.warning("vLLM draws its own tokens: %s", error)
     _DRAWS[runner] = draws

@@ -65,7 +65,7 @@ struct DrawEpilogue {
         if constexpr (CANDIDATES) {
             // A lower bound of another block also limits the candidates of this block.
             if (best) shared.winners.best[column].winner = from_ordered_bits(best);
-            // A row that the shadow does not decide lists no more tokens.
+            // A row that the shadow cannot decide lists no more tokens.
             if (__ldcg(&arguments.counts[column]) > Candidates::ROOM) line = ThresholdLine::flat(bits_to_f32(0x7f7fffffu));
         }
         shared.lines[column] = line;
@@ -84,7 +84,7 @@ struct DrawEpilogue {
         __syncthreads();
         const u32 first = call.first_token + tile.first;
         each_granule(call, tile, thread, [&](u32 c, u32 place, u32 word) {
-            // A token before the tile wraps to a large number.
+            // The index of a token before the tile wraps to a large number.
             const u32 token = (first / Granule::TOKENS + place) * Granule::TOKENS + word % Granule::TOKENS, t = token - first;
             if (t >= tile.tokens) return;
             const Row& row = call.rows[tile.column + c];
@@ -110,7 +110,7 @@ struct DrawEpilogue {
 
     __device__ __forceinline__ void tile(const DotTile& tile) {
         const u32 thread = thread_index(), warp = thread / 32, lane = thread % 32;
-        // Once for all parts of a tile, so the latency of one read occurs once.
+        // Refreshes all rows in the first part of a tile, so that the tile waits for this read only once.
         if (tile.column == 0) {
             for (u32 column = thread; column < call.row_count; column += EPILOGUE_THREADS)
                 refresh_limits(column, call.first_token + tile.first);
@@ -140,11 +140,11 @@ struct DrawEpilogue {
         const u32 shift = first & 3;
 #pragma unroll 1
         for (u32 begin = 0; begin < shift + tile.tokens; begin += TILE_TOKENS) {
-            const u32 t = begin + 4 * lane - shift;  // wraps before the tile
+            const u32 t = begin + 4 * lane - shift;  // wraps for tokens before the tile
             float d[4];
             read_quad(tile, c, t, shift == 0, d);
             const float limit = shared.limits[c][granule_of_tile(first, first + t)];
-            // A token beyond the tile has -inf. It passes only a limit of NaN, and then its score wins nothing.
+            // A token beyond the tile has -inf. It passes only a limit of NaN, and then its score cannot win.
             u32 left = 0;
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) left |= d[j] <= limit ? 0 : 1u << j;
@@ -162,13 +162,14 @@ struct DrawEpilogue {
         }
     }
 
-    // Returns a lower bound of the dot product of token `at` of the weight, with the head's bias, from the upper bound.
+    // Returns a lower bound of the dot product of row `at` of the weight, with the head's bias, from the upper bound `upper`.
     __device__ __forceinline__ float least_dot(u32 column, u32 at, float upper) const {
         return lower_dot(call, arguments, arguments.bounds[column], at, upper, LOWER_DISTANCE);
     }
 
-    // Returns the score of a token; none if its logit is -inf, or invalid, which the row records. `dot` includes the head's bias.
-    // With CANDIDATES, returns a lower bound of the score, and sets `most` to an upper bound.
+    // Returns the score of a token; none if its logit is -inf or invalid. An invalid logit is recorded for the row. `dot` includes
+    // the head's bias. With CANDIDATES, `dot` is an upper bound. Then returns a lower bound of the score, and sets `most` to an upper
+    // bound of the score.
     __device__ __forceinline__ Candidate score(u32 column, u32 token, float dot, Winner& most) const {
         const Row& row = call.rows[column];
         const Noise noise{row.seed, row.position};
@@ -177,7 +178,7 @@ struct DrawEpilogue {
         float logit;
         if constexpr (CANDIDATES) {
             logit = row.apply(raw, token);
-            // Leaves the row to the full kernel, which finds the row's error if it has one.
+            // Leaves the row to the full kernel, which reports an error if the row has an invalid logit.
             if (!(raw < f32_infinity() && logit < f32_infinity())) atomicMax(&arguments.counts[column], Candidates::OPEN);
             if (!is_finite(logit)) return Candidate::none();
             most = Winner::of(add_rn(logit, gumbel), token);

@@ -1,5 +1,5 @@
-// The products of a weight in F8_E4M3, which becomes bf16 in registers. Every e4m3 is a bf16, so the sums have the bits of the same
-// weight in bf16. The scale of a weight row multiplies the row's sums.
+// The products of a weight in F8_E4M3, which threads convert to bf16 in registers. bf16 holds every e4m3 value exactly, so the sums
+// have the bits of the same weight in bf16. The scale of a weight row then multiplies the row's sums.
 #pragma once
 
 #include "../quantised.cuh"
@@ -17,12 +17,12 @@ __device__ __forceinline__ void load_fp8(u32 (&a)[4], const u8* row) {
     a[3] = two(1024 + 8);
 }
 
-// As multiply(). The elements of the next products are decoded while the tensor cores multiply.
+// Multiplies as multiply() does. While the tensor cores multiply, threads decode the elements of the next products.
 template <class T>
 __device__ __forceinline__ void multiply_fp8(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring, u32 steps,
                                              const Consumer<T>& self, const WeightScales& scales) {
     static_assert(!T::SKIPS, "every warp releases every stage");
-    constexpr u32 AT_ONCE = 4;  // products of a group, which covers the 64 hidden elements of a part
+    constexpr u32 AT_ONCE = 4;  // products in a group; a group covers a part of 64 hidden elements
     const u32 base = ptx::uniform(ptx::shared_address(stages));
     const u32 hidden = ptx::operand_address(base + T::WEIGHT_BYTES);
     const u32 empty = ptx::cluster_address(&self.shared.empty[0], self.lane % T::CLUSTER);
@@ -41,7 +41,7 @@ __device__ __forceinline__ void multiply_fp8(float (&d)[T::ACCUMULATORS], const 
         const u64 b = ptx::operand_descriptor(hidden + stage * T::STAGE_BYTES);
 #pragma unroll
         for (u32 part = 0; part < T::SLABS * 2; ++part) {
-            // At most one group of products is pending now. It reads the other half of `a`.
+            // Now at most one group of products is pending, and that group reads the other half of `a`.
             ptx::wgmma_wait<1>();
             if (T::AHEAD && part == 1 && step > 0) release(ring.before());
 #pragma unroll

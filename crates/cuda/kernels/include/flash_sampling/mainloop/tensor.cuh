@@ -9,7 +9,7 @@
 //
 // The deviations, and why each keeps the result:
 //
-// 1. Slabs of DEPTH elements of both factors pass through a ring of STAGES. Loads are STAGES - 1 slabs ahead, also across tiles,
+// 1. Slabs of DEPTH elements of both factors pass through a ring of STAGES. Loads are STAGES - 1 slabs ahead, even across tiles,
 //    so that memory is busy while an epilogue runs.
 // 2. Each product is one accumulator over hidden, 16 elements at a time in ascending order, whatever the number of rows. On
 //    Hopper, wgmma was measured to sum in the same way, so the bits equal the Hopper kernel's. Other GPUs may differ.
@@ -18,7 +18,7 @@
 //    that every warp has a share of each part.
 // 5. An F8_E4M3 weight becomes bf16 in shared memory, which is exact. The scale of a weight row multiplies the row's sums.
 // 6. A pair of 8-bit elements is loaded as one 16-bit element. A row of the batch is two rows of digits, whose sums are exact
-//    integers. They become an upper bound of the dot product: the epilogue gets bounds in place of dot products.
+//    integers. The two sums give an upper bound of the dot product, and the epilogue gets this bound instead of a dot product.
 #pragma once
 
 #include "dot_tile.cuh"
@@ -88,7 +88,7 @@ struct TensorMainloop {
 
     static constexpr int STEPS = DEPTH / 16;
 
-    // The operands of a step of 16 elements. With WIDE == 1, a B holds two steps.
+    // The operands of a step of 16 elements. With WIDE == 1, `b` holds the operands of two steps.
     struct Fragments {
         u32 a[HIGH][4];
         u32 b[WIDE == 1 ? 1 : WIDE / 2][4];
@@ -98,7 +98,7 @@ struct TensorMainloop {
     struct Place {
         u32 down, across, lane;
 
-        // Returns the octet of loaded rows of fragment j. The digits of an octet of the batch are two octets side by side.
+        // Returns the octet of loaded rows of fragment j. An octet of rows of the batch has two adjacent octets of digits.
         __device__ __forceinline__ u32 octet(u32 j) const { return (j / DIGITS * ACROSS + across) * DIGITS + j % DIGITS; }
 
         __device__ __forceinline__ void load(Fragments& f, u32 slab, u32 k) const {
@@ -281,7 +281,7 @@ struct TensorMainloop {
         Fragments f[2];
         const auto await = [&] {
             ptx::copy_async_wait<STAGES - 2>();
-            // All threads see the slab, and have read the previous slab, which the next load overwrites.
+            // After the barrier, all threads see the slab, and have read the previous slab, which the next load overwrites.
             __syncthreads();
         };
         await();
@@ -318,7 +318,7 @@ struct TensorMainloop {
             } else {
                 hand_over(d, dots, epilogue, call.row_count, first, tokens, place);
             }
-            // Loads the fragments again, so that the epilogue can use the registers.
+            // Loads the fragments again, so that the epilogue can use their registers.
             place.load(f[0], slab, 0);
         }
         ptx::copy_async_wait<0>();

@@ -1,9 +1,9 @@
-// The winner among the listed candidates of each row. Several blocks share a row's candidates, and the last of them writes the
-// draw.
+// The winner among the listed candidates of each row. Several blocks share a row's candidates, and the last block to finish writes
+// the draw.
 //
-// With LISTS, a row with filters has a list of upper bounds and estimates instead. Its blocks select a cutoff, compute the logits of
-// the tokens whose upper bounds reach the cutoff, and list the logits that reach it. So every token at or above the cutoff is
-// listed, and filter_list.cu decides whether all kept tokens are at or above it. The winner is the token with the largest logit.
+// With LISTS, a row with filters has a list of upper bounds and estimates of logits instead. Its blocks select a cutoff, and
+// compute the logits of the tokens whose upper bounds reach the cutoff. They list the logits that reach the cutoff. So every token
+// at or above the cutoff is listed, and filter_list.cu decides whether all kept tokens are. The winner has the largest logit.
 #pragma once
 
 #include "../perturb.cuh"
@@ -17,14 +17,14 @@
 
 namespace flash_sampling {
 
-// Dots: ExactDots of the full kernel.
+// Dots: computes dot products with the bits of the full kernel (an ExactDots).
 template <class Dots, bool LISTS>
 struct ExactWinners {
     static constexpr u32 THREADS = Dots::THREADS;
     static constexpr u32 MAX_PARTS = 32;
-    static constexpr u32 TOKENS = 4096;      // of a part
+    static constexpr u32 TOKENS = 4096;     // the maximum in a part
     static constexpr u64 TOO_MANY = ~0ull;  // the key of a part with more tokens
-    // Without an earlier cutoff, a cutoff is at most this distance below the largest estimate.
+    // Without a cutoff from min-p or the Hopper kernel, a cutoff is at most this distance below the largest estimate.
     static constexpr float WIDEST = 32.0f;
 
     struct Shared {
@@ -53,7 +53,7 @@ struct ExactWinners {
         return {key, __shfl_sync(0xffffffffu, mine.logit, owner), 0};
     }
 
-    // Calls use(values[i]) for i = first, first + step, ... below `end`. A load takes long, so several are in flight.
+    // Calls use(values[i]) for i = first, first + step, ... below `end`. Keeps several loads in flight to hide their latency.
     template <class X, class Use>
     static __device__ __forceinline__ void for_each(const X* values, u32 first, u32 step, u32 end, const Use& use) {
         constexpr u32 AT_ONCE = 8;
@@ -67,7 +67,7 @@ struct ExactWinners {
         }
     }
 
-    // Requests the full kernel; with LISTS, the pass over all logits.
+    // Leaves the row undecided: requests the full kernel, or with LISTS the pass over all logits.
     __device__ __forceinline__ void leave_open() const {
         shadow.words->open = 1;
         atomicAdd(&shadow.words->undecided, 1u);
@@ -77,9 +77,8 @@ struct ExactWinners {
         }
     }
 
-    // Returns a cutoff for the logits of a listed row, as monotone bits: min-p's limit below the largest estimate, or an estimate of
-    // the k-th largest logit, rounded down. No cutoff is below `cut` of the Hopper kernel. `largest` is the largest estimate. All
-    // threads call this.
+    // Returns a cutoff for the logits of a listed row, as monotone bits: the largest of the Hopper kernel's cutoff `cut`, min-p's
+    // limit below the largest estimate `largest`, and an estimate of the k-th largest logit, rounded down. All threads call this.
     __device__ __forceinline__ u32 find_cut(u32 listed, u32 largest, u32 cut) const {
         const RowFilters& filters = shared.filters;
         if (filters.is_listed_by_min_p()) cut = max(cut, to_monotone_bits(filters.least(from_monotone_bits(largest))));
@@ -104,7 +103,7 @@ struct ExactWinners {
         return max(cut, to_monotone_bits(lowered(low + u32_to_f32(shared.digit) / scale, fabsf(low) + fabsf(top))));
     }
 
-    // Compacts this block's part of the candidates whose upper bounds reach `least`.
+    // Gathers the tokens of this block's part of the candidates whose upper bounds reach `least`.
     __device__ __forceinline__ void gather(u32 listed, u32 least) const {
         const u64* const keys = shadow.candidates.keys + static_cast<u64>(row) * Candidates::ROOM;
         for_each(keys, part + threadIdx.x * parts, THREADS * parts, listed, [&](u64 key) {
@@ -115,7 +114,7 @@ struct ExactWinners {
         __syncthreads();
     }
 
-    // Adds the exact candidates of a warp to the list of the row, if their logits reach the cutoff.
+    // Adds a warp's tokens to the list of the row, if their exact logits reach the cutoff.
     __device__ __forceinline__ void list(const PartWinner& candidate, u32 cut) const {
         const bool is_kept = candidate.key && static_cast<u32>(candidate.key >> 32) >= cut;
         const u32 ballot = __ballot_sync(0xffffffffu, is_kept), lane = threadIdx.x % 32;
@@ -133,18 +132,18 @@ struct ExactWinners {
         return shared.row.greedy ? 0.0f : noise.gumbel(Domain::Token, shared.row.draw, token);
     }
 
-    // Returns the exact candidate of a token; without a key if it is forbidden.
+    // Returns a token with its exact score and logit. The key is 0 if the token is forbidden.
     __device__ __forceinline__ PartWinner score(u32 token, float dot, float noise) const {
         if (call.bias) dot = add_rn(dot, call.bias[token - call.first_token]);
         const Row& of_row = shared.row;
-        // The logit is valid, because its upper bound is.
+        // The logit needs no check, because its upper bound is valid.
         const float logit = of_row.apply(call.head.apply(dot, 0.0f, false), token);
         if (!(logit > -f32_infinity())) return {0, 0.0f, 0};
         const float score = of_row.greedy ? logit : add_rn(logit, noise);
         return {to_ordered_bits(Winner::of(score, token)), logit, 0};
     }
 
-    // Runs one block. `memory` is Dots::SHARED_BYTES.
+    // Runs one block. `memory` has Dots::SHARED_BYTES bytes.
     template <ptx::Operand OPERAND>
     __device__ __forceinline__ void block(u8* memory) const {
         ptx::start_next_launch();
@@ -205,7 +204,7 @@ struct ExactWinners {
         if (lane > 0) return;
         if (best.key == 0 || best.key == TOO_MANY) return leave_open();
         if (is_listed) {
-            // The thresholds of min-p follow from the largest estimate, so a logit must reach it.
+            // The thresholds of min-p follow from the largest estimate, so the largest logit must reach this estimate.
             const bool is_valid = best.key >> 32 >= largest;
             if (shared.filters.is_listed_by_min_p() && !is_valid) return leave_open();
             filtered.lists.counters[row].cut = cut;
