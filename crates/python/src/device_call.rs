@@ -106,6 +106,10 @@ impl DeviceCall {
         }
         call.borrow_kept(&mut given)?;
         call.out.is_complete = given.take_flag("complete")?.into();
+        if call.out.is_complete != 0 && logprobs.top_n > vocab_size {
+            let text = format!("with complete=True, top_tokens has at most {vocab_size} columns, one for each token");
+            return Err(invalid("top_tokens", text));
+        }
         given.check_empty()?;
         Ok(call)
     }

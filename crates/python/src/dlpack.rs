@@ -78,7 +78,7 @@ struct ExchangeApi {
 
 /// Exports a tensor by the functions of its library, with the library's current stream of the tensor's device (0 on the
 /// CPU). Returns `None` if the type has no such functions, or if they fail: then `__dlpack__` describes the error.
-/// torch has the functions since version 2.10.
+/// torch has the functions since version 2.10; other packages can add them to older versions.
 ///
 /// On the CPU, an export by `__dlpack__` takes 12 us, and this export 0.7 us.
 ///
@@ -89,11 +89,12 @@ pub(crate) fn exchange(object: &Bound<'_, PyAny>) -> PyResult<Option<(Tensor, u6
     let Some(capsule) = object.get_type().getattr_opt(intern!(py, "__dlpack_c_exchange_api__"))? else {
         return Ok(None);
     };
-    let api: NonNull<ExchangeApi> = capsule.cast::<PyCapsule>()?.pointer_checked(Some(c"dlpack_exchange_api"))?.cast();
-    // SAFETY: a capsule of this name has this type, which lives as long as the process. The version has the same place
+    let Ok(capsule) = capsule.cast::<PyCapsule>() else { return Ok(None) };
+    let Ok(api) = capsule.pointer_checked(Some(c"dlpack_exchange_api")) else { return Ok(discard_error(py)) };
+    let api: NonNull<ExchangeApi> = api.cast();
+    // SAFETY: a capsule of this name has this type, which lives as long as the process. It begins with the major version
     // in every version.
-    let (major, api) = unsafe { (api.as_ref().major, api) };
-    if major != 1 {
+    if unsafe { *api.cast::<u32>().as_ptr() } != 1 {
         return Ok(None);
     }
     // SAFETY: as above, in version 1.

@@ -58,27 +58,33 @@ class FailedRows:
         self._log = log
         # The statuses of the steps after the last copy, and for each step: begin, end, names of the requests or None.
         self._statuses = torch.empty(0, dtype=torch.int32)
+        self._stream: Any = None  # the stream of these steps
         self._steps: list[tuple[int, int, list[str] | None]] = []
         self._copies: deque[tuple[Any, torch.Tensor, Any]] = deque()
 
     def statuses(self, rows: int, device: torch.device, requests: list[str] | None = None) -> torch.Tensor:
         """Returns the argument `statuses` of `Sampler.enqueue` for a step, and logs the failed rows of earlier steps.
 
-        requests: the name of each row's request, or None. The caller enqueues all steps on one stream.
+        requests: the name of each row's request, or None.
         """
         while self._copies and self._copies[0][0].query():
             self._report(*self._copies.popleft()[1:])
-        begin = self._steps[-1][1] if self._steps else 0
-        if len(self._steps) == _STEPS or begin + rows > self._statuses.numel():
+        begin, stream = self._steps[-1][1] if self._steps else 0, None
+        if device.type == "cuda":
+            stream = torch.cuda.current_stream(device)
+        if len(self._steps) == _STEPS or begin + rows > self._statuses.numel() or stream != self._stream:
             self._copy()
-            begin, self._statuses = 0, torch.empty(_STEPS * rows, dtype=torch.int32, device=device)
+            # Zeros, because a step whose call fails has no statuses.
+            begin, self._statuses = 0, torch.zeros(_STEPS * rows, dtype=torch.int32, device=device)
+            self._stream = stream
         self._steps.append((begin, begin + rows, requests))
         return self._statuses[begin : begin + rows]
 
     def _copy(self) -> None:
         if self._steps:
-            on_cpu, copied = self._statuses.to("cpu", non_blocking=True), torch.cuda.Event()
-            copied.record()
+            with torch.cuda.stream(self._stream):
+                on_cpu, copied = self._statuses.to("cpu", non_blocking=True), torch.cuda.Event()
+                copied.record()
             self._copies.append((copied, on_cpu, self._steps))
             self._steps = []
 
