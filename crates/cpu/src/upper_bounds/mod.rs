@@ -25,6 +25,8 @@ mod codes;
 mod digits;
 #[cfg(target_arch = "aarch64")]
 mod dotprod;
+#[cfg(target_arch = "x86_64")]
+mod panels;
 mod plain;
 mod row_numbers;
 #[cfg(test)]
@@ -32,8 +34,6 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
-#[cfg(target_arch = "x86_64")]
-use crate::dot::pack::PackedRows;
 use crate::dot::{DotScratch, TILE};
 use crate::isa::Isa;
 use crate::options::Threads;
@@ -44,6 +44,8 @@ pub(crate) use digits::Digits;
 use flash_sampling_core::DType;
 use flash_sampling_core::backend::canonical::extra_terms;
 use flash_sampling_core::{Head, Matrix, Shadow};
+#[cfg(target_arch = "x86_64")]
+use panels::{integer_tile, multiply_panels, multiply_requantised};
 use row_numbers::{RowNumbers, largest_norm};
 
 /// The largest number of columns for which integer sums cannot overflow.
@@ -348,62 +350,4 @@ fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32]) {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn multiply_blocks(_: &Matrix<'_>, _: &Digits, _: &mut [f32]) {
     unreachable!("quantised weights have bounds only with VNNI, AMX or the dot products of ARM");
-}
-
-/// Requantises some rows of a quantised weight at a time, and multiplies their codes.
-#[cfg(target_arch = "x86_64")]
-fn multiply_requantised(
-    weight: &Matrix<'_>,
-    scales: &[f32],
-    hidden: &Digits,
-    out: &mut [f32],
-    scratch: &mut DotScratch,
-) {
-    let stride = flash_sampling_core::backend::code_stride(weight.cols());
-    let mut lines = core::mem::take(&mut scratch.decoded);
-    if lines.len() < REQUANTISED_ROWS * stride / 64 {
-        lines.resize(REQUANTISED_ROWS * stride / 64, crate::dot::pack::Line::ZERO);
-    }
-    let codes = &mut crate::dot::pack::bytes_mut(&mut lines)[..REQUANTISED_ROWS * stride];
-    for (at, scales) in (0..weight.rows()).step_by(REQUANTISED_ROWS).zip(scales.chunks(REQUANTISED_ROWS)) {
-        let rows = weight.row_range(at..at + scales.len());
-        // SAFETY: AMX is available, and every processor with AMX has AVX-512.
-        unsafe { crate::dot::avx512::requantise(&rows, scales, stride, codes) };
-        let codes = &codes[..scales.len() * stride];
-        multiply_panels(codes, stride, hidden, &mut out[at..], scratch, integer_tile);
-    }
-    scratch.decoded = lines;
-}
-
-/// [`amx::integer_tile`](crate::dot::amx::integer_tile) as a safe function; only for digits in AMX panels.
-#[cfg(target_arch = "x86_64")]
-fn integer_tile(codes: &Matrix<'_>, digits: PackedRows<'_>, out: &mut [f32], scratch: &mut DotScratch) {
-    // SAFETY: `kernels` found AMX-INT8. The codes and the panels have equally many pairs, and `out` has a row for each
-    // row of digits.
-    unsafe { crate::dot::amx::integer_tile(codes, digits, out, scratch) }
-}
-
-/// Multiplies rows of codes, `stride` bytes apart, by digits in AMX panels.
-#[cfg(target_arch = "x86_64")]
-fn multiply_panels(
-    codes: &[u8],
-    stride: usize,
-    hidden: &Digits,
-    out: &mut [f32],
-    scratch: &mut DotScratch,
-    multiply: impl Fn(&Matrix<'_>, PackedRows<'_>, &mut [f32], &mut DotScratch),
-) {
-    let rows = codes.len() / stride;
-    let pairs = Matrix::from_bytes(codes, DType::BF16, rows, stride / 2, stride / 2).expect("these are whole rows");
-    let mut integers = core::mem::take(&mut scratch.integers);
-    integers.resize(2 * hidden.rows.len() * TILE, 0.0);
-    multiply(&pairs, hidden.panels(), &mut integers, scratch);
-    for (integers, out) in integers.chunks_exact(2 * TILE).zip(out.chunks_mut(TILE)) {
-        let (high, low) = integers.split_at(TILE);
-        for (out, (high, low)) in out.iter_mut().zip(high.iter().zip(low)).take(rows) {
-            let [high, low] = [high, low].map(|bits| bits.to_bits() as i32 as f32);
-            *out = 256.0 * high + low;
-        }
-    }
-    scratch.integers = integers;
 }
