@@ -170,6 +170,10 @@ def test_a_shadow_changes_no_draw():
             columns["position"] += 1
             graph.replay()
             assert torch.equal(out[:rows], plain(hidden[:rows], **columns))
+    # The draws do read the shadow: after a change of the weight, which callers must not make, it selects other tokens.
+    weight.neg_()
+    keys = {"seed": seeds[:5], "position": 7}
+    assert not torch.equal(shadowed(hidden[:5], **keys), plain(hidden[:5], **keys))
 
 
 def test_a_shadow_that_the_gpu_would_not_read_is_refused():
