@@ -98,7 +98,7 @@ fn a_weight_in_fp8_has_the_draws_of_the_same_weight_in_float32() {
     let mut launches: Vec<_> = (600..).zip(shapes).map(|(at, shape)| Fp8::of_shape(at, shape)).collect();
     launches.extend([0, 128].map(Fp8::of_all_codes));
     assert_eq!(wrong_draws(program, &launches, |scale| scale), 0);
-    // The negative controls: scales that are off, and codes of which one is another.
+    // The negative controls: wrong scales, and codes with one wrong code.
     assert!(wrong_draws(program, &launches, |scale| scale * 1.5) > 50);
     for fp8 in &mut launches {
         let last = fp8.codes.len() - 1;
