@@ -33,10 +33,10 @@ use std::sync::Arc;
 /// when it runs.
 ///
 /// The plan has the kernels for hidden states of the weight's type, or bf16 for quantised weights, and of the weight's
-/// alignment. On Hopper, it omits the kernels for
-/// [`RowFeatures::Any`], which [`DeviceTiled::prepare`] loads. Other hidden states, and launches that store logits or
-/// compute log Z, use other kernels. The first such launch loads a kernel, and compiles it if no cache has it. Loading
-/// waits for the GPU and cannot be captured, so make such a launch before the capture.
+/// alignment. On Hopper, it omits the kernels for [`RowFeatures::Any`], which [`DeviceTiled::prepare`] loads. Other
+/// hidden states, and launches that store logits or compute log Z, use other kernels. The first such launch loads a
+/// kernel, and compiles it if no cache has it. Loading waits for the GPU and cannot be captured, so make such a launch
+/// before the capture.
 #[derive(Debug)]
 pub struct DeviceTiled {
     device: Arc<Device>,
@@ -78,8 +78,8 @@ impl DeviceTiled {
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     ///
     /// # Safety
-    /// * The head's weight, scales, bias and shadow are device memory of this device, of the stated sizes. They stay valid and
-    ///   unchanged while this value is used and until all its launches have run.
+    /// * The head's weight, scales, bias and shadow are device memory of this device, of the stated sizes. They stay
+    ///   valid and unchanged while this value is used and until all its launches have run.
     /// * This value outlives its launches and every launch of a graph that captured them. Dropping this value waits for
     ///   the GPU if launches may be pending, so it is not dropped while a stream of the context captures.
     pub unsafe fn new(head: DeviceHead, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
@@ -151,8 +151,8 @@ impl DeviceTiled {
     /// Loads the kernels for these row features, for every number of rows of the plan.
     ///
     /// The first launch of these rows then loads no kernel and can be captured. This holds for hidden states of the
-    /// weight's type, or bf16 for quantised weights; on Hopper, their addresses and strides must also be multiples of 16 bytes. Other hidden states
-    /// use the portable kernel, which their first launch loads.
+    /// weight's type, or bf16 for quantised weights. On Hopper, their addresses and strides must also be multiples of 16
+    /// bytes. Other hidden states use the portable kernel, which their first launch loads.
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].
@@ -235,9 +235,9 @@ impl DeviceTiled {
     /// logits. The log-probability of the drawn token is its logit minus log Z. If a row's draw is an error, its log Z
     /// is meaningless.
     ///
-    /// [Bare](RowFeatures::Bare) rows of a head without soft-cap use one launch if the Hopper kernel supports all calls of
-    /// the plan: a plan for a weight in fp8 has at most 128 rows. Log
-    /// Z is then within 2e-6, or NaN if such a row does have a mask or biases. Other rows use the two launches of
+    /// [Bare](RowFeatures::Bare) rows of a head without soft-cap use one launch if the Hopper kernel supports every call
+    /// that the plan allows. For a weight in fp8, these are plans of up to 128 rows. Log Z is then within 2e-6, or NaN
+    /// if such a row does have a mask or biases. Other rows use the two launches of
     /// [`DeviceGroups`](crate::DeviceGroups) with [`GroupRule::Maxima`](crate::GroupRule::Maxima), and log Z is within
     /// 1e-8. The first call of each kind loads kernels and allocates scratch, so make it before a capture.
     ///
