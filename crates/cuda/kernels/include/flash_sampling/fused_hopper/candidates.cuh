@@ -10,7 +10,8 @@
 //
 // For a row with filters (lists.cuh), every token whose upper bound of the logit reaches the row's threshold is listed. The
 // threshold follows from *estimates* of logits: upper bounds minus the bound and a share of it for errors. Errors of many elements
-// add up to much less than their bound, so the estimates are nearly exact. exact_lists checks the thresholds against exact logits.
+// add up to much less than their bound, so the estimates are nearly exact. exact_lists checks the thresholds against exact logits. The
+// blocks count the estimates of rows with a top-k, and raise the cutoffs with each tile.
 #pragma once
 
 #include "../shadow/bounds.cuh"
@@ -25,6 +26,8 @@ template <int COLUMNS>
 struct CandidateShared<COLUMNS, true> {
     // The bounds of the rows, one array per number; zeros beyond the batch.
     float hidden_scale[COLUMNS], error_factor[COLUMNS], norm_factor[COLUMNS], constant[COLUMNS];
+    // The bins of EstimateCounts.
+    float bin_base[COLUMNS], bin_width[COLUMNS];
     Candidates candidates;
     // The token whose lower bound is refined, and parts of its dot product: refine.cuh.
     u32 refined;
@@ -68,6 +71,63 @@ __device__ __forceinline__ float lower_dot(const Call& call, const Shared& share
     const HiddenBound bound{0.0f, shared.error_factor[column], shared.norm_factor[column], shared.constant[column]};
     const float distance = is_listed(shared, column) ? estimate_distance(call.hidden) : LOWER_DISTANCE;
     return flash_sampling::lower_dot(call, shared.candidates, bound, at, upper, distance);
+}
+
+// Sets the bins of a row with a top-k, unless another block has set them: from this block's cutoff up. A small part of the bound of
+// `key`'s token is as good a width as any, because all tokens within a bound below the cutoff are listed. One thread per row.
+template <class Shared>
+__device__ __forceinline__ void set_bins(const Call& call, Shared& shared, u32 column, u64 key) {
+    shared.bin_width[column] = 0.0f;
+    if (shared.rows[column].greedy != LISTED_BY_TOP_K) return;
+    constexpr float BINS_OF_A_BOUND = 6.0f;
+    const Candidates& candidates = shared.candidates;
+    const float base = shared.cut[column];
+    u64 bins = 0;
+    if (key && is_finite(base)) {
+        const u32 at = from_ordered_bits(key).token - call.first_token;
+        const float width = candidates.bounds[column].of(candidates.errors[at], candidates.norms[at]) / BINS_OF_A_BOUND;
+        if (width > 0.0f && is_finite(width)) bins = static_cast<u64>(f32_to_bits(width)) << 32 | f32_to_bits(base);
+    }
+    const u64 earlier = atomicCAS(reinterpret_cast<unsigned long long*>(candidates.estimated + column), 0ull, bins);
+    if (earlier) bins = earlier;
+    shared.bin_base[column] = bits_to_f32(static_cast<u32>(bins));
+    shared.bin_width[column] = bits_to_f32(static_cast<u32>(bins >> 32));
+}
+
+// Counts the estimate of a listed token.
+template <class Shared>
+__device__ __forceinline__ void count_estimate(Shared& shared, u32 column, float estimate) {
+    const float width = shared.bin_width[column], above = estimate - shared.bin_base[column];
+    if (!(width > 0.0f && above >= 0.0f)) return;
+    const u32 bin = static_cast<u32>(fminf(above / width, static_cast<float>(EstimateCounts::BINS - 1)));
+    atomicAdd(&shared.candidates.estimated[column].counts[bin], 1u);
+}
+
+// Raises the cutoff of a row with a top-k to the highest edge that k estimates of all blocks have reached. One thread per row.
+template <class Shared>
+__device__ __forceinline__ void raise_cut(Shared& shared, u32 column) {
+    if (shared.rows[column].greedy != LISTED_BY_TOP_K || !(shared.bin_width[column] > 0.0f)) return;
+    const u32 k = shared.lists.filters[column].top_k;
+    const uint4* const words = reinterpret_cast<const uint4*>(shared.candidates.estimated + column);
+    constexpr u32 NONE = ~0u, FIRST = 2;  // the words before the counts
+    u32 bin = NONE, reached = 0;
+#pragma unroll
+    for (u32 i = sizeof(EstimateCounts) / sizeof(uint4); i-- > 0;) {
+        const uint4 four = __ldcg(words + i);
+        const u32 counts[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (u32 e = 4; e-- > 0;) {
+            if (4 * i + e < FIRST) continue;
+            reached += counts[e];
+            if (bin == NONE && reached >= k) bin = 4 * i + e - FIRST;
+        }
+    }
+    if (bin == NONE) return;
+    const float base = shared.bin_base[column], above = u32_to_f32(bin) * shared.bin_width[column];
+    const float cut = lowered(base + above, fabsf(base) + above);
+    if (!(cut > shared.cut[column])) return;
+    shared.cut[column] = cut;
+    atomicMax(&shared.lists.counters[column].cut, to_monotone_bits(add_rn(cut, 0.0f)));
 }
 
 // Lists a candidate. Returns its place, which is beyond the room of a full list.

@@ -38,9 +38,20 @@ struct HiddenBound {
 };
 FS_LAYOUT(HiddenBound, 16, FS_AT(scale, 0) && FS_AT(error, 4) && FS_AT(norm, 8) && FS_AT(constant, 12));
 
+// Counts of the estimates that a row with a top-k has listed, in bins of equal width; the last bin has no upper edge. If k estimates
+// are at or above an edge, the edge is a cutoff of the row.
+struct EstimateCounts {
+    static constexpr u32 BINS = 30;
+
+    float base;   // the lower edge of the first bin
+    float width;  // of a bin; 0: no block has set base and width
+    u32 counts[BINS];
+};
+FS_LAYOUT(EstimateCounts, 128, FS_AT(base, 0) && FS_AT(width, 4) && FS_AT(counts, 8));
+
 // The shadow's numbers per token, the lists of candidates, and the factors of the exact logits.
 struct Candidates {
-    static constexpr u32 ROOM = 8192;
+    static constexpr u32 ROOM = 16384;
     static constexpr u32 OPEN = 1u << 30;  // the count of a row that the shadow does not decide
 
     const float* scales;        // [tokens]
@@ -56,11 +67,12 @@ struct Candidates {
     u64 hidden_stride;          // bytes
     u32 width;                  // hidden elements
     Element element;            // of weight and hidden states, bf16 or f16
+    EstimateCounts* estimated;  // [row_count]
 };
-FS_LAYOUT(Candidates, 96,
+FS_LAYOUT(Candidates, 104,
           FS_AT(scales, 0) && FS_AT(errors, 8) && FS_AT(norms, 16) && FS_AT(bounds, 24) && FS_AT(counts, 32) &&
           FS_AT(keys, 40) && FS_AT(estimates, 48) && FS_AT(weight, 56) && FS_AT(hidden, 64) && FS_AT(weight_stride, 72) &&
-          FS_AT(hidden_stride, 80) && FS_AT(width, 88) && FS_AT(element, 92));
+          FS_AT(hidden_stride, 80) && FS_AT(width, 88) && FS_AT(element, 92) && FS_AT(estimated, 96));
 
 // Words of a planned head. `hidden_digits` clears all but the second.
 struct ShadowWords {
@@ -92,8 +104,8 @@ struct ShadowCall {
     float largest;        // the largest sum of norm and error of a token
     u32 zero;
 };
-FS_LAYOUT(ShadowCall, 160,
-          FS_AT(candidates, 0) && FS_AT(digits, 96) && FS_AT(digit_stride, 104) && FS_AT(bounds, 112) && FS_AT(best, 120) &&
-          FS_AT(winners, 128) && FS_AT(arrived, 136) && FS_AT(words, 144) && FS_AT(largest, 152) && FS_AT(zero, 156));
+FS_LAYOUT(ShadowCall, 168,
+          FS_AT(candidates, 0) && FS_AT(digits, 104) && FS_AT(digit_stride, 112) && FS_AT(bounds, 120) && FS_AT(best, 128) &&
+          FS_AT(winners, 136) && FS_AT(arrived, 144) && FS_AT(words, 152) && FS_AT(largest, 160) && FS_AT(zero, 164));
 
 }  // namespace flash_sampling

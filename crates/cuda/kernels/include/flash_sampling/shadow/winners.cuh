@@ -11,16 +11,15 @@
 #include "../ptx/ordered.cuh"
 #include "../selection/digit.cuh"
 #include "../selection/row_lists.cuh"
-#include "pass.cuh"
+#include "exact_dots.cuh"
 
 #ifdef __CUDACC__
 
 namespace flash_sampling {
 
-// Dots: computes dot products with the bits of the full kernel (an ExactDots).
-template <class Dots, bool LISTS>
+template <bool LISTS>
 struct ExactWinners {
-    static constexpr u32 THREADS = Dots::THREADS;
+    static constexpr u32 THREADS = ExactDots::THREADS, WARPS = ExactDots::WARPS;
     static constexpr u32 MAX_PARTS = 32;
     static constexpr u32 TOKENS = 4096;     // the maximum in a part
     static constexpr u64 TOO_MANY = ~0ull;  // the key of a part with more tokens
@@ -32,8 +31,7 @@ struct ExactWinners {
             u32 tokens[TOKENS];
             u32 histogram[1 << DIGIT_BITS];
         };
-        float dots[Dots::SLOTS];
-        PartWinner best[THREADS / 32];
+        PartWinner best[WARPS];
         Row row;
         RowFilters filters;
         u32 count;
@@ -123,7 +121,8 @@ struct ExactWinners {
         if (lane == 0) first = atomicAdd(&filtered.lists.counters[row].count, static_cast<u32>(__popc(ballot)));
         first = __shfl_sync(0xffffffffu, first, 0);
         u64* const keys = filtered.lists.keys + static_cast<u64>(row) * RowLists::ROOM;
-        if (is_kept) keys[first + __popc(ballot & ((1u << lane) - 1))] = candidate.key;
+        const u32 at = first + __popc(ballot & ((1u << lane) - 1));
+        if (is_kept && at < RowLists::ROOM) keys[at] = candidate.key;
     }
 
     // Returns the noise of a token; 0 for a row that is greedy or listed.
@@ -143,7 +142,7 @@ struct ExactWinners {
         return {to_ordered_bits(Winner::of(score, token)), logit, 0};
     }
 
-    // Runs one block. `memory` has Dots::SHARED_BYTES bytes.
+    // Runs one block. `memory` has ExactDots::SHARED_BYTES bytes.
     template <ptx::Operand OPERAND>
     __device__ __forceinline__ void block(u8* memory) const {
         ptx::start_next_launch();
@@ -173,26 +172,23 @@ struct ExactWinners {
         gather(listed, cut);
         const u32 count = shared.count > TOKENS ? 0 : shared.count;
         PartWinner best{shared.count > TOKENS ? TOO_MANY : 0, 0.0f, 0};
-        for (u32 first = 0; first < count; first += Dots::SLOTS) {
-            const u32 some = min(count - first, Dots::SLOTS);
-            const bool has_token = threadIdx.x < some;
+        const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        for (u32 first = warp * ExactDots::TOKENS; first < count; first += WARPS * ExactDots::TOKENS) {
+            const u32 some = min(count - first, ExactDots::TOKENS);
+            const bool has_token = lane < some;
+            const u32 token = shared.tokens[first + (has_token ? lane : 0)];
             float noise = 0.0f;
-            const auto meanwhile = [&] { noise = has_token ? noise_of(shared.tokens[first + threadIdx.x]) : 0.0f; };
-            Dots::template compute<OPERAND>(shadow.candidates, row, call.first_token, shared.tokens + first, some, shared.dots,
-                                            memory, meanwhile);
-            __syncthreads();
-            PartWinner next{0, 0.0f, 0};
-            if (has_token) next = score(shared.tokens[first + threadIdx.x], shared.dots[threadIdx.x], noise);
+            const auto meanwhile = [&] { noise = has_token ? noise_of(token) : 0.0f; };
+            const float dot = ExactDots::compute<OPERAND>(shadow.candidates, row, token - call.first_token, some, memory, meanwhile);
+            const PartWinner next = has_token ? score(token, dot, noise) : PartWinner{0, 0.0f, 0};
             if (next.key > best.key) best = next;
             if (is_listed) list(next, cut);
-            __syncthreads();
         }
         best = best_of_warp(best);
-        if (threadIdx.x % 32 == 0) shared.best[threadIdx.x / 32] = best;
+        if (lane == 0) shared.best[warp] = best;
         __syncthreads();
-        if (threadIdx.x >= 32) return;
-        const u32 lane = threadIdx.x;
-        best = best_of_warp(lane < THREADS / 32 ? shared.best[lane] : PartWinner{0, 0.0f, 0});
+        if (warp > 0) return;
+        best = best_of_warp(lane < WARPS ? shared.best[lane] : PartWinner{0, 0.0f, 0});
         PartWinner* const winners = shadow.winners + row * MAX_PARTS;
         u32 before = 0;
         if (lane == 0) {
