@@ -41,7 +41,9 @@ SHAPES = {"0.6b": (28, 1024, 3072, 16), "1.7b": (28, 2048, 6144, 16), "8b": (36,
 FILTERS = {"none": {}, "top-p 0.95": {"top_p": 0.95}, "top-k 50, top-p 0.9": {"top_k": 50, "top_p": 0.9}}
 LOGITS_STD = 4.0
 NEIGHBOURS, POSITIONS = 64, 8
-PAUSE, NEIGHBOUR_ROUNDS = 0.04, 25  # PAUSE is in seconds.
+NEIGHBOUR_ROUNDS = 15
+STEPS, DRAWS = 2, 16  # replays of a measurement
+PAUSE, SPIN = 0.03, 1_000_000  # seconds, clock cycles
 DEVICE = "cuda"
 
 
@@ -229,22 +231,23 @@ def captured(work) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int) -> list[list[float]]:
-    """Returns times of a replay in us: [graphs][rounds]. The graphs alternate, in another order in each round, so a drift
-    affects all of them. The GPU pauses before each replay, because its clocks fall under constant load. Then it writes
-    256 MiB, so that no weight is in the cache, and the host enqueues the replay in the meantime."""
-    times, flush = [[] for _ in graphs], torch.empty(256 << 20, device=DEVICE, dtype=torch.uint8)
+def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) -> list[list[float]]:
+    """Returns mean times of a replay in us: [graphs][rounds]. The graphs alternate, in another order in each round, so a
+    drift affects all of them. The GPU pauses before each measurement, because its clocks fall under constant load. Then it
+    spins while the host enqueues the replays."""
+    times = [[] for _ in graphs]
     for first in range(rounds):
         for turn in range(len(graphs)):
             graph, series = (each[(first + turn) % len(graphs)] for each in (graphs, times))
             sleep(PAUSE)
-            flush.zero_()
+            torch.cuda._sleep(SPIN)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            graph.replay()
+            for _ in range(replays):
+                graph.replay()
             end.record()
             end.synchronize()
-            series.append(start.elapsed_time(end) * 1e3)
+            series.append(start.elapsed_time(end) * 1e3 / replays)
     return times
 
 
@@ -276,7 +279,7 @@ def neighbours(layers: Layers, model: str, rows: int, say):
         )
         out, keys = torch.zeros_like(tokens), {"seed": seeds, "position": start}
         graphs = [captured(lambda: sampler.draw(hidden, out, keys, given)) for given in ({}, columns)]
-        before, after = map(median, microseconds(graphs, NEIGHBOUR_ROUNDS))
+        before, after = map(median, microseconds(graphs, NEIGHBOUR_ROUNDS, DRAWS))
         changed = [(plain[:, others] != beside[:, others]).sum().item(), (plain != alone).sum().item()]
         cells = [model, what, name, f"{changed[0]} of {plain[:, others].numel()}", f"{changed[1]} of {plain.numel()}"]
         cells += [f"{before:.1f}", f"{after:.1f}", f"{after / before:.3f}"]
@@ -359,8 +362,8 @@ def times(layers: Layers, model: str, rows: int, args, say):
             draws.append(graphs[1])
             outs.append(out)  # The graphs write to `out`, so it must stay alive.
             assert ((0 <= out) & (out < VOCAB)).all(), name
-        step_times = microseconds(steps, args.rounds)
-        draw_times = microseconds(draws, args.rounds)
+        step_times = microseconds(steps, args.rounds, STEPS)
+        draw_times = microseconds(draws, args.rounds, DRAWS)
         if "ours" not in names:
             continue
         ours = names.index("ours")

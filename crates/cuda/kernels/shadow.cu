@@ -6,11 +6,12 @@
 using namespace flash_sampling;
 using Winners = ExactWinners<false>;
 using Lists = ExactWinners<true>;
-static_assert(ExactDots::SHARED_BYTES + sizeof(Lists::Shared) <= SHARED_LIMIT, "the block's shared memory");
+using Dots = Winners::Dots;
+static_assert(Dots::SHARED_BYTES + sizeof(Lists::Shared) <= SHARED_LIMIT, "the block's shared memory");
 
 // For the host's launch: bytes of dynamic shared memory, threads per block.
 extern "C" {
-__constant__ u32 exact_winners_launch[2] = {ExactDots::SHARED_BYTES, ExactDots::THREADS};
+__constant__ u32 exact_winners_launch[2] = {Dots::SHARED_BYTES, Dots::THREADS};
 }
 
 // One block per row.
@@ -20,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(HiddenDigits::THREADS, 1) hidden_di
 }
 
 // The same number of blocks for each row, at most ExactWinners::MAX_PARTS.
-extern "C" __global__ void __launch_bounds__(ExactDots::THREADS, 1)
+extern "C" __global__ void __launch_bounds__(Dots::THREADS, 1)
     exact_winners(const __grid_constant__ Call call, const __grid_constant__ ShadowCall shadow) {
     extern __shared__ __align__(128) u8 memory[];
     __shared__ Winners::Shared shared;
@@ -30,11 +31,11 @@ extern "C" __global__ void __launch_bounds__(ExactDots::THREADS, 1)
 }
 
 extern "C" {
-__constant__ u32 exact_lists_launch[2] = {ExactDots::SHARED_BYTES, ExactDots::THREADS};
+__constant__ u32 exact_lists_launch[2] = {Dots::SHARED_BYTES, Dots::THREADS};
 }
 
 // As exact_winners, in a call with rows whose first filter is a min-p or a top-k.
-extern "C" __global__ void __launch_bounds__(ExactDots::THREADS, 1)
+extern "C" __global__ void __launch_bounds__(Dots::THREADS, 1)
     exact_lists(const __grid_constant__ Call call, const __grid_constant__ ShadowCall shadow,
                 const __grid_constant__ FilterListCall filtered) {
     extern __shared__ __align__(128) u8 memory[];

@@ -151,10 +151,10 @@ struct Launch {
     // Makes the launches that read the shadow. With LISTS, `filtered` has the lists of rows with filters.
     template <int COLUMNS, bool LISTS, bool IS_PORTABLE = false>
     void run_shadow(const Call& call, ShadowWords& words, const FilterListCall& filtered) {
-        using Exact = ExactWinners<LISTS>;
+        using Exact = ExactWinners<LISTS, !IS_PORTABLE>;
         constexpr auto VARIANT = LISTS ? FusedVariant::ListedCandidates : FusedVariant::Candidates;
         using T = fused_hopper::Tile<COLUMNS, COLUMNS >= 96 ? 1 : 2, 1, VARIANT>;
-        const u32 rows = call.row_count, digit_rows = (rows + 7) / 8 * 16, parts = rows % 3 + 1;
+        const u32 rows = call.row_count, digit_rows = (rows + 7) / 8 * 16, parts = rows % 3 + 2;
         // Poisoned: `hidden_digits` must clear what the other launches read.
         memset(&words, 0xff, sizeof(words));
         words.undecided = 0;

@@ -3,12 +3,12 @@
 //! lists, and `filter_list` follows; these calls need the Hopper kernel.
 
 use crate::abi::{
-    self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, EstimateCounts, FilterListCall, HiddenBound, MAX_PARTS, Maps,
-    Matrices, PartWinner, ShadowCall, ShadowWords, TensorMap, WeightScales,
+    self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, EstimateCounts, FilterListCall, HiddenBound, MAX_PARTS,
+    Maps, Matrices, PartWinner, ShadowCall, ShadowWords, TensorMap, WeightScales,
 };
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::entries;
-use crate::device::fused_hopper::{self, FusedOutput, FusedVariant, Loaded, Tile};
+use crate::device::fused_hopper::{FusedOutput, FusedVariant, Loaded, Tile};
 use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_SHADOW_ROWS, Portable, PortableOutput, Products};
 use crate::device::gpu::Device;
 use crate::device::head::{DeviceHead, DeviceShadow};
@@ -77,10 +77,12 @@ struct ListKernels {
     exact: ConfiguredKernel<(Call, ShadowCall, FilterListCall)>,
 }
 
-/// The largest top-k of rows whose draw reads the shadow; [`MAX_TOP_K_ROWS`] limits the rows of such calls. Each token
-/// of a top-k takes about five logits from the weight. At 32 rows, this takes longer than lists from the weight.
+/// The largest top-k of rows whose draw reads the shadow, in calls of at most [`MAX_TOP_K_ROWS`] rows and
+/// [`MAX_TOP_K_ELEMENTS`] elements of hidden states. Each token of a top-k takes about six logits from the weight. In
+/// larger calls, this takes longer than lists from the weight.
 pub(crate) const LARGEST_TOP_K: u32 = 128;
-pub(crate) const MAX_TOP_K_ROWS: usize = 96;
+pub(crate) const MAX_TOP_K_ROWS: usize = 64;
+pub(crate) const MAX_TOP_K_ELEMENTS: usize = 64 * 4096;
 
 /// Byte offsets of the parts of the scratch. Its first part, at offset 0, holds the [`ShadowWords`].
 #[derive(Clone, Copy, Debug)]

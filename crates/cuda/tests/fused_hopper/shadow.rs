@@ -138,7 +138,7 @@ fn with_small_digits() -> Launch {
 /// A column of the weight is so large that all other codes are zero. The hidden states have zeros there, so every token
 /// is a candidate.
 fn with_a_large_column() -> Launch {
-    let mut launch = Launch::real(520, [8, 8, 12000, 0, 64, 3], 1.0);
+    let mut launch = Launch::real(520, [8, 8, 24_000, 0, 64, 3], 1.0);
     for row in &mut launch.rows {
         (row.mask, row.bias) = (Vec::new(), Vec::new());
     }

@@ -6,61 +6,111 @@
 #include "../ptx/cp_async.cuh"
 #include "../ptx/mma.cuh"
 #include "../ptx/operand.cuh"
+#include "../ptx/tma.cuh"
 #include "pass.cuh"
 
 namespace flash_sampling {
 
-// Each warp computes the dot products of its own tokens, and shares nothing with other warps.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool HAS_BULK_COPIES = true;
+#else
+constexpr bool HAS_BULK_COPIES = false;
+#endif
+
+// The dot products of one warp. Warps share nothing. BULK: the bulk copy engine copies the rows.
+template <bool BULK>
 struct ExactDots {
     static constexpr u32 WARPS = 4, THREADS = 32 * WARPS;
-    static constexpr u32 TOKENS = 16;                // of a warp at a time: the rows of a product
-    static constexpr u32 PART_BYTES = 512;           // of a row in a stage
-    static constexpr u32 STRIDE = PART_BYTES + 16;   // the rows of a stage begin at different banks
-    static constexpr u32 STAGES = IS_ROOMY ? 6 : 2;  // each with the rows of the tokens, then the hidden state
+    static constexpr u32 TOKENS = 16;                            // at a time: the rows of a product
+    static constexpr u32 PART_BYTES = IS_ROOMY ? 1024 : 512;     // of a row in a stage
+    static constexpr u32 STRIDE = PART_BYTES + 16;               // the rows of a stage begin at different banks
+    static constexpr u32 STAGES = IS_ROOMY ? 3 : 2;              // each with the rows of the tokens, then the hidden state
     static constexpr u32 STAGE_BYTES = (TOKENS + 1) * STRIDE, WARP_BYTES = STAGES * STAGE_BYTES;
     static constexpr u32 SHARED_BYTES = WARPS * WARP_BYTES;
     static constexpr u32 STEP_BYTES = 64;  // two products
 
-    // Returns the dot product of a lane's token, in the first `count` lanes of a warp, from 1 to TOKENS. `token` is its row of the
-    // weight. `memory` has SHARED_BYTES bytes. Calls `meanwhile` while the first loads are in flight.
-    template <ptx::Operand OPERAND, class Meanwhile>
-    static __device__ __forceinline__ float compute(const Candidates& call, u32 row, u32 token, u32 count, u8* memory,
-                                                    const Meanwhile& meanwhile) {
-        const u32 lane = threadIdx.x % 32, ring = ptx::shared_address(memory) + threadIdx.x / 32 * WARP_BYTES;
-        const u32 row_bytes = call.width * 2, steps = (row_bytes + PART_BYTES - 1) / PART_BYTES;
-        const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
-        // Four lanes copy 64 bytes of a token's row at a time, and the whole warp copies the hidden state.
-        const u32 of_row = lane % 4 * 16;
-        const u8 *rows[2], *const hidden = call.hidden + row * call.hidden_stride + lane * 16;
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half)
-            rows[half] = call.weight + __shfl_sync(0xffffffffu, token, lane / 4 + 8 * half) * call.weight_stride + of_row;
-        // The bytes of a copy from `at` on; the rest of 16 is zeros.
-        const auto left = [&](u32 at) { return at < row_bytes ? min(row_bytes - at, 16u) : 0; };
-        const auto load = [&](u32 step) {
-            const u32 stage = ring + step % STAGES * STAGE_BYTES, first = step * PART_BYTES;
-            if (step < steps) {
-#pragma unroll
-                for (u32 at = 0; at < PART_BYTES; at += 64) {
-                    const u32 bytes = left(first + at + of_row);
-#pragma unroll
-                    for (u32 half = 0; half < 2; ++half)
-                        ptx::copy_async(stage + (lane / 4 + 8 * half) * STRIDE + of_row + at, rows[half] + (first + at), bytes,
-                                        lane / 4 + 8 * half < count, once);
-                }
-                ptx::copy_async(stage + TOKENS * STRIDE + lane * 16, hidden + first, left(first + lane * 16), true, keep);
+    const Candidates& call;
+    u64* const full;  // [STAGES] barriers of the warp's bulk copies
+    const u32 ring;   // in shared memory: WARP_BYTES bytes
+    const u32 lane = threadIdx.x % 32;
+    const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
+    const u32 row_bytes = call.width * 2, steps = (row_bytes + PART_BYTES - 1) / PART_BYTES;
+    u32 used = 0;  // stages so far
+
+    // `memory` has SHARED_BYTES bytes, and `barriers` has one for each stage of each warp.
+    __device__ __forceinline__ ExactDots(const Candidates& call, u8* memory, u64 (&barriers)[WARPS][STAGES])
+        : call(call),
+          full(barriers[threadIdx.x / 32]),
+          ring(ptx::shared_address(memory) + threadIdx.x / 32 * WARP_BYTES) {
+        if constexpr (BULK) {
+            if (lane < STAGES) ptx::mbarrier_init(&full[lane], 1);
+            ptx::mbarrier_init_fence();
+            __syncwarp();
+        }
+    }
+
+    __device__ __forceinline__ bool is_whole(u32 step) const { return (step + 1) * PART_BYTES <= row_bytes; }
+
+    // Returns the bytes of a copy from byte `at` of a row on; the rest of 16 is zeros.
+    __device__ __forceinline__ u32 left(u32 at) const { return at < row_bytes ? min(row_bytes - at, 16u) : 0; }
+
+    // Begins to load a part of every row; zeros beyond the rows. `mine` is the row of a lane's token.
+    __device__ __forceinline__ void load(u32 step, const u8* mine, const u8* hidden, u32 count) const {
+        const u32 index = (used + step) % STAGES, stage = ring + index * STAGE_BYTES, first = step * PART_BYTES;
+        if constexpr (BULK) {
+            if (step < steps && is_whole(step)) {
+                if (lane == 0) ptx::mbarrier_arrive_expect(&full[index], (count + 1) * PART_BYTES);
+                const bool is_hidden = lane == TOKENS;
+                if (lane < count || is_hidden)
+                    ptx::copy_bytes(stage + lane * STRIDE, (is_hidden ? hidden : mine) + first, PART_BYTES, &full[index],
+                                    is_hidden ? keep : once);
+                return;
             }
-            ptx::copy_async_commit();
-        };
-        for (u32 step = 0; step < STAGES - 1; ++step) load(step);
+            if (step < steps && lane == 0) ptx::mbarrier_arrive(&full[index]);
+        }
+        if (step < steps) {
+            // Four lanes copy 64 bytes of a token's row at a time, and the whole warp copies the hidden state.
+            const u32 of_row = lane % 4 * 16;
+#pragma unroll
+            for (u32 half = 0; half < TOKENS; half += TOKENS / 2) {
+                const u32 slot = lane / 4 + half;
+                const u8* const row = reinterpret_cast<const u8*>(__shfl_sync(0xffffffffu, reinterpret_cast<u64>(mine), slot));
+#pragma unroll
+                for (u32 at = of_row; at < PART_BYTES + of_row; at += 64)
+                    ptx::copy_async(stage + slot * STRIDE + at, row + (first + at), left(first + at), slot < count, once);
+            }
+#pragma unroll
+            for (u32 at = lane * 16; at < PART_BYTES + lane * 16; at += 512)
+                ptx::copy_async(stage + TOKENS * STRIDE + at, hidden + (first + at), left(first + at), true, keep);
+        }
+        ptx::copy_async_commit();
+    }
+
+    // Waits for the loads of a step.
+    __device__ __forceinline__ void wait(u32 step) const {
+        if constexpr (BULK) {
+            ptx::mbarrier_wait(&full[(used + step) % STAGES], (used + step) / STAGES % 2);
+            if (!is_whole(step)) ptx::copy_async_wait<0>();
+        } else {
+            ptx::copy_async_wait<STAGES - 2>();
+        }
+        __syncwarp();
+    }
+
+    // Returns the dot product of a lane's token, in the first `count` lanes, from 1 to TOKENS. `token` is its row of the weight.
+    // Calls `meanwhile` while the first loads are in flight.
+    template <ptx::Operand OPERAND, class Meanwhile>
+    __device__ __forceinline__ float compute(u32 row, u32 token, u32 count, const Meanwhile& meanwhile) {
+        const u8* const mine = call.weight + token * call.weight_stride;
+        const u8* const hidden = call.hidden + row * call.hidden_stride;
+        for (u32 step = 0; step < STAGES - 1; ++step) load(step, mine, hidden, count);
         meanwhile();
         float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
         for (u32 step = 0; step < steps; ++step) {
-            ptx::copy_async_wait<STAGES - 2>();
-            __syncwarp();
-            load(step + STAGES - 1);
-            const u32 stage = ring + step % STAGES * STAGE_BYTES;
+            wait(step);
+            load(step + STAGES - 1, mine, hidden, count);
+            const u32 stage = ring + (used + step) % STAGES * STAGE_BYTES;
             const u32 of_tokens = stage + lane % TOKENS * STRIDE + lane / TOKENS * 16;
             const u32 of_hidden = stage + TOKENS * STRIDE + lane / 8 * 16;
             // The factors of two products. All columns of a product are the hidden state.
@@ -79,9 +129,9 @@ struct ExactDots {
                 ptx::multiply<OPERAND>(d, a[buffer][0], b[buffer][0], b[buffer][1]);
                 ptx::multiply<OPERAND>(d, a[buffer][1], b[buffer][2], b[buffer][3]);
             }
+            __syncwarp();
         }
-        ptx::copy_async_wait<0>();
-        __syncwarp();
+        used += steps;
         const float low = __shfl_sync(0xffffffffu, d[0], lane % 8 * 4), high = __shfl_sync(0xffffffffu, d[2], lane % 8 * 4);
         return lane < 8 ? low : high;
     }

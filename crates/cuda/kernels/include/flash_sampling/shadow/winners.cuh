@@ -17,9 +17,10 @@
 
 namespace flash_sampling {
 
-template <bool LISTS>
+template <bool LISTS, bool BULK = HAS_BULK_COPIES>
 struct ExactWinners {
-    static constexpr u32 THREADS = ExactDots::THREADS, WARPS = ExactDots::WARPS;
+    using Dots = ExactDots<BULK>;
+    static constexpr u32 THREADS = Dots::THREADS, WARPS = Dots::WARPS;
     static constexpr u32 MAX_PARTS = 32;
     static constexpr u32 TOKENS = 4096;     // the maximum in a part
     static constexpr u64 TOO_MANY = ~0ull;  // the key of a part with more tokens
@@ -31,6 +32,7 @@ struct ExactWinners {
             u32 tokens[TOKENS];
             u32 histogram[1 << DIGIT_BITS];
         };
+        u64 full[WARPS][Dots::STAGES];
         PartWinner best[WARPS];
         Row row;
         RowFilters filters;
@@ -142,7 +144,7 @@ struct ExactWinners {
         return {to_ordered_bits(Winner::of(score, token)), logit, 0};
     }
 
-    // Runs one block. `memory` has ExactDots::SHARED_BYTES bytes.
+    // Runs one block. `memory` has Dots::SHARED_BYTES bytes.
     template <ptx::Operand OPERAND>
     __device__ __forceinline__ void block(u8* memory) const {
         ptx::start_next_launch();
@@ -173,13 +175,14 @@ struct ExactWinners {
         const u32 count = shared.count > TOKENS ? 0 : shared.count;
         PartWinner best{shared.count > TOKENS ? TOO_MANY : 0, 0.0f, 0};
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        for (u32 first = warp * ExactDots::TOKENS; first < count; first += WARPS * ExactDots::TOKENS) {
-            const u32 some = min(count - first, ExactDots::TOKENS);
+        Dots dots(shadow.candidates, memory, shared.full);
+        for (u32 first = warp * Dots::TOKENS; first < count; first += WARPS * Dots::TOKENS) {
+            const u32 some = min(count - first, Dots::TOKENS);
             const bool has_token = lane < some;
             const u32 token = shared.tokens[first + (has_token ? lane : 0)];
             float noise = 0.0f;
             const auto meanwhile = [&] { noise = has_token ? noise_of(token) : 0.0f; };
-            const float dot = ExactDots::compute<OPERAND>(shadow.candidates, row, token - call.first_token, some, memory, meanwhile);
+            const float dot = dots.template compute<OPERAND>(row, token - call.first_token, some, meanwhile);
             const PartWinner next = has_token ? score(token, dot, noise) : PartWinner{0, 0.0f, 0};
             if (next.key > best.key) best = next;
             if (is_listed) list(next, cut);
