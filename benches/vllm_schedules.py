@@ -1,0 +1,271 @@
+"""The checks of `vllm_engine.py --schedules`: the plugin while vLLM's scheduler splits, preempts and aborts requests.
+
+The engine has few blocks of KV cache and a small budget of tokens, so that the scheduler
+
+  * prefills long prompts in chunks, beside requests that decode,
+  * preempts requests and resumes them later, in another slot, with the tokens of their prompts and outputs,
+  * starts requests after tokens that the prefix cache has.
+
+A new request arrives every few steps, while others decode. Some requests have a grammar, so vLLM's sampler draws their
+rows beside those of the plugin. Some requests have two sequences. Some are aborted, and the next request has the same
+id. Each of these events is counted, and a count of 0 is a failure.
+
+Both samplers draw every step from the same hidden states (vllm_checks.py). Then each request runs alone, with an empty
+prefix cache. With batch-invariant layers, it has the same tokens. A request may differ only after a step whose hidden
+states differ between the runs: then vLLM's layers are the cause. Two controls change the plugin, and the checks must
+reject both:
+
+  * the plugin counts the tokens of an output before a preemption as tokens of the prompt,
+  * the plugin does not notice that another request has the slot of an earlier request.
+"""
+
+from collections import Counter
+from copy import copy
+from dataclasses import dataclass, field
+
+import torch
+from vllm_checks import Comparison, Verdicts, judge, kinds
+
+# The arguments of `LLM`. 96 blocks hold 1536 tokens, a few of the longest requests.
+ENGINE = {
+    "skip_tokenizer_init": False,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 128,
+    "enable_chunked_prefill": True,
+    "max_model_len": 768,
+    "num_gpu_blocks_override": 96,
+    "block_size": 16,
+    "enable_prefix_caching": True,
+    "max_logprobs": 20,
+}
+SEED, SEEDS = 5000, 4  # the first request's seed, and the seeds that each request has
+PROMPTS = (20, 90, 200, 380)  # tokens, about
+SHARED = 96  # tokens of the prefix that many prompts share
+ARRIVAL = 3  # steps between the arrivals of requests
+ROUNDS = 2  # requests of each kind
+ABORTED, ABORT_AFTER = 3, 10  # aborted requests, and their tokens
+EVENTS = ("preemptions", "resumed with output", "chunks beside decoding", "cached prefixes", "aborted", "reused ids")
+STALE = 8  # requests of the second control
+
+
+@dataclass
+class Request:
+    """A request of the traffic. `tokens` has the tokens of each of its sequences."""
+
+    index: int
+    kind: str
+    parameters: dict
+    prompt: list[int]
+    arrival: int
+    is_aborted: bool = False
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        return SEED + SEEDS * self.index
+
+
+def kinds_of(tokenizer, tokens: int) -> dict[str, dict]:
+    """Returns the kinds of requests of the other checks, and the kinds that need a tokenizer."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abcdef"]
+    grammar = {"structured_outputs": StructuredOutputsParams(regex="[a-f]{8,24}"), "ignore_eos": False}
+    return kinds(tokens) | {
+        "bad words": {"allowed_token_ids": letters, "bad_words": ["a", "bc", "fed", "dd"]},
+        "two sequences": {"n": 2, "frequency_penalty": 0.5, "temperature": 0.8},
+        "grammar": grammar,
+    }
+
+
+def traffic(of_kinds: dict[str, dict], vocab: int) -> list[Request]:
+    """Returns requests of all kinds, with prompts of mixed lengths. Half of the prompts share a prefix."""
+    names = [*of_kinds, "grammar"] * ROUNDS
+    requests = []
+    for index, kind in enumerate(names + names[:ABORTED]):
+        length = PROMPTS[(index + index // len(PROMPTS)) % len(PROMPTS)] + index % 13
+        prompt = [(7919 * index + 104729 * place + 13) % vocab for place in range(length)]
+        if index % 2 == 0 and length > SHARED:
+            prompt[:SHARED] = [(31 * place + 7) % vocab for place in range(SHARED)]
+        requests.append(Request(index, kind, of_kinds[kind], prompt, ARRIVAL * index))
+    for request in requests[2 : 2 + 5 * ABORTED : 5]:
+        request.is_aborted = True
+    return requests
+
+
+class Events:
+    """Counts what the scheduler does. `resumed` has the seeds of the requests that it resumed with an output."""
+
+    def __init__(self, llm):
+        self.scheduler, self.counts = llm.llm_engine.engine_core.engine_core.scheduler, Counter()
+        self.resumed, self.schedule = set(), self.scheduler.schedule
+        self.scheduler.schedule = self.counted
+
+    def counted(self, *given):
+        output = self.schedule(*given)
+        self.counts["steps"] += 1
+        self.counts["preemptions"] += len(output.preempted_req_ids or ())
+        is_chunk = [self.scheduler.requests[name].is_prefill_chunk for name in output.num_scheduled_tokens]
+        self.counts["chunks beside decoding"] += sum(is_chunk) if not all(is_chunk) else 0
+        for request in output.scheduled_new_reqs:
+            has_output = len(request.prefill_token_ids) > request.prompt_len
+            self.counts["resumed with output"] += has_output
+            self.counts["cached prefixes"] += request.num_computed_tokens > 0
+            if has_output:
+                self.resumed.add(request.sampling_params.seed)
+        return output
+
+    def end(self):
+        self.scheduler.schedule = self.schedule
+
+
+def serve(llm, sample, requests: list[Request], tokens: int, counts: Counter | None = None) -> dict:
+    """Serves requests that arrive at their steps, with the function `sample` for `GPUModelRunner.sample`.
+
+    The tokens are in the requests. Returns the hidden states of each (seed, length of the sequence).
+    """
+    from vllm import SamplingParams
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    engine, counts, states = llm.llm_engine, counts if counts is not None else Counter(), {}
+    waiting, current, aborted = sorted(requests, key=lambda request: request.arrival), {}, []
+
+    def recorded(runner, hidden, batch, grammar):
+        result = sample(runner, hidden, batch, grammar)
+        rows, lens = hidden[batch.logits_indices].clone(), batch.seq_lens_cpu_upper_bound.tolist()
+        for row, seed in enumerate(runner.sampler.sampling_states.seeds.np[batch.idx_mapping_np].tolist()):
+            states.setdefault((seed, lens[row]), rows[row])  # A resumed request computes earlier states again.
+        return result
+
+    before, GPUModelRunner.sample = GPUModelRunner.sample, recorded
+    llm.reset_prefix_cache()
+    try:
+        step = 0
+        while waiting or engine.has_unfinished_requests():
+            while waiting and (waiting[0].arrival <= step or not engine.has_unfinished_requests()):
+                request = waiting.pop(0)
+                name = aborted.pop() if aborted else f"r{request.index}"
+                counts["reused ids"] += name != f"r{request.index}"
+                given = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True, "detokenize": False}
+                parameters = SamplingParams(seed=request.seed, **given | request.parameters)
+                engine.add_request(name, {"prompt_token_ids": request.prompt}, parameters)
+                current[name] = request
+            for output in engine.step():
+                request = current[output.request_id]
+                request.tokens |= {one.index: list(one.token_ids) for one in output.outputs}
+                if request.is_aborted and len(request.tokens[0]) >= ABORT_AFTER and not output.finished:
+                    engine.abort_request([output.request_id])
+                    aborted.append(output.request_id)
+                    counts["aborted"] += 1
+            step += 1
+    finally:
+        GPUModelRunner.sample = before
+    return states
+
+
+def alone(llm, sample, requests: list[Request], tokens: int) -> tuple[list[Request], dict]:
+    """Serves each request alone. Returns requests with their tokens, and the hidden states of all requests."""
+    copies, states = [], {}
+    for request in requests:
+        copies.append(Request(request.index, request.kind, request.parameters, request.prompt, 0))
+        states |= serve(llm, sample, copies[-1:], tokens)
+    return copies, states
+
+
+def differences(found, expected) -> tuple[list[Request], list[Request]]:
+    """Compares the tokens of requests. `found` and `expected` have the requests, and the hidden states of their steps.
+
+    Returns the requests that differ after equal hidden states, and the requests that differ after other hidden states.
+    """
+    wrong, excused = [], []
+    for request, want in zip(found[0], expected[0], strict=True):
+        for part, tokens in request.tokens.items():
+            others = want.tokens.get(part, [])
+            end = min(len(tokens), len(others)) if request.is_aborted else max(len(tokens), len(others))
+            at = next((at for at in range(end) if tokens[at : at + 1] != others[at : at + 1]), None)
+            if at is None:
+                continue
+            key = request.seed + part, len(request.prompt) + at
+            pair = [states.get(key) for _, states in (found, expected)]
+            is_excused = all(state is not None for state in pair) and not torch.equal(*pair)
+            (excused if is_excused else wrong).append(request)
+            break
+    return wrong, excused
+
+
+class PrefilledPrompts:
+    """The states of requests, as a faulty plugin reads them: all tokens of the last prefill are the prompt."""
+
+    def __init__(self, states):
+        self.states = states
+
+    def __getattr__(self, name: str):
+        return getattr(self.states, "prefill_len" if name == "prompt_len" else name)
+
+
+def with_prefilled_prompts(init):
+    """Returns the function `Rows.__init__` of a plugin that takes the output before a preemption for the prompt."""
+
+    def changed(self, draws, engine, batch, rows):
+        engine = copy(engine)
+        engine.req_states = PrefilledPrompts(engine.req_states)
+        init(self, draws, engine, batch, rows)
+
+    return changed
+
+
+def check(llm, samplers: dict, tokens: int, verdicts: Verdicts):
+    """Runs the checks, and writes the table and the verdicts."""
+    from vllm.v1.worker.gpu.sample.sampler import Sampler as EngineSampler
+
+    from flash_sampling._vllm_rows import Rows
+
+    of_kinds = kinds_of(llm.get_tokenizer(), tokens)
+    requests = traffic(of_kinds, min(30000, llm.llm_engine.model_config.get_vocab_size()))
+    events, plugin = Events(llm), samplers["plugin"]
+    kind_of = lambda seed: requests[(seed - SEED) // SEEDS].kind
+    comparison = Comparison(*samplers.values(), kind_of)
+    found = requests, serve(llm, lambda *given: comparison.step(*given), requests, tokens, events.counts)
+    events.end()
+    judge(comparison, of_kinds, verdicts)
+    events.counts["steps with grammars"] = comparison.beside_grammars
+    events.counts["incomplete prompts"] = comparison.incomplete
+    rows = sum(map(len, comparison.rows.values()))
+    verdicts.say(f"\n{len(requests)} requests, {rows} rows: {dict(events.counts)}")
+    verdicts.say(f"resumed with output: {', '.join(sorted({kind_of(seed) for seed in events.resumed}))}")
+    missing = [name for name in (*EVENTS, "steps with grammars", "incomplete prompts") if not events.counts[name]]
+    verdicts.add(not missing, f"events of the schedule that did not happen: {missing or 'none'}")
+    verdicts.add(not comparison.miscounted, f"{comparison.miscounted} rows have another number of tokens than in vLLM")
+
+    expected = alone(llm, plugin, requests, tokens)
+    wrong, excused = differences(found, expected)
+    is_resumed = lambda request: not events.resumed.isdisjoint(range(request.seed, request.seed + SEEDS))
+    same = [request for request in requests if request not in wrong + excused]
+    resumed, same_resumed = (sum(map(is_resumed, of)) for of in (requests, same))
+    text = f"{len(same)} of {len(requests)} requests have the same tokens alone, {same_resumed} of {resumed} resumed ones"
+    text += f"; {len(excused)} differ because vLLM's layers returned other hidden states"
+    verdicts.add(not wrong and 2 * len(same) > len(requests) and 2 * same_resumed > resumed, text)
+    if wrong:
+        verdicts.say(f"different tokens from the same hidden states: {[(of.index, of.kind) for of in wrong]}")
+
+    def control(wrong: list[Request], text: str):
+        kinds = ", ".join(sorted({request.kind for request in wrong}))
+        verdict = f"rejected, {len(wrong)} requests differ: {kinds}" if wrong else "not rejected"
+        verdicts.add(wrong, f"control: {text}: {verdict}")
+
+    init, Rows.__init__ = Rows.__init__, with_prefilled_prompts(Rows.__init__)
+    try:
+        again = [copy(request) for request in requests]
+        for request in again:
+            request.tokens = {}
+        wrong, _ = differences((again, serve(llm, plugin, again, tokens)), expected)
+    finally:
+        Rows.__init__ = init
+    control(wrong, "the plugin counts an output before a preemption as prompt")
+    add_request, EngineSampler.add_request = EngineSampler.add_request, EngineSampler.add_request.__wrapped__
+    try:
+        stale = alone(llm, plugin, requests[:STALE], tokens)
+    finally:
+        EngineSampler.add_request = add_request
+    wrong, _ = differences(stale, (expected[0][:STALE], expected[1]))
+    control(wrong, "the plugin does not notice another request in the same slot")
