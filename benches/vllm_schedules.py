@@ -158,6 +158,7 @@ def serve(llm, sample, requests: list[Request], tokens: int, counts: Counter | N
                     aborted.append(output.request_id)
                     counts["aborted"] += 1
             step += 1
+        engine.step()  # The last step may be in the queue of vLLM.
     finally:
         GPUModelRunner.sample = before
     return states
@@ -242,7 +243,7 @@ def check(llm, samplers: dict, tokens: int, verdicts: Verdicts):
     is_resumed = lambda request: not events.resumed.isdisjoint(range(request.seed, request.seed + SEEDS))
     same = [request for request in requests if request not in wrong + excused]
     resumed, same_resumed = (sum(map(is_resumed, of)) for of in (requests, same))
-    text = f"{len(same)} of {len(requests)} requests have the same tokens alone, {same_resumed} of {resumed} resumed ones"
+    text = f"{len(same)} of {len(requests)} requests have the same tokens alone ({same_resumed} of {resumed} resumed)"
     text += f"; {len(excused)} differ because vLLM's layers returned other hidden states"
     verdicts.add(not wrong and 2 * len(same) > len(requests) and 2 * same_resumed > resumed, text)
     if wrong:
