@@ -198,7 +198,8 @@ def main():
         versions = f"vllm {vllm.__version__}; torch {torch.__version__}; flash-sampling {flash_sampling.__version__}"
         say(f"{torch.cuda.get_device_name()}; {versions}")
         shape = f"Qwen3 with {args.layers} layers, width {args.hidden}, logits' standard deviation {LOGITS_STD}"
-        say(f"{args.model or shape}; {args.requests} requests, {args.tokens} tokens each")
+        requests = "schedules" if args.schedules else f"{args.requests} requests"
+        say(f"{args.model or shape}; {requests}, {args.tokens} tokens each")
         if args.batch_invariant or args.engine:
             say(f"batch-invariant: {args.batch_invariant}; engine: {json.dumps(args.engine)}")
         verdicts = Verdicts(say)

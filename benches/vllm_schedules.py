@@ -37,6 +37,11 @@ ENGINE = {
     "block_size": 16,
     "enable_prefix_caching": True,
     "max_logprobs": 20,
+    "compilation_config": {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [1, 2, 4, 8, 16],
+    },
 }
 SEED, SEEDS = 5000, 4  # the first request's seed, and the seeds that each request has
 PROMPTS = (20, 90, 200, 380)  # tokens, about
@@ -66,21 +71,21 @@ class Request:
 
 
 def kinds_of(tokenizer, tokens: int) -> dict[str, dict]:
-    """Returns the kinds of requests of the other checks, and the kinds that need a tokenizer."""
+    """Returns the kinds of requests of the other checks, and more kinds. Without a tokenizer, it is None."""
     from vllm.sampling_params import StructuredOutputsParams
 
+    of_kinds = kinds(tokens) | {"two sequences": {"n": 2, "frequency_penalty": 0.5, "temperature": 0.8}}
+    if tokenizer is None:
+        return of_kinds
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abcdef"]
     grammar = {"structured_outputs": StructuredOutputsParams(regex="[a-f]{8,24}"), "ignore_eos": False}
-    return kinds(tokens) | {
-        "bad words": {"allowed_token_ids": letters, "bad_words": ["a", "bc", "fed", "dd"]},
-        "two sequences": {"n": 2, "frequency_penalty": 0.5, "temperature": 0.8},
-        "grammar": grammar,
-    }
+    bad_words = {"allowed_token_ids": letters, "bad_words": ["a", "bc", "fed", "dd"]}
+    return of_kinds | {"bad words": bad_words, "grammar": grammar}
 
 
 def traffic(of_kinds: dict[str, dict], vocab: int) -> list[Request]:
     """Returns requests of all kinds, with prompts of mixed lengths. Half of the prompts share a prefix."""
-    names = [*of_kinds, "grammar"] * ROUNDS
+    names = [*of_kinds] * ROUNDS
     requests = []
     for index, kind in enumerate(names + names[:ABORTED]):
         length = PROMPTS[(index + index // len(PROMPTS)) % len(PROMPTS)] + index % 13
@@ -221,20 +226,26 @@ def check(llm, samplers: dict, tokens: int, verdicts: Verdicts):
 
     from flash_sampling._vllm_rows import Rows
 
-    of_kinds = kinds_of(llm.get_tokenizer(), tokens)
-    requests = traffic(of_kinds, min(30000, llm.llm_engine.model_config.get_vocab_size()))
+    config = llm.llm_engine.model_config
+    of_kinds = kinds_of(None if config.skip_tokenizer_init else llm.get_tokenizer(), tokens)
+    if "grammar" not in of_kinds:
+        verdicts.say("skipped: grammars and bad words, because the engine has no tokenizer")
+    requests = traffic(of_kinds, min(30000, config.get_vocab_size()))
     events, plugin = Events(llm), samplers["plugin"]
     kind_of = lambda seed: requests[(seed - SEED) // SEEDS].kind
     comparison = Comparison(*samplers.values(), kind_of)
     found = requests, serve(llm, lambda *given: comparison.step(*given), requests, tokens, events.counts)
     events.end()
     judge(comparison, of_kinds, verdicts)
-    events.counts["steps with grammars"] = comparison.beside_grammars
     events.counts["incomplete prompts"] = comparison.incomplete
+    names = [*EVENTS, "incomplete prompts"]
+    if "grammar" in of_kinds:
+        events.counts["steps with grammars"] = comparison.beside_grammars
+        names.append("steps with grammars")
     rows = sum(map(len, comparison.rows.values()))
     verdicts.say(f"\n{len(requests)} requests, {rows} rows: {dict(events.counts)}")
     verdicts.say(f"resumed with output: {', '.join(sorted({kind_of(seed) for seed in events.resumed}))}")
-    missing = [name for name in (*EVENTS, "steps with grammars", "incomplete prompts") if not events.counts[name]]
+    missing = [name for name in names if not events.counts[name]]
     verdicts.add(not missing, f"events of the schedule that did not happen: {missing or 'none'}")
     verdicts.add(not comparison.miscounted, f"{comparison.miscounted} rows have another number of tokens than in vLLM")
 
