@@ -128,10 +128,10 @@ class Comparison:
         last, drawn, tokens = self.last.get(runner.sampler), self.drawn, result[0].sampled_token_ids[:, 0].clone()
         sampler, slots, at = runner.sampler, batch.idx_mapping_np, batch.logits_indices
         states, logits = sampler.sampling_states, runner.model.compute_logits(hidden[at])
+        masked = [] if grammar is None else grammar.structured_output_request_ids
         if grammar is not None:
             self.beside_grammars += 0 < len(drawn) < len(slots)
-            masks = grammar.structured_output_request_ids, grammar.grammar_bitmask
-            runner.structured_outputs_worker.apply_grammar_bitmask(logits, batch, *masks)
+            runner.structured_outputs_worker.apply_grammar_bitmask(logits, batch, masked, grammar.grammar_bitmask)
         given = batch.expanded_idx_mapping, batch.idx_mapping, slots, batch.positions[at], batch.input_ids[at]
         given += batch.expanded_local_pos, batch.seq_lens_cpu_upper_bound.numpy()
         unfiltered = sampler.apply_sampling_params(logits, *given, skip_top_k_top_p=True).float()
@@ -165,11 +165,12 @@ class Comparison:
         columns = {name: column.tolist() for name, column in columns.items()}
         for row, seed in enumerate(states.seeds.np[slots]):
             figures = {name: column[row] for name, column in columns.items()}
+            name, has_grammar = self.name_of(int(seed)), batch.req_ids[row] in masked
             self.miscounted += figures["count"] != figures["own_count"]
-            if figures["count"] == 0:
-                self.incomplete += 1
-            else:
-                self.rows[self.name_of(int(seed))].append(figures | {"is_drawn": row in drawn})
+            self.incomplete += figures["count"] == 0
+            # After the end of a grammar, vLLM draws one more row without the grammar, and discards the token.
+            if figures["count"] > 0 and has_grammar == (name == "grammar"):
+                self.rows[name].append(figures | {"is_drawn": row in drawn})
         return result
 
 

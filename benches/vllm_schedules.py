@@ -21,7 +21,7 @@ reject both:
 
 from collections import Counter
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from vllm_checks import Comparison, Verdicts, judge, kinds
@@ -47,7 +47,7 @@ SEED, SEEDS = 5000, 4  # the first request's seed, and the seeds that each reque
 PROMPTS = (20, 90, 200, 380)  # tokens, about
 SHARED = 96  # tokens of the prefix that many prompts share
 ARRIVAL = 3  # steps between the arrivals of requests
-ROUNDS = 2  # requests of each kind
+ROUNDS = 3  # requests of each kind
 ABORTED, ABORT_AFTER = 3, 10  # aborted requests, and their tokens
 EVENTS = ("preemptions", "resumed with output", "chunks beside decoding", "cached prefixes", "aborted", "reused ids")
 STALE = 8  # requests of the second control
@@ -173,7 +173,7 @@ def alone(llm, sample, requests: list[Request], tokens: int) -> tuple[list[Reque
     """Serves each request alone. Returns requests with their tokens, and the hidden states of all requests."""
     copies, states = [], {}
     for request in requests:
-        copies.append(Request(request.index, request.kind, request.parameters, request.prompt, 0))
+        copies.append(replace(request, arrival=0, is_aborted=False, tokens={}))
         states |= serve(llm, sample, copies[-1:], tokens)
     return copies, states
 
@@ -185,9 +185,9 @@ def differences(found, expected) -> tuple[list[Request], list[Request]]:
     """
     wrong, excused = [], []
     for request, want in zip(found[0], expected[0], strict=True):
-        for part, tokens in request.tokens.items():
-            others = want.tokens.get(part, [])
-            end = min(len(tokens), len(others)) if request.is_aborted else max(len(tokens), len(others))
+        for part, others in want.tokens.items():
+            tokens = request.tokens.get(part, [])
+            end = len(tokens) if request.is_aborted else max(len(tokens), len(others))
             at = next((at for at in range(end) if tokens[at : at + 1] != others[at : at + 1]), None)
             if at is None:
                 continue
@@ -222,10 +222,6 @@ def with_prefilled_prompts(init):
 
 def check(llm, samplers: dict, tokens: int, verdicts: Verdicts):
     """Runs the checks, and writes the table and the verdicts."""
-    from vllm.v1.worker.gpu.sample.sampler import Sampler as EngineSampler
-
-    from flash_sampling._vllm_rows import Rows
-
     config = llm.llm_engine.model_config
     of_kinds = kinds_of(None if config.skip_tokenizer_init else llm.get_tokenizer(), tokens)
     if "grammar" not in of_kinds:
@@ -259,25 +255,30 @@ def check(llm, samplers: dict, tokens: int, verdicts: Verdicts):
     verdicts.add(not wrong and 2 * len(same) > len(requests) and 2 * same_resumed > resumed, text)
     if wrong:
         verdicts.say(f"different tokens from the same hidden states: {[(of.index, of.kind) for of in wrong]}")
+    controls(llm, plugin, requests, expected, tokens, verdicts)
 
-    def control(wrong: list[Request], text: str):
-        kinds = ", ".join(sorted({request.kind for request in wrong}))
-        verdict = f"rejected, {len(wrong)} requests differ: {kinds}" if wrong else "not rejected"
+
+def controls(llm, plugin, requests: list[Request], expected, tokens: int, verdicts: Verdicts):
+    """Serves requests with faulty plugins, and writes whether their tokens differ from the expected tokens."""
+    from vllm.v1.worker.gpu.sample.sampler import Sampler as EngineSampler
+
+    from flash_sampling._vllm_rows import Rows
+
+    def control(text: str, found, expected):
+        wrong, _ = differences(found, expected)
+        of_kinds = ", ".join(sorted({request.kind for request in wrong}))
+        verdict = f"rejected, {len(wrong)} requests differ: {of_kinds}" if wrong else "not rejected"
         verdicts.add(wrong, f"control: {text}: {verdict}")
 
-    init, Rows.__init__ = Rows.__init__, with_prefilled_prompts(Rows.__init__)
+    init, add_request = Rows.__init__, EngineSampler.add_request
     try:
-        again = [copy(request) for request in requests]
-        for request in again:
-            request.tokens = {}
-        wrong, _ = differences((again, serve(llm, plugin, again, tokens)), expected)
-    finally:
+        Rows.__init__ = with_prefilled_prompts(init)
+        again = [replace(request, tokens={}) for request in requests]
+        found = again, serve(llm, plugin, again, tokens)
+        control("the plugin counts the output before a preemption as prompt", found, expected)
         Rows.__init__ = init
-    control(wrong, "the plugin counts an output before a preemption as prompt")
-    add_request, EngineSampler.add_request = EngineSampler.add_request, EngineSampler.add_request.__wrapped__
-    try:
-        stale = alone(llm, plugin, requests[:STALE], tokens)
+        EngineSampler.add_request = add_request.__wrapped__
+        found, of = alone(llm, plugin, requests[:STALE], tokens), (expected[0][:STALE], expected[1])
+        control("the plugin does not notice another request in the same slot", found, of)
     finally:
-        EngineSampler.add_request = add_request
-    wrong, _ = differences(stale, (expected[0][:STALE], expected[1]))
-    control(wrong, "the plugin does not notice another request in the same slot")
+        Rows.__init__, EngineSampler.add_request = init, add_request

@@ -11,12 +11,12 @@ import numpy
 import pytest
 import stub_vllm as stub
 import torch
-from vllm_server import HIDDEN, MAX_LEN, NEUTRAL, VOCAB, Server, engine  # noqa: F401
+from vllm_server import HIDDEN, NEUTRAL, VOCAB, Server, engine  # noqa: F401
 from vllm_source_tests import perturbed_argmax, source  # noqa: F401
 
 from flash_sampling import _vllm_rows
 
-STEPS, SLOTS = 80, 8
+STEPS, SLOTS, LENGTH = 80, 8, 40
 WORDS = [[token] for token in range(0, 12, 2)] + [[token, token + 1] for token in range(1, 12)]
 # The parameters of the kinds of requests. With few allowed tokens, sequences repeat tokens and parts of bad words.
 FEW = {"allowed_token_ids": [*range(12)], "temperature": 3.0}
@@ -108,7 +108,7 @@ class Schedule:
         while len(self.running) < 3:
             self.start(self.new())
         for at in reversed(range(len(self.running))):
-            if len(self.running[at].tokens) > 40:
+            if len(self.running[at].tokens) > LENGTH:
                 self.stop(at)
         self.states.apply_staged_writes()
         self.sampler.apply_staged_writes()
@@ -183,8 +183,7 @@ def test_tokens_are_those_of_the_logits_that_vllm_processed_in_any_schedule(sour
     schedule = Schedule(source)
     for _ in range(STEPS):
         schedule.step()
-    assert schedule.server.draws is not None and MAX_LEN > 64
-    assert all(schedule.events[name] > 2 for name in ("preempted", "resumed", "replaced", "incomplete", "grammars"))
+    assert min(schedule.events.values()) > 2, schedule.events
 
 
 def test_a_plugin_that_does_not_notice_a_new_request_is_rejected(source, monkeypatch):  # noqa: F811
