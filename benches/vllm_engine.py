@@ -46,6 +46,7 @@ CASES = {
     "logprobs": {"logprobs": 5},
 }
 
+
 def write_checkpoint(folder: str, layers: int, hidden: int):
     """Writes a checkpoint of Qwen3's architecture with random weights, without a tokenizer."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -182,7 +183,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         if not args.model:
             write_checkpoint(folder, args.layers, args.hidden)
-            write_tokenizer(folder)
+            if args.schedules:
+                write_tokenizer(folder)
         sizes = sorted({1, args.requests, *args.sequences})
         options = {"model": args.model or folder, "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 0}
         options |= {"max_num_seqs": sizes[-1], "max_num_batched_tokens": 8192, "max_model_len": 1024}
