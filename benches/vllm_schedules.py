@@ -51,6 +51,7 @@ ROUNDS = 3  # requests of each kind
 ABORTED, ABORT_AFTER = 3, 10  # aborted requests, and their tokens
 EVENTS = ("preemptions", "resumed with output", "chunks beside decoding", "cached prefixes", "aborted", "reused ids")
 STALE = 8  # requests of the second control
+FEW = "few tokens, penalty"  # A frequent kind, because its tokens depend most on the tokens before them.
 
 
 @dataclass
@@ -75,6 +76,7 @@ def kinds_of(tokenizer, tokens: int) -> dict[str, dict]:
     from vllm.sampling_params import StructuredOutputsParams
 
     of_kinds = kinds(tokens) | {"two sequences": {"n": 2, "frequency_penalty": 0.5, "temperature": 0.8}}
+    of_kinds[FEW] = {"allowed_token_ids": [*range(1000, 1010)], "frequency_penalty": 0.8}
     if tokenizer is None:
         return of_kinds
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abcdef"]
@@ -84,9 +86,9 @@ def kinds_of(tokenizer, tokens: int) -> dict[str, dict]:
 
 
 def traffic(of_kinds: dict[str, dict], vocab: int) -> list[Request]:
-    """Returns requests of all kinds, with prompts of mixed lengths. Half of the prompts share a prefix."""
-    names = [*of_kinds] * ROUNDS
-    requests = []
+    """Returns requests of all kinds, with prompts of mixed lengths. Many of the prompts share a prefix."""
+    pairs = [[kind, FEW] if at % 4 == 0 else [kind] for at, kind in enumerate(of_kinds)]
+    names, requests = sum(pairs, []) * ROUNDS, []
     for index, kind in enumerate(names + names[:ABORTED]):
         length = PROMPTS[(index + index // len(PROMPTS)) % len(PROMPTS)] + index % 13
         prompt = [(7919 * index + 104729 * place + 13) % vocab for place in range(length)]
