@@ -1,4 +1,5 @@
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from typing import Any, Literal, Protocol, TypeAlias, final
 
 class _DLPack(Protocol):
@@ -50,7 +51,15 @@ class FlashSamplingError(ValueError):
 
 @final
 class Head:
-    """An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`. It borrows the weight [vocab, hidden]."""
+    """An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`. It borrows the weight [vocab, hidden].
+
+    The weight is bfloat16, float16 or float32, or with weight_scale float8_e4m3fn or int8. weight_scale is bfloat16,
+    float16 or float32 (on a GPU contiguous float32): a number or [] for the weight, [vocab] or [vocab, 1] for its rows,
+    [ceil(vocab / 128), ceil(hidden / 128)] for blocks of 128 x 128, [vocab, n] for groups of hidden / n columns.
+
+    Raises FlashSamplingError for a wrong shape or value, for a missing weight_scale and for a weight_scale of a weight
+    of floats; TypeError for an element type that is not supported.
+    """
 
     def __new__(
         cls,
@@ -60,7 +69,19 @@ class Head:
         scale: float = 1.0,
         vocab_size: int | None = None,
         first_token: int = 0,
+        weight_scale: float | _Tensor | None = None,
     ) -> Head: ...
+    @staticmethod
+    def from_gguf(path: str | PathLike[str], tensor: str | None = None) -> Head:
+        """Makes the head of a GGUF file, which is mapped. The weight [vocab, hidden] has any type of docs/weights.md.
+
+        tensor is its name; None: "output.weight", or "token_embd.weight" of a file without it. The head has the bias,
+        the vocabulary size, the soft cap and the scale of the file.
+
+        Raises OSError if the file cannot be read, and FlashSamplingError if it is no GGUF file, has no such tensor, or
+        has it in another type.
+        """
+
     @property
     def vocab_size(self) -> int: ...
     @property
