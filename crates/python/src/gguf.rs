@@ -5,6 +5,7 @@ use crate::head::{Floats, HeadParts};
 use crate::tensor::{Layout, Tensor};
 use flash_sampling::Matrix;
 use flash_sampling_models::gguf::{Gguf, GgufError, GgufHead, HEAD_BIAS, Scale};
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use std::fs::File;
 use std::io::{Error, ErrorKind};
@@ -15,7 +16,10 @@ use std::path::Path;
 /// # Errors
 /// Python's `OSError` for a file that cannot be mapped; a file without a valid head.
 pub(crate) fn head(path: &Path, name: Option<&str>) -> PyResult<HeadParts> {
-    let map = map(path).map_err(|error| Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+    let map = map(path).map_err(|error| match error.raw_os_error() {
+        Some(code) => PyOSError::new_err((code, error.to_string(), path.display().to_string())),
+        None => Error::new(error.kind(), format!("{}: {error}", path.display())).into(),
+    })?;
     let refused = |knob, error: &dyn core::fmt::Display| invalid(knob, format!("{}: {error}", path.display()));
     let in_file = |error: GgufError| refused("path", &format!("not a usable GGUF file: {error}"));
     let file = Gguf::parse(map.bytes()).map_err(in_file)?;
@@ -36,12 +40,18 @@ pub(crate) fn head(path: &Path, name: Option<&str>) -> PyResult<HeadParts> {
             return Err(refused("path", &"the meaning of logit_scale in this architecture is unknown"));
         }
     };
-    let bias = match file.has(HEAD_BIAS) {
+    // Another tensor than the model's head has no bias.
+    let bias = match file.has(HEAD_BIAS) && file.head_name().is_ok_and(|head| head == name) {
         false => None,
         true => {
             let bias = file.tensor(HEAD_BIAS).map_err(in_file)?;
-            let mut values = vec![0.0; bias.shape.iter().product()];
-            let matrix = Matrix::from_bytes(file.bytes(&bias), bias.dtype, 1, values.len(), values.len());
+            if bias.shape != [rows] || !bias.dtype.is_float() {
+                let (shape, dtype) = (&bias.shape, bias.dtype.name());
+                let text = format!("{HEAD_BIAS} is {shape:?} of {dtype}, but must be [{rows}] of floats");
+                return Err(refused("path", &text));
+            }
+            let mut values = vec![0.0; rows];
+            let matrix = Matrix::from_bytes(file.bytes(&bias), bias.dtype, 1, rows, rows);
             matrix.map_err(|error| refused("path", &error))?.row_to_f32(0, &mut values);
             Some(Floats::Host(values))
         }
@@ -49,7 +59,9 @@ pub(crate) fn head(path: &Path, name: Option<&str>) -> PyResult<HeadParts> {
     let layout = Layout { dtype: weight.dtype, rows, cols, row_stride: cols };
     let vocab_size = vocab_size.map_or(rows, |size| size.min(rows));
     let weight = map.part(weight.range);
-    Ok(HeadParts { weight, layout, scales: None, bias, soft_cap, scale, vocab_size, first_token: 0 })
+    let parts = HeadParts { weight, layout, scales: None, bias, soft_cap, scale, vocab_size, first_token: 0 };
+    parts.head().map_err(|error| refused("path", &error))?;
+    Ok(parts)
 }
 
 fn map(path: &Path) -> std::io::Result<Tensor> {

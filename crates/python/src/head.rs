@@ -43,7 +43,7 @@ impl Floats {
 
 impl HeadParts {
     /// The facade's head over a weight in host memory.
-    fn head(&self) -> Result<FacadeHead<'_>, HeadError> {
+    pub(crate) fn head(&self) -> Result<FacadeHead<'_>, HeadError> {
         let Layout { dtype, rows, cols, row_stride } = self.layout;
         let mut matrix = Matrix::from_bytes(self.weight.bytes(), dtype, rows, cols, row_stride)?;
         if let Some(WeightScales { values: Floats::Host(values), block }) = &self.scales {

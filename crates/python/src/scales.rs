@@ -5,6 +5,7 @@ use crate::head::Floats;
 use crate::tensor::{Layout, Place, Tensor};
 use flash_sampling_models::quantization::{SCALE_BLOCK, scale_block};
 use pyo3::prelude::*;
+use pyo3::types::PyFloat;
 
 /// The argument of `Head`.
 const NAME: &str = "weight_scale";
@@ -40,11 +41,12 @@ impl WeightScales {
         };
         let tensor = Tensor::try_borrow(scale, NAME)?;
         let block = block_of(tensor.as_ref().map_or(&[], Tensor::shape), [layout.rows, layout.cols])?;
-        let values = match (tensor, weight.place()) {
-            (Some(tensor), Place::Host) => Floats::Host(tensor.floats(NAME)?),
-            (None, Place::Host) => Floats::Host(vec![number(scale)?]),
-            (Some(tensor), place) if tensor.place() == place && tensor.is_floats() => Floats::Device(tensor),
-            (_, place) => {
+        let number = if tensor.is_none() { Some(number(scale)?) } else { None };
+        let values = match (tensor, number, weight.place()) {
+            (Some(tensor), _, Place::Host) => Floats::Host(tensor.floats(NAME)?),
+            (_, Some(number), Place::Host) => Floats::Host(vec![number]),
+            (Some(tensor), _, place) if tensor.place() == place && tensor.is_floats() => Floats::Device(tensor),
+            (.., place) => {
                 return Err(invalid(NAME, format!("{NAME} must be a contiguous tensor of float32 on {place}")));
             }
         };
@@ -57,7 +59,12 @@ impl WeightScales {
     }
 }
 
+/// The value of a number, or of an array without dimensions.
 fn number(scale: &Bound<'_, PyAny>) -> PyResult<f32> {
+    if !scale.is_instance_of::<PyFloat>() && scale.hasattr("__array_interface__")? {
+        let tensor = Tensor::try_borrow(&scale.call_method1("reshape", (1,))?, NAME)?;
+        return Ok(tensor.expect("it has a dimension").floats(NAME)?[0]);
+    }
     scale.extract().map_err(|_| {
         let found = scale.get_type().name().map(|name| name.to_string()).unwrap_or_default();
         invalid_type(format!("{NAME} must be a number or a tensor, not {found}"))

@@ -103,7 +103,7 @@ impl Tensor {
             (Kind::Float, 2) => Ok(DType::F16),
             (Kind::Float, 4) => Ok(DType::F32),
             _ => {
-                let types = format!("bfloat16 (also as the bits in uint16), float16, float32{others}");
+                let types = format!("bfloat16 (also as the bits in uint16), float16{others}");
                 Err(invalid(what, format!("{what} has elements of {}, but must have {types}", self.type_name())))
             }
         }
@@ -114,7 +114,7 @@ impl Tensor {
     /// # Errors
     /// Another number of dimensions, another element type, or rows that are not contiguous or that overlap.
     pub(crate) fn layout(&self, what: &'static str) -> PyResult<Layout> {
-        self.layout_of(self.float_dtype(what, "")?, what)
+        self.layout_of(self.float_dtype(what, " or float32")?, what)
     }
 
     /// The layout of a weight `[vocab, hidden]`, which may have elements of 8 bits.
@@ -125,7 +125,7 @@ impl Tensor {
         let dtype = match (self.kind, self.size) {
             (Kind::Int, 1) => DType::I8,
             (Kind::Float8, _) => DType::F8_E4M3,
-            _ => self.float_dtype(what, ", float8_e4m3fn or int8")?,
+            _ => self.float_dtype(what, ", float32, float8_e4m3fn or int8")?,
         };
         self.layout_of(dtype, what)
     }
@@ -207,7 +207,7 @@ impl Tensor {
     /// # Errors
     /// Another element type, another layout, or a tensor on a GPU.
     pub(crate) fn floats(&self, what: &'static str) -> PyResult<Vec<f32>> {
-        let dtype = self.float_dtype(what, "")?;
+        let dtype = self.float_dtype(what, " or float32")?;
         self.check_host(what)?;
         if !self.is_contiguous() {
             let (shape, strides) = (&self.shape, &self.strides);

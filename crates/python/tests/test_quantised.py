@@ -118,7 +118,7 @@ def test_every_form_of_scales_gives_the_draws_of_the_same_real_weights(element):
         if shape[1] == 1:
             others.append(scale[:, 0])
         if shape == (1, 1):
-            others += [scale.reshape(()), float(scale[0, 0])]
+            others += [scale.reshape(()), float(scale[0, 0]), bf16_bits(scale).reshape(()), numpy.float32(scale[0, 0])]
         for other in others:
             assert scaled.draw(Head(weight, weight_scale=other)) == want
     assert len(seen) == len(SCALES)  # the scales matter
@@ -290,6 +290,10 @@ def test_the_file_gives_the_parameters_of_the_head(problem, tmp_path, keys, opti
     head = Head.from_gguf(gguf(tmp_path / "head.gguf", tensors, **keys))
     draw = lambda head: Sampler(head)(numpy.repeat(problem.hidden, 16, axis=0), seed=range(64), position=9).tolist()
     assert draw(head) == draw(Head(problem.weight, **options))
+    if "bias" in options:  # another tensor has no bias
+        tensors["other"] = tensors["output.weight"]
+        other = Head.from_gguf(gguf(tmp_path / "other.gguf", tensors, **keys), "other")
+        assert draw(other) == draw(Head(problem.weight))
     assert not options or draw(head) != draw(Head(problem.weight))
 
 
@@ -317,13 +321,14 @@ def test_a_weight_of_blocks_has_no_shadow():
         (["a", "b", "c", "d", "output.weight"], {}, "lm_head", "no tensor lm_head; it has 5: a, b, c, ...$", "tensor"),
         (["output.weight"], {"test__logit_scale": 4.0}, None, "logit_scale in this architecture", "path"),
         (["output.weight"], {"test__vocab_size": "a"}, None, "the key test.vocab_size is .*a.*, expected a size", "path"),
+        (["output.weight", "output.bias"], {}, None, r"output.bias is \[2, 1\] of f32, but must be \[2\] of floats", "path"),
         (["output.weight", "norm"], {}, "norm", r"norm has shape \[32\], but must be \[vocab, hidden\]", "tensor"),
         (["output.weight", "k_quant"], {}, "k_quant", "the tensor k_quant has type Q2_K, which is not supported", "tensor"),
     ],
     ids=str,
 )
 def test_files_without_the_head_are_refused(tmp_path, tensors, keys, name, match, knob):
-    others = {"norm": f32(numpy.ones(32)), "k_quant": ((2, 256), 10, bytes(168))}
+    others = {"norm": f32(numpy.ones(32)), "k_quant": ((2, 256), 10, bytes(168)), "output.bias": f32(numpy.ones((2, 1)))}
     path = gguf(tmp_path / "head.gguf", {name: others.get(name, f32(numpy.ones((2, 32)))) for name in tensors}, **keys)
     error = fails(lambda: Head.from_gguf(path, name), match, knob=knob)
     assert str(error).startswith(f"{path}: ")
@@ -339,7 +344,8 @@ def test_files_that_are_no_gguf_files_are_refused(problem, tmp_path):
     ]:
         path.write_bytes(content)
         fails(lambda: Head.from_gguf(path), f"head.gguf: not a usable GGUF file: {match}", knob="path")
-    with pytest.raises(FileNotFoundError, match="nothing.gguf: No such file"):
+    with pytest.raises(FileNotFoundError, match="No such file") as found:
         Head.from_gguf(tmp_path / "nothing.gguf")
+    assert found.value.filename == str(tmp_path / "nothing.gguf")
     with pytest.raises(OSError, match="is a directory"):
         Head.from_gguf(tmp_path)

@@ -68,10 +68,11 @@ impl Launch {
 }
 
 /// Columns, rows, tokens, first token, hidden, blocks.
-pub(crate) const SHAPES: [[u32; 6]; 8] = [
+pub(crate) const SHAPES: [[u32; 6]; 9] = [
     [8, 1, 700, 0, 64, 2],
     [8, 3, 700, 37, 72, 1],
     [8, 8, 2000, 16, 200, 3],
+    [8, 2, 300, 0, 1160, 2],
     [16, 16, 333, 47, 8, 2],
     [32, 20, 2100, 32, 136, 4],
     [32, 32, 1, 3, 64, 1],

@@ -75,8 +75,9 @@ class Head:
     def from_gguf(path: str | PathLike[str], tensor: str | None = None) -> Head:
         """Makes the head of a GGUF file, which is mapped. The weight [vocab, hidden] has any type of docs/weights.md.
 
-        tensor is its name; None: "output.weight", or "token_embd.weight" of a file without it. The head has the bias,
-        the vocabulary size, the soft cap and the scale of the file.
+        tensor is its name; None: "output.weight", or "token_embd.weight" of a file without it. The head has the
+        vocabulary size (at most the rows of the weight), the soft cap and the scale of the file, and for these two
+        tensors also the bias.
 
         Raises OSError if the file cannot be read, and FlashSamplingError if it is no GGUF file, has no such tensor, or
         has it in another type.

@@ -73,8 +73,8 @@ __device__ __forceinline__ float lower_dot(const Call& call, const Shared& share
     return flash_sampling::lower_dot(call, shared.candidates, bound, at, upper, distance);
 }
 
-// Sets the bins of a row with a top-k, unless another block has set them: from this block's cutoff up. A small part of the bound of
-// `key`'s token is as good a width as any, because all tokens within a bound below the cutoff are listed. One thread per row.
+// Sets the bins of a row with a top-k, unless another block has set them: from this block's cutoff up. The width is a small part of
+// the bound of `key`'s token, as a logit: all tokens within a bound below the cutoff are listed anyway. One thread per row.
 template <class Shared>
 __device__ __forceinline__ void set_bins(const Call& call, Shared& shared, u32 column, u64 key) {
     shared.bin_width[column] = 0.0f;
@@ -85,7 +85,8 @@ __device__ __forceinline__ void set_bins(const Call& call, Shared& shared, u32 c
     u64 bins = 0;
     if (key && is_finite(base)) {
         const u32 at = from_ordered_bits(key).token - call.first_token;
-        const float width = candidates.bounds[column].of(candidates.errors[at], candidates.norms[at]) / BINS_OF_A_BOUND;
+        const float bound = candidates.bounds[column].of(candidates.errors[at], candidates.norms[at]);
+        const float width = bound / BINS_OF_A_BOUND * call.head.scale * shared.rows[column].inv_temperature;
         if (width > 0.0f && is_finite(width)) bins = static_cast<u64>(f32_to_bits(width)) << 32 | f32_to_bits(base);
     }
     const u64 earlier = atomicCAS(reinterpret_cast<unsigned long long*>(candidates.estimated + column), 0ull, bins);

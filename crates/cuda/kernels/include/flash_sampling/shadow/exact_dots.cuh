@@ -90,7 +90,11 @@ struct ExactDots {
     __device__ __forceinline__ void wait(u32 step) const {
         if constexpr (BULK) {
             ptx::mbarrier_wait(&full[(used + step) % STAGES], (used + step) / STAGES % 2);
-            if (!is_whole(step)) ptx::copy_async_wait<0>();
+            if (!is_whole(step)) {
+                ptx::copy_async_wait<0>();
+                // The copy engine may write to this stage later.
+                ptx::shared_writes_fence();
+            }
         } else {
             ptx::copy_async_wait<STAGES - 2>();
         }
