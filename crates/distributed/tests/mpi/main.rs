@@ -17,7 +17,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(2);
 const END: Duration = Duration::from_secs(60);
 
 /// The number of scenarios that run at the same time. Their ranks mostly wait.
-const PARALLEL: usize = 4;
+const PARALLEL: usize = 3;
 
 /// A scenario, its world, and its number of lines with `ok`.
 const SCENARIOS: &[(&str, usize, usize)] = &[
