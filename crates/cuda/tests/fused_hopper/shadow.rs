@@ -1,6 +1,7 @@
 //! Draws from a shadow of the weight, and their negative controls.
 
-use super::{Launch, PROGRAM, emulated, input, is_wrong};
+use super::{Launch, PROGRAM, input, is_wrong};
+use crate::emulated;
 use flash_sampling_core::backend::code_stride;
 use flash_sampling_core::{Matrix, ShadowBuffer};
 use std::path::Path;
