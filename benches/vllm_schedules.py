@@ -11,9 +11,9 @@ rows beside the rows of the plugin. Some requests have two sequences. Some reque
 has the same id. Each of these events is counted, and a count of 0 is a failure.
 
 Both samplers draw every step from the same hidden states (vllm_checks.py). Then each request runs alone, with an empty
-prefix cache. The layers are batch-invariant, so the request must have the same tokens. Tokens may differ only if the
-hidden states of their step differ between the runs: then vLLM's layers are the cause. Two controls change the plugin,
-and the checks must reject both:
+prefix cache. The layers are batch-invariant, so the request must have the same tokens. A request may differ only
+if the hidden states of the first different token differ too: then vLLM's layers are the cause. Two controls change the
+plugin, and the checks must reject both:
 
   * the plugin counts the tokens of an output before a preemption as tokens of the prompt,
   * the plugin does not notice that a new request has the slot of an earlier request.

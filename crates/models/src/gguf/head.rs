@@ -2,7 +2,7 @@
 
 use super::{Gguf, GgufError, Value};
 
-/// The weight of the head, and the embedding. The embedding is the head of a model without the first tensor.
+/// The weight of the head, and the embedding. A model without the first tensor uses the embedding as its head.
 const HEADS: [&str; 2] = ["output.weight", "token_embd.weight"];
 /// The bias of the head.
 pub const HEAD_BIAS: &str = "output.bias";

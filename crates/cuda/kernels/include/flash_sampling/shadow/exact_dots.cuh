@@ -36,7 +36,7 @@ struct ExactDots {
     const u32 lane = threadIdx.x % 32;
     const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
     const u32 row_bytes = call.width * 2, steps = (row_bytes + PART_BYTES - 1) / PART_BYTES;
-    u32 used = 0;  // number of stages that earlier calls have used
+    u32 used = 0;  // number of steps in earlier calls of compute
 
     // `memory` has SHARED_BYTES bytes. `barriers` has one barrier for each stage of each warp.
     __device__ __forceinline__ ExactDots(const Candidates& call, u8* memory, u64 (&barriers)[WARPS][STAGES])
