@@ -42,8 +42,8 @@ FILTERS = {"none": {}, "top-p 0.95": {"top_p": 0.95}, "top-k 50, top-p 0.9": {"t
 LOGITS_STD = 4.0
 NEIGHBOURS, POSITIONS = 64, 8
 NEIGHBOUR_ROUNDS = 15
-STEPS, DRAWS = 2, 16  # replays of a measurement
-PAUSE, SPIN = 0.03, 1_000_000  # seconds, clock cycles
+STEPS, DRAWS = 2, 16  # replays in a measurement of steps, and of head and draw
+PAUSE, SPIN = 0.03, 1_000_000  # seconds, and clock cycles of the GPU
 DEVICE = "cuda"
 
 
@@ -232,9 +232,9 @@ def captured(work) -> torch.cuda.CUDAGraph:
 
 
 def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) -> list[list[float]]:
-    """Returns mean times of a replay in us: [graphs][rounds]. The graphs alternate, in another order in each round, so a
-    drift affects all of them. The GPU pauses before each measurement, because its clocks fall under constant load. Then it
-    spins while the host enqueues the replays."""
+    """Returns mean times of a replay in us: [graphs][rounds]. Each round measures the graphs in a different order, so a
+    drift affects all graphs. Before each measurement, the GPU pauses, because its clocks fall under constant load. Then
+    the GPU spins while the host enqueues the replays."""
     times = [[] for _ in graphs]
     for first in range(rounds):
         for turn in range(len(graphs)):

@@ -1,10 +1,11 @@
-"""The checks of single steps that vllm_engine.py and vllm_schedules.py share: kinds of requests, and tables of figures.
+"""The checks of single steps for vllm_engine.py and vllm_schedules.py: kinds of requests, and a table of figures.
 
 In each step, the plugin draws the batch. Then vLLM's own sampler draws from the same hidden states, and both samplers
 draw every row alone. The table of checks has a line for each kind of request:
 
-    equal       the number of tokens that equal the tokens of vLLM's sampler. Its noise differs, so few random tokens do
-    outside     the number of tokens that vLLM's filters drop. Rounding moves tokens across a cutoff
+    equal       the number of tokens that equal the tokens of vLLM's sampler. The noise differs, so few random tokens
+                are equal
+    outside     the number of tokens that vLLM's filters drop. Rounding can move tokens across a cutoff
     gap         the largest logit minus the logit of the token, if the parameters leave one choice (maximum)
     z           the mean log-probability of tokens minus its expectation under vLLM's probabilities, in standard errors
     logprobs    the largest error of the returned log-probabilities
@@ -104,7 +105,7 @@ def only(batch, grammar, row: int):
 class Comparison:
     """Draws each step with the plugin and with vLLM's sampler, and collects figures of all rows.
 
-    name_of: the kind of a request, by its seed. rows: the figures of the rows of each kind.
+    name_of: returns the kind of a request from its seed. rows: the figures of the rows of each kind.
     """
 
     def __init__(self, plugin, own, name_of: Callable[[int], str]):
@@ -143,7 +144,7 @@ class Comparison:
         states.seeds.gpu, seeds = states.seeds.gpu + SHIFTED_SEEDS, states.seeds.gpu
         shifted = self.plugin(runner, hidden, batch, grammar)[0].sampled_token_ids[:, 0]
         states.seeds.gpu = seeds
-        # The next step starts with what the plugin keeps from this batch, and not from the draws of single rows.
+        # The plugin keeps data of its last call for the next step. Keep the data of the batch, not of a single row.
         self.last.pop(runner.sampler, None)
         if last is not None:
             self.last[runner.sampler] = last
@@ -175,7 +176,7 @@ class Comparison:
 
 
 class Verdicts:
-    """Writes the verdict of each check, and remembers whether all passed."""
+    """Writes the verdict of each check, and records whether all checks passed."""
 
     def __init__(self, say: Callable[[str], None]):
         self.say, self.are_passed = say, True
@@ -205,11 +206,11 @@ def judge(comparison: Comparison, of_kinds: dict[str, dict], verdicts: Verdicts)
     drawn = [row for row in rows if row["is_drawn"]]
     expected = len(some(lambda name: name not in OF_VLLM))
     wrong = count(some(lambda name: name in OF_VLLM), lambda row: row["is_drawn"]) + expected - len(drawn)
-    text = f"the plugin drew {len(drawn)} rows (expected {expected}), vLLM's sampler {len(rows) - len(drawn)}"
+    text = f"the plugin drew {len(drawn)} rows (expected {expected}), vLLM's sampler drew {len(rows) - len(drawn)}"
     verdict(drawn and not wrong, text)
     limit = lambda name: OUTSIDE_LIMIT * len(groups[name]) + 1 if name in FILTERED else 0
     far = [name for name in groups if name not in ONE_CHOICE and count(groups[name], is_outside) > limit(name)]
-    verdict(not far, f"vLLM's filters keep the tokens, except for rounding at cutoffs: {far or 'all requests'}")
+    verdict(not far, f"requests with tokens that vLLM's filters drop, beyond rounding at cutoffs: {far or 'none'}")
     gaps = [row["gap"] for row in some(lambda name: name in ONE_CHOICE)]
     text = f"the largest gap of {len(gaps)} rows with one choice is {max(gaps):.2f}, limit {GAP_LIMIT}"
     verdict(max(gaps) <= GAP_LIMIT, text)
@@ -221,7 +222,7 @@ def judge(comparison: Comparison, of_kinds: dict[str, dict], verdicts: Verdicts)
     text = f"the largest error of log-probabilities of {len(errors)} rows is {max(errors):.2f}, limit {LOGPROB_LIMIT}"
     verdict(max(errors) <= LOGPROB_LIMIT, text)
     different = {key: count(drawn, lambda row: not row[key]) for key in drawn[0] if "same" in key} if drawn else {}
-    text = f"{different.get('is_same_alone')} of {len(drawn)} rows of the plugin have another token alone"
+    text = f"{different.get('is_same_alone')} of {len(drawn)} rows of the plugin have a different token alone"
     verdict(drawn and not different["is_same_alone"], f"{text} (vLLM's sampler: {different.get('is_own_same_alone')})")
-    text = f"control: with shifted seeds, {different.get('is_same_shifted')} rows have another token"
+    text = f"control: with shifted seeds, {different.get('is_same_shifted')} rows have a different token"
     verdict(drawn and different["is_same_shifted"], text)

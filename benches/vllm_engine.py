@@ -1,4 +1,4 @@
-"""Checks and times the plugin inside the installed vLLM, on one GPU, and writes a record. A failed check exits with 1.
+"""Checks and times the plugin inside the installed vLLM, on one GPU, and writes a record. Exits with 1 if checks fail.
 
     python benches/vllm_engine.py [--model DIR | --layers 28 --hidden 1024] [--batch-invariant | --schedules]
         [--record FILE]
@@ -8,10 +8,10 @@ Qwen3-0.6B. The head scales the logits to a standard deviation of 4, so that abo
 engine runs in this process, with model runner V2, CUDA graphs of decode steps and no compilation. `--engine` replaces
 arguments of `LLM`, as JSON. Every request has a seed.
 
-The checks run requests with mixed parameters in one batch. vllm_checks.py explains their table. With
+The checks run requests with mixed parameters in one batch. vllm_checks.py explains the table of the checks. With
 `--batch-invariant`, vLLM's layers are batch-invariant. One more check then compares the tokens of whole requests alone
-with their tokens in the batch. With `--schedules`, the requests of vllm_schedules.py replace those of the checks, the
-layers are batch-invariant, and there are no times.
+with their tokens in the batch. With `--schedules`, the checks of vllm_schedules.py replace these checks, the layers are
+batch-invariant, and steps are not timed.
 
 The time of a decode step is the time between two calls of `GPUModelRunner.sample`. "CPU" is the time of a call. "GPU"
 is the time between two CUDA events around the call. Both include the LM head. The samplers alternate between runs.
@@ -77,7 +77,7 @@ def write_tokenizer(folder: str):
 def generate(llm, sample, given: dict[int, dict], tokens: int, seeds: int = SEED) -> dict[int, list[int]]:
     """Runs one request for each index in `given`, with the function `sample` instead of `GPUModelRunner.sample`.
 
-    given: the parameters of the request of each index. Returns the tokens of each request.
+    given: the parameters of each request, by its index. Returns the tokens of each request.
     """
     from vllm import SamplingParams
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -155,11 +155,11 @@ def main():
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--engine", type=json.loads, default={}, help="arguments of LLM, as JSON")
     parser.add_argument("--batch-invariant", action="store_true")
-    parser.add_argument("--schedules", action="store_true", help="the checks of vllm_schedules.py")
-    parser.add_argument("--requests", type=int, default=64, help="requests of the checks")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of each request")
+    parser.add_argument("--schedules", action="store_true", help="run the checks of vllm_schedules.py")
+    parser.add_argument("--requests", type=int, default=64, help="number of requests of the checks")
+    parser.add_argument("--tokens", type=int, default=64, help="number of tokens of each request")
     parser.add_argument("--sequences", default="1,8,64,256")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of the times; 0 skips the times")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of timed runs; 0: no times")
     parser.add_argument("--record")
     args = parser.parse_args()
     args.sequences = [int(count) for count in args.sequences.split(",")]

@@ -4,19 +4,19 @@ The engine has few blocks of KV cache and a small budget of tokens, so that the 
 
   * prefills long prompts in chunks, beside requests that decode,
   * preempts requests and resumes them later, in another slot, with the tokens of their prompts and outputs,
-  * starts requests after tokens that the prefix cache has.
+  * starts requests whose first tokens are in the prefix cache.
 
 A new request arrives every few steps, while others decode. Some requests have a grammar, so vLLM's sampler draws their
-rows beside those of the plugin. Some requests have two sequences. Some are aborted, and the next request has the same
-id. Each of these events is counted, and a count of 0 is a failure.
+rows beside the rows of the plugin. Some requests have two sequences. Some requests are aborted, and the next request
+has the same id. Each of these events is counted, and a count of 0 is a failure.
 
 Both samplers draw every step from the same hidden states (vllm_checks.py). Then each request runs alone, with an empty
-prefix cache. With batch-invariant layers, it has the same tokens. A request may differ only after a step whose hidden
-states differ between the runs: then vLLM's layers are the cause. Two controls change the plugin, and the checks must
-reject both:
+prefix cache. The layers are batch-invariant, so the request must have the same tokens. A request may differ only
+if the hidden states of the first different token differ too: then vLLM's layers are the cause. Two controls change the
+plugin, and the checks must reject both:
 
   * the plugin counts the tokens of an output before a preemption as tokens of the prompt,
-  * the plugin does not notice that another request has the slot of an earlier request.
+  * the plugin does not notice that a new request has the slot of an earlier request.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from vllm_checks import Comparison, Verdicts, judge, kinds
 
-# The arguments of `LLM`. 96 blocks hold 1536 tokens, a few of the longest requests.
+# The arguments of `LLM`. 96 blocks hold 1536 tokens: only a few of the longest requests fit.
 ENGINE = {
     "skip_tokenizer_init": False,
     "max_num_seqs": 16,
@@ -43,20 +43,20 @@ ENGINE = {
         "cudagraph_capture_sizes": [1, 2, 4, 8, 16],
     },
 }
-SEED, SEEDS = 5000, 4  # the first request's seed, and the seeds that each request has
-PROMPTS = (20, 90, 200, 380)  # tokens, about
-SHARED = 96  # tokens of the prefix that many prompts share
+SEED, SEEDS = 5000, 4  # the seed of the first request, and the number of seeds of each request
+PROMPTS = (20, 90, 200, 380)  # approximate numbers of tokens
+SHARED = 96  # number of tokens of the prefix that many prompts share
 ARRIVAL = 3  # steps between the arrivals of requests
-ROUNDS = 3  # requests of each kind
-ABORTED, ABORT_AFTER = 3, 10  # aborted requests, and their tokens
+ROUNDS = 3  # number of requests of each kind
+ABORTED, ABORT_AFTER = 3, 10  # number of aborted requests, and their tokens before the abort
 EVENTS = ("preemptions", "resumed with output", "chunks beside decoding", "cached prefixes", "aborted", "reused ids")
-STALE = 8  # requests of the second control
+STALE = 8  # number of requests of the second control
 FEW = "few tokens, penalty"  # A frequent kind, because its tokens depend most on the tokens before them.
 
 
 @dataclass
 class Request:
-    """A request of the traffic. `tokens` has the tokens of each of its sequences."""
+    """A request of the test. `tokens` has the tokens of each of its sequences."""
 
     index: int
     kind: str
@@ -72,7 +72,7 @@ class Request:
 
 
 def kinds_of(tokenizer, tokens: int) -> dict[str, dict]:
-    """Returns the kinds of requests of the other checks, and more kinds. Without a tokenizer, it is None."""
+    """Returns the kinds of requests of vllm_checks.py, and more kinds. tokenizer: None if the engine has none."""
     from vllm.sampling_params import StructuredOutputsParams
 
     of_kinds = kinds(tokens) | {"two sequences": {"n": 2, "frequency_penalty": 0.5, "temperature": 0.8}}
@@ -101,7 +101,7 @@ def traffic(of_kinds: dict[str, dict], vocab: int) -> list[Request]:
 
 
 class Events:
-    """Counts what the scheduler does. `resumed` has the seeds of the requests that it resumed with an output."""
+    """Counts events of the scheduler. `resumed` has the seeds of requests that had an output when they were resumed."""
 
     def __init__(self, llm):
         self.scheduler, self.counts = llm.llm_engine.engine_core.engine_core.scheduler, Counter()
@@ -127,9 +127,9 @@ class Events:
 
 
 def serve(llm, sample, requests: list[Request], tokens: int, counts: Counter | None = None) -> dict:
-    """Serves requests that arrive at their steps, with the function `sample` for `GPUModelRunner.sample`.
+    """Serves requests that arrive at their steps, with the function `sample` instead of `GPUModelRunner.sample`.
 
-    The tokens are in the requests. Returns the hidden states of each (seed, length of the sequence).
+    Writes the tokens to the requests. Returns the hidden state of each pair (seed, length of the sequence).
     """
     from vllm import SamplingParams
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -141,7 +141,7 @@ def serve(llm, sample, requests: list[Request], tokens: int, counts: Counter | N
         result = sample(runner, hidden, batch, grammar)
         rows, lens = hidden[batch.logits_indices].clone(), batch.seq_lens_cpu_upper_bound.tolist()
         for row, seed in enumerate(runner.sampler.sampling_states.seeds.np[batch.idx_mapping_np].tolist()):
-            states.setdefault((seed, lens[row]), rows[row])  # A resumed request computes earlier states again.
+            states.setdefault((seed, lens[row]), rows[row])  # After a resume, vLLM computes earlier states again.
         return result
 
     before, GPUModelRunner.sample = GPUModelRunner.sample, recorded
@@ -165,14 +165,14 @@ def serve(llm, sample, requests: list[Request], tokens: int, counts: Counter | N
                     aborted.append(output.request_id)
                     counts["aborted"] += 1
             step += 1
-        engine.step()  # The last step may be in the queue of vLLM.
+        engine.step()  # The last step may still be in vLLM's queue.
     finally:
         GPUModelRunner.sample = before
     return states
 
 
 def alone(llm, sample, requests: list[Request], tokens: int) -> tuple[list[Request], dict]:
-    """Serves each request alone. Returns requests with their tokens, and the hidden states of all requests."""
+    """Serves each request alone. Returns copies of the requests with their tokens, and all hidden states."""
     copies, states = [], {}
     for request in requests:
         copies.append(replace(request, arrival=0, is_aborted=False, tokens={}))
@@ -183,7 +183,8 @@ def alone(llm, sample, requests: list[Request], tokens: int) -> tuple[list[Reque
 def differences(found, expected) -> tuple[list[Request], list[Request]]:
     """Compares the tokens of requests. `found` and `expected` have the requests, and the hidden states of their steps.
 
-    Returns the requests that differ after equal hidden states, and the requests that differ after other hidden states.
+    Returns two lists of requests whose tokens differ. At the first different token, the requests of the first list have
+    equal hidden states, and the requests of the second list have different hidden states.
     """
     wrong, excused = [], []
     for request, want in zip(found[0], expected[0], strict=True):
@@ -202,7 +203,7 @@ def differences(found, expected) -> tuple[list[Request], list[Request]]:
 
 
 class PrefilledPrompts:
-    """The states of requests, as a faulty plugin reads them: all tokens of the last prefill are the prompt."""
+    """The states of requests for a faulty plugin: all tokens of the last prefill count as the prompt."""
 
     def __init__(self, states):
         self.states = states
@@ -212,7 +213,7 @@ class PrefilledPrompts:
 
 
 def with_prefilled_prompts(init):
-    """Returns the function `Rows.__init__` of a plugin that takes the output before a preemption for the prompt."""
+    """Returns `Rows.__init__` of a faulty plugin: it counts the output before a preemption as part of the prompt."""
 
     def changed(self, draws, engine, batch, rows):
         engine = copy(engine)
@@ -245,7 +246,8 @@ def check(llm, samplers: dict, tokens: int, verdicts: Verdicts):
     verdicts.say(f"resumed with output: {', '.join(sorted({kind_of(seed) for seed in events.resumed}))}")
     missing = [name for name in names if not events.counts[name]]
     verdicts.add(not missing, f"events of the schedule that did not happen: {missing or 'none'}")
-    verdicts.add(not comparison.miscounted, f"{comparison.miscounted} rows have another number of tokens than in vLLM")
+    text = f"{comparison.miscounted} rows have a different number of tokens with vLLM's sampler"
+    verdicts.add(not comparison.miscounted, text)
 
     expected = alone(llm, plugin, requests, tokens)
     wrong, excused = differences(found, expected)
@@ -253,7 +255,7 @@ def check(llm, samplers: dict, tokens: int, verdicts: Verdicts):
     same = [request for request in requests if request not in wrong + excused]
     resumed, same_resumed = (sum(map(is_resumed, of)) for of in (requests, same))
     text = f"{len(same)} of {len(requests)} requests have the same tokens alone ({same_resumed} of {resumed} resumed)"
-    text += f"; {len(excused)} differ because vLLM's layers returned other hidden states"
+    text += f"; {len(excused)} differ because vLLM's layers returned different hidden states"
     verdicts.add(not wrong and 2 * len(same) > len(requests) and 2 * same_resumed > resumed, text)
     if wrong:
         verdicts.say(f"different tokens from the same hidden states: {[(of.index, of.kind) for of in wrong]}")
@@ -261,7 +263,7 @@ def check(llm, samplers: dict, tokens: int, verdicts: Verdicts):
 
 
 def controls(llm, plugin, requests: list[Request], expected, tokens: int, verdicts: Verdicts):
-    """Serves requests with faulty plugins, and writes whether their tokens differ from the expected tokens."""
+    """Serves requests with faulty plugins, and writes whether the tokens differ from the expected tokens."""
     from vllm.v1.worker.gpu.sample.sampler import Sampler as EngineSampler
 
     from flash_sampling._vllm_rows import Rows
@@ -277,10 +279,10 @@ def controls(llm, plugin, requests: list[Request], expected, tokens: int, verdic
         Rows.__init__ = with_prefilled_prompts(init)
         again = [replace(request, tokens={}) for request in requests]
         found = again, serve(llm, plugin, again, tokens)
-        control("the plugin counts the output before a preemption as prompt", found, expected)
+        control("the plugin counts the output before a preemption as part of the prompt", found, expected)
         Rows.__init__ = init
         EngineSampler.add_request = add_request.__wrapped__
         found, of = alone(llm, plugin, requests[:STALE], tokens), (expected[0][:STALE], expected[1])
-        control("the plugin does not notice another request in the same slot", found, of)
+        control("the plugin does not notice a new request in the same slot", found, of)
     finally:
         Rows.__init__, EngineSampler.add_request = init, add_request

@@ -11,10 +11,10 @@ use std::fs::File;
 use std::io::{Error, ErrorKind};
 use std::path::Path;
 
-/// Maps a file, and reads the head with its weight in the tensor `name`, or in the tensor of the model's head.
+/// Maps a GGUF file, and reads its head. The weight is the tensor `name`; by default, the weight of the model's head.
 ///
 /// # Errors
-/// Python's `OSError` for a file that cannot be mapped; a file without a valid head.
+/// `OSError` if the file cannot be mapped; `FlashSamplingError` if the file has no valid head.
 pub(crate) fn head(path: &Path, name: Option<&str>) -> PyResult<HeadParts> {
     let map = map(path).map_err(|error| match error.raw_os_error() {
         Some(code) => PyOSError::new_err((code, error.to_string(), path.display().to_string())),
@@ -40,14 +40,14 @@ pub(crate) fn head(path: &Path, name: Option<&str>) -> PyResult<HeadParts> {
             return Err(refused("path", &"the meaning of logit_scale in this architecture is unknown"));
         }
     };
-    // Another tensor than the model's head has no bias.
+    // Only the weight of the model's head has a bias.
     let bias = match file.has(HEAD_BIAS) && file.head_name().is_ok_and(|head| head == name) {
         false => None,
         true => {
             let bias = file.tensor(HEAD_BIAS).map_err(in_file)?;
             if bias.shape != [rows] || !bias.dtype.is_float() {
-                let (shape, dtype) = (&bias.shape, bias.dtype.name());
-                let text = format!("{HEAD_BIAS} is {shape:?} of {dtype}, but must be [{rows}] of floats");
+                let found = format!("shape {:?} and type {}", bias.shape, bias.dtype.name());
+                let text = format!("{HEAD_BIAS} has {found}, but must have shape [{rows}] and a float type");
                 return Err(refused("path", &text));
             }
             let mut values = vec![0.0; rows];
@@ -72,7 +72,7 @@ fn map(path: &Path) -> std::io::Result<Tensor> {
     Tensor::map(&file)
 }
 
-/// Number and first names of the tensors.
+/// The number of tensors and the first names, for an error message.
 fn listing(file: &Gguf<'_>) -> String {
     let names: Vec<_> = file.names().take(4).collect();
     match file.names().count() {

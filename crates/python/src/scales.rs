@@ -7,7 +7,7 @@ use flash_sampling_models::quantization::{SCALE_BLOCK, scale_block};
 use pyo3::prelude::*;
 use pyo3::types::PyFloat;
 
-/// The argument of `Head`.
+/// The name of the argument of `Head`.
 const NAME: &str = "weight_scale";
 
 /// One factor for each block of the weight, row by row.
@@ -21,7 +21,7 @@ impl WeightScales {
     /// Reads the scales of a weight. Only weights of 8-bit elements have scales.
     ///
     /// # Errors
-    /// Missing scales, scales of a weight of floats, another shape, type or memory, and scales that are not finite. The
+    /// Missing scales, scales of a weight of floats, a wrong shape, type or device, and scales that are not finite. The
     /// values of scales on a GPU are not checked.
     pub(crate) fn read(
         scale: Option<&Bound<'_, PyAny>>,
@@ -63,7 +63,7 @@ impl WeightScales {
 fn number(scale: &Bound<'_, PyAny>) -> PyResult<f32> {
     if !scale.is_instance_of::<PyFloat>() && scale.hasattr("__array_interface__")? {
         let tensor = Tensor::try_borrow(&scale.call_method1("reshape", (1,))?, NAME)?;
-        return Ok(tensor.expect("it has a dimension").floats(NAME)?[0]);
+        return Ok(tensor.expect("the array has one dimension").floats(NAME)?[0]);
     }
     scale.extract().map_err(|_| {
         let found = scale.get_type().name().map(|name| name.to_string()).unwrap_or_default();
@@ -71,7 +71,7 @@ fn number(scale: &Bound<'_, PyAny>) -> PyResult<f32> {
     })
 }
 
-/// Rows and columns of the block of a scale. Scales `[rows, n]` are those of groups of `cols / n` columns.
+/// Rows and columns of the block of a scale. Scales `[rows, n]` have blocks of one row and `cols / n` columns.
 fn block_of(shape: &[usize], [rows, cols]: [usize; 2]) -> PyResult<[usize; 2]> {
     scale_block(shape, [rows, cols], SCALE_BLOCK).or_else(|expected| match *shape {
         [n, groups] if n == rows && groups > 0 && cols.is_multiple_of(groups) => Ok([1, cols / groups]),

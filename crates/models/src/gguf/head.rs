@@ -2,7 +2,7 @@
 
 use super::{Gguf, GgufError, Value};
 
-/// The head of a model, and the embedding, which is the head of a model without the first.
+/// The weight of the head, and the embedding. A model without the first tensor uses the embedding as its head.
 const HEADS: [&str; 2] = ["output.weight", "token_embd.weight"];
 /// The bias of the head.
 pub const HEAD_BIAS: &str = "output.bias";
@@ -23,7 +23,7 @@ pub struct GgufHead {
 pub enum Scale {
     /// A factor, finite and above 0.
     Factor(f32),
-    /// A value of unknown meaning.
+    /// A value whose meaning in this architecture is unknown.
     Unclear,
 }
 
@@ -31,7 +31,7 @@ impl Gguf<'_> {
     /// The name of the head's weight: `output.weight`, or `token_embd.weight` if the head is the embedding.
     ///
     /// # Errors
-    /// [`GgufError::MissingTensor`]: the file has neither.
+    /// [`GgufError::MissingTensor`]: the file has neither of the two tensors.
     pub fn head_name(&self) -> Result<&'static str, GgufError> {
         let name = HEADS.into_iter().find(|name| self.has(name));
         name.ok_or_else(|| GgufError::MissingTensor(HEADS.join(" and no tensor ")))
@@ -40,7 +40,7 @@ impl Gguf<'_> {
     /// The parameters of the head, under the keys of the architecture.
     ///
     /// # Errors
-    /// No `general.architecture`, or a parameter that is not a number.
+    /// The file has no `general.architecture`, or a parameter is not a valid number.
     pub fn head(&self) -> Result<GgufHead, GgufError> {
         let architecture = self.architecture()?;
         let key = |name: &str| format!("{architecture}.{name}");

@@ -53,12 +53,13 @@ class FlashSamplingError(ValueError):
 class Head:
     """An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`. It borrows the weight [vocab, hidden].
 
-    The weight is bfloat16, float16 or float32, or with weight_scale float8_e4m3fn or int8. weight_scale is bfloat16,
-    float16 or float32 (on a GPU contiguous float32): a number or [] for the weight, [vocab] or [vocab, 1] for its rows,
-    [ceil(vocab / 128), ceil(hidden / 128)] for blocks of 128 x 128, [vocab, n] for groups of hidden / n columns.
+    The weight is bfloat16, float16 or float32. With weight_scale, the weight is float8_e4m3fn or int8. weight_scale is
+    bfloat16, float16 or float32; on a GPU, it is contiguous float32. weight_scale is a number or [] for the weight,
+    [vocab] or [vocab, 1] for its rows, [ceil(vocab / 128), ceil(hidden / 128)] for blocks of 128 x 128, or [vocab, n]
+    for groups of hidden / n columns.
 
-    Raises FlashSamplingError for a wrong shape or value, for a missing weight_scale and for a weight_scale of a weight
-    of floats; TypeError for an element type that is not supported.
+    Raises FlashSamplingError for a wrong shape or value, for a missing weight_scale, and for a weight_scale beside a
+    weight of floats. Raises TypeError for an element type that is not supported.
     """
 
     def __new__(
@@ -73,14 +74,14 @@ class Head:
     ) -> Head: ...
     @staticmethod
     def from_gguf(path: str | PathLike[str], tensor: str | None = None) -> Head:
-        """Makes the head of a GGUF file, which is mapped. The weight [vocab, hidden] has any type of docs/weights.md.
+        """Maps a GGUF file, and makes its head. The weight [vocab, hidden] may have any GGUF type of docs/weights.md.
 
-        tensor is its name; None: "output.weight", or "token_embd.weight" of a file without it. The head has the
-        vocabulary size (at most the rows of the weight), the soft cap and the scale of the file, and for these two
-        tensors also the bias.
+        tensor: the name of the weight. The default is "output.weight", or "token_embd.weight" if the file has no
+        "output.weight". The head has the vocabulary size (at most the rows of the weight), the soft cap and the scale
+        of the file. With the default weight, the head also has the bias of the file.
 
-        Raises OSError if the file cannot be read, and FlashSamplingError if it is no GGUF file, has no such tensor, or
-        has it in another type.
+        Raises OSError if the file cannot be read. Raises FlashSamplingError if the file is not a GGUF file, has no such
+        tensor, or has the tensor in a type that is not supported.
         """
 
     @property

@@ -1,5 +1,6 @@
-// The dot products of a few tokens with one hidden state, with the bits of the full kernel: one accumulator of the tensor cores over
-// hidden in ascending order. `mma.sync` has the bits of `wgmma`, and a chain of its products takes less time.
+// The dot products of the weight rows of a few tokens with one hidden state, with the bits of the full kernel. One accumulator of
+// the tensor cores adds the products in ascending order of the columns. `mma.sync` gives the same bits as `wgmma`, and a chain of
+// `mma.sync` takes less time.
 #pragma once
 
 #include "../mainloop/memory.cuh"
@@ -17,17 +18,17 @@ constexpr bool HAS_BULK_COPIES = true;
 constexpr bool HAS_BULK_COPIES = false;
 #endif
 
-// The dot products of one warp. Warps share nothing. BULK: the bulk copy engine copies the rows.
+// The dot products that one warp computes. Warps share no data. BULK: the bulk copy engine copies the rows.
 template <bool BULK>
 struct ExactDots {
     static constexpr u32 WARPS = 4, THREADS = 32 * WARPS;
-    static constexpr u32 TOKENS = 16;                            // at a time: the rows of a product
-    static constexpr u32 PART_BYTES = IS_ROOMY ? 1024 : 512;     // of a row in a stage
-    static constexpr u32 STRIDE = PART_BYTES + 16;               // the rows of a stage begin at different banks
-    static constexpr u32 STAGES = IS_ROOMY ? 3 : 2;              // each with the rows of the tokens, then the hidden state
+    static constexpr u32 TOKENS = 16;                            // at a time: the rows of a matrix product
+    static constexpr u32 PART_BYTES = IS_ROOMY ? 1024 : 512;     // bytes of a row in a stage
+    static constexpr u32 STRIDE = PART_BYTES + 16;               // so that the rows of a stage begin at different banks
+    static constexpr u32 STAGES = IS_ROOMY ? 3 : 2;              // each with parts of the tokens' rows and of the hidden state
     static constexpr u32 STAGE_BYTES = (TOKENS + 1) * STRIDE, WARP_BYTES = STAGES * STAGE_BYTES;
     static constexpr u32 SHARED_BYTES = WARPS * WARP_BYTES;
-    static constexpr u32 STEP_BYTES = 64;  // two products
+    static constexpr u32 STEP_BYTES = 64;  // bytes of a row for two matrix products
 
     const Candidates& call;
     u64* const full;  // [STAGES] barriers of the warp's bulk copies
@@ -35,9 +36,9 @@ struct ExactDots {
     const u32 lane = threadIdx.x % 32;
     const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
     const u32 row_bytes = call.width * 2, steps = (row_bytes + PART_BYTES - 1) / PART_BYTES;
-    u32 used = 0;  // stages so far
+    u32 used = 0;  // number of steps in earlier calls of compute
 
-    // `memory` has SHARED_BYTES bytes, and `barriers` has one for each stage of each warp.
+    // `memory` has SHARED_BYTES bytes. `barriers` has one barrier for each stage of each warp.
     __device__ __forceinline__ ExactDots(const Candidates& call, u8* memory, u64 (&barriers)[WARPS][STAGES])
         : call(call),
           full(barriers[threadIdx.x / 32]),
@@ -51,10 +52,10 @@ struct ExactDots {
 
     __device__ __forceinline__ bool is_whole(u32 step) const { return (step + 1) * PART_BYTES <= row_bytes; }
 
-    // Returns the bytes of a copy from byte `at` of a row on; the rest of 16 is zeros.
+    // Returns how many bytes of a copy of 16 bytes, which begins at byte `at`, are in the row. The other bytes are zeros.
     __device__ __forceinline__ u32 left(u32 at) const { return at < row_bytes ? min(row_bytes - at, 16u) : 0; }
 
-    // Begins to load a part of every row; zeros beyond the rows. `mine` is the row of a lane's token.
+    // Begins to load a part of every row, with zeros beyond the end of a row. `mine` is the row of the lane's token.
     __device__ __forceinline__ void load(u32 step, const u8* mine, const u8* hidden, u32 count) const {
         const u32 index = (used + step) % STAGES, stage = ring + index * STAGE_BYTES, first = step * PART_BYTES;
         if constexpr (BULK) {
@@ -86,7 +87,7 @@ struct ExactDots {
         ptx::copy_async_commit();
     }
 
-    // Waits for the loads of a step.
+    // Waits until the loads of a step are complete.
     __device__ __forceinline__ void wait(u32 step) const {
         if constexpr (BULK) {
             ptx::mbarrier_wait(&full[(used + step) % STAGES], (used + step) / STAGES % 2);
@@ -101,8 +102,8 @@ struct ExactDots {
         __syncwarp();
     }
 
-    // Returns the dot product of a lane's token, in the first `count` lanes, from 1 to TOKENS. `token` is its row of the weight.
-    // Calls `meanwhile` while the first loads are in flight.
+    // Returns the dot product of the lane's token. The first `count` lanes have a token (`count` is 1 to TOKENS). `token` is the
+    // index of the token's row in the weight. Calls `meanwhile` while the first loads are in flight.
     template <ptx::Operand OPERAND, class Meanwhile>
     __device__ __forceinline__ float compute(u32 row, u32 token, u32 count, const Meanwhile& meanwhile) {
         const u8* const mine = call.weight + token * call.weight_stride;
@@ -117,7 +118,7 @@ struct ExactDots {
             const u32 stage = ring + (used + step) % STAGES * STAGE_BYTES;
             const u32 of_tokens = stage + lane % TOKENS * STRIDE + lane / TOKENS * 16;
             const u32 of_hidden = stage + TOKENS * STRIDE + lane / 8 * 16;
-            // The factors of two products. All columns of a product are the hidden state.
+            // The operands of two matrix products. All columns of `b` are the hidden state.
             u32 a[2][2][4], b[2][4];
             const auto fetch = [&](u32 at) {
                 const u32 buffer = at / STEP_BYTES % 2;

@@ -2,8 +2,9 @@
 // the draw.
 //
 // With LISTS, a row with filters has a list of upper bounds and estimates of logits instead. Its blocks select a cutoff, and
-// compute the logits of the tokens whose upper bounds reach the cutoff. They list the logits that reach the cutoff. So every token
-// at or above the cutoff is listed, and filter_list.cu decides whether all kept tokens are. The winner has the largest logit.
+// compute the logits of the tokens whose upper bounds reach the cutoff. They list the logits that reach the cutoff. So the list has
+// every token at or above the cutoff. filter_list.cu decides whether the list has all tokens that the filters keep. The winner of
+// such a row is the token with the largest logit.
 #pragma once
 
 #include "../perturb.cuh"
@@ -77,13 +78,14 @@ struct ExactWinners {
         }
     }
 
-    // Returns a cutoff for the logits of a listed row, as monotone bits: the largest of the Hopper kernel's cutoff `cut`, min-p's
-    // limit below the largest estimate `largest`, and an estimate of the k-th largest logit, rounded down. All threads call this.
+    // Returns a cutoff for the logits of a listed row, as monotone bits. It is the largest of three values: the Hopper kernel's
+    // cutoff `cut`, min-p's limit below the largest estimate `largest`, and an estimate of the k-th largest logit, rounded down.
+    // All threads call this.
     __device__ __forceinline__ u32 find_cut(u32 listed, u32 largest, u32 cut) const {
         const RowFilters& filters = shared.filters;
         if (filters.is_listed_by_min_p()) cut = max(cut, to_monotone_bits(filters.least(from_monotone_bits(largest))));
         if (filters.top_k == 0 || listed <= filters.top_k) return cut;
-        // Counts estimates in equal intervals from the cutoff to the largest estimate.
+        // Counts the estimates in intervals of equal width between the cutoff and the largest estimate.
         const float top = from_monotone_bits(largest), low = cut ? from_monotone_bits(cut) : top - WIDEST;
         const float scale = ((1 << DIGIT_BITS) - 1) / (top - low);
         if (!(scale > 0.0f && is_finite(scale))) return cut;
@@ -103,7 +105,7 @@ struct ExactWinners {
         return max(cut, to_monotone_bits(lowered(low + u32_to_f32(shared.digit) / scale, fabsf(low) + fabsf(top))));
     }
 
-    // Gathers the tokens of this block's part of the candidates whose upper bounds reach `least`.
+    // Gathers the tokens whose upper bounds reach `least`, from this block's part of the candidates.
     __device__ __forceinline__ void gather(u32 listed, u32 least) const {
         const u64* const keys = shadow.candidates.keys + static_cast<u64>(row) * Candidates::ROOM;
         for_each(keys, part + threadIdx.x * parts, THREADS * parts, listed, [&](u64 key) {
@@ -114,7 +116,7 @@ struct ExactWinners {
         __syncthreads();
     }
 
-    // Adds a warp's tokens to the list of the row, if their exact logits reach the cutoff.
+    // Adds the tokens of a warp whose exact logits reach the cutoff to the list of the row.
     __device__ __forceinline__ void list(const PartWinner& candidate, u32 cut) const {
         const bool is_kept = candidate.key && static_cast<u32>(candidate.key >> 32) >= cut;
         const u32 ballot = __ballot_sync(0xffffffffu, is_kept), lane = threadIdx.x % 32;
