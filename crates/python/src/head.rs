@@ -141,7 +141,8 @@ impl Head {
     /// tensor: the name of the weight [vocab, hidden], in any type of docs/weights.md; None: "output.weight", or
     ///     "token_embd.weight" of a file without it.
     ///
-    /// The head has the bias, the vocabulary size, the soft cap and the scale of the file.
+    /// The head has the vocabulary size (at most the rows of the weight), the soft cap and the scale of the file. With the
+    /// default tensor, it also has the bias.
     ///
     /// Raises OSError if the file cannot be read, and FlashSamplingError if it is no GGUF file, has no such tensor, or
     /// has it in another type.
