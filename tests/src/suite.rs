@@ -91,8 +91,7 @@ pub fn check(factory: &dyn SamplerFactory, law: &str) {
 }
 
 /// Makes one test per law for a sampler factory: `suite!(module_name, factory_expression);`, or
-/// `suite!(module_name, factory_expression, [law, law]);` for some laws only. The tests of
-/// `suite!(module_name, factory_expression, ignored);` run with `--include-ignored`.
+/// `suite!(module_name, factory_expression, [law, law]);` for some laws only.
 #[macro_export]
 macro_rules! suite {
     ($name:ident, $factory:expr, [$($law:ident),* $(,)?]) => {
@@ -107,11 +106,11 @@ macro_rules! suite {
             )*
         }
     };
-    ($name:ident, $factory:expr $(, $ignored:ident)?) => {
+    ($name:ident, $factory:expr) => {
         mod $name {
             #[allow(unused_imports)]
             use super::*;
-            $crate::each_law!(law_tests { $factory $(, $ignored)? });
+            $crate::each_law!(law_tests { $factory });
         }
     };
 }
@@ -120,15 +119,6 @@ macro_rules! suite {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! law_tests {
-    ({ $factory:expr, ignored } $(($module:ident, $law:ident, $promise:expr))*) => {
-        $(
-            #[test]
-            #[ignore = "runs in .ci/full"]
-            fn $law() {
-                $crate::suite::check(&$factory, stringify!($law));
-            }
-        )*
-    };
     ({ $factory:expr } $(($module:ident, $law:ident, $promise:expr))*) => {
         $(
             #[test]

@@ -1,5 +1,4 @@
-//! The suite on the CPU backend and on the reference, over heads with a shadow. `.ci/full` runs the ignored
-//! instances.
+//! The suite on the CPU backend and on the reference, over heads with a shadow.
 
 mod backends;
 
@@ -10,6 +9,6 @@ use flash_sampling_core::DType;
 use flash_sampling_cpu::Isa;
 
 suite!(tiled, WithShadow(Cpu::new(Kind::Tiled, Isa::best_for(DType::BF16, DType::BF16))));
-suite!(tiled_portable, WithShadow(Cpu::new(Kind::Tiled, Isa::Portable)), ignored);
+suite!(tiled_portable, WithShadow(Cpu::new(Kind::Tiled, Isa::Portable)));
 suite!(grouped_reuse, WithShadow(Cpu::new(Kind::GroupedReuse, Isa::best_for(DType::BF16, DType::BF16))));
-suite!(reference, WithShadow(Referee), ignored);
+suite!(reference, WithShadow(Referee));
