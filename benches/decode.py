@@ -231,6 +231,17 @@ def captured(work) -> torch.cuda.CUDAGraph:
     return graph
 
 
+def replay_time(graph: torch.cuda.CUDAGraph, replays: int) -> float:
+    """Returns the mean time of a replay in us."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(replays):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / replays
+
+
 def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) -> list[list[float]]:
     """Returns mean times of a replay in us: [graphs][rounds]. Each round measures the graphs in a different order, so a
     drift affects all graphs. Before each measurement, the GPU pauses, because its clocks fall under constant load. Then
@@ -241,13 +252,7 @@ def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) 
             graph, series = (each[(first + turn) % len(graphs)] for each in (graphs, times))
             sleep(PAUSE)
             torch.cuda._sleep(SPIN)
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(replays):
-                graph.replay()
-            end.record()
-            end.synchronize()
-            series.append(start.elapsed_time(end) * 1e3 / replays)
+            series.append(replay_time(graph, replays))
     return times
 
 

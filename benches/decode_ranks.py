@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from decode import FILTERS, LOGITS_STD, SHAPES, VOCAB, Torch, Vllm, captured
+from decode import FILTERS, LOGITS_STD, SHAPES, VOCAB, Torch, Vllm, captured, replay_time
 
 import flash_sampling
 from flash_sampling.torch import group
@@ -47,18 +47,6 @@ def gathered(sampler):
 
 
 SAMPLERS = {"ours": Ours, "torch": gathered(Torch), "vllm": gathered(Vllm)}
-
-
-def microseconds(graph: torch.cuda.CUDAGraph, replays: int) -> float:
-    """Returns the mean time of a replay in us. The replays follow each other, so the ranks do not wait for a late host."""
-    graph.replay()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(replays):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3 / replays
 
 
 def main():
@@ -107,7 +95,11 @@ def times(shard, model, rows, ranks, rounds, say):
             sampler, out = sampler(shard, rows, ranks), torch.zeros(rows, device="cuda", dtype=torch.int64)
             graph = captured(lambda: sampler.draw(hidden, out, keys, columns))
             dist.barrier()
-            time = torch.tensor(median(microseconds(graph, 20) for _ in range(rounds)), device="cuda")
+            series = []
+            for _ in range(rounds):
+                graph.replay()  # The timed replays follow, so the ranks do not wait for a late host.
+                series.append(replay_time(graph, 20))
+            time = torch.tensor(median(series), device="cuda")
             dist.all_reduce(time, dist.ReduceOp.MAX)
             all_tokens = [torch.zeros_like(out) for _ in range(dist.get_world_size())]
             dist.all_gather(all_tokens, out)

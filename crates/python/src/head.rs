@@ -55,15 +55,6 @@ impl HeadParts {
         }
         self.soft_cap.map_or(Ok(head), |cap| head.with_soft_cap(cap))
     }
-
-    /// The head, after the checks of a weight in host memory.
-    fn checked(self) -> PyResult<Head> {
-        if self.weight.place() == Place::Host {
-            // On a GPU, the sampler makes these checks.
-            self.head().map_err(|error| of_head(&error))?;
-        }
-        Ok(Head { parts: Arc::new(self) })
-    }
 }
 
 /// The owner of a sampler's weight, which it keeps alive.
@@ -132,7 +123,12 @@ impl Head {
             }
         };
         let vocab_size = vocab_size.unwrap_or(first_token.saturating_add(layout.rows));
-        HeadParts { weight, layout, scales, bias, soft_cap, scale, vocab_size, first_token }.checked()
+        let parts = HeadParts { weight, layout, scales, bias, soft_cap, scale, vocab_size, first_token };
+        if parts.weight.place() == Place::Host {
+            // On a GPU, the sampler makes these checks.
+            parts.head().map_err(|error| of_head(&error))?;
+        }
+        Ok(Head { parts: Arc::new(parts) })
     }
 
     /// Makes the head of a GGUF file, for samplers on the CPU, and on a GPU by the sampler's backend.
@@ -149,7 +145,7 @@ impl Head {
     #[staticmethod]
     #[pyo3(signature = (path, tensor=None))]
     fn from_gguf(path: PathBuf, tensor: Option<&str>) -> PyResult<Head> {
-        gguf::head(&path, tensor)?.checked()
+        Ok(Head { parts: Arc::new(gguf::head(&path, tensor)?) })
     }
 
     /// The number of tokens of the vocabulary.
