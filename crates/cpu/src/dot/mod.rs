@@ -46,6 +46,13 @@ impl DotScratch {
         #[cfg(target_arch = "x86_64")]
         self.integers.reserve(memory.integers);
     }
+
+    /// Memory for the codes and scales of some rows.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn codes(&mut self, bytes: usize) -> &mut [pack::Line] {
+        reserve(&mut self.decoded, bytes / 4);
+        &mut self.decoded
+    }
 }
 
 /// The dot products with one weight, on one instruction set.

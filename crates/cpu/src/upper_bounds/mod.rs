@@ -14,9 +14,8 @@
 //!    (`scan/tile/possible_winners.rs`).
 //!
 //! A product is the dot product of a row of codes and a hidden state in two 8-bit digits per element. The codes come
-//! from the head's [`Shadow`](flash_sampling_core::Shadow), or from a quantised weight. The AMX kernel needs one scale
-//! for a row of codes. So for AMX, a worker *requantises* some rows of a quantised weight at a time: it computes codes
-//! with one scale for a row. Proof of the bounds: `docs/exactness.md`.
+//! from the head's [`Shadow`](flash_sampling_core::Shadow), or from a quantised weight. Proof of the bounds:
+//! `docs/exactness.md`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -25,10 +24,14 @@ mod codes;
 mod digits;
 #[cfg(target_arch = "aarch64")]
 mod dotprod;
+mod norms;
 #[cfg(target_arch = "x86_64")]
 mod panels;
 mod plain;
-mod row_numbers;
+#[cfg(target_arch = "x86_64")]
+mod slab_scales;
+#[cfg(target_arch = "x86_64")]
+mod slabs;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -45,8 +48,7 @@ use flash_sampling_core::DType;
 use flash_sampling_core::backend::canonical::extra_terms;
 use flash_sampling_core::{Head, Matrix, Shadow};
 #[cfg(target_arch = "x86_64")]
-use panels::{integer_tile, multiply_panels, multiply_requantised};
-use row_numbers::{RowNumbers, largest_norm};
+use panels::{integer_tile, multiply_panels};
 
 /// The largest number of columns for which integer sums cannot overflow.
 const MAX_COLS: usize = 1 << 17;
@@ -54,8 +56,11 @@ const MAX_COLS: usize = 1 << 17;
 pub(crate) const MAX_ROWS: usize = 64;
 /// The largest number of draws of a call with bounds. Each draw may need other logits.
 const MAX_DRAWS: usize = 64;
-/// The number of weight rows that a worker requantises at a time.
-const REQUANTISED_ROWS: usize = 64;
+
+/// The scales and errors of the rows of a quantised weight. The products contain the scales of the blocks, and the
+/// blocks are the weight.
+const ONES: [f32; TILE] = [1.0; TILE];
+const ZEROS: [f32; TILE] = [0.0; TILE];
 
 /// The instructions of the products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,26 +91,30 @@ pub(crate) struct BoundsMemory {
     pub(crate) logits: usize,
     /// Bytes of a weight row.
     pub(crate) weight_row: usize,
-    /// Bytes of requantised rows.
+    /// Bytes of the codes and scales of some rows.
     pub(crate) codes: usize,
     /// Integer sums.
     #[cfg(target_arch = "x86_64")]
     pub(crate) integers: usize,
 }
 
-/// The kernels of a head's upper bounds, and the numbers of its rows, computed once.
+/// The kernels of a head's upper bounds, and the norms of its rows, computed once.
 #[derive(Debug)]
 pub(crate) struct UpperBounds {
     /// The kernels of this machine for this head: for few rows, and for more.
     kernels: [Option<Kernel>; 2],
-    /// For the blocks of a quantised weight; empty for a head with a shadow, or without the kernel for few rows.
-    blocks: RowNumbers,
-    /// For the requantised rows of a quantised weight; empty for a head with a shadow, or without AMX.
-    requantised: RowNumbers,
+    /// The norms of the rows of a quantised weight; empty for a head with a shadow.
+    norms: Vec<f32>,
     /// The largest sum of a token's norm and error.
     largest_norm: f64,
     /// The number of terms of a dot product, for the bound of its rounding.
     terms: usize,
+}
+
+/// The bytes of a worker's memory for 16 quantised rows: a byte for each code, and at most four bytes for 16 codes of a
+/// row.
+fn slab_bytes(cols: usize) -> usize {
+    cols.next_multiple_of(64) * 20
 }
 
 /// The kernels for a weight of this type and size: for few rows of a call, and for more.
@@ -115,11 +124,12 @@ fn kernels(isa: Isa, weight: &Matrix<'_>) -> [Option<Kernel>; 2] {
         let is_wide = matches!(isa, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx);
         let vnni = is_wide && is_x86_feature_detected!("avx512vnni");
         let amx = isa == Isa::Amx && crate::dot::amx::has_integers();
+        let has_units = weight.dtype().is_float() || weight.cols().is_multiple_of(64);
         let few = match weight.dtype().is_float() {
             true if !vnni => Some(if isa == Isa::Portable { Kernel::Plain } else { Kernel::Avx2 }),
-            is_float => (vnni && (is_float || weight.cols().is_multiple_of(64))).then_some(Kernel::Vnni),
+            _ => (vnni && has_units).then_some(Kernel::Vnni),
         };
-        [few, amx.then_some(Kernel::Amx)]
+        [few, (amx && has_units).then_some(Kernel::Amx)]
     }
     #[cfg(target_arch = "aarch64")]
     if isa == Isa::Neon {
@@ -142,35 +152,37 @@ impl UpperBounds {
         if !has_codes || weight.cols() > MAX_COLS || kernels == [None; 2] {
             return None;
         }
-        let (blocks, requantised) = match head.shadow() {
-            Some(_) => Default::default(),
-            None => threads.install(|| {
-                let blocks = kernels[0].map(|_| RowNumbers::of_blocks(&weight)).unwrap_or_default();
-                (blocks, kernels[1].map(|_| RowNumbers::of_requantised(&weight)).unwrap_or_default())
-            }),
+        let norms = match head.shadow() {
+            Some(_) => Vec::new(),
+            None => threads.install(|| norms::of_blocks(&weight)),
         };
         let largest_norm = match head.shadow() {
-            Some(shadow) => largest_norm(shadow.errors(), shadow.norms()),
-            None => blocks.largest_norm().max(requantised.largest_norm()),
+            Some(shadow) => {
+                let sizes = shadow.errors().iter().zip(shadow.norms());
+                sizes.map(|(error, norm)| f64::from(*error) + f64::from(*norm)).fold(0.0, f64::max)
+            }
+            None => norms.iter().map(|&norm| f64::from(norm)).fold(0.0, f64::max),
         };
         if largest_norm >= 2f64.powi(100) {
             // No hidden state has bounds.
             return None;
         }
-        let terms = weight.cols() + extra_terms(weight.dtype());
-        Some(UpperBounds { kernels, blocks, requantised, largest_norm, terms })
+        // In AMX tiles, the sums of each digit may be larger than the sum of both.
+        let more = if head.shadow().is_none() && kernels[1].is_some() { weight.cols() / 8 } else { 0 };
+        let terms = weight.cols() + more + extra_terms(weight.dtype());
+        Some(UpperBounds { kernels, norms, largest_norm, terms })
     }
 
     /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds, whatever the draws.
     fn kernel(&self, head: &Head<'_>, rows: usize) -> Option<Kernel> {
-        let is_quantised = !self.blocks.scales.is_empty() || !self.requantised.scales.is_empty();
+        let is_quantised = !self.norms.is_empty();
         if head.shadow().is_some() == is_quantised {
             return None;
         }
         // Measured on a Zen 4, on a Zen 5 (docs/records/2026-11-27-epyc-q8.txt) and on a Xeon with AMX
         // (docs/records/2026-11-27-xeon-16-bounds.txt).
         let (few, most) = match (is_quantised, self.kernels[1].is_some()) {
-            (true, true) => (8, MAX_ROWS),
+            (true, true) => (0, MAX_ROWS),
             (true, false) => (16, 16),
             (false, true) => (4, 16),
             (false, false) => match self.kernels[0] {
@@ -195,13 +207,12 @@ impl UpperBounds {
     pub(crate) fn memory(&self, head: &Head<'_>, max_rows: usize) -> BoundsMemory {
         let rows = max_rows.min(MAX_ROWS);
         let has_amx = self.kernels[1].is_some();
-        let code_bytes = flash_sampling_core::backend::code_stride(head.hidden());
         BoundsMemory {
             logits: rows * TILE,
             weight_row: head.weight().dtype().bytes(head.hidden()).unwrap_or(0),
-            codes: if has_amx && head.shadow().is_none() { REQUANTISED_ROWS * code_bytes } else { 0 },
+            codes: if has_amx && head.shadow().is_none() { slab_bytes(head.hidden()) } else { 0 },
             #[cfg(target_arch = "x86_64")]
-            integers: if has_amx { 2 * rows * TILE } else { 0 },
+            integers: if has_amx && head.shadow().is_some() { 2 * rows * TILE } else { 0 },
         }
     }
 
@@ -225,7 +236,9 @@ impl UpperBounds {
             #[cfg(target_arch = "aarch64")]
             Kernel::Dotprod => crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups),
             #[cfg(target_arch = "x86_64")]
-            Kernel::Amx => DigitLayout::Panels,
+            Kernel::Amx if head.shadow().is_some() => DigitLayout::Panels,
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Amx => DigitLayout::PanelsAndSums,
             #[cfg(target_arch = "x86_64")]
             Kernel::Vnni => crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups),
         }
@@ -262,15 +275,9 @@ impl UpperBounds {
                 self.multiply_shadow(&shadow, hidden, out, scratch);
                 [shadow.scales(), shadow.errors(), shadow.norms()]
             }
-            #[cfg(target_arch = "x86_64")]
-            None if hidden.layout() == DigitLayout::Panels => {
-                let numbers = self.requantised.rows(rows);
-                multiply_requantised(&weight, numbers[0], hidden, out, scratch);
-                numbers
-            }
             None => {
-                multiply_blocks(&weight, hidden, out);
-                self.blocks.rows(rows)
+                multiply_blocks(&weight, hidden, out, scratch);
+                [&ONES[..count], &ZEROS[..count], &self.norms[rows]]
             }
         };
         for (r, row) in hidden.rows.iter().enumerate() {
@@ -323,20 +330,28 @@ impl UpperBounds {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32]) {
+fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32], scratch: &mut DotScratch) {
     let (codes, stride, rows) = (weight.bytes().as_ptr(), weight.row_stride_bytes(), weight.rows());
     let operands = vnni::Operands { codes, stride, rows, hidden, groups: weight.cols() / 64, out: out.as_mut_ptr() };
     macro_rules! multiply {
         ($format:ident) => {
-            // SAFETY: as for shadows. `kernels` has checked that a row has whole units.
-            unsafe { operands.multiply::<$format>() }
+            // SAFETY: as for shadows. `kernels` has checked that a row has whole units. Digits are in panels only if
+            // `kernels` found AMX-INT8.
+            unsafe {
+                match hidden.layout() {
+                    DigitLayout::PanelsAndSums => {
+                        operands.multiply_slabs::<$format>(scratch.codes(slab_bytes(weight.cols())))
+                    }
+                    _ => operands.multiply::<$format>(),
+                }
+            }
         };
     }
     crate::dot::blocks::for_format!(weight.dtype(), multiply, unreachable!("a type without blocks"));
 }
 
 #[cfg(target_arch = "aarch64")]
-fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32]) {
+fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32], _: &mut DotScratch) {
     let (codes, size) = ((weight.bytes().as_ptr(), weight.row_stride_bytes()), [weight.rows(), weight.cols()]);
     macro_rules! multiply {
         ($format:ident) => {
@@ -348,6 +363,6 @@ fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32]) {
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn multiply_blocks(_: &Matrix<'_>, _: &Digits, _: &mut [f32]) {
+fn multiply_blocks(_: &Matrix<'_>, _: &Digits, _: &mut [f32], _: &mut DotScratch) {
     unreachable!("quantised weights have bounds only with VNNI, AMX or the dot products of ARM");
 }

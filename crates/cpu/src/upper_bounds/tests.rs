@@ -3,11 +3,16 @@ mod arm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use super::digits::{DigitLayout, Digits};
+use super::{UpperBounds, multiply_blocks};
 use crate::dot::tests::bytes;
+use crate::dot::{DotScratch, TILE};
 use crate::isa::Isa;
-use crate::options::CpuOptions;
+use crate::options::{CpuOptions, Threads};
 use crate::variants::Tiled;
 use core::ops::Range;
+use flash_sampling_core::backend::canonical::canonical_dot;
+use flash_sampling_core::backend::hidden_digits;
 use flash_sampling_core::{
     DType, Draw, Head, History, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples, Shadow, ShadowBuffer, bf16,
 };
@@ -182,6 +187,83 @@ fn draws_of_quantised_weights_are_the_draws_without_bounds() {
             let (mut with, mut without) = (sampler(), sampler().without_bounds());
             let outcome = compare(&mut with, &mut without, 30, KINDS);
             assert!(outcome.is_ok(), "{dtype:?}, {isa}: {outcome:?}");
+        }
+    }
+}
+
+/// Compares the products of blocks, with digits in this layout, with float64.
+fn check_blocks(layout: impl Fn(DType) -> DigitLayout) {
+    for (dtype, vocab, cols) in DType::ALL.into_iter().flat_map(|dtype| [(dtype, 37, 512), (dtype, 5, 1280)]) {
+        if dtype.block_elements() == 1 {
+            continue;
+        }
+        let weight = bytes(vocab, cols, 5, dtype, false);
+        let weight = Matrix::from_bytes(&weight, dtype, vocab, cols, cols).unwrap();
+        for rows in [1, 2, 3, 8, 9, 33] {
+            let floats = hidden(rows, cols, 0);
+            let mut digits = Digits::new(rows, cols, vec![layout(dtype)]);
+            digits.pack(layout(dtype), &Matrix::new(&floats, rows, cols).unwrap(), 1.0, cols);
+            let mut out = vec![f32::NAN; rows * TILE];
+            multiply_blocks(&weight, &digits, &mut out, &mut DotScratch::default());
+            let (mut w, mut magnitudes, mut integers) = (vec![0.0; cols], vec![0.0; cols], vec![0; cols]);
+            for (r, floats) in floats.chunks_exact(cols).enumerate() {
+                hidden_digits(floats, &mut integers);
+                for (i, out) in out[r * TILE..][..TILE].iter().enumerate() {
+                    if i >= vocab {
+                        assert!(out.is_nan(), "{dtype:?}: [{r}, {i}] was written");
+                        continue;
+                    }
+                    weight.row_to_f64(i, &mut w);
+                    weight.row_magnitudes(i, &mut magnitudes);
+                    let want: f64 = w.iter().zip(&integers).map(|(w, h)| w * f64::from(*h)).sum();
+                    let terms = magnitudes.iter().zip(&integers);
+                    let size: f64 = terms.map(|(w, h)| f64::from(*w) * f64::from(h.abs())).sum();
+                    let error = (f64::from(*out) - want).abs();
+                    assert!(error <= 1e-5 * size, "{dtype:?}, row {i} and {r} of {rows}: {error:e} of {size:e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn upper_bounds_are_above_the_exact_products() {
+    let cols = 1024;
+    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.block_elements() > 1 || *dtype == DType::BF16) {
+        let weight = bytes(300, cols, 2, dtype, false);
+        let weight = Matrix::from_bytes(&weight, dtype, 300, cols, cols).unwrap();
+        let buffer = dtype.is_float().then(|| ShadowBuffer::new(&weight).unwrap());
+        let mut head = Head::new(weight).unwrap();
+        if let Some(buffer) = &buffer {
+            head = head.with_shadow(buffer.shadow()).unwrap();
+        }
+        for (isa, rows) in Isa::available().into_iter().flat_map(|isa| [1, 2, 4, 8, 17].map(|rows| (isa, rows))) {
+            let Some(bounds) = UpperBounds::new(&head, isa, &Threads::One) else { continue };
+            // Rows of both signs, so that lower bounds are tested too.
+            let mut floats = hidden(rows, cols, 3);
+            floats.chunks_exact_mut(cols).step_by(2).for_each(|row| row.iter_mut().for_each(|x| *x = -*x));
+            let (mut digits, mut scratch) = (bounds.digits(rows, &head), DotScratch::default());
+            if isa == Isa::Amx {
+                scratch = crate::dot::Dot::scratch(isa, dtype, rows);
+            }
+            if !bounds.pack(&head, &Matrix::new(&floats, rows, cols).unwrap(), &mut digits) {
+                continue;
+            }
+            let (mut out, mut row) = (vec![f32::NAN; rows * TILE], vec![0.0; cols]);
+            for tile in [0..256, 250..300] {
+                bounds.tile(&head, tile.clone(), &digits, &mut out, &mut scratch);
+                for (i, token) in tile.enumerate() {
+                    weight.row_to_f32(token, &mut row);
+                    for (r, floats) in floats.chunks_exact(cols).enumerate() {
+                        let (bound, product) = (f64::from(out[r * TILE + i]), canonical_dot(&row, floats));
+                        let norms = [&row[..], floats].map(|x| x.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt());
+                        let size = norms[0] * norms[1];
+                        let width = if dtype.is_float() { 0.1 } else { 0.002 } * size;
+                        let is_close = (product..product + width).contains(&bound);
+                        assert!(is_close, "{dtype:?}, {isa}, {rows}: {bound} for {product} of {size}");
+                    }
+                }
+            }
         }
     }
 }

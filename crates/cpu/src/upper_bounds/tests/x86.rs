@@ -2,13 +2,12 @@
 
 use super::super::codes::ShadowCodes;
 use super::super::digits::DigitLayout;
-use super::super::{Digits, RowNumbers, avx2, multiply_panels, plain, vnni};
-use super::{hidden, noise};
+use super::super::{Digits, avx2, multiply_panels, plain, vnni};
+use super::{check_blocks, hidden, noise};
 use crate::dot::pack::PackedRows;
-use crate::dot::tests::bytes;
 use crate::dot::{DotScratch, TILE, amx};
 use crate::isa::Isa;
-use flash_sampling_core::backend::{code_stride, shadow_row};
+use flash_sampling_core::backend::code_stride;
 use flash_sampling_core::{DType, Matrix, Shadow, ShadowBuffer};
 
 /// The products in plain Rust.
@@ -59,23 +58,16 @@ fn all_kernels_have_the_products_of_plain_rust() {
 }
 
 #[test]
-fn codes_of_quantised_weights_are_those_of_their_floats() {
-    if !Isa::Avx512.is_available() {
-        return;
+fn products_of_blocks_are_those_of_the_weights_and_the_digits() {
+    macro_rules! layout {
+        ($format:ident) => {
+            vnni::layout::<$format>()
+        };
     }
-    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.block_elements() > 1) {
-        let (rows, cols) = (40, 768);
-        let weight = bytes(rows, cols, 3, dtype, false);
-        let weight = Matrix::from_bytes(&weight, dtype, rows, cols, cols).unwrap();
-        let (mut row, mut want) = (vec![0.0; cols], vec![0i8; cols]);
-        let numbers = RowNumbers::of_requantised(&weight);
-        let mut out = vec![0u8; rows * cols];
-        // SAFETY: AVX-512 is available.
-        unsafe { crate::dot::avx512::requantise(&weight, numbers.rows(0..rows)[0], cols, &mut out) };
-        for (r, codes) in out.chunks_exact(cols).enumerate() {
-            weight.row_to_f32(r, &mut row);
-            shadow_row(&row, &mut want);
-            assert!(codes.iter().zip(&want).all(|(a, b)| *a as i8 == *b), "{dtype:?}, row {r}");
-        }
+    if is_x86_feature_detected!("avx512vnni") {
+        check_blocks(|dtype| crate::dot::blocks::for_format!(dtype, layout, unreachable!()));
+    }
+    if Isa::Amx.is_available() && amx::has_integers() {
+        check_blocks(|_| DigitLayout::PanelsAndSums);
     }
 }

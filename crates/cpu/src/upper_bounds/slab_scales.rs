@@ -1,0 +1,163 @@
+//! The scales of 16 tokens in the lanes of a vector, for each block type.
+
+use super::codes::Codes;
+use crate::dot::blocks::formats::{Iq4Nl, Mxfp4, Q4, Q4K, Q5K, Q6K, Q8};
+use core::arch::x86_64::*;
+
+/// The same unit of 16 tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Units {
+    pub(super) first: *const u8,
+    /// The byte offset of each token's unit, in one lane for each token.
+    pub(super) offsets: __m512i,
+}
+
+impl Units {
+    /// The four bytes at `at` of each unit.
+    ///
+    /// # Safety
+    /// AVX-512 F is available, and the bytes are readable.
+    #[inline(always)]
+    unsafe fn words(self, at: usize) -> __m512i {
+        // SAFETY: by this function's contract.
+        unsafe { _mm512_i32gather_epi32::<1>(self.offsets, self.first.add(at).cast()) }
+    }
+}
+
+/// Reads the scales of a type for 16 tokens at once.
+///
+/// # Safety
+/// AVX-512 F, BW, DQ and VL are available, and the units are readable.
+pub(super) trait SlabScales: Codes {
+    /// The weights of a scale.
+    const SPAN: usize = 32;
+    /// For weights that are bytes: the offset of the first weight of a block, and the bytes of a block.
+    const IN_PLACE: Option<(usize, usize)> = None;
+    /// The spans of a unit.
+    const SPANS: usize = Self::GROUPS * 64 / Self::SPAN;
+    /// The vectors of a unit: the scale of each span, then the minimum of each span for types with minima.
+    const VECTORS: usize = Self::SPANS * if Self::HAS_MINIMA { 2 } else { 1 };
+
+    /// Writes the vectors of a unit to `out`, 16 floats each.
+    unsafe fn write(units: Units, out: *mut f32);
+}
+
+/// The low halves of words as f16, in float32.
+///
+/// # Safety
+/// AVX-512 F is available.
+#[inline(always)]
+unsafe fn halves(words: __m512i) -> __m512 {
+    // SAFETY: by this function's contract.
+    unsafe { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)) }
+}
+
+/// The scales whose exponents are the low bytes of words; as
+/// [`mxfp4_scale`](flash_sampling_core::backend::mxfp4_scale).
+///
+/// # Safety
+/// AVX-512 F is available.
+#[inline(always)]
+unsafe fn powers(words: __m512i) -> __m512 {
+    // SAFETY: by this function's contract.
+    unsafe {
+        let e = _mm512_and_si512(words, _mm512_set1_epi32(255));
+        let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
+        let subnormal = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), e);
+        let is_subnormal = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+        _mm512_castsi512_ps(_mm512_mask_blend_epi32(is_subnormal, normal, subnormal))
+    }
+}
+
+/// Implements [`SlabScales`] for a type with one scale at the start of each block of this many bytes.
+macro_rules! two_blocks {
+    ($format:ty, $bytes:literal, $scales:ident, $in_place:expr) => {
+        impl SlabScales for $format {
+            const IN_PLACE: Option<(usize, usize)> = $in_place;
+
+            #[inline(always)]
+            unsafe fn write(units: Units, out: *mut f32) {
+                // SAFETY: by the trait's contract.
+                unsafe {
+                    _mm512_storeu_ps(out, $scales(units.words(0)));
+                    _mm512_storeu_ps(out.add(16), $scales(units.words($bytes)));
+                }
+            }
+        }
+    };
+}
+
+two_blocks!(Q8, 34, halves, Some((2, 34)));
+two_blocks!(Q4, 18, halves, None);
+two_blocks!(Iq4Nl, 18, halves, None);
+two_blocks!(Mxfp4, 17, powers, None);
+
+/// Writes the products of a factor and the four bytes of each word, 16 floats each.
+///
+/// # Safety
+/// AVX-512 F is available, and 64 floats are writable.
+#[inline(always)]
+unsafe fn write_bytes(words: __m512i, is_signed: bool, factor: __m512, out: *mut f32) {
+    for byte in 0..4u32 {
+        // SAFETY: by this function's contract.
+        unsafe {
+            // The byte becomes the highest one. The second shift extends it with its sign, or with zeros.
+            let high = _mm512_sllv_epi32(words, _mm512_set1_epi32(24 - 8 * byte as i32));
+            let byte_of_each = if is_signed { _mm512_srai_epi32::<24>(high) } else { _mm512_srli_epi32::<24>(high) };
+            let product = _mm512_mul_ps(_mm512_cvtepi32_ps(byte_of_each), factor);
+            _mm512_storeu_ps(out.add(16 * byte as usize), product);
+        }
+    }
+}
+
+/// Writes the scales and minima of `Q4_K` or `Q5_K`; as
+/// [`packed_scales_and_minima`](crate::dot::blocks::x86::packed_scales_and_minima) for one token.
+///
+/// # Safety
+/// As for [`SlabScales::write`].
+#[inline(always)]
+unsafe fn write_scales_and_minima(units: Units, out: *mut f32) {
+    // SAFETY: by this function's contract.
+    unsafe {
+        let [factors, a, b, c] = [units.words(0), units.words(4), units.words(8), units.words(12)];
+        let masked = |words: __m512i, mask: i32| _mm512_and_si512(words, _mm512_set1_epi32(mask));
+        let two_high_bits = |words: __m512i| masked(_mm512_srli_epi32::<2>(words), 0x3030_3030);
+        let (scale, minimum) = (halves(factors), halves(_mm512_srli_epi32::<16>(factors)));
+        write_bytes(masked(a, 0x3f3f_3f3f), false, scale, out);
+        write_bytes(_mm512_or_si512(masked(c, 0x0f0f_0f0f), two_high_bits(a)), false, scale, out.add(64));
+        write_bytes(masked(b, 0x3f3f_3f3f), false, minimum, out.add(128));
+        let low = masked(_mm512_srli_epi32::<4>(c), 0x0f0f_0f0f);
+        write_bytes(_mm512_or_si512(low, two_high_bits(b)), false, minimum, out.add(192));
+    }
+}
+
+impl SlabScales for Q4K {
+    #[inline(always)]
+    unsafe fn write(units: Units, out: *mut f32) {
+        // SAFETY: by the trait's contract.
+        unsafe { write_scales_and_minima(units, out) }
+    }
+}
+
+impl SlabScales for Q5K {
+    #[inline(always)]
+    unsafe fn write(units: Units, out: *mut f32) {
+        // SAFETY: by the trait's contract.
+        unsafe { write_scales_and_minima(units, out) }
+    }
+}
+
+impl SlabScales for Q6K {
+    const SPAN: usize = 16;
+
+    #[inline(always)]
+    unsafe fn write(units: Units, out: *mut f32) {
+        // SAFETY: by the trait's contract. The factor is in the last two bytes of a unit.
+        unsafe {
+            let factor = halves(_mm512_srli_epi32::<16>(units.words(206)));
+            for four in 0..4 {
+                write_bytes(units.words(192 + 4 * four), true, factor, out.add(64 * four));
+            }
+        }
+    }
+}
