@@ -282,18 +282,15 @@ pub fn hidden_digits(hidden: &[f32], integers: &mut [i32]) -> (f32, f64, f64) {
     const ROUND: f32 = 12_582_912.0;
     const LANES: usize = 8;
     assert_eq!(hidden.len(), integers.len());
-    let ((parts, rest), (out, rest_out)) = (hidden.as_chunks::<LANES>(), integers.as_chunks_mut::<LANES>());
     let mut most = [0.0f32; LANES];
-    let mut compare = |hidden: &[f32]| {
+    for hidden in hidden.chunks(LANES) {
         most.iter_mut().zip(hidden).for_each(|(most, x)| *most = if x.abs() > *most { x.abs() } else { *most });
-    };
-    parts.iter().for_each(|hidden| compare(hidden));
-    compare(rest);
+    }
     let scale = (most.into_iter().fold(0.0, f32::max) / MAX_INTEGER).next_up();
     let scale = if scale.is_normal() { scale } else { 0.0 };
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     let (mut norm, mut error) = ([0.0f64; LANES], [0.0f64; LANES]);
-    let mut add = |hidden: &[f32], integers: &mut [i32]| {
+    for (hidden, integers) in hidden.chunks(LANES).zip(integers.chunks_mut(LANES)) {
         for ((&x, integer), (norm, error)) in hidden.iter().zip(integers).zip(norm.iter_mut().zip(&mut error)) {
             // The product is at most `MAX_INTEGER` and two roundings, so it is rounded to at most `MAX_INTEGER`.
             let rounded = x * inverse + ROUND;
@@ -302,9 +299,7 @@ pub fn hidden_digits(hidden: &[f32], integers: &mut [i32]) -> (f32, f64, f64) {
             *norm += x * x;
             *error += (x - copy) * (x - copy);
         }
-    };
-    parts.iter().zip(out).for_each(|(hidden, out)| add(hidden, out));
-    add(rest, rest_out);
+    }
     let [norm, error] = [norm, error].map(|squares| squares.iter().sum::<f64>().sqrt());
     (scale, norm, error + 1e-15 * norm)
 }

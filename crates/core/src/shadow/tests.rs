@@ -89,10 +89,7 @@ fn digits_hold_a_hidden_state() {
     assert_eq!(copy[77], -32_639);
     for (x, &integer) in hidden.iter().zip(&copy) {
         let [high, low] = digits(integer).map(i32::from);
-        assert!(
-            256 * high + low == integer && integer == (x * (1.0 / scale)).round_ties_even() as i32,
-            "{x}: {integer}"
-        );
+        assert_eq!((256 * high + low, integer), (integer, (x * (1.0 / scale)).round_ties_even() as i32), "{x}");
     }
     let difference: Vec<f32> =
         hidden.iter().zip(&copy).map(|(x, c)| (f64::from(*x) - f64::from(scale) * f64::from(*c)) as f32).collect();
@@ -104,6 +101,21 @@ fn digits_hold_a_hidden_state() {
     }
     let mut zeros = [1; 3];
     assert_eq!((hidden_digits(&[0.0; 3], &mut zeros), zeros), ((0.0, 0.0, 0.0), [0; 3]));
+    // The scale of these would be subnormal.
+    let (scale, size, error) = hidden_digits(&[1e-34, -1e-34], &mut zeros[..2]);
+    assert!(scale == 0.0 && zeros == [0; 3] && error >= size);
+    for largest in [f32::MAX, 4e-34, 32_639.0] {
+        // Halves, of which many products with the inverse scale are ties.
+        let scale = (largest / 32_639.0).next_up();
+        let mut halves: Vec<f32> = (0..200).map(|i| (i as f32 - 99.5) * scale).collect();
+        halves.push(-largest);
+        let mut integers = vec![0; halves.len()];
+        assert_eq!(hidden_digits(&halves, &mut integers).0, scale);
+        let is_tie = |x: &&f32| (**x * (1.0 / scale)).fract().abs() == 0.5;
+        assert!(halves.iter().filter(is_tie).count() > 50, "{largest}");
+        let want: Vec<i32> = halves.iter().map(|x| (x * (1.0 / scale)).round_ties_even() as i32).collect();
+        assert_eq!(integers, want, "{largest}");
+    }
     assert!(ShadowBound::new(2, 1e20, 0.0, 1e20).is_none());
 }
 

@@ -38,7 +38,7 @@ pub(crate) const SPAN: usize = 32;
 /// The columns of the panels of `rows` rows in [`DigitLayout::PanelsAndSums`].
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn columns(rows: usize) -> usize {
-    (2 * rows).next_power_of_two().min(16)
+    (2 * rows).next_power_of_two().clamp(4, 16)
 }
 
 impl DigitLayout {
@@ -144,8 +144,7 @@ impl Digits {
     /// The address of the first group, and the bytes from one row to the next, for every layout with groups.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) fn first_group(&self) -> (*const u8, usize) {
-        #[cfg(target_arch = "x86_64")]
-        assert_ne!(self.layout, DigitLayout::Panels);
+        assert!(!self.layout.has_panels());
         (self.lines.as_ptr().cast(), self.layout.row_bytes(self.cols))
     }
 

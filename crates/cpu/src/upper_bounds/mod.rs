@@ -28,6 +28,8 @@ mod norms;
 #[cfg(target_arch = "x86_64")]
 mod panels;
 mod plain;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod register_blocks;
 #[cfg(target_arch = "x86_64")]
 mod slab_scales;
 #[cfg(target_arch = "x86_64")]
@@ -43,10 +45,8 @@ use crate::options::Threads;
 use core::ops::Range;
 use digits::DigitLayout;
 pub(crate) use digits::Digits;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use flash_sampling_core::DType;
 use flash_sampling_core::backend::canonical::extra_terms;
-use flash_sampling_core::{Head, Matrix, Shadow};
+use flash_sampling_core::{DType, Head, Matrix, Shadow};
 #[cfg(target_arch = "x86_64")]
 use panels::{integer_tile, multiply_panels};
 
@@ -123,9 +123,12 @@ fn kernels(isa: Isa, weight: &Matrix<'_>) -> [Option<Kernel>; 2] {
     {
         let is_wide = matches!(isa, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx);
         let vnni = is_wide && is_x86_feature_detected!("avx512vnni");
-        let amx = isa == Isa::Amx && crate::dot::amx::has_integers();
-        let has_units = weight.dtype().is_float() || weight.cols().is_multiple_of(64);
-        let few = match weight.dtype().is_float() {
+        let is_float = weight.dtype().is_float();
+        // The tiles of blocks have byte offsets of up to 15 rows in 32 bits.
+        let is_near = is_float || weight.row_stride_bytes() < 1 << 27;
+        let amx = isa == Isa::Amx && is_near && crate::dot::amx::has_integers();
+        let has_units = is_float || weight.cols().is_multiple_of(64);
+        let few = match is_float {
             true if !vnni => Some(if isa == Isa::Portable { Kernel::Plain } else { Kernel::Avx2 }),
             _ => (vnni && has_units).then_some(Kernel::Vnni),
         };
@@ -179,10 +182,11 @@ impl UpperBounds {
         if head.shadow().is_some() == is_quantised {
             return None;
         }
-        // Measured on a Zen 4, on a Zen 5 (docs/records/2026-11-27-epyc-q8.txt) and on a Xeon with AMX
-        // (docs/records/2026-11-27-xeon-16-bounds.txt).
+        // Measured on a Zen 4, a Zen 5 and a Xeon with AMX.
         let (few, most) = match (is_quantised, self.kernels[1].is_some()) {
-            (true, true) => (0, MAX_ROWS),
+            // AMX tiles took 1.1 to 1.75 times VNNI's time at one row of 4096 columns, and 0.55 to 0.83 times this time
+            // at 4 rows. With a scale for only 16 weights, they took 1.1 times this time at 4 rows.
+            (true, true) => (if head.weight().dtype() == DType::Q6_K { 4 } else { 1 }, MAX_ROWS),
             (true, false) => (16, 16),
             (false, true) => (4, 16),
             (false, false) => match self.kernels[0] {

@@ -1,8 +1,23 @@
 //! The scales of 16 tokens in the lanes of a vector, for each block type.
 
 use super::codes::Codes;
-use crate::dot::blocks::formats::{Iq4Nl, Mxfp4, Q4, Q4K, Q5K, Q6K, Q8};
+use crate::dot::blocks::formats::Format;
 use core::arch::x86_64::*;
+use flash_sampling_core::DType;
+
+/// How the tiles of a block type are read.
+pub(super) trait SlabFormat: Codes + Format {
+    /// Whether tiles read the codes in place. A block is then a scale in f16, and the codes as bytes.
+    const IN_PLACE: bool = matches!(Self::DTYPE, DType::Q8_0);
+    /// The weights of a scale.
+    const SPAN: usize = if matches!(Self::DTYPE, DType::Q6_K) { 16 } else { 32 };
+    /// The spans of a unit.
+    const SPANS: usize = Self::GROUPS * 64 / Self::SPAN;
+    /// The vectors of a unit: the scale of each span, then the minimum of each span for types with minima.
+    const VECTORS: usize = Self::SPANS * if Self::HAS_MINIMA { 2 } else { 1 };
+}
+
+impl<T: Codes + Format> SlabFormat for T {}
 
 /// The same unit of 16 tokens.
 #[derive(Clone, Copy)]
@@ -22,24 +37,46 @@ impl Units {
         // SAFETY: by this function's contract.
         unsafe { _mm512_i32gather_epi32::<1>(self.offsets, self.first.add(at).cast()) }
     }
-}
-
-/// Reads the scales of a type for 16 tokens at once.
-///
-/// # Safety
-/// AVX-512 F, BW, DQ and VL are available, and the units are readable.
-pub(super) trait SlabScales: Codes {
-    /// The weights of a scale.
-    const SPAN: usize = 32;
-    /// For weights that are bytes: the offset of the first weight of a block, and the bytes of a block.
-    const IN_PLACE: Option<(usize, usize)> = None;
-    /// The spans of a unit.
-    const SPANS: usize = Self::GROUPS * 64 / Self::SPAN;
-    /// The vectors of a unit: the scale of each span, then the minimum of each span for types with minima.
-    const VECTORS: usize = Self::SPANS * if Self::HAS_MINIMA { 2 } else { 1 };
 
     /// Writes the vectors of a unit to `out`, 16 floats each.
-    unsafe fn write(units: Units, out: *mut f32);
+    ///
+    /// # Safety
+    /// AVX-512 F, BW, DQ and VL are available, the units are readable, and `out` has room for the vectors.
+    #[inline(always)]
+    pub(super) unsafe fn write_scales<T: SlabFormat>(self, out: *mut f32) {
+        // SAFETY: by this function's contract; the words are inside a unit.
+        unsafe {
+            match T::DTYPE {
+                // As `packed_scales_and_minima` for one token.
+                DType::Q4_K | DType::Q5_K => {
+                    let [factors, a, b, c] = [self.words(0), self.words(4), self.words(8), self.words(12)];
+                    let masked = |words: __m512i, mask: i32| _mm512_and_si512(words, _mm512_set1_epi32(mask));
+                    let two_high_bits = |words: __m512i| masked(_mm512_srli_epi32::<2>(words), 0x3030_3030);
+                    let (scale, minimum) = (halves(factors), halves(_mm512_srli_epi32::<16>(factors)));
+                    write_bytes(masked(a, 0x3f3f_3f3f), false, scale, out);
+                    write_bytes(_mm512_or_si512(masked(c, 0x0f0f_0f0f), two_high_bits(a)), false, scale, out.add(64));
+                    write_bytes(masked(b, 0x3f3f_3f3f), false, minimum, out.add(128));
+                    let low = masked(_mm512_srli_epi32::<4>(c), 0x0f0f_0f0f);
+                    write_bytes(_mm512_or_si512(low, two_high_bits(b)), false, minimum, out.add(192));
+                }
+                // The factor is in the last two bytes.
+                DType::Q6_K => {
+                    let factor = halves(_mm512_srli_epi32::<16>(self.words(206)));
+                    for four in 0..4 {
+                        write_bytes(self.words(192 + 4 * four), true, factor, out.add(64 * four));
+                    }
+                }
+                // The scale of each of two blocks is at its start.
+                _ => {
+                    for block in 0..2 {
+                        let words = self.words(block * T::UNIT_BYTES / 2);
+                        let is_power = matches!(T::DTYPE, DType::MXFP4);
+                        _mm512_storeu_ps(out.add(16 * block), if is_power { powers(words) } else { halves(words) });
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// The low halves of words as f16, in float32.
@@ -69,29 +106,6 @@ unsafe fn powers(words: __m512i) -> __m512 {
     }
 }
 
-/// Implements [`SlabScales`] for a type with one scale at the start of each block of this many bytes.
-macro_rules! two_blocks {
-    ($format:ty, $bytes:literal, $scales:ident, $in_place:expr) => {
-        impl SlabScales for $format {
-            const IN_PLACE: Option<(usize, usize)> = $in_place;
-
-            #[inline(always)]
-            unsafe fn write(units: Units, out: *mut f32) {
-                // SAFETY: by the trait's contract.
-                unsafe {
-                    _mm512_storeu_ps(out, $scales(units.words(0)));
-                    _mm512_storeu_ps(out.add(16), $scales(units.words($bytes)));
-                }
-            }
-        }
-    };
-}
-
-two_blocks!(Q8, 34, halves, Some((2, 34)));
-two_blocks!(Q4, 18, halves, None);
-two_blocks!(Iq4Nl, 18, halves, None);
-two_blocks!(Mxfp4, 17, powers, None);
-
 /// Writes the products of a factor and the four bytes of each word, 16 floats each.
 ///
 /// # Safety
@@ -106,58 +120,6 @@ unsafe fn write_bytes(words: __m512i, is_signed: bool, factor: __m512, out: *mut
             let byte_of_each = if is_signed { _mm512_srai_epi32::<24>(high) } else { _mm512_srli_epi32::<24>(high) };
             let product = _mm512_mul_ps(_mm512_cvtepi32_ps(byte_of_each), factor);
             _mm512_storeu_ps(out.add(16 * byte as usize), product);
-        }
-    }
-}
-
-/// Writes the scales and minima of `Q4_K` or `Q5_K`; as
-/// [`packed_scales_and_minima`](crate::dot::blocks::x86::packed_scales_and_minima) for one token.
-///
-/// # Safety
-/// As for [`SlabScales::write`].
-#[inline(always)]
-unsafe fn write_scales_and_minima(units: Units, out: *mut f32) {
-    // SAFETY: by this function's contract.
-    unsafe {
-        let [factors, a, b, c] = [units.words(0), units.words(4), units.words(8), units.words(12)];
-        let masked = |words: __m512i, mask: i32| _mm512_and_si512(words, _mm512_set1_epi32(mask));
-        let two_high_bits = |words: __m512i| masked(_mm512_srli_epi32::<2>(words), 0x3030_3030);
-        let (scale, minimum) = (halves(factors), halves(_mm512_srli_epi32::<16>(factors)));
-        write_bytes(masked(a, 0x3f3f_3f3f), false, scale, out);
-        write_bytes(_mm512_or_si512(masked(c, 0x0f0f_0f0f), two_high_bits(a)), false, scale, out.add(64));
-        write_bytes(masked(b, 0x3f3f_3f3f), false, minimum, out.add(128));
-        let low = masked(_mm512_srli_epi32::<4>(c), 0x0f0f_0f0f);
-        write_bytes(_mm512_or_si512(low, two_high_bits(b)), false, minimum, out.add(192));
-    }
-}
-
-impl SlabScales for Q4K {
-    #[inline(always)]
-    unsafe fn write(units: Units, out: *mut f32) {
-        // SAFETY: by the trait's contract.
-        unsafe { write_scales_and_minima(units, out) }
-    }
-}
-
-impl SlabScales for Q5K {
-    #[inline(always)]
-    unsafe fn write(units: Units, out: *mut f32) {
-        // SAFETY: by the trait's contract.
-        unsafe { write_scales_and_minima(units, out) }
-    }
-}
-
-impl SlabScales for Q6K {
-    const SPAN: usize = 16;
-
-    #[inline(always)]
-    unsafe fn write(units: Units, out: *mut f32) {
-        // SAFETY: by the trait's contract. The factor is in the last two bytes of a unit.
-        unsafe {
-            let factor = halves(_mm512_srli_epi32::<16>(units.words(206)));
-            for four in 0..4 {
-                write_bytes(units.words(192 + 4 * four), true, factor, out.add(64 * four));
-            }
         }
     }
 }

@@ -11,14 +11,14 @@
 //! 1. The integers of a span are one tile product: 16 tokens by the columns. The tile of `Q8_0` codes is read in place.
 //!    For other types, a slab's codes are first unpacked to bytes, 16 KiB for 1024 columns.
 //! 2. The scales of a slab are read once, with one token in each lane.
-//! 3. A tile has 2, 4, 8 or 16 columns, as the rows need. A vector of 16 integers has several tokens for fewer columns.
+//! 3. A tile has 4, 8 or 16 columns, as the rows need. A vector of 16 integers has several tokens for fewer columns.
 //!    So the cost of the scales is proportional to the columns.
 //! 4. The integers of a step of two spans are added some steps later. So vectors and tiles work at the same time.
 //! 5. The first panel prefetches the next slab. The last slab of a tile may overlap its predecessor.
 
 use super::digits::columns;
 use super::slab_bytes;
-use super::slab_scales::{SlabScales, Units};
+use super::slab_scales::{SlabFormat, Units};
 use super::vnni::Operands;
 use crate::dot::TILE;
 use crate::dot::amx::Config;
@@ -104,11 +104,10 @@ impl Operands<'_> {
     /// [`PanelsAndSums`](super::digits::DigitLayout::PanelsAndSums), and have as many groups. `out` has [`TILE`] floats
     /// per hidden row.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    pub(super) unsafe fn multiply_slabs<T: SlabScales>(&self, memory: &mut [Line]) {
+    pub(super) unsafe fn multiply_slabs<T: SlabFormat>(&self, memory: &mut [Line]) {
         // SAFETY: by this function's contract.
         unsafe {
             match columns(self.hidden.rows.len()) {
-                2 => self.slabs::<T, 2>(memory),
                 4 => self.slabs::<T, 4>(memory),
                 8 => self.slabs::<T, 8>(memory),
                 _ => self.slabs::<T, 16>(memory),
@@ -120,7 +119,7 @@ impl Operands<'_> {
     /// As for [`Operands::multiply_slabs`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    unsafe fn slabs<T: SlabScales, const COLUMNS: usize>(&self, memory: &mut [Line]) {
+    unsafe fn slabs<T: SlabFormat, const COLUMNS: usize>(&self, memory: &mut [Line]) {
         let (rows, count) = (self.hidden.rows.len(), self.rows.min(SLAB));
         if count == 0 || rows == 0 {
             return; // An empty shard has a tile, too.
@@ -148,8 +147,8 @@ impl Operands<'_> {
                 let first = self.codes.add(at * self.stride);
                 for unit in 0..self.groups / T::GROUPS {
                     let from = first.add(unit * T::UNIT_BYTES);
-                    T::write(Units { first: from, offsets }, scales.add(unit * T::VECTORS * 16));
-                    if T::IN_PLACE.is_some() {
+                    Units { first: from, offsets }.write_scales::<T>(scales.add(unit * T::VECTORS * 16));
+                    if T::IN_PLACE {
                         continue;
                     }
                     for token in 0..SLAB {
@@ -175,7 +174,7 @@ impl Operands<'_> {
     /// # Safety
     /// As for [`Operands::multiply_slabs`]; the slab and the panel exist, and the tiles are configured.
     #[inline(always)]
-    unsafe fn slab_panel<T: SlabScales, const COLUMNS: usize>(
+    unsafe fn slab_panel<T: SlabFormat, const COLUMNS: usize>(
         &self,
         slab: &Slab,
         panel: usize,
@@ -192,12 +191,11 @@ impl Operands<'_> {
             for step in 0..steps + lag {
                 if step < steps {
                     let operands = |span: usize| {
-                        let (from, stride) = match T::IN_PLACE {
-                            Some((at, bytes)) => (slab.first.add(span * bytes + at), self.stride),
-                            None => {
-                                let (group, k) = (span * T::SPAN / 64, span * T::SPAN % 64);
-                                (slab.codes.add(group * CODE_BYTES + k), 64)
-                            }
+                        let (group, k) = (span * T::SPAN / 64, span * T::SPAN % 64);
+                        let (from, stride) = if T::IN_PLACE {
+                            (slab.first.add(span * T::UNIT_BYTES / 2 + 2), self.stride)
+                        } else {
+                            (slab.codes.add(group * CODE_BYTES + k), 64)
                         };
                         (from, stride, digits.add(span * T::SPAN * COLUMNS), integers.add(span % (4 * lag) * size))
                     };

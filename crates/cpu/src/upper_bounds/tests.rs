@@ -1,17 +1,14 @@
-#[cfg(target_arch = "aarch64")]
-mod arm;
-#[cfg(target_arch = "x86_64")]
-mod x86;
+//! Tests of all kernels of upper bounds, and of draws with them.
 
 use super::digits::{DigitLayout, Digits};
-use super::{UpperBounds, multiply_blocks};
+use super::{Kernel, UpperBounds, multiply_blocks, plain};
 use crate::dot::tests::bytes;
-use crate::dot::{DotScratch, TILE};
+use crate::dot::{Dot, DotScratch, TILE};
 use crate::isa::Isa;
 use crate::options::{CpuOptions, Threads};
 use crate::variants::Tiled;
 use core::ops::Range;
-use flash_sampling_core::backend::canonical::canonical_dot;
+use flash_sampling_core::backend::canonical::{canonical_dot, norm};
 use flash_sampling_core::backend::hidden_digits;
 use flash_sampling_core::{
     DType, Draw, Head, History, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples, Shadow, ShadowBuffer, bf16,
@@ -191,39 +188,113 @@ fn draws_of_quantised_weights_are_the_draws_without_bounds() {
     }
 }
 
-/// Compares the products of blocks, with digits in this layout, with float64.
-fn check_blocks(layout: impl Fn(DType) -> DigitLayout) {
+/// Calls `check` with each kernel of this machine for a head, and digits of `hidden` in the kernel's layout.
+fn for_each_kernel(
+    head: &Head<'_>,
+    hidden: &Matrix<'_>,
+    mut check: impl FnMut(&UpperBounds, Kernel, &Digits, &mut DotScratch),
+) {
+    for isa in Isa::available() {
+        let Some(bounds) = UpperBounds::new(head, isa, &Threads::One) else { continue };
+        for kernel in bounds.kernels.into_iter().flatten() {
+            let mut digits = bounds.digits(hidden.rows(), head);
+            assert!(digits.pack(bounds.layout(head, kernel), hidden, bounds.largest_norm, bounds.terms));
+            check(&bounds, kernel, &digits, &mut Dot::scratch(isa, head.weight().dtype(), hidden.rows()));
+        }
+    }
+}
+
+#[test]
+fn products_of_a_shadow_are_those_of_plain_rust() {
+    for (vocab, cols, rows) in [(256, 4096, 1), (77, 100, 9), (33, 64, 64), (256, 1000, 17), (5, 63, 3), (64, 129, 40)]
+    {
+        let weight: Vec<f32> = (0..vocab * cols).map(noise).collect();
+        let weight = Matrix::new(&weight, vocab, cols).unwrap();
+        let buffer = ShadowBuffer::new(&weight).unwrap();
+        let (shadow, floats) = (buffer.shadow(), hidden(rows, cols, 0));
+        let head = Head::new(weight).unwrap().with_shadow(shadow).unwrap();
+        let hidden = Matrix::new(&floats, rows, cols).unwrap();
+        let layouts = vec![
+            DigitLayout::Groups,
+            #[cfg(target_arch = "x86_64")]
+            DigitLayout::Panels,
+        ];
+        let mut digits = Digits::new(rows, cols, layouts);
+        digits.pack(DigitLayout::Groups, &hidden, 1.0, cols);
+        let mut want = vec![f32::NAN; rows * TILE];
+        plain::portable(&shadow, &digits, &mut want);
+        let check = |out: &[f32], name: &dyn core::fmt::Debug| {
+            let is_same = out.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(is_same, "{name:?}, [{vocab}, {cols}], {rows}");
+        };
+        for_each_kernel(&head, &hidden, |bounds, kernel, digits, scratch| {
+            let mut out = vec![f32::NAN; rows * TILE];
+            bounds.multiply_shadow(&shadow, digits, &mut out, scratch);
+            check(&out, &kernel);
+        });
+        #[cfg(target_arch = "x86_64")]
+        {
+            digits.pack(DigitLayout::Panels, &hidden, 1.0, cols);
+            let codes: Vec<u8> = shadow.codes().iter().map(|code| *code as u8).collect();
+            let (mut out, mut scratch) = (vec![f32::NAN; rows * TILE], DotScratch::default());
+            let stride = flash_sampling_core::backend::code_stride(cols);
+            super::multiply_panels(&codes, stride, &digits, &mut out, &mut scratch, |pairs, panels, integers, _| {
+                crate::dot::amx::plain::integer_tile(pairs, panels, integers);
+            });
+            check(&out, &"tiles in plain Rust");
+        }
+    }
+}
+
+/// Every kernel of blocks, for the type's layout of digits, compared with float64.
+#[test]
+fn products_of_blocks_are_those_of_the_weights_and_the_digits() {
     for (dtype, vocab, cols) in DType::ALL.into_iter().flat_map(|dtype| [(dtype, 37, 512), (dtype, 5, 1280)]) {
         if dtype.block_elements() == 1 {
             continue;
         }
         let weight = bytes(vocab, cols, 5, dtype, false);
         let weight = Matrix::from_bytes(&weight, dtype, vocab, cols, cols).unwrap();
+        let head = Head::new(weight).unwrap();
         for rows in [1, 2, 3, 8, 9, 33] {
             let floats = hidden(rows, cols, 0);
-            let mut digits = Digits::new(rows, cols, vec![layout(dtype)]);
-            digits.pack(layout(dtype), &Matrix::new(&floats, rows, cols).unwrap(), 1.0, cols);
-            let mut out = vec![f32::NAN; rows * TILE];
-            multiply_blocks(&weight, &digits, &mut out, &mut DotScratch::default());
-            let (mut w, mut magnitudes, mut integers) = (vec![0.0; cols], vec![0.0; cols], vec![0; cols]);
-            for (r, floats) in floats.chunks_exact(cols).enumerate() {
-                hidden_digits(floats, &mut integers);
-                for (i, out) in out[r * TILE..][..TILE].iter().enumerate() {
-                    if i >= vocab {
-                        assert!(out.is_nan(), "{dtype:?}: [{r}, {i}] was written");
-                        continue;
+            for_each_kernel(&head, &Matrix::new(&floats, rows, cols).unwrap(), |_, kernel, digits, scratch| {
+                let mut out = vec![f32::NAN; rows * TILE];
+                multiply_blocks(&weight, digits, &mut out, scratch);
+                let (mut w, mut magnitudes, mut integers) = (vec![0.0; cols], vec![0.0; cols], vec![0; cols]);
+                for (r, floats) in floats.chunks_exact(cols).enumerate() {
+                    hidden_digits(floats, &mut integers);
+                    let (out, rest) = out[r * TILE..][..TILE].split_at(vocab);
+                    assert!(rest.iter().all(|x| x.is_nan()), "{dtype:?}, {kernel:?}: more than the tile was written");
+                    for (i, out) in out.iter().enumerate() {
+                        weight.row_to_f64(i, &mut w);
+                        weight.row_magnitudes(i, &mut magnitudes);
+                        let want: f64 = w.iter().zip(&integers).map(|(w, h)| w * f64::from(*h)).sum();
+                        let terms = magnitudes.iter().zip(&integers);
+                        let size: f64 = terms.map(|(w, h)| f64::from(*w) * f64::from(h.abs())).sum();
+                        let error = (f64::from(*out) - want).abs();
+                        assert!(error <= 1e-5 * size, "{dtype:?}, {kernel:?}, [{r}, {i}] of {rows}: {error:e}");
                     }
-                    weight.row_to_f64(i, &mut w);
-                    weight.row_magnitudes(i, &mut magnitudes);
-                    let want: f64 = w.iter().zip(&integers).map(|(w, h)| w * f64::from(*h)).sum();
-                    let terms = magnitudes.iter().zip(&integers);
-                    let size: f64 = terms.map(|(w, h)| f64::from(*w) * f64::from(h.abs())).sum();
-                    let error = (f64::from(*out) - want).abs();
-                    assert!(error <= 1e-5 * size, "{dtype:?}, row {i} and {r} of {rows}: {error:e} of {size:e}");
                 }
-            }
+            });
         }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn rows_that_are_far_apart_have_no_tiles() {
+    let weight = Matrix::from_bytes(&[0; 68], DType::Q8_0, 1, 64, 1 << 27).unwrap();
+    assert_eq!(super::kernels(Isa::Amx, &weight)[1], None);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+#[should_panic(expected = "has_panels")]
+fn panels_are_not_read_as_groups() {
+    let mut digits = Digits::new(1, 64, vec![DigitLayout::PanelsAndSums]);
+    digits.pack(DigitLayout::PanelsAndSums, &Matrix::new(&[1.0f32; 64], 1, 64).unwrap(), 1.0, 64);
+    digits.first_group();
 }
 
 #[test]
@@ -237,33 +308,26 @@ fn upper_bounds_are_above_the_exact_products() {
         if let Some(buffer) = &buffer {
             head = head.with_shadow(buffer.shadow()).unwrap();
         }
-        for (isa, rows) in Isa::available().into_iter().flat_map(|isa| [1, 2, 4, 8, 17].map(|rows| (isa, rows))) {
-            let Some(bounds) = UpperBounds::new(&head, isa, &Threads::One) else { continue };
+        for rows in [1, 2, 4, 8, 17] {
             // Rows of both signs, so that lower bounds are tested too.
             let mut floats = hidden(rows, cols, 3);
             floats.chunks_exact_mut(cols).step_by(2).for_each(|row| row.iter_mut().for_each(|x| *x = -*x));
-            let (mut digits, mut scratch) = (bounds.digits(rows, &head), DotScratch::default());
-            if isa == Isa::Amx {
-                scratch = crate::dot::Dot::scratch(isa, dtype, rows);
-            }
-            if !bounds.pack(&head, &Matrix::new(&floats, rows, cols).unwrap(), &mut digits) {
-                continue;
-            }
-            let (mut out, mut row) = (vec![f32::NAN; rows * TILE], vec![0.0; cols]);
-            for tile in [0..256, 250..300] {
-                bounds.tile(&head, tile.clone(), &digits, &mut out, &mut scratch);
-                for (i, token) in tile.enumerate() {
-                    weight.row_to_f32(token, &mut row);
-                    for (r, floats) in floats.chunks_exact(cols).enumerate() {
-                        let (bound, product) = (f64::from(out[r * TILE + i]), canonical_dot(&row, floats));
-                        let norms = [&row[..], floats].map(|x| x.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt());
-                        let size = norms[0] * norms[1];
-                        let width = if dtype.is_float() { 0.1 } else { 0.01 } * size;
-                        let is_close = (product..product + width).contains(&bound);
-                        assert!(is_close, "{dtype:?}, {isa}, {rows}: {bound} for {product} of {size}");
+            for_each_kernel(&head, &Matrix::new(&floats, rows, cols).unwrap(), |bounds, kernel, digits, scratch| {
+                let (mut out, mut row) = (vec![f32::NAN; rows * TILE], vec![0.0; cols]);
+                for tile in [0..256, 250..300] {
+                    bounds.tile(&head, tile.clone(), digits, &mut out, scratch);
+                    for (i, token) in tile.enumerate() {
+                        weight.row_to_f32(token, &mut row);
+                        for (r, floats) in floats.chunks_exact(cols).enumerate() {
+                            let (bound, product) = (f64::from(out[r * TILE + i]), canonical_dot(&row, floats));
+                            let size = norm(&row) * norm(floats);
+                            let width = if dtype.is_float() { 0.1 } else { 0.01 } * size;
+                            let is_close = (product..product + width).contains(&bound);
+                            assert!(is_close, "{dtype:?}, {kernel:?}, {rows}: {bound} for {product} of {size}");
+                        }
                     }
                 }
-            }
+            });
         }
     }
 }

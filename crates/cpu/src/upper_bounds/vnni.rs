@@ -2,12 +2,10 @@
 
 use super::codes::Codes;
 use super::digits::{DigitLayout, Digits};
+use super::register_blocks::register_blocks;
 use crate::dot::TILE;
 use core::arch::x86_64::*;
-use core::ops::Range;
 
-/// Weight rows that stay in the second-level cache while all hidden rows are multiplied by them.
-const BLOCK: usize = 32;
 /// The distance of prefetches, in weight rows.
 const AHEAD: usize = 8;
 
@@ -96,41 +94,12 @@ impl Operands<'_> {
     /// in the [`layout`] for `T`, and have at least as many groups; `out` has [`TILE`] floats per hidden row.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     pub(super) unsafe fn multiply<T: Codes>(&self) {
-        for start in (0..self.rows).step_by(BLOCK) {
-            let rows = start..self.rows.min(start + BLOCK);
-            let mut r = 0;
-            while r < self.hidden.rows.len() {
-                // SAFETY: by this function's contract; a panel has at most the hidden rows that are left.
-                r += unsafe {
-                    match self.hidden.rows.len() - r {
-                        4.. => self.panel::<T, 2, 4>(rows.clone(), r),
-                        2.. => self.panel::<T, 4, 2>(rows.clone(), r),
-                        _ => self.panel::<T, 4, 1>(rows.clone(), r),
-                    }
-                };
-            }
-        }
-    }
-
-    /// Multiplies the rows `rows` of the codes by `NR` hidden rows, starting at `r`, and returns `NR`.
-    ///
-    /// # Safety
-    /// As for [`Operands::multiply`]; the rows exist.
-    #[inline(always)]
-    unsafe fn panel<T: Codes, const MR: usize, const NR: usize>(&self, rows: Range<usize>, r: usize) -> usize {
-        let mut i = rows.start;
-        // SAFETY: `i + MR <= rows.end` in the first loop and `i < rows.end` in the second.
+        // SAFETY: by this function's contract; the rows of a block exist.
         unsafe {
-            while i + MR <= rows.end {
-                self.register_block::<T, MR, NR>(i, r);
-                i += MR;
-            }
-            while i < rows.end {
-                self.register_block::<T, 1, NR>(i, r);
-                i += 1;
-            }
+            register_blocks!(self.rows, self.hidden.rows.len(), 2 x 4, 4 x 2, 4 x 1: |i, r| {
+                self.register_block::<T, MR, NR>(i, r)
+            });
         }
-        NR
     }
 
     /// Computes `MR x NR` outputs. The first panel of hidden rows prefetches later rows of the codes.
