@@ -1,4 +1,4 @@
-// The consumers: two warpgroups that multiply and filter. The scouts score the tokens that pass the filter.
+// The consumers: warpgroups that multiply and filter. The scouts score the tokens that pass the filter.
 #pragma once
 
 #include "fp8.cuh"
