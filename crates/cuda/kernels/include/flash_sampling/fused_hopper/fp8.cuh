@@ -17,6 +17,10 @@ __device__ __forceinline__ void load_fp8(u32 (&a)[4], const u8* row) {
     a[3] = two(1024 + 8);
 }
 
+// Waits until the warpgroup before this one has queued its products.
+__device__ __forceinline__ void await_turn(u32 group) { ptx::named_barrier(TURN_BARRIER + group, 256); }
+__device__ __forceinline__ void give_turn(u32 to_group) { ptx::named_arrive(TURN_BARRIER + to_group, 256); }
+
 // Multiplies as multiply() does. While the tensor cores multiply, threads decode the elements of the next products.
 template <class T>
 __device__ __forceinline__ void multiply_fp8(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring, u32 steps,
@@ -49,6 +53,7 @@ __device__ __forceinline__ void multiply_fp8(float (&d)[T::ACCUMULATORS], const 
                 const u32 chunk = part % 2 * AT_ONCE + k;
                 load_fp8(a[part % 2][k], weight + part / 2 * T::SLAB_BYTES + (offset ^ chunk * 16));
             }
+            if (T::IN_TURN) await_turn(self.group);
             ptx::wgmma_fence();
 #pragma unroll
             for (u32 k = 0; k < AT_ONCE; ++k) {
@@ -56,6 +61,7 @@ __device__ __forceinline__ void multiply_fp8(float (&d)[T::ACCUMULATORS], const 
                 ptx::WgmmaRegisters<T::COLUMNS>::multiply(d, a[part % 2][k], b + place, part + k > 0 || step > 0);
             }
             ptx::wgmma_commit();
+            if (T::IN_TURN) give_turn((self.group + 1) % T::TILE_UNITS);
         }
         if (!T::AHEAD) {
             ptx::wgmma_wait<0>();
