@@ -47,8 +47,8 @@ struct Tile {
     static constexpr bool SKIPS = COLUMNS >= 192;  // see schedule.cuh
     // The number of steps of products in flight when the next step begins. With 0, a stage is free for loads one step earlier,
     // which matters if loads are the limit. Measured: 37984 x 4096 at 64 / 128 rows, 0.97 / 0.94 of the time; with one step ahead
-    // 0.975 / 0.95. In fp8, 151936 x 4096 at 64 rows takes 0.98 of the time with one step ahead.
-    static constexpr u32 AHEAD = COLUMNS == 256 || (FP8 && COLUMNS <= 64);
+    // 0.975 / 0.95.
+    static constexpr u32 AHEAD = COLUMNS == 256;
     // Whether warpgroups queue their products in turn. A warpgroup waits while its products are queued, so without turns all
     // warpgroups multiply at the same time, and then all decode.
     static constexpr bool IN_TURN = FP8 && COLUMNS >= 64;
