@@ -27,6 +27,7 @@ import types
 from contextlib import nullcontext
 from itertools import product
 from statistics import median
+from time import sleep
 
 import torch
 from torch import Tensor
@@ -40,6 +41,9 @@ SHAPES = {"0.6b": (28, 1024, 3072, 16), "1.7b": (28, 2048, 6144, 16), "8b": (36,
 FILTERS = {"none": {}, "top-p 0.95": {"top_p": 0.95}, "top-k 50, top-p 0.9": {"top_k": 50, "top_p": 0.9}}
 LOGITS_STD = 4.0
 NEIGHBOURS, POSITIONS = 64, 8
+NEIGHBOUR_ROUNDS = 15
+STEPS, DRAWS = 2, 16  # replays in a measurement of steps, and of head and draw
+PAUSE, SPIN = 0.03, 1_000_000  # seconds, and clock cycles of the GPU
 DEVICE = "cuda"
 
 
@@ -227,21 +231,28 @@ def captured(work) -> torch.cuda.CUDAGraph:
     return graph
 
 
+def replay_time(graph: torch.cuda.CUDAGraph, replays: int) -> float:
+    """Returns the mean time of a replay in us."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(replays):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / replays
+
+
 def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) -> list[list[float]]:
-    """Returns mean times of a replay in us: [graphs][rounds]. The graphs alternate, in another order in each round, so a
-    drift affects all of them."""
+    """Returns mean times of a replay in us: [graphs][rounds]. Each round measures the graphs in a different order, so a
+    drift affects all graphs. Before each measurement, the GPU pauses, because its clocks fall under constant load. Then
+    the GPU spins while the host enqueues the replays."""
     times = [[] for _ in graphs]
     for first in range(rounds):
         for turn in range(len(graphs)):
             graph, series = (each[(first + turn) % len(graphs)] for each in (graphs, times))
-            graph.replay()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(replays):
-                graph.replay()
-            end.record()
-            end.synchronize()
-            series.append(start.elapsed_time(end) * 1e3 / replays)
+            sleep(PAUSE)
+            torch.cuda._sleep(SPIN)
+            series.append(replay_time(graph, replays))
     return times
 
 
@@ -273,7 +284,7 @@ def neighbours(layers: Layers, model: str, rows: int, say):
         )
         out, keys = torch.zeros_like(tokens), {"seed": seeds, "position": start}
         graphs = [captured(lambda: sampler.draw(hidden, out, keys, given)) for given in ({}, columns)]
-        before, after = map(median, microseconds(graphs, 9, 32))
+        before, after = map(median, microseconds(graphs, NEIGHBOUR_ROUNDS, DRAWS))
         changed = [(plain[:, others] != beside[:, others]).sum().item(), (plain != alone).sum().item()]
         cells = [model, what, name, f"{changed[0]} of {plain[:, others].numel()}", f"{changed[1]} of {plain.numel()}"]
         cells += [f"{before:.1f}", f"{after:.1f}", f"{after / before:.3f}"]
@@ -295,8 +306,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="1.7b,8b")
     parser.add_argument("--sequences", default="1,8,64,256")
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--replays", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--record")
     args = parser.parse_args()
     record = open(args.record, "w") if args.record else None
@@ -357,8 +367,8 @@ def times(layers: Layers, model: str, rows: int, args, say):
             draws.append(graphs[1])
             outs.append(out)  # The graphs write to `out`, so it must stay alive.
             assert ((0 <= out) & (out < VOCAB)).all(), name
-        step_times = microseconds(steps, args.rounds, args.replays)
-        draw_times = microseconds(draws, args.rounds, 4 * args.replays)
+        step_times = microseconds(steps, args.rounds, STEPS)
+        draw_times = microseconds(draws, args.rounds, DRAWS)
         if "ours" not in names:
             continue
         ours = names.index("ours")

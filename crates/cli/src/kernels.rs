@@ -49,7 +49,9 @@ pub fn run(command: &KernelsCommand, out: &mut dyn Write, interrupt: &Interrupt)
         (false, true) => ahead::RebuildPolicy::All,
         (false, false) => ahead::RebuildPolicy::Missing,
     };
-    let (bar, start) = (bar("compiling", ahead::count(&architectures, &files) as u64), Instant::now());
+    let skip: Vec<_> = args.skip.iter().map(String::as_str).collect();
+    let selection = ahead::Selection { architectures: &architectures, files: &files, skip: &skip };
+    let (bar, start) = (bar("compiling", selection.count() as u64), Instant::now());
     let mut lines = Vec::new();
     let mut each = |built: Built| {
         bar.set_message(format!("{} for {}", built.kernel, built.architecture));
@@ -57,7 +59,7 @@ pub fn run(command: &KernelsCommand, out: &mut dyn Write, interrupt: &Interrupt)
         lines.push(built);
         if interrupt.is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let outcome = ahead::build(&architectures, &files, &folder, anew, jobs, &mut each);
+    let outcome = ahead::build(&selection, &folder, anew, jobs, &mut each);
     bar.finish_and_clear();
     outcome.map_err(BuildError::from)?;
     interrupt.check()?;

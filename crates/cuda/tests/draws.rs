@@ -1,8 +1,7 @@
 //! Runs the draw kernels on the processor. The system's C++ compiler builds them with a small emulator of a block's
 //! threads, and the tests compare every draw with the core's reference.
 
-mod emulated;
-
+use crate::emulated;
 use flash_sampling_core::backend::{Adjustment, Candidate, Row, RowTransform, first_invalid};
 use flash_sampling_core::reference::{grouped, groups, log_mass, online, tiled};
 use flash_sampling_core::{Domain, Head, Matrix, Noise, RowError};

@@ -2,14 +2,11 @@
 //! with an emulator of its threads, barriers, copies and products. The tests compare every draw and list with core's
 //! reference.
 
-mod emulated;
-#[path = "fused_hopper/fp8.rs"]
 mod fp8;
-#[path = "fused_hopper/shadow.rs"]
 mod shadow;
-#[path = "fused_hopper/shadow_lists.rs"]
 mod shadow_lists;
 
+use crate::emulated;
 use flash_sampling_core::backend::{Adjustment, Row, RowTransform, first_invalid};
 use flash_sampling_core::reference::tiled;
 use flash_sampling_core::{Domain, Head, Matrix, Noise, RowError};

@@ -1,7 +1,6 @@
 //! Compares the CUDA headers with the core, bit by bit. The system's C++ compiler builds the headers.
 
-mod emulated;
-
+use crate::emulated;
 use flash_sampling_core::backend::{Adjustment, MassHistogram, RowTransform, Winner, math};
 use flash_sampling_core::noise::granule::Granule;
 use flash_sampling_core::noise::log::{ln, neg_ln_1m};

@@ -1,8 +1,7 @@
 //! Runs draws with filters on the processor: from the list of one GPU, from the lists of several ranks, and from all
 //! logits. The system's C++ compiler builds the kernels' own headers, and the tests compare every draw with the reference.
 
-mod emulated;
-
+use crate::emulated;
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Head, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples, f16};
 use std::path::{Path, PathBuf};

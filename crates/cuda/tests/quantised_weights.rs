@@ -1,8 +1,7 @@
 //! Runs the kernels over quantised weights on the processor (kernels/tests/quantised_weights.cpp), and compares weights, products
 //! and canonical logits with the core's.
 
-mod emulated;
-
+use crate::emulated;
 use flash_sampling_core::backend::canonical::{canonical_dot, canonical_logit, dot_error_bound, norm};
 use flash_sampling_core::{DType, Domain, Head, Matrix, Noise};
 

@@ -1,8 +1,7 @@
 //! Runs the kernels of log-probabilities and kept tokens on the processor. The system's C++ compiler builds the kernels'
 //! own headers, and the test compares every value with the reference.
 
-mod emulated;
-
+use crate::emulated;
 use flash_sampling_core::backend::{Adjustments, MassHistogram};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{

@@ -2,8 +2,7 @@
 //! emulator of a block's threads. The test compares every mass, the bits of the sum of masses, the largest logits and
 //! the stored logits with core's.
 
-mod emulated;
-
+use crate::emulated;
 use flash_sampling_core::backend::{Candidate, MassHistogram, Winner, by_logit_rank};
 use flash_sampling_core::{Domain, Noise};
 

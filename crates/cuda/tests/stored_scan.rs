@@ -1,8 +1,7 @@
 //! Runs the scans of stored logits on the processor. The system's C++ compiler builds the kernels with a small emulator
 //! of a block's threads, and the test compares every result with the core's plain scan.
 
-mod emulated;
-
+use crate::emulated;
 use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::backend::{Candidate, Frontier, LogitRank, Moments, Request, RowSummary, Winner};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};

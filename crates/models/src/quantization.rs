@@ -9,6 +9,31 @@ const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
 /// Formats of `compressed-tensors` that store a weight as one tensor of 8-bit elements.
 const FORMATS: [&str; 3] = ["float-quantized", "int-quantized", "naive-quantized"];
 
+/// Rows and columns of the block of a scale without a configuration, as in DeepSeek's and Qwen3's checkpoints.
+pub const SCALE_BLOCK: [usize; 2] = [128, 128];
+
+/// Rows and columns of the block of a scale, from the shape of the scales of a weight `[rows, cols]`: a scale for the
+/// weight, for a row, or for a block of the given size.
+///
+/// # Errors
+/// Another shape. The text lists the possible shapes.
+pub fn scale_block(
+    shape: &[usize],
+    [rows, cols]: [usize; 2],
+    [block_rows, block_cols]: [usize; 2],
+) -> Result<[usize; 2], String> {
+    let blocks = [rows.div_ceil(block_rows), cols.div_ceil(block_cols)];
+    match *shape {
+        [] | [1] | [1, 1] => Ok([rows, cols]),
+        [n] | [n, 1] if n == rows => Ok([1, cols]),
+        [n, m] if [n, m] == blocks => Ok([block_rows, block_cols]),
+        _ => {
+            let of_blocks = format!("{blocks:?} for blocks of {block_rows} x {block_cols}");
+            Err(format!("[], [1], [{rows}], [{rows}, 1], or {of_blocks}"))
+        }
+    }
+}
+
 /// 8-bit weights with scales, in `F8_E4M3` or `I8`. The tensors themselves give the type of each weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quantization {

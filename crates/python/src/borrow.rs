@@ -7,6 +7,10 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+/// DLPack's codes of unsupported types of 8 bits.
+const FLOAT8: [(u8, &str); 4] =
+    [(11, "float8_e4m3fnuz"), (12, "float8_e5m2"), (13, "float8_e5m2fnuz"), (14, "float8_e8m0fnu")];
+
 impl Tensor {
     /// Borrows the memory of an object with `__array_interface__` (numpy) or `__dlpack__` (torch, JAX, CuPy).
     ///
@@ -45,20 +49,21 @@ impl Tensor {
         let typestr: String = get("typestr")?.extract()?;
         let (data, is_read_only): (usize, bool) = get("data")?.extract()?;
         let shape: Vec<usize> = get("shape")?.extract()?;
-        let mut kind = typestr.chars().nth(1).unwrap_or(' ');
+        let kind = typestr.chars().nth(1).unwrap_or(' ');
         let size = typestr.get(2..).and_then(|size| size.parse().ok()).unwrap_or(0);
-        // The extension type of the package ml_dtypes, which JAX uses.
-        let is_bf16 = || object.getattr("dtype")?.getattr("name")?.eq("bfloat16");
-        if kind == 'V' && size == 2 && is_bf16()? {
-            kind = 'E';
-        }
+        // The types of the package ml_dtypes, which JAX uses, have only names.
+        let name = || {
+            let name = object.getattr("dtype").and_then(|dtype| dtype.getattr("name")?.extract());
+            name.unwrap_or_else(|_| typestr.clone())
+        };
         let kind = match (kind, size) {
             ('b', 1) => Kind::Bool,
             ('i', 1 | 2 | 4 | 8) => Kind::Int,
             ('u', 1 | 2 | 4 | 8) => Kind::UInt,
             ('f', 2 | 4 | 8) => Kind::Float,
-            ('E', 2) => Kind::BFloat,
-            _ => return Err(PyTypeError::new_err(format!("{what} has an unsupported element type, {typestr}"))),
+            ('V', 2) if name() == "bfloat16" => Kind::BFloat,
+            ('V', 1) if name() == "float8_e4m3fn" => Kind::Float8,
+            _ => return Err(invalid_type(format!("{what} has an unsupported element type, {}", name()))),
         };
         if typestr.starts_with(if cfg!(target_endian = "little") { '>' } else { '<' }) {
             return Err(PyTypeError::new_err(format!("{what} has another byte order than this machine")));
@@ -116,9 +121,11 @@ impl Tensor {
             (2, bits @ (16 | 32 | 64), 1) => (Kind::Float, bits / 8),
             (4, 16, 1) => (Kind::BFloat, 2),
             (6, 8, 1) => (Kind::Bool, 1),
+            (10, 8, 1) => (Kind::Float8, 1),
             (code, bits, _) => {
-                let text = format!("{what} has an unsupported element type, code {code} with {bits} bits of DLPack");
-                return Err(invalid_type(text));
+                let name = FLOAT8.iter().find(|(number, _)| *number == code).map(|(_, name)| (*name).into());
+                let found = name.unwrap_or_else(|| format!("code {code} with {bits} bits of DLPack"));
+                return Err(invalid_type(format!("{what} has an unsupported element type, {found}")));
             }
         };
         let dlpack::Tensor { data, shape, strides, is_read_only, owner, .. } = tensor;

@@ -4,13 +4,13 @@
 use crate::device_call::DeviceCall;
 use crate::error::{failed, invalid, of_enqueue};
 use crate::group::Group;
-use crate::head::{Bias, HeadParts};
+use crate::head::{Floats, HeadParts};
 use crate::tensor::{Layout, Place, Tensor};
 use flash_sampling::cuda::abi::{RowColumns, TokenColumns};
 use flash_sampling::cuda::cudarc::driver::{CudaStream, result, sys};
 use flash_sampling::cuda::{
-    ColumnCall, CudaError, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler, DeviceShadow,
-    ShadowMemory,
+    ColumnCall, CudaError, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler, DeviceScales,
+    DeviceShadow, ShadowMemory,
 };
 use flash_sampling::{
     Capabilities, CudaRank, CudaRankOptions, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
@@ -100,8 +100,8 @@ impl OnDevice {
         Ok(OnDevice { sampler, shadow: None, device, context: None, place, has_lists, head: None })
     }
 
-    /// Waits for the work that produces weight and bias, and plans the sampler. With a group, the head is this rank's
-    /// shard, and all ranks must call this function. `max_adjusted` has the meaning of [`OnDevice::for_logits`].
+    /// Waits for the work that produces weight, scales and bias, and plans the sampler. With a group, the head is this
+    /// rank's shard, and all ranks must call this function. `max_adjusted` has the meaning of [`OnDevice::for_logits`].
     /// With `has_shadow`, draws read a shadow of the weight.
     ///
     /// # Errors
@@ -122,19 +122,21 @@ impl OnDevice {
             u32::try_from(value).map_err(|_| invalid(knob, format!("{knob} is {value}, but must be below 2^32")))
         };
         let mut streams = vec![parts.weight.stream()];
-        let bias = match &parts.bias {
-            Bias::Device(bias) => {
-                streams.push(bias.stream());
-                Some(DeviceAddress::new(bias.address()))
-            }
-            Bias::None | Bias::Host(_) => None,
+        let mut address = |floats: &Floats| {
+            let tensor = floats.on_device()?;
+            streams.push(tensor.stream());
+            Some(DeviceAddress::new(tensor.address()))
         };
+        let bias = parts.bias.as_ref().and_then(&mut address);
+        let scales = parts.scales.as_ref().and_then(|scales| {
+            Some(DeviceScales { address: address(&scales.values)?, block: scales.block, row_of_block: 0 })
+        });
         for at in streams {
             stream(&device, at).synchronize().map_err(|error| failed(&error))?;
         }
         let mut head = DeviceHead {
             weight: DeviceMatrix { rows: tokens, ..matrix(&parts.weight, &parts.layout) },
-            scales: None,
+            scales,
             first_token: as_u32("first_token", parts.first_token)?,
             bias,
             soft_cap: parts.soft_cap,
@@ -151,8 +153,9 @@ impl OnDevice {
             head.check_shadow_on(&device).map_err(refused)?;
         }
         let vocab_size = as_u32("vocab_size", parts.vocab_size)?;
-        // SAFETY: weight and bias are tensors of this device, and the shadow is memory of this device, all of which the
-        // result holds and drops after the sampler. `Tensor` checked their shapes. By the package's documentation, nothing writes to them during a call.
+        // SAFETY: weight, scales and bias are tensors of this device, and the shadow is memory of this device, all of
+        // which the result holds and drops after the sampler. `Tensor`, `WeightScales` and `Head` checked their shapes.
+        // By the package's documentation, nothing writes to them during a call.
         let sampler = unsafe { DeviceSampler::new(head, vocab_size, plan, &device) };
         let sampler = sampler.map_err(|error| failed(&error))?;
         let mut sampler = match group {

@@ -321,14 +321,8 @@ impl DeviceCall {
         shape: &[usize],
         kinds: &[Kind],
     ) -> PyResult<DeviceAddress<T>> {
-        let mut step = 1;
-        // The stride of a dimension with one element does not matter.
-        let is_contiguous = shape.iter().zip(&tensor.strides).rev().all(|(&len, &stride)| {
-            let is_next = len < 2 || stride == step;
-            step *= len as isize;
-            is_next
-        });
-        if tensor.shape() != shape || !is_contiguous || tensor.size != size_of::<T>() || !kinds.contains(&tensor.kind) {
+        let is_shaped = tensor.shape() == shape && tensor.is_contiguous();
+        if !is_shaped || tensor.size != size_of::<T>() || !kinds.contains(&tensor.kind) {
             let (count, bits) =
                 (shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x "), 8 * size_of::<T>());
             let kind = if kinds.contains(&Kind::Float) { "float" } else { "int" };

@@ -10,8 +10,8 @@ use core::fmt::Display;
 use core::str::FromStr;
 use flash_sampling::distributed::{ShardOptions, ShardSampler};
 use flash_sampling::{
-    Backend, BackendConfig, BuildError, Capabilities, HeadOwner, PerturbedArgmax, Plan, RowParams, SampleError,
-    Samples, ShardMerge, VariantConfig, build_from_logits, build_owned,
+    Backend, BackendConfig, BuildError, Capabilities, HeadError, HeadOwner, PerturbedArgmax, Plan, RowParams,
+    SampleError, Samples, ShardMerge, VariantConfig, build_from_logits, build_owned,
 };
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -96,6 +96,10 @@ impl Engine {
     ) -> PyResult<Engine> {
         let config = options.config()?;
         let (place, parts) = (head.parts.weight.place(), head.parts.clone());
+        let dtype = parts.layout.dtype;
+        if options.shadow && !dtype.is_float() {
+            return Err(invalid("shadow", HeadError::ShadowType { dtype }.to_string()));
+        }
         if place == Place::Host {
             options.check_host()?;
             return match group {

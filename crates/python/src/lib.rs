@@ -6,6 +6,7 @@
 //! | `borrow`, `dlpack` | tensors of Python libraries, by numpy's array interface or DLPack |
 //! | `column` | one number per row, from a scalar, a sequence or a tensor |
 //! | `head`, `sampler`, `params`, `history`, `result`, `noise` | the classes and functions of the package |
+//! | `scales`, `gguf` | the scales of a weight of 8-bit elements; the head of a GGUF file |
 //! | `rows` | converts the arguments of a call into the parameters of its rows |
 //! | `engine`, `cuda` | the Rust sampler behind a Python `Sampler`, on the CPU or on a GPU |
 //! | `group` | the ranks of a sampler whose vocabulary is sharded |
@@ -23,6 +24,7 @@ mod device_call;
 mod dlpack;
 mod engine;
 mod error;
+mod gguf;
 mod group;
 mod head;
 mod history;
@@ -31,6 +33,7 @@ mod params;
 mod result;
 mod rows;
 mod sampler;
+mod scales;
 mod tensor;
 
 /// The native module of the package.

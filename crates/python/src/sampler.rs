@@ -37,7 +37,7 @@ type RowErrors = Vec<(usize, RowError)>;
 /// shadow: makes an 8-bit copy of the weight, half the memory of a bfloat16 weight. Calls of few rows read the copy
 ///     instead of the weight, and draw the same tokens. On some processors and GPUs, they take about half the time
 ///     (docs/shadow.md lists them). Each row has neither filters nor log-probabilities, or its first filter is min_p or
-///     top_k. top_k is at most 1024 on the CPU, and at most 128 on a GPU of compute capability 9.0, in calls of up to 8
+///     top_k. top_k is at most 1024 on the CPU, and at most 128 on a GPU of compute capability 9.0, in calls of up to 64
 ///     rows. Other GPUs read the weight if a row has filters. A GPU needs a weight of bfloat16 or float16, and reads
 ///     the copy in calls of up to 96 rows (compute capability 9.0) or 64 rows (other GPUs). On a GPU, the
 ///     construction copies the weight to the host, and takes memory there for the weight and the shadow.

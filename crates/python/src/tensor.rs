@@ -2,8 +2,11 @@
 #![allow(unsafe_code)]
 
 use crate::error::invalid;
+use core::ops::Range;
 use flash_sampling::{DType, Matrix, bf16, f16};
+use memmap2::Mmap;
 use pyo3::prelude::*;
+use std::fs::File;
 
 /// The memory that holds a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,8 @@ pub(crate) enum Kind {
     UInt,
     Float,
     BFloat,
+    /// float8_e4m3fn.
+    Float8,
 }
 
 /// An element of a tensor, or a Python number.
@@ -47,7 +52,8 @@ pub(crate) struct Tensor {
     pub(crate) data: *const u8,
     pub(crate) place: Place,
     pub(crate) kind: Kind,
-    /// Bytes of an element: 1 for `Bool`; 2 for `BFloat`; 2, 4 or 8 for `Float`; 1, 2, 4 or 8 for integers.
+    /// Bytes of an element: 1 for `Bool` and `Float8`; 2 for `BFloat`; 2, 4 or 8 for `Float`; 1, 2, 4 or 8 for
+    /// integers.
     pub(crate) size: usize,
     pub(crate) shape: Vec<usize>,
     /// In elements.
@@ -82,26 +88,49 @@ impl Tensor {
         self.data as u64
     }
 
-    /// The element type of a matrix. numpy has no bf16, so 16-bit unsigned integers are read as the bits of bf16.
-    fn dtype(&self, what: &'static str) -> PyResult<DType> {
+    /// The name of the element type.
+    pub(crate) fn type_name(&self) -> String {
+        match self.kind {
+            Kind::Float8 => "float8_e4m3fn".into(),
+            kind => format!("{kind:?}{}", 8 * self.size).to_lowercase(),
+        }
+    }
+
+    /// The element type of floats. numpy has no bf16, so 16-bit unsigned integers are read as the bits of bf16.
+    fn float_dtype(&self, what: &'static str, others: &str) -> PyResult<DType> {
         match (self.kind, self.size) {
             (Kind::BFloat | Kind::UInt, 2) => Ok(DType::BF16),
             (Kind::Float, 2) => Ok(DType::F16),
             (Kind::Float, 4) => Ok(DType::F32),
-            (kind, size) => {
-                let found = format!("{kind:?}{}", 8 * size).to_lowercase();
-                let types = "bfloat16 (also as the bits in uint16), float16 or float32";
-                Err(invalid(what, format!("{what} has elements of {found}, but must have {types}")))
+            _ => {
+                let types = format!("bfloat16 (also as the bits in uint16), float16{others}");
+                Err(invalid(what, format!("{what} has elements of {}, but must have {types}", self.type_name())))
             }
         }
     }
 
-    /// The layout of a matrix `[rows, cols]`: element type, rows, columns, elements from one row to the next.
+    /// The layout of a matrix of floats `[rows, cols]`.
     ///
     /// # Errors
     /// Another number of dimensions, another element type, or rows that are not contiguous or that overlap.
     pub(crate) fn layout(&self, what: &'static str) -> PyResult<Layout> {
-        let dtype = self.dtype(what)?;
+        self.layout_of(self.float_dtype(what, " or float32")?, what)
+    }
+
+    /// The layout of a weight `[vocab, hidden]`, which may have elements of 8 bits.
+    ///
+    /// # Errors
+    /// The errors of [`Tensor::layout`].
+    pub(crate) fn weight_layout(&self, what: &'static str) -> PyResult<Layout> {
+        let dtype = match (self.kind, self.size) {
+            (Kind::Int, 1) => DType::I8,
+            (Kind::Float8, _) => DType::F8_E4M3,
+            _ => self.float_dtype(what, ", float32, float8_e4m3fn or int8")?,
+        };
+        self.layout_of(dtype, what)
+    }
+
+    fn layout_of(&self, dtype: DType, what: &'static str) -> PyResult<Layout> {
         let [rows, cols] = self.shape[..] else {
             return Err(invalid(what, format!("{what} has shape {:?}, but must have two dimensions", self.shape)));
         };
@@ -126,7 +155,7 @@ impl Tensor {
         let layout = self.layout(what)?;
         self.check_host(what)?;
         let Layout { dtype, rows, cols, row_stride } = layout;
-        let matrix = Matrix::from_bytes(self.rows_in_host_memory(&layout), dtype, rows, cols, row_stride);
+        let matrix = Matrix::from_bytes(self.bytes(), dtype, rows, cols, row_stride);
         matrix.map_err(|error| invalid(what, error.to_string()))
     }
 
@@ -137,24 +166,82 @@ impl Tensor {
         Err(invalid(what, format!("{what} is on {}, but must be on the CPU", self.place)))
     }
 
-    /// The bytes of a matrix in host memory, from the start of the first row to the end of the last row.
+    /// The bytes from the start of the first element to the end of the last element.
     ///
     /// # Panics
-    /// If the memory is a GPU's.
-    pub(crate) fn rows_in_host_memory(&self, layout: &Layout) -> &[u8] {
+    /// If the memory is a GPU's, or a stride is negative.
+    pub(crate) fn bytes(&self) -> &[u8] {
         assert_eq!(self.place, Place::Host);
-        let elements =
-            if layout.rows == 0 || layout.cols == 0 { 0 } else { (layout.rows - 1) * layout.row_stride + layout.cols };
-        if elements == 0 || self.data.is_null() {
+        if self.shape.contains(&0) || self.data.is_null() {
             return &[];
         }
-        // SAFETY: the invariant, in host memory; `layout` checked shape and strides, so the memory has these elements.
-        unsafe { core::slice::from_raw_parts(self.data, elements * self.size) }
+        let dimensions = self.shape.iter().zip(&self.strides).filter(|(len, _)| **len > 1);
+        let steps = dimensions.map(|(&len, &stride)| {
+            assert!(stride >= 0, "a negative stride");
+            (len as isize - 1) * stride
+        });
+        let last: isize = steps.sum();
+        // SAFETY: the invariant, in host memory. The strides are not negative, so the first element has the lowest
+        // address, and the last element the highest.
+        unsafe { core::slice::from_raw_parts(self.data, (last as usize + 1) * self.size) }
     }
 
-    /// Whether the tensor has one dimension of `len` contiguous values of float32.
-    pub(crate) fn is_floats(&self, len: usize) -> bool {
-        (self.kind, self.size) == (Kind::Float, 4) && self.shape == [len] && (len < 2 || self.strides == [1])
+    /// Whether the elements follow each other in row-major order.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        let mut step = 1;
+        // The stride of a dimension with one element does not matter.
+        self.shape.iter().zip(&self.strides).rev().all(|(&len, &stride)| {
+            let is_next = len < 2 || stride == step;
+            step *= len as isize;
+            is_next
+        })
+    }
+
+    /// Whether the elements are contiguous values of float32.
+    pub(crate) fn is_floats(&self) -> bool {
+        (self.kind, self.size) == (Kind::Float, 4) && self.is_contiguous()
+    }
+
+    /// The values of a contiguous tensor of floats in host memory, of any shape.
+    ///
+    /// # Errors
+    /// Another element type, another layout, or a tensor on a GPU.
+    pub(crate) fn floats(&self, what: &'static str) -> PyResult<Vec<f32>> {
+        let dtype = self.float_dtype(what, " or float32")?;
+        self.check_host(what)?;
+        if !self.is_contiguous() {
+            let (shape, strides) = (&self.shape, &self.strides);
+            return Err(invalid(
+                what,
+                format!("{what} of shape {shape:?} has strides {strides:?}: make it contiguous"),
+            ));
+        }
+        let mut values = vec![0.0; self.shape.iter().product()];
+        let matrix = Matrix::from_bytes(self.bytes(), dtype, 1, values.len(), values.len());
+        matrix.map_err(|error| invalid(what, error.to_string()))?.row_to_f32(0, &mut values);
+        Ok(values)
+    }
+
+    /// Maps a file into memory: a tensor `[bytes]` of uint8.
+    ///
+    /// # Errors
+    /// The errors of the system.
+    pub(crate) fn map(file: &File) -> std::io::Result<Tensor> {
+        // SAFETY: the map is read-only and private to this process, and every bit pattern is a valid byte. If another
+        // process truncates the file, a signal ends this process; if it rewrites the file, the bytes change.
+        let map = unsafe { Mmap::map(file) }?;
+        let (kind, shape, strides) = (Kind::UInt, vec![map.len()], vec![1]);
+        let (data, place, owner) = (map.as_ptr(), Place::Host, Box::new(map));
+        Ok(Tensor { data, place, kind, size: 1, shape, strides, is_read_only: true, stream: 0, owner })
+    }
+
+    /// The part `range` of a tensor `[bytes]`.
+    ///
+    /// # Panics
+    /// If the tensor has another shape or type, or the range exceeds it.
+    pub(crate) fn part(self, range: Range<usize>) -> Tensor {
+        assert!(self.size == 1 && self.strides == [1] && range.start <= range.end && range.end <= self.shape[0]);
+        Tensor { data: self.data.wrapping_add(range.start), shape: vec![range.len()], ..self }
     }
 
     /// The numbers of a tensor in host memory with one dimension, or of a scalar tensor.
@@ -165,6 +252,9 @@ impl Tensor {
             _ => return Err(invalid(what, format!("{what} has shape {:?}, but must have one dimension", self.shape))),
         };
         self.check_host(what)?;
+        if self.kind == Kind::Float8 {
+            return Err(invalid(what, format!("{what} has elements of float8_e4m3fn, which only a weight may have")));
+        }
         // SAFETY: the offsets of elements, in host memory.
         Ok((0..len as isize).map(|i| unsafe { self.number(i * stride) }).collect())
     }
@@ -199,6 +289,7 @@ impl Tensor {
                 (Kind::UInt, 2) => Number::Integer(at::<u16>(address).into()),
                 (Kind::UInt, 4) => Number::Integer(at::<u32>(address).into()),
                 (Kind::UInt | Kind::Bool, _) => Number::Integer(at::<u64>(address).into()),
+                (Kind::Float8, _) => unreachable!("`numbers` refuses the type"),
             }
         }
     }
@@ -227,7 +318,7 @@ impl Tensor {
     }
 }
 
-/// The layout of a matrix.
+/// The layout of a matrix: element type, rows, columns, elements from one row to the next.
 #[derive(Clone, Copy)]
 pub(crate) struct Layout {
     pub(crate) dtype: DType,

@@ -1,5 +1,7 @@
 """Tensors on a GPU draw the tokens of the CPU, on the caller's stream."""
 
+from pathlib import Path
+
 import numpy
 import pytest
 from conftest import Problem, library
@@ -35,6 +37,31 @@ def test_bias_soft_cap_scale_and_padding(problem):
     want = Sampler(Head(problem.weight, bias=bias, **options))(problem.hidden, **problem.keys)
     head = Head(torch.tensor(problem.weight, device="cuda"), bias=torch.tensor(bias, device="cuda"), **options)
     assert numpy.array_equal(Sampler(head)(torch.tensor(problem.hidden, device="cuda"), **problem.keys).cpu(), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("shape", [(), (1000, 1), (8, 1), (1000, 2)], ids=str)
+def test_weights_of_8_bits_draw_the_tokens_of_the_cpu(problem, dtype, shape):
+    # Factors of two, so that no product rounds.
+    scale = torch.tensor(2.0 ** numpy.random.default_rng(5).integers(-2, 1, shape), dtype=torch.float32)
+    weight = torch.from_numpy(problem.weight).to(dtype)
+    want = Sampler(Head(weight, weight_scale=scale))(problem.hidden, **problem.keys)
+    hidden = torch.tensor(problem.hidden, device="cuda")
+    on_gpu = Sampler(Head(weight.cuda(), weight_scale=scale.cuda()))
+    copied = Sampler(Head(weight, weight_scale=scale), backend="cuda:0")
+    assert numpy.array_equal(on_gpu(hidden, **problem.keys).cpu(), want)
+    assert numpy.array_equal(on_gpu(hidden.bfloat16(), **problem.keys).cpu(), want)
+    assert numpy.array_equal(copied(problem.hidden, **problem.keys), want)
+    with pytest.raises(FlashSamplingError, match="weight_scale must be a contiguous tensor of float32 on cuda:0"):
+        Head(weight.cuda(), weight_scale=scale)
+
+
+def test_the_head_of_a_gguf_file_draws_the_tokens_of_the_cpu():
+    head = Head.from_gguf(Path(__file__).parents[2] / "cli/tests/checkpoints/gguf/stories.gguf")
+    hidden = numpy.random.default_rng(3).integers(-1, 2, (8, 128)).astype(numpy.float32)
+    keys = {"seed": range(8), "position": 5}
+    want = Sampler(head)(hidden, **keys)
+    assert numpy.array_equal(Sampler(head, backend="cuda:0")(hidden, **keys), want)
 
 
 def test_a_call_reads_what_the_current_stream_wrote(problem):

@@ -47,6 +47,7 @@ _DEFINITIONS = {
         "_fill_logprob_token_ids_kernel LogprobTokenIdsState"
     ),
     f"{_GPU}/sample/sampler.py": "Sampler",
+    f"{_GPU}/structured_outputs.py": "grammar_invalid_drafts",
     f"{_GPU}/model_runner.py": "GPUModelRunner",
     "model_executor/layers/logits_processor.py": "LogitsProcessor",
 }

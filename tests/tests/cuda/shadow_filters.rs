@@ -42,7 +42,8 @@ fn a_shadow_changes_no_bit_of_a_draw_with_filters() {
         return;
     }
     let mut draws = 0;
-    for (count, vocab, cols) in [(1, 30_011, 512), (7, 5000, 775), (16, 151, 64), (40, 40_000, 256), (90, 9001, 136)] {
+    let sizes = [(1, 30_011, 512), (7, 5000, 775), (16, 151, 64), (9, 4001, 2888), (40, 40_000, 256), (90, 9001, 136)];
+    for (count, vocab, cols) in sizes {
         for dtype in [DType::BF16, DType::F16] {
             for (name, problem) in problems(Size::new(count, vocab, cols), dtype) {
                 let plan = Plan { max_rows: count, max_draws: 2, ..Plan::default() };
@@ -63,7 +64,7 @@ fn a_shadow_changes_no_bit_of_a_draw_with_filters() {
                     // In most turns, every row has a filter that reads the shadow in a call of this size.
                     if turn % 4 != 2 {
                         for row in &mut rows {
-                            row.top_k = row.top_k.min(if count <= 8 { 128 } else { 0 });
+                            row.top_k = row.top_k.min(if count <= 64 { 128 } else { 0 });
                             row.top_p = if row.top_k == 0 && row.min_p == 0.0 && turn != 9 { 1.0 } else { row.top_p };
                             row.order = if row.top_k == 0 { Order::default() } else { row.order };
                         }
@@ -87,7 +88,7 @@ fn a_captured_call_with_filters_and_a_shadow_draws_what_the_weight_draws() {
     if !Gpu::TILED.runs() {
         return;
     }
-    for rows in [8, 33] {
+    for rows in [8, 33, 64] {
         captured_calls(Size::new(rows, 40_009, 1024));
     }
 }
@@ -118,10 +119,8 @@ fn captured_calls(size: Size) {
             let row =
                 |row: RowParams<'static>| RowParams { order: Order::default(), mask: row.mask.and(Some(&mask)), ..row };
             let mut rows: Vec<_> = rows(size.rows, all_logits).into_iter().map(row).collect();
-            // Rows with a top-k read the shadow in calls of up to 8 rows.
-            for row in rows.iter_mut().filter(|row| !large_top_k && row.top_k > 0) {
-                row.top_k = if size.rows > 8 { 0 } else { row.top_k.min(128) };
-                row.top_p = if row.top_k == 0 && row.min_p == 0.0 { 1.0 } else { row.top_p };
+            for row in rows.iter_mut().filter(|_| !large_top_k) {
+                row.top_k = row.top_k.min(128);
             }
             rows[7].top_p = if all_logits { 0.7 } else { rows[7].top_p };
             rows[4].top_k = if large_top_k { 700 } else { rows[4].top_k };

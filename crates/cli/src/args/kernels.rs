@@ -20,6 +20,9 @@ pub struct KernelsBuildArgs {
     /// Source files, such as select.cu (default: all).
     #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
     pub kernel: Vec<String>,
+    /// Definitions of the instances to leave out, such as OPERAND=F16 (default: none).
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
+    pub skip: Vec<String>,
     /// Output folder (default: the cache). The host sets FLASH_SAMPLING_KERNELS to this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

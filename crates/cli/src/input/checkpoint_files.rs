@@ -2,11 +2,12 @@
 
 use crate::input::bounded;
 use crate::input::safetensors::Header;
-use crate::input::scales::{self, WeightFiles};
+use crate::input::scales::WeightFiles;
 use crate::input::tensor::{self, Role, Tensor};
 use crate::input::{LoadError, Problem};
 use crate::output::line;
 use flash_sampling_models::Quantization;
+use flash_sampling_models::quantization::SCALE_BLOCK;
 use memmap2::{Mmap, MmapMut};
 use std::borrow::Cow;
 use std::cell::{OnceCell, RefCell};
@@ -159,7 +160,7 @@ impl WeightFiles for CheckpointFiles {
         }
         let config = self.text("config.json")?.map(|bytes| Quantization::parse(&bytes)).transpose();
         let config = config.map_err(|error| Problem::Unusable(error.to_string()).at(&self.folder))?;
-        let block = config.flatten().and_then(|quantization| quantization.scale_block).unwrap_or(scales::BLOCK);
+        let block = config.flatten().and_then(|quantization| quantization.scale_block).unwrap_or(SCALE_BLOCK);
         Ok(*self.scale_block.get_or_init(|| block))
     }
 

@@ -2,6 +2,7 @@
 
 use crate::input::Problem;
 use crate::output::line;
+pub use flash_sampling_models::gguf::Scale;
 use serde_json::Value;
 
 /// The parameters of the head; `None` for a missing key.
@@ -13,17 +14,9 @@ pub struct HeadConfig {
     pub tied: Option<bool>,
     /// `final_logit_softcapping` (Gemma 2): logits become `cap * tanh(l / cap)`.
     pub soft_cap: Option<f32>,
-    /// The factor of the logits, and its key.
+    /// The factor of the logits, and its key. Unclear: a value that is not a positive number (MPT allows the name of a
+    /// formula), or two keys.
     pub scale: Option<(&'static str, Scale)>,
-}
-
-/// The factor of a scale key.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scale {
-    /// A factor.
-    Factor(f32),
-    /// A value that is not a positive number (MPT allows the name of a formula), or two keys.
-    Unclear,
 }
 
 /// Keys that scale the logits, and whether their value is a divisor.

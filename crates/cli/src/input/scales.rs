@@ -7,6 +7,7 @@ use crate::input::safetensors::{Header, Stored};
 use crate::input::{LoadError, Problem};
 use crate::output::line;
 use flash_sampling::{DType, Matrix};
+use flash_sampling_models::quantization::scale_block;
 use memmap2::Mmap;
 use safetensors::Dtype;
 use std::path::Path;
@@ -14,8 +15,6 @@ use std::sync::Arc;
 
 /// What follows a weight's name in the name of its scales.
 pub const SUFFIXES: [&str; 2] = ["_scale", "_scale_inv"];
-/// Rows and columns of the block of a scale without a configuration, as in DeepSeek's and Qwen3's checkpoints.
-pub const BLOCK: [usize; 2] = [128, 128];
 
 /// The safetensors files of a weight and its scales.
 pub trait WeightFiles {
@@ -100,17 +99,10 @@ impl WeightScales {
         [rows, cols]: [usize; 2],
         block: [usize; 2],
     ) -> Result<Self, Problem> {
-        let blocks = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
-        let block = match *stored.shape {
-            [] | [1] | [1, 1] => [rows, cols],
-            [n] | [n, 1] if n == rows => [1, cols],
-            [n, m] if [n, m] == blocks => block,
-            _ => {
-                let of_blocks = format!("{blocks:?} for blocks of {} x {}", block[0], block[1]);
-                let expected = format!("[], [1], [{rows}], [{rows}, 1], or {of_blocks}");
-                return Err(Problem::Shape { tensor: line::name(name), found: stored.shape.to_vec(), expected });
-            }
-        };
+        let block = scale_block(stored.shape, [rows, cols], block).map_err(|expected| {
+            let (tensor, found) = (line::name(name), stored.shape.to_vec());
+            Problem::Shape { tensor, found, expected }
+        })?;
         let dtype = match stored.dtype {
             Dtype::BF16 => DType::BF16,
             Dtype::F16 => DType::F16,

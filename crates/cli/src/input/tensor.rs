@@ -1,13 +1,13 @@
 //! Matrices in memory-mapped files.
 
-use crate::input::gguf::HEADS;
 use crate::input::npy::{self, NpyHeader};
 use crate::input::safetensors::Header;
-use crate::input::scales::{self, WeightFiles, WeightScales};
+use crate::input::scales::{WeightFiles, WeightScales};
 use crate::input::{LoadError, Problem};
 use crate::output::line;
 use flash_sampling::{DType, HeadError, Matrix};
 use flash_sampling_models::gguf::{self, Gguf};
+use flash_sampling_models::quantization::SCALE_BLOCK;
 use memmap2::Mmap;
 use std::fs::File;
 use std::ops::Range;
@@ -94,7 +94,7 @@ impl WeightFiles for SafetensorsFile<'_> {
     }
 
     fn scale_block(&self) -> Result<[usize; 2], LoadError> {
-        Ok(scales::BLOCK)
+        Ok(SCALE_BLOCK)
     }
 
     fn in_file<R>(
@@ -180,7 +180,7 @@ impl Tensor {
     /// # Errors
     /// A missing tensor, or a tensor that does not fit the role. Only weights and layers may have blocks.
     pub fn in_gguf(map: &Arc<Mmap>, file: &Gguf<'_>, name: Option<&str>, role: Role) -> Result<Self, Problem> {
-        let head = HEADS.into_iter().find(|head| role == Role::Weight && file.has(head));
+        let head = file.head_name().ok().filter(|_| role == Role::Weight);
         let only = || file.names().next().filter(|_| file.names().count() == 1);
         let name = name.or(head).or_else(only).ok_or_else(|| {
             let count = line::count(file.names().count(), "tensor");

@@ -181,6 +181,10 @@ fn sample_takes_the_head_of_a_gguf_file() {
     let scaled = draw(&files, &format!("--weight {stories} --scale 0.25"));
     assert_eq!(draw(&files, &format!("--model {}", of("command-r", "logit_scale", 0.25))), scaled);
     assert_eq!(draw(&files, &format!("--model {}", of("granite", "logit_scale", 4.0))), scaled);
+    // The bias makes every token but 7 impossible.
+    let bias: Vec<u8> = (0..1681).flat_map(|token| if token == 7 { 1e4f32 } else { 0.0 }.to_le_bytes()).collect();
+    let biased = files.bytes("bias.gguf", &file.clone().tensor("output.bias", &[1681], F32, bias).build());
+    assert_eq!(draw(&files, &format!("--model {biased}")), vec![vec![7; 20]; 3]);
     let hidden = files.name("h.npy");
     let refused = |flags: &str, says: &str| {
         run(&words(&format!("sample --hidden {hidden} {flags}"))).assert_refused(says);

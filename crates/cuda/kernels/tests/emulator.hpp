@@ -245,8 +245,9 @@ T atomicAdd(T* at, T value) {
     return old;
 }
 // Never contended, because fibers switch only at barriers.
-inline unsigned atomicCAS(unsigned* at, unsigned expected, unsigned value) {
-    const unsigned old = *at;
+template <class T>
+T atomicCAS(T* at, T expected, T value) {
+    const T old = *at;
     if (old == expected) *at = value;
     return old;
 }

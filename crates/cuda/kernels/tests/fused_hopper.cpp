@@ -27,7 +27,6 @@ static float bound_factor;
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/fused_portable.cuh"
 #include "flash_sampling/mainloop/tensor.cuh"
-#include "flash_sampling/shadow/exact_dots.cuh"
 #include "flash_sampling/shadow/winners.cuh"
 
 // Both headers have a type of this name, and no kernel includes both.
@@ -152,10 +151,10 @@ struct Launch {
     // Makes the launches that read the shadow. With LISTS, `filtered` has the lists of rows with filters.
     template <int COLUMNS, bool LISTS, bool IS_PORTABLE = false>
     void run_shadow(const Call& call, ShadowWords& words, const FilterListCall& filtered) {
-        using Exact = ExactWinners<ExactDots<IS_PORTABLE>, LISTS>;
+        using Exact = ExactWinners<LISTS, !IS_PORTABLE>;
         constexpr auto VARIANT = LISTS ? FusedVariant::ListedCandidates : FusedVariant::Candidates;
         using T = fused_hopper::Tile<COLUMNS, COLUMNS >= 96 ? 1 : 2, 1, VARIANT>;
-        const u32 rows = call.row_count, digit_rows = (rows + 7) / 8 * 16, parts = rows % 3 + 1;
+        const u32 rows = call.row_count, digit_rows = (rows + 7) / 8 * 16, parts = rows % 3 + 2;
         // Poisoned: `hidden_digits` must clear what the other launches read.
         memset(&words, 0xff, sizeof(words));
         words.undecided = 0;
@@ -164,13 +163,14 @@ struct Launch {
         std::vector<u32> counts(rows, 77), arrived(rows, 77);
         std::vector<u64> keys(rows * Candidates::ROOM), best(rows, 77);
         std::vector<u32> estimates(rows * Candidates::ROOM);
+        std::vector<EstimateCounts> estimated(rows, EstimateCounts{1e30f, 1.0f, {}});
         std::vector<PartWinner> winners(rows * Exact::MAX_PARTS);
         const auto* const at = reinterpret_cast<const u8*>(weight.data());
         const auto* const states = reinterpret_cast<const u8*>(hidden.data());
         const u32 stride = call.hidden * 2;
         const Candidates candidates{scales.data(), errors.data(),    norms.data(), bounds.data(), counts.data(),
                                     keys.data(),   estimates.data(), at,           states,        stride,
-                                    stride,        call.hidden,      Element::BF16};
+                                    stride,        call.hidden,      Element::BF16, estimated.data()};
         const ShadowCall shadow{candidates,     digits.data(),  code_stride, bounds.data(), best.data(),
                                 winners.data(), arrived.data(), &words,      largest,       0};
         emulator::launch(rows, 1, HiddenDigits::THREADS, [&] {

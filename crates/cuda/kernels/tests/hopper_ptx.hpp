@@ -82,6 +82,11 @@ void copy_box(void* to, const Map* map, u64* barrier, i32 column, i32 row, u64) 
     }
     Barrier::at(barrier).change(0, -box * 128);
 }
+inline void copy_bytes(u32 to, const void* from, u32 bytes, u64* barrier, u64) {
+    if (bytes % 16 || to % 16) abort();
+    memcpy(shared_memory + to, from, bytes);
+    Barrier::at(barrier).change(0, -static_cast<i32>(bytes));
+}
 template <class Map>
 void copy_box_multicast(void*, const Map*, u64*, i32, i32, u16, u64) {
     abort();

@@ -40,7 +40,9 @@ pub(crate) use peers::{
 };
 #[cfg(feature = "nccl")]
 pub(crate) use reduction::Reduction;
-pub(crate) use shadow::{CANDIDATE_ROOM, Candidates, HiddenBound, MAX_PARTS, PartWinner, ShadowCall, ShadowWords};
+pub(crate) use shadow::{
+    CANDIDATE_ROOM, Candidates, EstimateCounts, HiddenBound, MAX_PARTS, PartWinner, ShadowCall, ShadowWords,
+};
 pub(crate) use stored::{
     Canonical, Existing, Item, KeptToken, KeptTokens, Masses, NearTies, PART_MASSES_BYTES, RowSummaries,
     SUMMARY_LISTED, SUMMARY_TOKENS, StoredLogits, SummaryRequest, SummaryResult, TopLists, WidenRows,

@@ -14,6 +14,16 @@ pub(crate) struct HiddenBound {
 }
 layout!(HiddenBound 16: scale 0, error 4, norm 8, constant 12);
 
+/// Counts of the estimates that a row with a top-k has listed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EstimateCounts {
+    pub(crate) base: f32,
+    pub(crate) width: f32,
+    pub(crate) counts: [u32; 30],
+}
+layout!(EstimateCounts 128: base 0, width 4, counts 8);
+
 /// The shadow's numbers per token, the lists of candidates, and the factors of the exact logits.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -35,14 +45,16 @@ pub(crate) struct Candidates {
     pub(crate) width: u32,
     /// The code of [`element`](crate::abi::element).
     pub(crate) element: u32,
+    /// `[rows]`.
+    pub(crate) estimated: DeviceAddress<EstimateCounts>,
 }
-layout!(Candidates 96:
+layout!(Candidates 104:
     scales 0, errors 8, norms 16, bounds 24, counts 32, keys 40, estimates 48, weight 56, hidden 64, weight_stride 72,
-    hidden_stride 80, width 88, element 92
+    hidden_stride 80, width 88, element 92, estimated 96
 );
 
 /// The candidates that the list of a row holds.
-pub(crate) const CANDIDATE_ROOM: usize = 8192;
+pub(crate) const CANDIDATE_ROOM: usize = 16384;
 /// The maximum number of blocks that share a row's candidates.
 pub(crate) const MAX_PARTS: usize = 32;
 
@@ -85,7 +97,7 @@ pub(crate) struct ShadowCall {
     pub(crate) largest: f32,
     pub(crate) zero: u32,
 }
-layout!(ShadowCall 160:
-    candidates 0, digits 96, digit_stride 104, bounds 112, best 120, winners 128, arrived 136, words 144,
-    largest 152, zero 156
+layout!(ShadowCall 168:
+    candidates 0, digits 104, digit_stride 112, bounds 120, best 128, winners 136, arrived 144, words 152,
+    largest 160, zero 164
 );

@@ -68,40 +68,57 @@ pub fn kernels() -> impl Iterator<Item = &'static str> {
     KERNELS.iter().map(|kernel| kernel.file)
 }
 
-/// Returns every instance for any of the architectures. If `files` is not empty, only kernels in these files.
-fn parts(architectures: &[Architecture], files: &[&str]) -> Vec<Part> {
-    let mut wanted = architectures.to_vec();
-    wanted.sort_unstable();
-    wanted.dedup();
-    let of = |kernel: &&'static KernelSource| -> Vec<Part> {
-        let served: Vec<_> = wanted.iter().copied().filter(|architecture| (kernel.serves)(*architecture)).collect();
-        let pair = |instance: Instance| served.clone().into_iter().map(move |a| (*kernel, instance.clone(), a));
-        (kernel.instances)().into_iter().flat_map(pair).collect()
-    };
-    KERNELS.iter().filter(|kernel| files.is_empty() || files.contains(&kernel.file)).flat_map(of).collect()
+/// The instances of a [`build`].
+#[derive(Clone, Copy, Debug)]
+pub struct Selection<'a> {
+    /// The target architectures.
+    pub architectures: &'a [Architecture],
+    /// The source files; empty for all.
+    pub files: &'a [&'a str],
+    /// Macro definitions of instances that are left out, such as `OPERAND=F16`.
+    pub skip: &'a [&'a str],
 }
 
-/// Returns the number of files of a [`build`].
-pub fn count(architectures: &[Architecture], files: &[&str]) -> usize {
-    parts(architectures, files).len()
+impl Selection<'_> {
+    /// Returns the number of instances.
+    pub fn count(&self) -> usize {
+        self.parts().len()
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let mut wanted = self.architectures.to_vec();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let is_skipped =
+            |instance: &Instance| instance.to_string().split(' ').any(|define| self.skip.contains(&define));
+        let of = |kernel: &&'static KernelSource| -> Vec<Part> {
+            let served: Vec<_> = wanted.iter().copied().filter(|architecture| (kernel.serves)(*architecture)).collect();
+            let pair = |instance: Instance| served.clone().into_iter().map(move |a| (*kernel, instance.clone(), a));
+            (kernel.instances)().into_iter().filter(|instance| !is_skipped(instance)).flat_map(pair).collect()
+        };
+        KERNELS
+            .iter()
+            .filter(|kernel| self.files.is_empty() || self.files.contains(&kernel.file))
+            .flat_map(of)
+            .collect()
+    }
 }
 
-/// Compiles all kernels for these architectures into a folder. If `files` is not empty, only these files.
+/// Compiles the selected instances into a folder.
 ///
 /// Several threads compile. `each` receives every finished instance in unspecified order, and may stop the build.
 ///
 /// # Errors
 /// [`CudaError::NoCompiler`] without the compiler's library, [`CudaError::Compile`], [`CudaError::Folder`].
 pub fn build(
-    architectures: &[Architecture],
-    files: &[&str],
+    selection: &Selection<'_>,
     folder: &Path,
     anew: RebuildPolicy,
     threads: usize,
     each: &mut dyn FnMut(Built) -> ControlFlow<()>,
 ) -> Result<(), CudaError> {
     let version = nvrtc::version().ok_or_else(|| CudaError::NoCompiler { tried: nvrtc::names() })?;
-    let parts = parts(architectures, files);
+    let parts = selection.parts();
     let (next, ended) = (AtomicUsize::new(0), AtomicBool::new(false));
     let made = |part: &Part| made(part, folder, version, anew);
     thread::scope(|scope| {
@@ -189,19 +206,31 @@ mod tests {
         names.iter().map(|name| name.parse().unwrap()).collect()
     }
 
+    const NOTHING: Selection<'_> = Selection { architectures: &[], files: &[], skip: &[] };
+
     #[test]
     fn each_architecture_has_the_kernels_that_serve_it() {
-        let on = |names: &[&str]| parts(&named(names), &[]);
-        let hopper = |parts: Vec<Part>| parts.iter().filter(|(kernel, ..)| kernel.file == "fused_hopper.cu").count();
-        assert!(hopper(on(&["sm_90a"])) > 0);
-        assert_eq!(hopper(on(&["sm_80", "sm_90", "sm_100a", "sm_120a"])), 0);
+        let of = |names: &[&str], files: &[&str]| Selection { architectures: &named(names), files, ..NOTHING }.count();
+        assert!(of(&["sm_90a"], &["fused_hopper.cu"]) > 0);
+        assert_eq!(of(&["sm_80", "sm_90", "sm_100a", "sm_120a"], &["fused_hopper.cu"]), 0);
         for architecture in Architecture::ALL {
-            assert!(count(&[architecture], &[]) > 0, "{architecture}");
+            assert!(Selection { architectures: &[architecture], ..NOTHING }.count() > 0, "{architecture}");
         }
-        assert_eq!(count(&named(&["sm_80", "sm_80"]), &[]), count(&named(&["sm_80"]), &[]));
-        let each: usize = kernels().map(|file| count(&named(&["sm_80", "sm_90a"]), &[file])).sum();
-        assert_eq!(each, count(&named(&["sm_80", "sm_90a"]), &[]));
-        assert_eq!(count(&named(&["sm_80"]), &["fused_hopper.cu", "no such file"]), 0);
+        assert_eq!(of(&["sm_80", "sm_80"], &[]), of(&["sm_80"], &[]));
+        let each: usize = kernels().map(|file| of(&["sm_80", "sm_90a"], &[file])).sum();
+        assert_eq!(each, of(&["sm_80", "sm_90a"], &[]));
+        assert_eq!(of(&["sm_80"], &["fused_hopper.cu", "no such file"]), 0);
+    }
+
+    #[test]
+    fn instances_with_a_skipped_definition_are_left_out() {
+        let hopper = named(&["sm_90a"]);
+        let all = Selection { architectures: &hopper, files: &["fused_hopper.cu"], skip: &[] };
+        let has = |part: &Part, define: &str| part.1.to_string().split(' ').any(|each| each == define);
+        let parts = Selection { skip: &["OPERAND=F16", "COLUMNS=1"], ..all }.parts();
+        let halves = all.parts().iter().filter(|part| has(part, "OPERAND=F16")).count();
+        assert!(halves > 0 && parts.len() == all.count() - halves);
+        assert!(parts.iter().any(|part| has(part, "COLUMNS=16")) && !parts.iter().any(|part| has(part, "OPERAND=F16")));
     }
 
     #[test]
@@ -216,10 +245,12 @@ mod tests {
             built.push(one);
             ControlFlow::Break(())
         };
-        build(&named(&["sm_80"]), &[], &folder.0, RebuildPolicy::Reported, 1, &mut each).unwrap();
+        let ampere = named(&["sm_80"]);
+        let all = Selection { architectures: &ampere, ..NOTHING };
+        build(&all, &folder.0, RebuildPolicy::Reported, 1, &mut each).unwrap();
         let listed = cache::list(&folder.0).unwrap();
         assert_eq!(listed.len(), built.len());
-        assert!(!built.is_empty() && built.len() <= count(&named(&["sm_80"]), &[]));
+        assert!(!built.is_empty() && built.len() <= all.count());
         for one in &built {
             let label = &listed.iter().find(|kept| kept.path == one.path).unwrap().label;
             assert!(is_current(label));
@@ -234,14 +265,15 @@ mod tests {
         if !nvrtc::tests::runs(1) {
             return;
         }
-        let folder = Folder::new("ahead-again");
+        let (folder, both) = (Folder::new("ahead-again"), named(&["sm_80", "sm_90a"]));
         let all = |anew| {
             let mut built = Vec::new();
             let mut each = |one: Built| {
                 built.push(one);
                 ControlFlow::Continue(())
             };
-            build(&named(&["sm_80", "sm_90a"]), &["near_ties.cu"], &folder.0, anew, 2, &mut each).unwrap();
+            let near_ties = Selection { architectures: &both, files: &["near_ties.cu"], skip: &[] };
+            build(&near_ties, &folder.0, anew, 2, &mut each).unwrap();
             built.sort_by(|a, b| a.path.cmp(&b.path));
             built
         };
@@ -264,9 +296,8 @@ mod tests {
         }
         let file = Folder::new("ahead-file");
         std::fs::write(&file.0, b"").unwrap();
-        let refused = build(&named(&["sm_80"]), &[], &file.0.join("x"), RebuildPolicy::Missing, 1, &mut |_| {
-            ControlFlow::Break(())
-        });
+        let ampere = Selection { architectures: &named(&["sm_80"]), ..NOTHING };
+        let refused = build(&ampere, &file.0.join("x"), RebuildPolicy::Missing, 1, &mut |_| ControlFlow::Break(()));
         assert!(matches!(refused, Err(CudaError::Folder { .. })), "{refused:?}");
         std::fs::remove_file(&file.0).unwrap();
     }

@@ -15,7 +15,6 @@ use core::fmt;
 pub(crate) static KERNELS: &[&KernelSource] = &[
     &fused_hopper::SOURCE,
     &shadow::SOURCE,
-    &shadow::PORTABLE,
     &fused_portable::TENSOR,
     &fused_portable::PLAIN,
     &select::SOURCE,

@@ -131,7 +131,6 @@ const FILES: &[(&str, &str)] = &[
     file!("row_summary.cu"),
     file!("select.cu"),
     file!("shadow.cu"),
-    file!("shadow_portable.cu"),
     file!("standalone.cu"),
     file!("stored_scan.cu"),
     file!("top_list.cu"),

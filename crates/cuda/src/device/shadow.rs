@@ -3,12 +3,12 @@
 //! lists, and `filter_list` follows; these calls need the Hopper kernel.
 
 use crate::abi::{
-    self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, FilterListCall, HiddenBound, MAX_PARTS, Maps, Matrices,
-    PartWinner, ShadowCall, ShadowWords, TensorMap, WeightScales,
+    self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, EstimateCounts, FilterListCall, HiddenBound, MAX_PARTS,
+    Maps, Matrices, PartWinner, ShadowCall, ShadowWords, TensorMap, WeightScales,
 };
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::entries;
-use crate::device::fused_hopper::{self, FusedOutput, FusedVariant, Loaded, Tile};
+use crate::device::fused_hopper::{FusedOutput, FusedVariant, Loaded, Tile};
 use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_SHADOW_ROWS, Portable, PortableOutput, Products};
 use crate::device::gpu::Device;
 use crate::device::head::{DeviceHead, DeviceShadow};
@@ -24,10 +24,7 @@ use flash_sampling_core::backend::code_stride;
 use std::sync::Arc;
 
 /// One instance per type of weight and hidden states.
-pub(crate) static SOURCE: KernelSource = KernelSource { file: "shadow.cu", serves: fused_hopper::serves, instances };
-
-/// [`SOURCE`] for draws by the portable kernel.
-pub(crate) static PORTABLE: KernelSource = KernelSource { file: "shadow_portable.cu", serves: kernels::any, instances };
+pub(crate) static SOURCE: KernelSource = KernelSource { file: "shadow.cu", serves: kernels::any, instances };
 
 fn instances() -> Vec<Instance> {
     [DType::BF16, DType::F16].map(instance).into()
@@ -80,10 +77,12 @@ struct ListKernels {
     exact: ConfiguredKernel<(Call, ShadowCall, FilterListCall)>,
 }
 
-/// The largest top-k of rows whose draw reads the shadow; [`MAX_TOP_K_ROWS`] limits the rows of such calls. Each token
-/// of a top-k takes about five logits from the weight. At 32 rows, this takes longer than lists from the weight.
+/// The largest top-k of rows whose draw reads the shadow, in calls of at most [`MAX_TOP_K_ROWS`] rows and
+/// [`MAX_TOP_K_ELEMENTS`] elements of hidden states. Each token of a top-k takes about six logits from the weight. In
+/// larger calls, this takes longer than lists from the weight.
 pub(crate) const LARGEST_TOP_K: u32 = 128;
-pub(crate) const MAX_TOP_K_ROWS: usize = 8;
+pub(crate) const MAX_TOP_K_ROWS: usize = 64;
+pub(crate) const MAX_TOP_K_ELEMENTS: usize = 64 * 4096;
 
 /// Byte offsets of the parts of the scratch. Its first part, at offset 0, holds the [`ShadowWords`].
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +92,7 @@ struct Places {
     counts: usize,
     keys: usize,
     estimates: usize,
+    estimated: usize,
     best: usize,
     winners: usize,
     arrived: usize,
@@ -113,6 +113,7 @@ impl Places {
             counts: part(max_rows * size_of::<u32>()),
             keys: part(max_rows * CANDIDATE_ROOM * size_of::<u64>()),
             estimates: part(max_rows * CANDIDATE_ROOM * size_of::<u32>()),
+            estimated: part(max_rows * size_of::<EstimateCounts>()),
             best: part(max_rows * size_of::<u64>()),
             winners: part(max_rows * MAX_PARTS * size_of::<PartWinner>()),
             arrived: part(max_rows * size_of::<u32>()),
@@ -137,7 +138,7 @@ impl ShadowKernels {
     ) -> Result<Option<Self>, CudaError> {
         let Some(shadow) = head.usable_shadow() else { return Ok(None) };
         let max_rows = max_rows.min(if is_hopper { MAX_ROWS } else { MAX_SHADOW_ROWS });
-        let (source, instance) = (if is_hopper { &SOURCE } else { &PORTABLE }, instance(head.weight.dtype));
+        let instance = instance(head.weight.dtype);
         let codes = codes(head, &shadow);
         let candidates = if is_hopper {
             CandidateKernels::Hopper(Box::new(HopperKernels {
@@ -156,9 +157,9 @@ impl ShadowKernels {
         Ok(Some(ShadowKernels {
             head: *head,
             shadow,
-            digits: device.function(source, &instance, &entries::HIDDEN_DIGITS)?,
+            digits: device.function(&SOURCE, &instance, &entries::HIDDEN_DIGITS)?,
             candidates,
-            winners: ConfiguredKernel::load_instance(device, source, &instance, &entries::EXACT_WINNERS)?,
+            winners: ConfiguredKernel::load_instance(device, &SOURCE, &instance, &entries::EXACT_WINNERS)?,
             scratch,
             places,
             max_rows,
@@ -270,6 +271,7 @@ impl ShadowKernels {
             hidden_stride: hidden.stride_bytes(),
             width: weight.cols as u32,
             element: abi::element(weight.dtype),
+            estimated: scratch.add(places.estimated).cast(),
         };
         let shadow = ShadowCall {
             candidates,

@@ -1,6 +1,7 @@
 //! Draws from a weight in fp8 with a scale for each row.
 
-use super::{Launch, PROGRAM, emulated, input, is_wrong};
+use super::{Launch, PROGRAM, input, is_wrong};
+use crate::emulated;
 use std::path::Path;
 
 const FP8: u32 = 6;

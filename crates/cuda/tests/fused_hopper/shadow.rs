@@ -1,6 +1,7 @@
 //! Draws from a shadow of the weight, and their negative controls.
 
-use super::{Launch, PROGRAM, emulated, input, is_wrong};
+use super::{Launch, PROGRAM, input, is_wrong};
+use crate::emulated;
 use flash_sampling_core::backend::code_stride;
 use flash_sampling_core::{Matrix, ShadowBuffer};
 use std::path::Path;
@@ -68,10 +69,11 @@ impl Launch {
 }
 
 /// Columns, rows, tokens, first token, hidden, blocks.
-pub(crate) const SHAPES: [[u32; 6]; 8] = [
+pub(crate) const SHAPES: [[u32; 6]; 9] = [
     [8, 1, 700, 0, 64, 2],
     [8, 3, 700, 37, 72, 1],
     [8, 8, 2000, 16, 200, 3],
+    [8, 2, 300, 0, 1160, 2],
     [16, 16, 333, 47, 8, 2],
     [32, 20, 2100, 32, 136, 4],
     [32, 32, 1, 3, 64, 1],
@@ -138,7 +140,7 @@ fn with_small_digits() -> Launch {
 /// A column of the weight is so large that all other codes are zero. The hidden states have zeros there, so every token
 /// is a candidate.
 fn with_a_large_column() -> Launch {
-    let mut launch = Launch::real(520, [8, 8, 12000, 0, 64, 3], 1.0);
+    let mut launch = Launch::real(520, [8, 8, 24_000, 0, 64, 3], 1.0);
     for row in &mut launch.rows {
         (row.mask, row.bias) = (Vec::new(), Vec::new());
     }

@@ -6,6 +6,8 @@
 mod ranks;
 
 use std::process::{Command, ExitCode, Output};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// The time limit of the ranks in scenarios with a failure.
@@ -14,8 +16,11 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(2);
 /// The longest time of a scenario, also on busy processors: the time limits must prevent a hang.
 const END: Duration = Duration::from_secs(60);
 
+/// The number of scenarios that run at the same time. Their ranks mostly wait.
+const PARALLEL: usize = 3;
+
 /// A scenario, its world, and its number of lines with `ok`.
-const SCENARIOS: [(&str, usize, usize); 26] = [
+const SCENARIOS: &[(&str, usize, usize)] = &[
     ("agree", 2, 2),
     ("agree", 4, 4),
     ("differ", 2, 2),
@@ -52,31 +57,46 @@ fn main() -> ExitCode {
         ranks::run(scenario);
         return ExitCode::SUCCESS;
     }
-    let mut failed = 0;
-    for (scenario, world, ok) in SCENARIOS {
-        let begun = Instant::now();
-        let output = match mpirun(scenario, world) {
-            Ok(output) => output,
-            Err(error) => {
-                println!("mpirun cannot be started: {error}");
-                return ExitCode::FAILURE;
-            }
-        };
-        let (text, took) = (String::from_utf8_lossy(&output.stdout), begun.elapsed());
-        let is_ok = text.lines().filter(|line| line.starts_with("ok ")).count() == ok && took < END;
-        println!("test {scenario} with {world} ranks ... {} ({took:.1?})", if is_ok { "ok" } else { "FAILED" });
-        text.lines().filter(|line| line.starts_with("time ")).for_each(|line| println!("  {line}"));
-        let named = text.lines().filter_map(|line| line.strip_prefix("named after ")?.parse().ok());
-        if let Some(last) = named.reduce(f64::max) {
-            println!("  named at most {last:.3} s after the limit");
-        }
-        if !is_ok {
-            failed += 1;
-            println!("{text}{}", String::from_utf8_lossy(&output.stderr));
-        }
-    }
+    let next = AtomicUsize::new(0);
+    let failed = || {
+        std::iter::from_fn(|| SCENARIOS.get(next.fetch_add(1, Relaxed)))
+            .filter(|&&(scenario, world, ok)| !passes(scenario, world, ok))
+            .count()
+    };
+    let failed: usize = std::thread::scope(|scope| {
+        let threads = [(); PARALLEL].map(|()| scope.spawn(failed));
+        threads.into_iter().map(|thread| thread.join().expect("scenarios do not panic")).sum()
+    });
     println!("test result: {} passed; {failed} failed", SCENARIOS.len() - failed);
     ExitCode::from(u8::from(failed > 0))
+}
+
+/// Runs a scenario, prints its result, and returns whether it passes.
+fn passes(scenario: &str, world: usize, ok: usize) -> bool {
+    let begun = Instant::now();
+    let output = match mpirun(scenario, world) {
+        Ok(output) => output,
+        Err(error) => {
+            println!("mpirun cannot be started: {error}");
+            return false;
+        }
+    };
+    let (text, took) = (String::from_utf8_lossy(&output.stdout), begun.elapsed());
+    let is_ok = text.lines().filter(|line| line.starts_with("ok ")).count() == ok && took < END;
+    let mut report =
+        format!("test {scenario} with {world} ranks ... {} ({took:.1?})", if is_ok { "ok" } else { "FAILED" });
+    for line in text.lines().filter(|line| line.starts_with("time ")) {
+        report += &format!("\n  {line}");
+    }
+    let named = text.lines().filter_map(|line| line.strip_prefix("named after ")?.parse().ok());
+    if let Some(last) = named.reduce(f64::max) {
+        report += &format!("\n  named at most {last:.3} s after the limit");
+    }
+    if !is_ok {
+        report += &format!("\n{text}{}", String::from_utf8_lossy(&output.stderr));
+    }
+    println!("{report}");
+    is_ok
 }
 
 /// Starts the ranks. There may be more ranks than processors, and a rank that dies does not end the others.

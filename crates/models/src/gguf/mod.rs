@@ -5,6 +5,7 @@
 //! | this one | the container: [`Gguf`], in versions 2 and 3, little-endian |
 //! | `value`, `cursor` | values of the metadata, and their bytes |
 //! | `tensor` | types, shapes and byte ranges of tensors |
+//! | `head` | the tensors and the parameters of the LM head: [`Gguf::head`] |
 //! | `names` | the names of tensors, in Hugging Face's and in llama.cpp's form |
 //! | `config` | [`ModelConfig::from_gguf`](crate::ModelConfig::from_gguf) |
 //!
@@ -15,11 +16,13 @@
 mod config;
 mod cursor;
 mod error;
+mod head;
 mod names;
 mod tensor;
 mod value;
 
 pub use error::GgufError;
+pub use head::{GgufHead, HEAD_BIAS, Scale};
 pub use names::{gguf_name, tensor_names};
 pub use tensor::GgufTensor;
 pub use value::{Array, Value};

@@ -1,4 +1,5 @@
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from typing import Any, Literal, Protocol, TypeAlias, final
 
 class _DLPack(Protocol):
@@ -50,7 +51,16 @@ class FlashSamplingError(ValueError):
 
 @final
 class Head:
-    """An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`. It borrows the weight [vocab, hidden]."""
+    """An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`. It borrows the weight [vocab, hidden].
+
+    The weight is bfloat16, float16 or float32. With weight_scale, the weight is float8_e4m3fn or int8. weight_scale is
+    bfloat16, float16 or float32; on a GPU, it is contiguous float32. weight_scale is a number or [] for the weight,
+    [vocab] or [vocab, 1] for its rows, [ceil(vocab / 128), ceil(hidden / 128)] for blocks of 128 x 128, or [vocab, n]
+    for groups of hidden / n columns.
+
+    Raises FlashSamplingError for a wrong shape or value, for a missing weight_scale, and for a weight_scale beside a
+    weight of floats. Raises TypeError for an element type that is not supported.
+    """
 
     def __new__(
         cls,
@@ -60,7 +70,20 @@ class Head:
         scale: float = 1.0,
         vocab_size: int | None = None,
         first_token: int = 0,
+        weight_scale: float | _Tensor | None = None,
     ) -> Head: ...
+    @staticmethod
+    def from_gguf(path: str | PathLike[str], tensor: str | None = None) -> Head:
+        """Maps a GGUF file, and makes its head. The weight [vocab, hidden] may have any GGUF type of docs/weights.md.
+
+        tensor: the name of the weight. The default is "output.weight", or "token_embd.weight" if the file has no
+        "output.weight". The head has the vocabulary size (at most the rows of the weight), the soft cap and the scale
+        of the file. With the default weight, the head also has the bias of the file.
+
+        Raises OSError if the file cannot be read. Raises FlashSamplingError if the file is not a GGUF file, has no such
+        tensor, or has the tensor in a type that is not supported.
+        """
+
     @property
     def vocab_size(self) -> int: ...
     @property

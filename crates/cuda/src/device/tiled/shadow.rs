@@ -7,7 +7,7 @@ use crate::abi::{FilterListCall, FilterPasses, SkipIf};
 use crate::device::fused_hopper::FusedOutput;
 use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
-use crate::device::shadow::{LARGEST_TOP_K, MAX_TOP_K_ROWS};
+use crate::device::shadow::{LARGEST_TOP_K, MAX_TOP_K_ELEMENTS, MAX_TOP_K_ROWS};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
@@ -20,7 +20,8 @@ impl DeviceTiled {
 
     /// Whether lists for these hidden states come from the shadow, if no row has a larger top-k.
     pub(crate) fn lists_by_shadow(&self, hidden: &DeviceMatrix, largest_top_k: u32) -> bool {
-        let most = if hidden.rows <= MAX_TOP_K_ROWS { LARGEST_TOP_K } else { 0 };
+        let has_top_k = hidden.rows <= MAX_TOP_K_ROWS && hidden.rows * hidden.cols <= MAX_TOP_K_ELEMENTS;
+        let most = if has_top_k { LARGEST_TOP_K } else { 0 };
         self.is_hopper(hidden) && self.uses_shadow(hidden) && largest_top_k <= most
     }
 

@@ -125,9 +125,9 @@ __device__ __forceinline__ void estimate(const float (&d)[T::ACCUMULATORS], cons
     find_likely(d, counted, self);
     self.barrier();
     const u32 column = self.thread;
-    u64 best = 0;
+    u64 best = 0, key = 0;
     if (column < call.row_count) {
-        const u64 key = estimate_of(call, shared, self.first, column);
+        key = estimate_of(call, shared, self.first, column);
         if (key) atomicMax(&call.best[column], key);
         if constexpr (T::LISTS) post(shared, column, key);
     }
@@ -136,6 +136,7 @@ __device__ __forceinline__ void estimate(const float (&d)[T::ACCUMULATORS], cons
         best = best_estimate<T>(call, column);
         if constexpr (T::CANDIDATES) improve(&shared.best[column], best, 0.0f);
         if constexpr (T::LISTS) estimate_cut(call, shared, column, self.size);
+        if constexpr (T::LISTS && T::CANDIDATES) set_bins(call, shared, column, key);
     }
     if (column < T::COLUMNS) {
         const ThresholdLine line = thresholds_of(call, shared, column, best, call.first_token + self.first);

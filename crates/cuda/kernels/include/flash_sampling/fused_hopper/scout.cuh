@@ -29,6 +29,8 @@ __device__ __forceinline__ void for_granules(const Row& row, u32 base, const Tak
 template <class T>
 __device__ __forceinline__ void make_thresholds(const Call& call, Shared<T>& shared, u32 t, u32 base, u32 worker) {
     for (u32 column = worker; column < T::COLUMNS; column += T::SCOUTS) {
+        if constexpr (T::LISTS && T::CANDIDATES)
+            if (t > 0 && column < call.row_count) raise_cut(shared, column);
         const ThresholdLine line = t == 0 ? ThresholdLine::flat(0.0f)
                                           : thresholds_of(call, shared, column, exchange_best(call, shared, column), base);
         const float flat = t == 0 ? 0.0f : line.dot_threshold(0.0f, call.head);

@@ -64,7 +64,9 @@ __device__ __forceinline__ void list_by_bound(Shared<T>& shared, u32 column, u32
     if (!is_real) return;
     const u64 place = list_candidate(shared, column, to_ordered_bits(Winner::of(logit, token)));
     if (place != ~0ull) shared.candidates.estimates[place] = to_monotone_bits(add_rn(estimate, 0.0f));
-    if (is_finite(estimate)) improve(&shared.best[column], to_ordered_bits(Winner::of(estimate, token)), 0.0f);
+    if (!is_finite(estimate)) return;
+    improve(&shared.best[column], to_ordered_bits(Winner::of(estimate, token)), 0.0f);
+    count_estimate(shared, column, estimate);
 }
 
 // Lists a token whose score may reach the best lower bound, and updates this bound. `upper` bounds the dot product with the head's

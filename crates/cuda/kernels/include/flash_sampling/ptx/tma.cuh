@@ -1,4 +1,4 @@
-// The bulk tensor copy engine: boxes of a 2-D tensor into 128-byte swizzled shared memory.
+// The bulk copy engine: boxes of a 2-D tensor into 128-byte swizzled shared memory, and contiguous bytes.
 #pragma once
 
 #include "mbarrier.cuh"
@@ -21,6 +21,14 @@ __device__ __forceinline__ void copy_box(void* to, const TensorMap* map, u64* ba
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
         " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
         "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "l"(policy)
+        : "memory");
+}
+
+// Copies `bytes` bytes, and counts them at the barrier. The number and both addresses are multiples of 16.
+__device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, u64* barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 }
 

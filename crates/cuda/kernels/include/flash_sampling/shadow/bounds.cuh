@@ -24,8 +24,8 @@ FS_FUNCTION float upper_dot(i32 high, i32 low, const TokenBound& token, const Hi
 // The distance from an upper bound to a lower bound, as a multiple of the error bound.
 [[maybe_unused]] constexpr float LOWER_DISTANCE = 2.00001f;
 
-// Returns `upper`, an upper bound of a token's dot product with the head's bias, minus `distance` error bounds. With LOWER_DISTANCE,
-// the result is a lower bound. A smaller `upper` also gives a lower bound.
+// Returns `upper`, an upper bound of a token's dot product with the head's bias, minus `distance` error bounds. With
+// LOWER_DISTANCE, the result is a lower bound. A smaller `upper` also gives a lower bound.
 FS_FUNCTION float lower_dot(const Call& call, const Candidates& candidates, const HiddenBound& row, u32 at, float upper,
                             float distance) {
     const float apart = distance * row.of(candidates.errors[at], candidates.norms[at]);

@@ -109,6 +109,8 @@ struct HiddenDigits {
             *reinterpret_cast<u64*>(high + k) = highs;
             *reinterpret_cast<u64*>(low + k) = lows;
         }
+        constexpr u32 WORDS = sizeof(EstimateCounts) / 4;
+        if (threadIdx.x < WORDS) reinterpret_cast<u32*>(call.candidates.estimated + row)[threadIdx.x] = 0;
         norm = sqrt(sum_of_block(norm, shared.norm));
         error = sqrt(sum_of_block(error, shared.error)) + 1e-15 * norm;
         if (threadIdx.x > 0) return;

@@ -1,120 +1,144 @@
-// The dot products of a few tokens with one hidden state, with the bits of the full kernel: one accumulator of the tensor cores over
-// hidden in ascending order.
+// The dot products of the weight rows of a few tokens with one hidden state, with the bits of the full kernel. One accumulator of
+// the tensor cores adds the products in ascending order of the columns. `mma.sync` gives the same bits as `wgmma`, and a chain of
+// `mma.sync` takes less time.
 #pragma once
 
 #include "../mainloop/memory.cuh"
-#include "../mainloop/swizzle.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/mma.cuh"
-#include "../ptx/wgmma.cuh"
+#include "../ptx/operand.cuh"
+#include "../ptx/tma.cuh"
 #include "pass.cuh"
 
 namespace flash_sampling {
 
-static_assert(ptx::DESCRIPTOR_STEP * 16 == 32, "both products take 16 elements at a time");
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool HAS_BULK_COPIES = true;
+#else
+constexpr bool HAS_BULK_COPIES = false;
+#endif
 
-// IS_PORTABLE: the products are those of the portable kernel, else of the Hopper kernel.
-template <bool IS_PORTABLE>
+// The dot products that one warp computes. Warps share no data. BULK: the bulk copy engine copies the rows.
+template <bool BULK>
 struct ExactDots {
-    static constexpr u32 THREADS = 128;  // a warpgroup
-    static constexpr u32 SLOTS = 64;     // tokens at a time: the rows of a product
-    static constexpr u32 STAGES = 4;
-    static constexpr u32 STAGE_BYTES = (IS_ROOMY ? 48 : 18) << 10;
-    static constexpr u32 SLAB_ROW_BYTES = 128;                // one swizzle row: 64 hidden elements
-    static constexpr u32 GROUP_BYTES = 8 * SLAB_ROW_BYTES;    // rows of eight tokens
-    static constexpr u32 ALIGNMENT = 1024;
-    // A product reads the rows of all slots. Rows beyond the tokens are any bytes after them, also beyond the ring.
-    static constexpr u32 SHARED_BYTES = ALIGNMENT + STAGES * STAGE_BYTES + SLOTS * SLAB_ROW_BYTES;
+    static constexpr u32 WARPS = 4, THREADS = 32 * WARPS;
+    static constexpr u32 TOKENS = 16;                            // at a time: the rows of a matrix product
+    static constexpr u32 PART_BYTES = IS_ROOMY ? 1024 : 512;     // bytes of a row in a stage
+    static constexpr u32 STRIDE = PART_BYTES + 16;               // so that the rows of a stage begin at different banks
+    static constexpr u32 STAGES = IS_ROOMY ? 3 : 2;              // each with parts of the tokens' rows and of the hidden state
+    static constexpr u32 STAGE_BYTES = (TOKENS + 1) * STRIDE, WARP_BYTES = STAGES * STAGE_BYTES;
+    static constexpr u32 SHARED_BYTES = WARPS * WARP_BYTES;
+    static constexpr u32 STEP_BYTES = 64;  // bytes of a row for two matrix products
 
-    // Multiplies a slab, with the Hopper kernel's products: `is_first` begins the sums.
-    template <ptx::Operand OPERAND>
-    static __device__ __forceinline__ void multiply_on_hopper(float (&d)[4], u32 slab, u32 hidden, bool is_first) {
-        const u32 at = ptx::operand_address(slab);
-        const u64 a = ptx::operand_descriptor(at), b = ptx::operand_descriptor(at + hidden - slab);
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k) {
-            const u64 offset = k * ptx::DESCRIPTOR_STEP;
-            ptx::Wgmma<8, OPERAND>::multiply(d, a + offset, b + offset, k > 0 || !is_first);
+    const Candidates& call;
+    u64* const full;  // [STAGES] barriers of the warp's bulk copies
+    const u32 ring;   // in shared memory: WARP_BYTES bytes
+    const u32 lane = threadIdx.x % 32;
+    const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
+    const u32 row_bytes = call.width * 2, steps = (row_bytes + PART_BYTES - 1) / PART_BYTES;
+    u32 used = 0;  // number of steps in earlier calls of compute
+
+    // `memory` has SHARED_BYTES bytes. `barriers` has one barrier for each stage of each warp.
+    __device__ __forceinline__ ExactDots(const Candidates& call, u8* memory, u64 (&barriers)[WARPS][STAGES])
+        : call(call),
+          full(barriers[threadIdx.x / 32]),
+          ring(ptx::shared_address(memory) + threadIdx.x / 32 * WARP_BYTES) {
+        if constexpr (BULK) {
+            if (lane < STAGES) ptx::mbarrier_init(&full[lane], 1);
+            ptx::mbarrier_init_fence();
+            __syncwarp();
         }
     }
 
-    // Multiplies a slab, with the portable kernel's products. Each warp takes 16 tokens.
-    template <ptx::Operand OPERAND>
-    static __device__ __forceinline__ void multiply(float (&d)[4], u32 slab, u32 hidden) {
-        using Slab = Swizzle<SLAB_ROW_BYTES / 2>;
-        const u32 lane = threadIdx.x % 32, token = threadIdx.x / 32 * 16 + lane % 16;
-        u32 a[4], b[4];  // b holds two steps
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k) {
-            ptx::load_matrices(a, slab + Slab::at(token, k * 2 + lane / 16));
-            if (k % 2 == 0) ptx::load_matrices(b, hidden + Slab::at(lane % 8, k * 2 + lane / 8));
-            ptx::multiply<OPERAND>(d, a, b[k % 2 * 2], b[k % 2 * 2 + 1]);
-        }
-    }
+    __device__ __forceinline__ bool is_whole(u32 step) const { return (step + 1) * PART_BYTES <= row_bytes; }
 
-    // Writes the dot products of `count` tokens, from 1 to SLOTS. All threads of the block call this; a barrier must follow.
-    // `memory` is SHARED_BYTES. Calls `meanwhile` while the first loads are in flight.
-    //
-    // A slab has the groups of eight tokens, and a group with the hidden state as its first row. Only these rows are loaded, so few
-    // tokens have a stage of many slabs.
-    template <ptx::Operand OPERAND, class Meanwhile>
-    static __device__ __forceinline__ void compute(const Candidates& call, u32 row, u32 first_token, const u32* tokens, u32 count,
-                                                   float* dots, u8* memory, const Meanwhile& meanwhile) {
-        const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        const u32 groups = (count + 7) / 8, slab_bytes = (groups + 1) * GROUP_BYTES, slabs = STAGE_BYTES / slab_bytes;
-        const u32 row_bytes = call.width * 2, part_bytes = slabs * SLAB_ROW_BYTES;
-        const u32 steps = ptx::uniform((row_bytes + part_bytes - 1) / part_bytes);
-        const u32 start = ptx::shared_address(memory);
-        const u32 ring = start + (ALIGNMENT - start % ALIGNMENT) % ALIGNMENT;
-        const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
-        // Loads a part of every token's row and of the hidden state; zeros beyond the rows.
-        const auto load = [&](u32 step) {
-            constexpr u32 UNITS = SLAB_ROW_BYTES / 16;
-            // A warp copies a row at a time.
-            for (u32 slot = warp; step < steps && slot <= count; slot += THREADS / 32) {
-                const bool is_hidden = slot == count;
-                const u32 of_slab = is_hidden ? groups * 8 : slot;
-                const u8* const source = is_hidden ? call.hidden + row * call.hidden_stride
-                                                   : call.weight + (tokens[slot] - first_token) * call.weight_stride;
-                const u32 to = ring + step % STAGES * STAGE_BYTES + of_slab * SLAB_ROW_BYTES;
-                for (u32 at = lane; at < slabs * UNITS; at += 32) {
-                    const u32 from = step * part_bytes + at * 16, left = from < row_bytes ? min(row_bytes - from, 16u) : 0;
-                    ptx::copy_async(to + at / UNITS * slab_bytes + (at % UNITS ^ of_slab % 8) * 16, left ? source + from : source,
-                                    left, true, is_hidden ? keep : once);
-                }
+    // Returns how many bytes of a copy of 16 bytes, which begins at byte `at`, are in the row. The other bytes are zeros.
+    __device__ __forceinline__ u32 left(u32 at) const { return at < row_bytes ? min(row_bytes - at, 16u) : 0; }
+
+    // Begins to load a part of every row, with zeros beyond the end of a row. `mine` is the row of the lane's token.
+    __device__ __forceinline__ void load(u32 step, const u8* mine, const u8* hidden, u32 count) const {
+        const u32 index = (used + step) % STAGES, stage = ring + index * STAGE_BYTES, first = step * PART_BYTES;
+        if constexpr (BULK) {
+            if (step < steps && is_whole(step)) {
+                if (lane == 0) ptx::mbarrier_arrive_expect(&full[index], (count + 1) * PART_BYTES);
+                const bool is_hidden = lane == TOKENS;
+                if (lane < count || is_hidden)
+                    ptx::copy_bytes(stage + lane * STRIDE, (is_hidden ? hidden : mine) + first, PART_BYTES, &full[index],
+                                    is_hidden ? keep : once);
+                return;
             }
-            ptx::copy_async_commit();
-        };
-        for (u32 step = 0; step < STAGES - 1; ++step) load(step);
+            if (step < steps && lane == 0) ptx::mbarrier_arrive(&full[index]);
+        }
+        if (step < steps) {
+            // Four lanes copy 64 bytes of a token's row at a time, and the whole warp copies the hidden state.
+            const u32 of_row = lane % 4 * 16;
+#pragma unroll
+            for (u32 half = 0; half < TOKENS; half += TOKENS / 2) {
+                const u32 slot = lane / 4 + half;
+                const u8* const row = reinterpret_cast<const u8*>(__shfl_sync(0xffffffffu, reinterpret_cast<u64>(mine), slot));
+#pragma unroll
+                for (u32 at = of_row; at < PART_BYTES + of_row; at += 64)
+                    ptx::copy_async(stage + slot * STRIDE + at, row + (first + at), left(first + at), slot < count, once);
+            }
+#pragma unroll
+            for (u32 at = lane * 16; at < PART_BYTES + lane * 16; at += 512)
+                ptx::copy_async(stage + TOKENS * STRIDE + at, hidden + (first + at), left(first + at), true, keep);
+        }
+        ptx::copy_async_commit();
+    }
+
+    // Waits until the loads of a step are complete.
+    __device__ __forceinline__ void wait(u32 step) const {
+        if constexpr (BULK) {
+            ptx::mbarrier_wait(&full[(used + step) % STAGES], (used + step) / STAGES % 2);
+            if (!is_whole(step)) {
+                ptx::copy_async_wait<0>();
+                // The copy engine may write to this stage later.
+                ptx::shared_writes_fence();
+            }
+        } else {
+            ptx::copy_async_wait<STAGES - 2>();
+        }
+        __syncwarp();
+    }
+
+    // Returns the dot product of the lane's token. The first `count` lanes have a token (`count` is 1 to TOKENS). `token` is the
+    // index of the token's row in the weight. Calls `meanwhile` while the first loads are in flight.
+    template <ptx::Operand OPERAND, class Meanwhile>
+    __device__ __forceinline__ float compute(u32 row, u32 token, u32 count, const Meanwhile& meanwhile) {
+        const u8* const mine = call.weight + token * call.weight_stride;
+        const u8* const hidden = call.hidden + row * call.hidden_stride;
+        for (u32 step = 0; step < STAGES - 1; ++step) load(step, mine, hidden, count);
         meanwhile();
-        const u32 base = ptx::uniform(ring), stride = ptx::uniform(slab_bytes), last = ptx::uniform(slabs);
         float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
         for (u32 step = 0; step < steps; ++step) {
-            ptx::copy_async_wait<STAGES - 2>();
-            if constexpr (!IS_PORTABLE) ptx::shared_writes_fence();
-            __syncthreads();
-            load(step + STAGES - 1);
-            const u32 stage = base + step % STAGES * STAGE_BYTES;
-            if constexpr (!IS_PORTABLE) ptx::wgmma_fence();
-#pragma unroll 1
-            for (u32 slab = 0; slab < last; ++slab) {
-                const u32 at = stage + slab * stride, hidden = at + stride - GROUP_BYTES;
-                if constexpr (IS_PORTABLE)
-                    multiply<OPERAND>(d, at, hidden);
-                else
-                    multiply_on_hopper<OPERAND>(d, at, hidden, slab == 0 && step == 0);
+            wait(step);
+            load(step + STAGES - 1, mine, hidden, count);
+            const u32 stage = ring + (used + step) % STAGES * STAGE_BYTES;
+            const u32 of_tokens = stage + lane % TOKENS * STRIDE + lane / TOKENS * 16;
+            const u32 of_hidden = stage + TOKENS * STRIDE + lane / 8 * 16;
+            // The operands of two matrix products. All columns of `b` are the hidden state.
+            u32 a[2][2][4], b[2][4];
+            const auto fetch = [&](u32 at) {
+                const u32 buffer = at / STEP_BYTES % 2;
+                ptx::load_matrices(b[buffer], of_hidden + at);
+                ptx::load_matrices(a[buffer][0], of_tokens + at);
+                ptx::load_matrices(a[buffer][1], of_tokens + at + STEP_BYTES / 2);
+            };
+            fetch(0);
+#pragma unroll
+            for (u32 at = 0; at < PART_BYTES; at += STEP_BYTES) {
+                const u32 buffer = at / STEP_BYTES % 2;
+                if (at + STEP_BYTES < PART_BYTES) fetch(at + STEP_BYTES);
+                ptx::multiply<OPERAND>(d, a[buffer][0], b[buffer][0], b[buffer][1]);
+                ptx::multiply<OPERAND>(d, a[buffer][1], b[buffer][2], b[buffer][3]);
             }
-            if constexpr (!IS_PORTABLE) {
-                ptx::wgmma_commit();
-                ptx::wgmma_wait<0>();
-            }
+            __syncwarp();
         }
-        ptx::copy_async_wait<0>();
-        if (lane % 4 == 0) {
-            dots[16 * warp + lane / 4] = d[0];
-            dots[16 * warp + lane / 4 + 8] = d[2];
-        }
+        used += steps;
+        const float low = __shfl_sync(0xffffffffu, d[0], lane % 8 * 4), high = __shfl_sync(0xffffffffu, d[2], lane % 8 * 4);
+        return lane < 8 ? low : high;
     }
 };
 

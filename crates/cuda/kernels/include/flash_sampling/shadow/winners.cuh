@@ -2,8 +2,9 @@
 // the draw.
 //
 // With LISTS, a row with filters has a list of upper bounds and estimates of logits instead. Its blocks select a cutoff, and
-// compute the logits of the tokens whose upper bounds reach the cutoff. They list the logits that reach the cutoff. So every token
-// at or above the cutoff is listed, and filter_list.cu decides whether all kept tokens are. The winner has the largest logit.
+// compute the logits of the tokens whose upper bounds reach the cutoff. They list the logits that reach the cutoff. So the list has
+// every token at or above the cutoff. filter_list.cu decides whether the list has all tokens that the filters keep. The winner of
+// such a row is the token with the largest logit.
 #pragma once
 
 #include "../perturb.cuh"
@@ -11,16 +12,16 @@
 #include "../ptx/ordered.cuh"
 #include "../selection/digit.cuh"
 #include "../selection/row_lists.cuh"
-#include "pass.cuh"
+#include "exact_dots.cuh"
 
 #ifdef __CUDACC__
 
 namespace flash_sampling {
 
-// Dots: computes dot products with the bits of the full kernel (an ExactDots).
-template <class Dots, bool LISTS>
+template <bool LISTS, bool BULK = HAS_BULK_COPIES>
 struct ExactWinners {
-    static constexpr u32 THREADS = Dots::THREADS;
+    using Dots = ExactDots<BULK>;
+    static constexpr u32 THREADS = Dots::THREADS, WARPS = Dots::WARPS;
     static constexpr u32 MAX_PARTS = 32;
     static constexpr u32 TOKENS = 4096;     // the maximum in a part
     static constexpr u64 TOO_MANY = ~0ull;  // the key of a part with more tokens
@@ -32,8 +33,8 @@ struct ExactWinners {
             u32 tokens[TOKENS];
             u32 histogram[1 << DIGIT_BITS];
         };
-        float dots[Dots::SLOTS];
-        PartWinner best[THREADS / 32];
+        u64 full[WARPS][Dots::STAGES];
+        PartWinner best[WARPS];
         Row row;
         RowFilters filters;
         u32 count;
@@ -77,13 +78,14 @@ struct ExactWinners {
         }
     }
 
-    // Returns a cutoff for the logits of a listed row, as monotone bits: the largest of the Hopper kernel's cutoff `cut`, min-p's
-    // limit below the largest estimate `largest`, and an estimate of the k-th largest logit, rounded down. All threads call this.
+    // Returns a cutoff for the logits of a listed row, as monotone bits. It is the largest of three values: the Hopper kernel's
+    // cutoff `cut`, min-p's limit below the largest estimate `largest`, and an estimate of the k-th largest logit, rounded down.
+    // All threads call this.
     __device__ __forceinline__ u32 find_cut(u32 listed, u32 largest, u32 cut) const {
         const RowFilters& filters = shared.filters;
         if (filters.is_listed_by_min_p()) cut = max(cut, to_monotone_bits(filters.least(from_monotone_bits(largest))));
         if (filters.top_k == 0 || listed <= filters.top_k) return cut;
-        // Counts estimates in equal intervals from the cutoff to the largest estimate.
+        // Counts the estimates in intervals of equal width between the cutoff and the largest estimate.
         const float top = from_monotone_bits(largest), low = cut ? from_monotone_bits(cut) : top - WIDEST;
         const float scale = ((1 << DIGIT_BITS) - 1) / (top - low);
         if (!(scale > 0.0f && is_finite(scale))) return cut;
@@ -103,7 +105,7 @@ struct ExactWinners {
         return max(cut, to_monotone_bits(lowered(low + u32_to_f32(shared.digit) / scale, fabsf(low) + fabsf(top))));
     }
 
-    // Gathers the tokens of this block's part of the candidates whose upper bounds reach `least`.
+    // Gathers the tokens whose upper bounds reach `least`, from this block's part of the candidates.
     __device__ __forceinline__ void gather(u32 listed, u32 least) const {
         const u64* const keys = shadow.candidates.keys + static_cast<u64>(row) * Candidates::ROOM;
         for_each(keys, part + threadIdx.x * parts, THREADS * parts, listed, [&](u64 key) {
@@ -114,7 +116,7 @@ struct ExactWinners {
         __syncthreads();
     }
 
-    // Adds a warp's tokens to the list of the row, if their exact logits reach the cutoff.
+    // Adds the tokens of a warp whose exact logits reach the cutoff to the list of the row.
     __device__ __forceinline__ void list(const PartWinner& candidate, u32 cut) const {
         const bool is_kept = candidate.key && static_cast<u32>(candidate.key >> 32) >= cut;
         const u32 ballot = __ballot_sync(0xffffffffu, is_kept), lane = threadIdx.x % 32;
@@ -123,7 +125,8 @@ struct ExactWinners {
         if (lane == 0) first = atomicAdd(&filtered.lists.counters[row].count, static_cast<u32>(__popc(ballot)));
         first = __shfl_sync(0xffffffffu, first, 0);
         u64* const keys = filtered.lists.keys + static_cast<u64>(row) * RowLists::ROOM;
-        if (is_kept) keys[first + __popc(ballot & ((1u << lane) - 1))] = candidate.key;
+        const u32 at = first + __popc(ballot & ((1u << lane) - 1));
+        if (is_kept && at < RowLists::ROOM) keys[at] = candidate.key;
     }
 
     // Returns the noise of a token; 0 for a row that is greedy or listed.
@@ -173,26 +176,24 @@ struct ExactWinners {
         gather(listed, cut);
         const u32 count = shared.count > TOKENS ? 0 : shared.count;
         PartWinner best{shared.count > TOKENS ? TOO_MANY : 0, 0.0f, 0};
-        for (u32 first = 0; first < count; first += Dots::SLOTS) {
-            const u32 some = min(count - first, Dots::SLOTS);
-            const bool has_token = threadIdx.x < some;
+        const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        Dots dots(shadow.candidates, memory, shared.full);
+        for (u32 first = warp * Dots::TOKENS; first < count; first += WARPS * Dots::TOKENS) {
+            const u32 some = min(count - first, Dots::TOKENS);
+            const bool has_token = lane < some;
+            const u32 token = shared.tokens[first + (has_token ? lane : 0)];
             float noise = 0.0f;
-            const auto meanwhile = [&] { noise = has_token ? noise_of(shared.tokens[first + threadIdx.x]) : 0.0f; };
-            Dots::template compute<OPERAND>(shadow.candidates, row, call.first_token, shared.tokens + first, some, shared.dots,
-                                            memory, meanwhile);
-            __syncthreads();
-            PartWinner next{0, 0.0f, 0};
-            if (has_token) next = score(shared.tokens[first + threadIdx.x], shared.dots[threadIdx.x], noise);
+            const auto meanwhile = [&] { noise = has_token ? noise_of(token) : 0.0f; };
+            const float dot = dots.template compute<OPERAND>(row, token - call.first_token, some, meanwhile);
+            const PartWinner next = has_token ? score(token, dot, noise) : PartWinner{0, 0.0f, 0};
             if (next.key > best.key) best = next;
             if (is_listed) list(next, cut);
-            __syncthreads();
         }
         best = best_of_warp(best);
-        if (threadIdx.x % 32 == 0) shared.best[threadIdx.x / 32] = best;
+        if (lane == 0) shared.best[warp] = best;
         __syncthreads();
-        if (threadIdx.x >= 32) return;
-        const u32 lane = threadIdx.x;
-        best = best_of_warp(lane < THREADS / 32 ? shared.best[lane] : PartWinner{0, 0.0f, 0});
+        if (warp > 0) return;
+        best = best_of_warp(lane < WARPS ? shared.best[lane] : PartWinner{0, 0.0f, 0});
         PartWinner* const winners = shadow.winners + row * MAX_PARTS;
         u32 before = 0;
         if (lane == 0) {
