@@ -12,6 +12,7 @@ are likely, as in text. The samplers:
     vllm        the matmul, then vLLM's Triton kernels for top-k, top-p and Gumbel noise. The environment variable
                 VLLM_SOURCE names the folder of vLLM's package
 
+Before each replay of a graph, a write to other memory clears the caches, because the layers of a step clear them too.
 The record names the samplers that are left out because a package is absent. "Saved" compares a sampler with ours. It is
 the median difference between the times of their steps, divided by the median difference between their times of head and
 draw alone. "Saved" is 1 if our step is shorter by the same time as our head and draw. A second table shows how one row
@@ -20,13 +21,14 @@ alone as in the batch.
 """
 
 import argparse
+import functools
 import importlib.util
 import os
 import sys
 import types
 from contextlib import nullcontext
 from itertools import product
-from statistics import median
+from statistics import mean, median
 from time import sleep
 
 import torch
@@ -44,6 +46,7 @@ NEIGHBOURS, POSITIONS = 64, 8
 NEIGHBOUR_ROUNDS = 15
 STEPS, DRAWS = 2, 16  # replays in a measurement of steps, and of head and draw
 PAUSE, SPIN = 0.03, 1_000_000  # seconds, and clock cycles of the GPU
+CACHE = 256 << 20  # bytes, more than the caches of a GPU hold
 DEVICE = "cuda"
 
 
@@ -242,17 +245,27 @@ def replay_time(graph: torch.cuda.CUDAGraph, replays: int) -> float:
     return start.elapsed_time(end) * 1e3 / replays
 
 
+@functools.cache
+def other_memory() -> Tensor:
+    return torch.empty(CACHE, device=DEVICE, dtype=torch.uint8)
+
+
+def cold_time(graph: torch.cuda.CUDAGraph) -> float:
+    """Returns the time of a replay in us, with cold caches. The GPU spins while the host enqueues the replay."""
+    torch.cuda._sleep(SPIN)
+    other_memory().zero_()
+    return replay_time(graph, 1)
+
+
 def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) -> list[list[float]]:
     """Returns mean times of a replay in us: [graphs][rounds]. Each round measures the graphs in a different order, so a
-    drift affects all graphs. Before each measurement, the GPU pauses, because its clocks fall under constant load. Then
-    the GPU spins while the host enqueues the replays."""
+    drift affects all graphs. Before each measurement, the GPU pauses, because its clocks fall under constant load."""
     times = [[] for _ in graphs]
     for first in range(rounds):
         for turn in range(len(graphs)):
             graph, series = (each[(first + turn) % len(graphs)] for each in (graphs, times))
             sleep(PAUSE)
-            torch.cuda._sleep(SPIN)
-            series.append(replay_time(graph, replays))
+            series.append(mean(cold_time(graph) for _ in range(replays)))
     return times
 
 

@@ -3,26 +3,31 @@
 from markdown import DRAWS, over_target, table
 from records import Bench
 
+BATCHES = [1, 16, 64, 256]  # rows
+
 
 def processors():
+    # The first record with a batch counts.
+    newest = "2026-11-28-xeon-16-amx.json"
     records = [
-        ("2 cores, AVX-512 BF16, hidden 4096", "2026-11-23-xeon-noise2-avx512bf16.json", 4096),
-        ("hidden 1024", "2026-11-23-xeon-noise2-avx512bf16.json", 1024),
-        ("2 cores, AMX, 1024", "2026-11-23-xeon-noise2-amx.json", 1024),
-        ("16 cores, AMX, 4096", "2026-11-23-xeon-16-amx-4096.json", 4096),
-        ("1024", "2026-11-23-xeon-16-amx-1024.json", 1024),
+        ("2 cores, AVX-512 BF16, hidden 4096", ["2026-11-23-xeon-noise2-avx512bf16.json"], 4096),
+        ("hidden 1024", ["2026-11-23-xeon-noise2-avx512bf16.json"], 1024),
+        ("2 cores, AMX, 1024", ["2026-11-23-xeon-noise2-amx.json"], 1024),
+        ("16 cores, AMX, 4096", [newest, "2026-11-23-xeon-16-amx-4096.json"], 4096),
+        ("1024", [newest, "2026-11-23-xeon-16-amx-1024.json"], 1024),
     ]
-    body = []
-    for rows in [1, 16, 64, 256]:
-        cells = [rows]
-        for _, record, hidden in records:
-            best = Bench(record).best("matmul and draw", rows, (151936, hidden), missing=True)
-            cells.append(over_target([best[name] / best["greedy"] for name in DRAWS], 1.03) if best else "")
-        body.append(cells)
+
+    def best(names, rows, hidden):
+        found = (Bench(name).best("matmul and draw", rows, (151936, hidden), missing=True) for name in names)
+        return next(filter(None, found), None)
+
+    columns = [[best(names, rows, hidden) for rows in BATCHES] for _, names, hidden in records]
+    body = [
+        [rows] + [over_target([of[name] / of["greedy"] for name in DRAWS], 1.03) if of else "" for of in bests]
+        for rows, *bests in zip(BATCHES, *columns)
+    ]
     cells = ["speed over a plain read, at these rows"]
-    for _, record, hidden in records:
-        bests = [Bench(record).best("matmul and draw", rows, (151936, hidden), missing=True) for rows in [1, 16, 64, 256]]
-        cells.append(" / ".join(f"{best['read'] / max(best[name] for name in DRAWS):.2f}" for best in bests if best))
+    cells += [" / ".join(f"{of['read'] / max(of[name] for name in DRAWS):.2f}" for of in bests if of) for bests in columns]
     return table(["rows"] + [name for name, *_ in records], [*body, cells])
 
 

@@ -4,8 +4,8 @@ changes, head and draw over two GPUs, and steps of vLLM."""
 from markdown import table
 from records import RECORDS
 
-STEPS = "2026-11-27-h200-decode.txt"
-TWO_GPUS = "2026-11-27-h200-x2-decode.txt"
+STEPS = "2026-11-28-h200-decode.txt"
+TWO_GPUS = "2026-11-28-h200-x2-decode.txt"
 VLLM = "2026-11-27-h200-vllm-engine.txt"
 SAMPLERS = ["torch", "flashinfer", "vllm"]
 

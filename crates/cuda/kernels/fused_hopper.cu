@@ -55,7 +55,7 @@ constexpr bool FP8 = true;
 #else
 constexpr bool FP8 = false;
 #endif
-using Tile = fused_hopper::Tile<FS_COLUMNS, FS_SLABS, FS_CLUSTER, VARIANT, FP8>;
+using Tile = fused_hopper::Tile<FS_COLUMNS, FS_SLABS, FS_CLUSTER, VARIANT, FP8, FS_UNITS>;
 
 // For the host's launch: bytes of dynamic shared memory, threads per block.
 extern "C" {

@@ -236,7 +236,8 @@ struct Launch {
     // With IS_PORTABLE, by the portable kernel, which makes plain draws.
     template <int COLUMNS, FusedVariant VARIANT, bool IS_PORTABLE = false, bool FP8 = false>
     void run(bool has_shadow = false) {
-        using T = fused_hopper::Tile<COLUMNS, COLUMNS >= (FP8 ? 128 : 192) ? 1 : 2, 1, VARIANT, FP8>;
+        constexpr bool IS_WIDE = COLUMNS >= (FP8 ? 64 : 192);
+        using T = fused_hopper::Tile<COLUMNS, IS_WIDE ? 1 : 2, 1, VARIANT, FP8, FP8 && IS_WIDE ? 3 : 2>;
         std::vector<u64> best(call.row_count), invalid(call.row_count, ~0ull);
         std::vector<float> logits(call.row_count * blocks);
         std::vector<Draw> draws(call.row_count);

@@ -104,19 +104,19 @@ static u32 broken_runs() {
 }
 
 // The sizes of fused_hopper::Tile that the schedule reads.
-template <u32 CLUSTER_, bool EVEN_>
+template <u32 CLUSTER_, bool EVEN_, u32 UNITS>
 struct Shares {
     static constexpr int ELEMENT_BYTES = 2;
     static constexpr bool EVEN = EVEN_;
-    static constexpr u32 CLUSTER = CLUSTER_, TILE_UNITS = 2, UNIT_GRANULES = 4, GRANULE = 16, UNIT = 64, CONSUMER_WARPS = 8;
+    static constexpr u32 CLUSTER = CLUSTER_, TILE_UNITS = UNITS, UNIT_GRANULES = 4, GRANULE = 16, UNIT = 64;
 };
 
 // Counts errors of schedules. The blocks' tiles must contain every token once, each tile must have at most the maximum size, and
 // owner() must return the block of each token. The loading threads of all blocks of a cluster must count the warps without
 // tokens. In a run that is not divided evenly, such warps occur only at its end.
-template <u32 CLUSTER, bool EVEN>
+template <u32 CLUSTER, bool EVEN, u32 UNITS = 2>
 static u32 broken_schedules() {
-    using Schedule = fused_hopper::Schedule<Shares<CLUSTER, EVEN>>;
+    using Schedule = fused_hopper::Schedule<Shares<CLUSTER, EVEN, UNITS>>;
     u32 broken = 0, turns = 0, absences = 0;
     for (u32 i = 0; i < 400; ++i) {
         const u32 tokens = 1 + input(i) % (i % 4 ? 3000 : 60000), most = 1 + input(i + 1) % (i % 3 ? 132 : 7);
@@ -131,13 +131,13 @@ static u32 broken_schedules() {
             for (u32 t = 0; t < schedule.tiles; ++t) {
                 u32 start, size;
                 schedule.tile(t, start, size);
-                broken += size > 128 || (size > 0 && start % 16 != 0);
+                broken += size > 64 * UNITS || (size > 0 && start % 16 != 0);
                 u32 absent = 0;
                 for (u32 rank = 0; rank < CLUSTER; ++rank) {
                     const Schedule of(tokens, in_turn, block / CLUSTER, groups, rank);
                     u32 begins, has;
                     of.tile(t, begins, has);
-                    absent += has <= 64 ? 4 : 0;
+                    absent += 4 * (UNITS - (has > 64 ? (has + 63) / 64 : 1));
                 }
                 broken += schedule.absent(t) != absent || (absent && !EVEN && t + 1 < schedule.tiles);
                 absences += absent;
@@ -404,7 +404,7 @@ int main() {
     put(broken + broken_thresholds_out_of_range());
     put(broken_runs());
     put(broken_schedules<1, false>() + broken_schedules<2, false>() + broken_schedules<1, true>() +
-        broken_schedules<2, true>());
+        broken_schedules<2, true>() + broken_schedules<2, true, 3>());
     put(broken_swizzle<32>() + broken_swizzle<64>() + broken_swizzle<128>());
     put(broken_noise_bounds());
     put(keys_broken());

@@ -46,10 +46,13 @@ inline u32 cluster_address(const u64* barrier, u32) { return shared_address(barr
 inline void mbarrier_arrive_cluster(u32 address) { Barrier::at(address).change(1, 0); }
 inline void mbarrier_wait(u32 address, u32 parity) { Barrier::at(address).wait(parity); }
 inline void mbarrier_wait(const u64* barrier, u32 parity) { Barrier::at(barrier).wait(parity); }
-inline void named_barrier(u32 id, u32 threads) {
-    static u32 arrived[16], generation[16];
-    const u32 before = generation[id];
+inline u32 arrived[16], generation[16];  // of named barriers
+inline void named_arrive(u32 id, u32 threads) {
     if (++arrived[id] == threads) arrived[id] = 0, ++generation[id];
+}
+inline void named_barrier(u32 id, u32 threads) {
+    const u32 before = generation[id];
+    named_arrive(id, threads);
     while (generation[id] == before) emulator::next_fiber();
 }
 inline void start_next_launch() {}

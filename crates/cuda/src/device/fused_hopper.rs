@@ -138,7 +138,7 @@ const TILES: [[u32; 3]; 9] =
 
 /// Columns, slabs and cluster for a weight in fp8. Calls with more rows use the portable kernel, whose sums have the same
 /// bits.
-const FP8_TILES: [[u32; 3]; 4] = [[8, 2, 1], [32, 2, 1], [64, 2, 2], [128, 1, 2]];
+const FP8_TILES: [[u32; 3]; 4] = [[8, 2, 1], [32, 2, 1], [64, 1, 2], [128, 1, 2]];
 
 /// Columns, slabs and cluster for candidates, whose rows have two columns of products each.
 const CANDIDATE_TILES: [[u32; 3]; 5] = [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 1, 2]];
@@ -167,6 +167,11 @@ impl Tile {
         rows.div_ceil(8 * self.cluster) * 8
     }
 
+    /// Units of 64 tokens of a tile, each with a warpgroup of consumers. With three, hidden states are read less often.
+    fn units(self) -> u32 {
+        if self.dtype == DType::F8_E4M3 && self.columns >= 64 { 3 } else { 2 }
+    }
+
     /// The same tile in the variant of an output.
     pub(crate) fn with(self, output: &FusedOutput) -> Tile {
         Tile { variant: output.variant(), ..self }
@@ -175,8 +180,13 @@ impl Tile {
     fn instance(self) -> Instance {
         let is_fp8 = self.dtype == DType::F8_E4M3;
         let operand = abi::element_name(if is_fp8 { DType::BF16 } else { self.dtype });
-        let plain: [(_, &dyn Display); 4] =
-            [("COLUMNS", &self.columns), ("SLABS", &self.slabs), ("CLUSTER", &self.cluster), ("OPERAND", &operand)];
+        let plain: [(_, &dyn Display); 5] = [
+            ("COLUMNS", &self.columns),
+            ("SLABS", &self.slabs),
+            ("CLUSTER", &self.cluster),
+            ("UNITS", &self.units()),
+            ("OPERAND", &operand),
+        ];
         let variant: &[_] = match self.variant {
             FusedVariant::Plain => &[],
             FusedVariant::MasksPenalties => &["MASKS_PENALTIES"],

@@ -1,4 +1,4 @@
-// The consumers: two warpgroups that multiply and filter. The scouts score the tokens that pass the filter.
+// The consumers: warpgroups that multiply and filter. The scouts score the tokens that pass the filter.
 #pragma once
 
 #include "fp8.cuh"
@@ -17,6 +17,7 @@ __device__ __forceinline__ void consume(const Call& call, const WeightScales& sc
     const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
     Ring<T> ring;
     float d[T::ACCUMULATORS];
+    if (T::IN_TURN && self.group + 1 == T::TILE_UNITS) give_turn(0);
 
     for (u32 t = 0; t < schedule.tiles; ++t) {
         schedule.tile(t, self.first, self.size);
@@ -55,6 +56,7 @@ __device__ __forceinline__ void consume(const Call& call, const WeightScales& sc
         if (self.lane == 0) shared.queued[self.warp] = queued;
         ptx::mbarrier_arrive(&shared.filtered);
     }
+    if (T::IN_TURN && self.group == 0) await_turn(0);
     ptx::mbarrier_wait(&shared.scouted, schedule.tiles & 1);
 }
 

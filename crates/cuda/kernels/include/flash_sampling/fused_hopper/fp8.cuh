@@ -17,22 +17,23 @@ __device__ __forceinline__ void load_fp8(u32 (&a)[4], const u8* row) {
     a[3] = two(1024 + 8);
 }
 
-// Multiplies as multiply() does. While the tensor cores multiply, threads decode the elements of the next products.
+// Waits until the warpgroup before this one has queued its products.
+__device__ __forceinline__ void await_turn(u32 group) { ptx::named_barrier(TURN_BARRIER + group, 256); }
+__device__ __forceinline__ void give_turn(u32 to_group) { ptx::named_arrive(TURN_BARRIER + to_group, 256); }
+
+// Multiplies as multiply() does. While the tensor cores multiply for a warpgroup, the other warpgroups decode their next elements.
 template <class T>
 __device__ __forceinline__ void multiply_fp8(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring, u32 steps,
                                              const Consumer<T>& self, const WeightScales& scales) {
     static_assert(!T::SKIPS, "every warp releases every stage");
-    constexpr u32 AT_ONCE = 4;  // products in a group; a group covers a part of 64 hidden elements
+    constexpr u32 CHUNKS = T::SLAB_ROW_BYTES / 16;  // of a slab's row; each is the operand of a product
     const u32 base = ptx::uniform(ptx::shared_address(stages));
     const u32 hidden = ptx::operand_address(base + T::WEIGHT_BYTES);
     const u32 empty = ptx::cluster_address(&self.shared.empty[0], self.lane % T::CLUSTER);
-    const auto release = [&](u32 stage) {
-        if (self.lane < T::CLUSTER) ptx::mbarrier_arrive_cluster(empty + stage * sizeof(u64));
-    };
     // The thread's row in the unit, and its columns in a swizzled chunk of 16 bytes.
     const u32 row = self.slab() + self.lane / 4;
     const u32 offset = row * T::SLAB_ROW_BYTES + self.lane / 4 * 16 + self.lane % 4 * 2;
-    u32 a[2][AT_ONCE][4];
+    u32 a[CHUNKS][4];
 #pragma unroll 1
     for (u32 step = 0; step < steps; ++step) {
         const u32 stage = ring.stage;
@@ -40,32 +41,22 @@ __device__ __forceinline__ void multiply_fp8(float (&d)[T::ACCUMULATORS], const 
         const u8* const weight = stages + stage * T::STAGE_BYTES;
         const u64 b = ptx::operand_descriptor(hidden + stage * T::STAGE_BYTES);
 #pragma unroll
-        for (u32 part = 0; part < T::SLABS * 2; ++part) {
-            // Now at most one group of products is pending, and that group reads the other half of `a`.
-            ptx::wgmma_wait<1>();
-            if (T::AHEAD && part == 1 && step > 0) release(ring.before());
+        for (u32 slab = 0; slab < T::SLABS; ++slab) {
 #pragma unroll
-            for (u32 k = 0; k < AT_ONCE; ++k) {
-                const u32 chunk = part % 2 * AT_ONCE + k;
-                load_fp8(a[part % 2][k], weight + part / 2 * T::SLAB_BYTES + (offset ^ chunk * 16));
-            }
+            for (u32 k = 0; k < CHUNKS; ++k) load_fp8(a[k], weight + slab * T::SLAB_BYTES + (offset ^ k * 16));
+            if (T::IN_TURN) await_turn(self.group);
             ptx::wgmma_fence();
 #pragma unroll
-            for (u32 k = 0; k < AT_ONCE; ++k) {
-                const u64 place = (part / 2 * T::SLAB_BYTES + part % 2 * T::PART_BYTES) / 16 + k * ptx::DESCRIPTOR_STEP;
-                ptx::WgmmaRegisters<T::COLUMNS>::multiply(d, a[part % 2][k], b + place, part + k > 0 || step > 0);
+            for (u32 k = 0; k < CHUNKS; ++k) {
+                const u64 place = (slab * T::SLAB_BYTES + k / 4 * T::PART_BYTES) / 16 + k % 4 * ptx::DESCRIPTOR_STEP;
+                ptx::WgmmaRegisters<T::COLUMNS>::multiply(d, a[k], b + place, slab + k > 0 || step > 0);
             }
             ptx::wgmma_commit();
-        }
-        if (!T::AHEAD) {
+            if (T::IN_TURN) give_turn((self.group + 1) % T::TILE_UNITS);
             ptx::wgmma_wait<0>();
-            release(stage);
         }
+        if (self.lane < T::CLUSTER) ptx::mbarrier_arrive_cluster(empty + stage * sizeof(u64));
         ring.advance();
-    }
-    if (T::AHEAD) {
-        ptx::wgmma_wait<0>();
-        release(ring.before());
     }
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {

@@ -37,7 +37,7 @@ __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], c
     constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
     constexpr int AT_ONCE = HELD < 16 ? HELD : HELD % 16 ? 8 : 16;
     // NOTE: opaque. Otherwise the compiler reads products before they are complete, and serialises them.
-    const u32 kept = ptx::opaque<~(T::TOKENS - 1u)>();
+    const u32 kept = ptx::opaque<~(T::PLACES - 1)>();
 #pragma unroll
     for (int first = 0; first < HELD; first += AT_ONCE) {
         float m[AT_ONCE];
@@ -83,7 +83,7 @@ __device__ __forceinline__ u64 estimate_of(const Call& call, const Shared<T>& sh
     const float largest = from_monotone_bits(shared.largest[column]);
     if (!is_finite(largest)) return 0;
     const Row& row = shared.rows[column];
-    const u32 m = f32_to_bits(largest) % T::TOKENS, token = call.first_token + first + m;
+    const u32 m = f32_to_bits(largest) % T::PLACES, token = call.first_token + first + m;
     const float bound = shared.thresholds[m / T::GRANULE][column];
     const bool is_leader = f32_to_bits(bound) % T::GRANULE == m % T::GRANULE;
     const float bonus = is_leader ? bound * shared.nat[column] : 0.0f;

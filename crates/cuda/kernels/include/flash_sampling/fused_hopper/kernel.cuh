@@ -93,10 +93,11 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
     u8* const stages = memory + (Ring<T>::ALIGNMENT - ptx::shared_address(memory) % Ring<T>::ALIGNMENT) % Ring<T>::ALIGNMENT;
     Shared<T>& shared = *reinterpret_cast<Shared<T>*>(stages + Ring<T>::STAGES * T::STAGE_BYTES);
     const u32 rank = T::CLUSTER == 2 ? __shfl_sync(0xffffffffu, ptx::cluster_rank(), 0) : 0;
-    const Schedule<T> schedule(call.tokens, Schedule<T>::by_turns(call), blockIdx.x / T::CLUSTER, gridDim.x / T::CLUSTER,
-                               rank);
+    const Schedule<T>& schedule = shared.schedule;
 
     if (threadIdx.x == 0) {
+        shared.schedule = Schedule<T>(call.tokens, Schedule<T>::by_turns(call), blockIdx.x / T::CLUSTER, gridDim.x / T::CLUSTER,
+                                      rank);
         ptx::prefetch_map(&maps.weight);
         ptx::prefetch_map(&maps.hidden);
         for (int s = 0; s < Ring<T>::STAGES; ++s) {

@@ -54,7 +54,7 @@ struct Schedule {
         for (u32 of = 0; of < T::CLUSTER; ++of) {
             u32 start, size;
             tile_of(of, t, start, size);
-            warps += has_tokens(1, size) ? 0 : T::CONSUMER_WARPS / 2;
+            for (u32 group = 1; group < T::TILE_UNITS; ++group) warps += has_tokens(group, size) ? 0 : T::UNIT_GRANULES;
         }
         return warps;
     }

@@ -15,9 +15,9 @@ namespace flash_sampling::fused_hopper {
 // ListedCandidates also takes rows with filters.
 enum class FusedVariant { Plain, MasksPenalties, Lists, LogZ, FanOut, StoreLogits, Candidates, ListedCandidates };
 
-// The shape of a tile. COLUMNS rows of the batch (wgmma's N), a unit of 64 tokens for each of the two consumer warpgroups, SLABS
-// slabs of 128 bytes of a weight row per stage, CLUSTER blocks that share the hidden states. FP8: a weight in F8_E4M3.
-template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain, bool FP8_ = false>
+// The shape of a tile. COLUMNS rows of the batch (wgmma's N), SLABS slabs of 128 bytes of a weight row per stage, CLUSTER blocks
+// that share the hidden states, a consumer warpgroup for each of UNITS units of 64 tokens. FP8: a weight in F8_E4M3.
+template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain, bool FP8_ = false, int UNITS = 2>
 struct Tile {
     static constexpr bool LISTS = VARIANT == FusedVariant::Lists || VARIANT == FusedVariant::ListedCandidates;
     static constexpr bool CANDIDATES = VARIANT == FusedVariant::Candidates || VARIANT == FusedVariant::ListedCandidates;
@@ -37,17 +37,21 @@ struct Tile {
     static constexpr int SLAB_ROW_BYTES = 128;         // one swizzle row
     static constexpr int DEPTH = SLAB_ROW_BYTES / ELEMENT_BYTES;  // hidden elements of a slab
     static constexpr int HIDDEN_PARTS = FP8 ? 2 : 1;              // boxes of a slab of hidden states
-    static constexpr int TILE_UNITS = 2;
+    static constexpr int TILE_UNITS = UNITS;
     static constexpr int UNIT_GRANULES = UNIT / GRANULE;
     static constexpr int GRANULES = TILE_UNITS * UNIT_GRANULES;
     static constexpr int TOKENS = TILE_UNITS * UNIT;
+    static constexpr u32 PLACES = TOKENS <= 128 ? 128 : 256;  // a power of two that holds every token of a tile
     static_assert(GRANULE == Granule::TOKENS, "a slab of a shard that begins with a granule is a granule of the noise");
     static constexpr bool EVEN = COLUMNS <= 96;    // see schedule.cuh
     static constexpr bool SKIPS = COLUMNS >= 192;  // see schedule.cuh
     // The number of steps of products in flight when the next step begins. With 0, a stage is free for loads one step earlier,
     // which matters if loads are the limit. Measured: 37984 x 4096 at 64 / 128 rows, 0.97 / 0.94 of the time; with one step ahead
-    // 0.975 / 0.95. In fp8, 151936 x 4096 at 64 rows takes 0.98 of the time with one step ahead.
-    static constexpr u32 AHEAD = COLUMNS == 256 || (FP8 && COLUMNS <= 64);
+    // 0.975 / 0.95.
+    static constexpr u32 AHEAD = COLUMNS == 256;
+    // Whether warpgroups queue their products in turn. A warpgroup waits while its products are queued, so without turns all
+    // warpgroups multiply at the same time, and then all decode.
+    static constexpr bool IN_TURN = FP8 && COLUMNS >= 64;
     // Whether early blocks wait for the estimates of other blocks. Measured without the wait, 37984 x 4096, logits of deviation
     // 2.2, noise version 1: 1.08 at 256 rows, 1.07 at 192 rows, 1.00 and 1.09 at 128 rows on two GPUs.
     static constexpr bool AWAITS_ESTIMATES = COLUMNS >= 64;
@@ -69,19 +73,18 @@ struct Tile {
     static constexpr int WORDS = ACCUMULATORS / WORD_BITS;
     static_assert(WORDS * WORD_BITS == ACCUMULATORS, "every accumulator has a bit");
 
-    // One loading warp, three scouts, two warpgroups of consumers.
+    // One loading warp, three scouts, a warpgroup of consumers for each unit.
     static constexpr int FIRST_CONSUMER = 128;
-    static constexpr int CONSUMERS = 256;
+    static constexpr int CONSUMERS = 128 * TILE_UNITS;
     static constexpr int CONSUMER_WARPS = CONSUMERS / 32;
     static constexpr int SCOUTS = FIRST_CONSUMER - 32;
     static constexpr int THREADS = FIRST_CONSUMER + CONSUMERS;
     static_assert(CONSUMER_WARPS == GRANULES, "a consumer warp has a granule of a tile");
 
     // A block starts with an equal number of registers per thread, and then redistributes them.
-    static constexpr int SCOUT_REGISTERS = 72;
-    static constexpr int CONSUMER_REGISTERS = 216;
-    static_assert(FIRST_CONSUMER * SCOUT_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS * (65536 / THREADS / 8 * 8),
-                  "raise_registers would wait for ever");
+    static constexpr int SCOUT_REGISTERS = TILE_UNITS == 4 ? 64 : 72;
+    static constexpr int CONSUMER_REGISTERS =
+        (THREADS * (65536 / THREADS / 8 * 8) - FIRST_CONSUMER * SCOUT_REGISTERS) / CONSUMERS / 8 * 8;
 };
 
 // The best candidate of a row within the block.
@@ -125,6 +128,7 @@ struct Shared : ListShared<T::COLUMNS, T::LISTS>, CandidateShared<T::COLUMNS, T:
     u64 scouted;
     u64 filtered;
     u32 last;
+    Schedule<T> schedule;
     u32 stored_octets;  // a bit for each octet of rows whose logits are stored
 };
 
@@ -153,5 +157,6 @@ struct Ring {
 constexpr u32 CONSUMERS_BARRIER = 1;
 constexpr u32 PREPARED_BARRIER = 2;
 constexpr u32 SCOUTS_BARRIER = 3;
+constexpr u32 TURN_BARRIER = 4;  // of the first warpgroup of consumers; the next warpgroups have the next barriers
 
 }  // namespace flash_sampling::fused_hopper

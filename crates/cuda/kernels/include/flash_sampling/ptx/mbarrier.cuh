@@ -66,6 +66,11 @@ __device__ __forceinline__ void named_barrier(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Arrives at a barrier for `threads` threads, without waiting.
+__device__ __forceinline__ void named_arrive(u32 id, u32 threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // Reads blockIdx.x again. Otherwise the compiler keeps an earlier value in a register.
 __device__ __forceinline__ u32 block_index() {
     u32 index;
