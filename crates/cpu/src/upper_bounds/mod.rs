@@ -340,7 +340,7 @@ fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32], scratc
     macro_rules! multiply {
         ($format:ident) => {
             // SAFETY: as for shadows. `kernels` has checked that a row has whole units. Digits are in panels only if
-            // `kernels` found AMX-INT8.
+            // `kernels` found AMX-INT8 and a stride below 2^27 bytes.
             unsafe {
                 match hidden.layout() {
                     DigitLayout::PanelsAndSums => {

@@ -100,9 +100,9 @@ impl Operands<'_> {
     /// Writes to `out[r * TILE + i]` the product of row `i` of the codes and the digits of hidden row `r`.
     ///
     /// # Safety
-    /// AMX-INT8, AVX-512 F, BW, DQ and VL are available. The codes are of `T`, in whole units. The hidden rows are in
-    /// [`PanelsAndSums`](super::digits::DigitLayout::PanelsAndSums), and have as many groups. `out` has [`TILE`] floats
-    /// per hidden row.
+    /// AMX-INT8, AVX-512 F, BW, DQ and VL are available. The codes are of `T`, in whole units, with a stride below 2^27
+    /// bytes. The hidden rows are in [`PanelsAndSums`](super::digits::DigitLayout::PanelsAndSums), and have as many
+    /// groups. `out` has [`TILE`] floats per hidden row.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     pub(super) unsafe fn multiply_slabs<T: SlabFormat>(&self, memory: &mut [Line]) {
         // SAFETY: by this function's contract.
