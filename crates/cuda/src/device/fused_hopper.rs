@@ -1,13 +1,8 @@
 //! The fused Hopper kernel: its tiles, its options, and its launch.
 
 use crate::abi::{self, Call, Candidates, LogitStore, Maps, Masses, Peers, RowLists};
-use crate::compile::architecture::Architecture;
-use crate::compile::kernels::{Instance, KernelSource};
-use crate::device::entries;
-use crate::device::gpu::Device;
-use crate::device::launch::{Entry, Grid, Kernel, Queue, Residency};
-use crate::device::launch_config::launch_words;
-use crate::device::shadow;
+use crate::compile::{Architecture, Instance, KernelSource};
+use crate::device::{Device, Entry, Grid, Kernel, Queue, Residency, entries, launch_words, shadow};
 use crate::error::CudaError;
 use core::fmt::Display;
 use cudarc::driver::CudaModule;

@@ -2,14 +2,10 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{self, Call, DeviceAddress, Draw, Existing, HeadTransform, Masses, Row, SkipIf};
-use crate::compile::kernels::{self, Instance, KernelSource};
-use crate::device::alignment::{check_aligned, check_rows};
-use crate::device::entries;
-use crate::device::gpu::Device;
-use crate::device::launch::{Grid, Kernel, Queue};
-use crate::device::matrix::DeviceMatrix;
-use crate::device::noise_math::NoiseMath;
-use crate::device::scratch::Scratch;
+use crate::compile::{Instance, KernelSource, kernels};
+use crate::device::{
+    Device, DeviceMatrix, Grid, Kernel, NoiseMath, Queue, Scratch, check_aligned, check_rows, entries,
+};
 use crate::error::CudaError;
 use core::fmt::Display;
 use core::ops::Range;

@@ -1,11 +1,7 @@
 //! The exchange of calls that do not wait.
 
 use crate::abi::{DeviceAddress, LogitStore, status};
-use crate::device::fused_hopper::FusedOutput;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_features::RowFeatures;
-use crate::device::tiled::{DeviceTiled, RowsAndDraws};
+use crate::device::{DeviceMatrix, DeviceTiled, FusedOutput, Queue, RowFeatures, RowsAndDraws};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::{CudaExchange, ExchangeKind};
 use crate::exchange::peers::{DevicePeers, GatheredRows, LogitMatrix};

@@ -1,16 +1,14 @@
 //! The tiled variant over host memory (paper Alg. 1).
 
 use crate::abi::{RowColumns, TokenColumns};
-use crate::device::gpu::Device;
-use crate::device::row_features::KernelChoice;
+use crate::device::{Device, KernelChoice};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
-use crate::sampler::column_call::ColumnCall;
-use crate::sampler::device_sampler::DeviceHidden;
-use crate::sampler::head_sampler::{HeadSampler, max_launch_draws, planned};
+use crate::sampler::head_sampler::{max_launch_draws, planned};
 use crate::sampler::impl_sampler::impl_sampler;
 use crate::sampler::pinned_items::ROOM;
 use crate::sampler::staging::max_list_bytes;
+use crate::sampler::{ColumnCall, DeviceHidden, HeadSampler};
 use flash_sampling_core::backend::Scan;
 use flash_sampling_core::{
     Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Variant,

@@ -1,14 +1,10 @@
 //! Filters of existing logits in device memory.
 
 use crate::abi::{self, DeviceAddress, FilterCall, SkipIf, WidenRows};
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::entries;
-use crate::device::gpu::Device;
-use crate::device::launch::{Grid, Kernel, Queue};
-use crate::device::matrix::DeviceMatrix;
-use crate::device::scratch::Scratch;
+use crate::compile::{KernelSource, kernels};
+use crate::device::{Device, DeviceMatrix, Grid, Kernel, Queue, Scratch, entries};
 use crate::error::CudaError;
-use crate::selection::filtered::{FilterKinds, FilteredRows, LogitFilters};
+use crate::selection::{FilterKinds, FilteredRows, LogitFilters};
 use flash_sampling_core::DType;
 use std::sync::Arc;
 

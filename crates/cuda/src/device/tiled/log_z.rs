@@ -2,16 +2,9 @@
 
 use super::{DeviceTiled, RowsAndDraws};
 use crate::abi::{DeviceAddress, Masses};
-use crate::device::alignment::check_aligned;
-use crate::device::fused_hopper::FusedOutput;
-use crate::device::gpu::Device;
-use crate::device::groups::DeviceGroups;
-use crate::device::head::DeviceHead;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_features::RowFeatures;
-use crate::device::scratch::Scratch;
-use crate::device::select::GroupRule;
+use crate::device::{
+    Device, DeviceGroups, DeviceHead, DeviceMatrix, FusedOutput, GroupRule, Queue, RowFeatures, Scratch, check_aligned,
+};
 use crate::error::CudaError;
 use flash_sampling_core::backend::group_size;
 use std::sync::Arc;

@@ -5,14 +5,8 @@ pub(crate) mod communicator;
 mod id;
 
 use crate::abi::{DeviceAddress, Draw, Reduction, Row, status};
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::alignment::check_rows;
-use crate::device::entries;
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::device::gpu::Device;
-use crate::device::launch::{Grid, Kernel, Queue};
-use crate::device::scratch::Scratch;
-use crate::device::tiled::RowsAndDraws;
+use crate::compile::{KernelSource, kernels};
+use crate::device::{Device, Grid, Kernel, MAX_ROWS, Queue, RowsAndDraws, Scratch, check_rows, entries};
 use crate::error::CudaError;
 use communicator::Communicator;
 use core::ffi::{c_int, c_void};

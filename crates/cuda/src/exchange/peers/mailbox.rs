@@ -3,7 +3,7 @@
 
 use super::descriptor::{HANDLE, PeerDescriptor};
 use crate::abi::{DeviceAddress, PeerState, RECORD_BYTES, SLOT_BYTES};
-use crate::device::gpu::Device;
+use crate::device::Device;
 use crate::error::CudaError;
 use core::ffi::c_int;
 use cudarc::driver::{result, sys};

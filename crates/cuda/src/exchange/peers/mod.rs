@@ -10,14 +10,8 @@ mod mailbox;
 mod tests;
 
 use crate::abi::{self, DeviceAddress, Draw, MAX_PEERS, Row, status};
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::alignment::check_rows;
-use crate::device::entries;
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::device::gpu::Device;
-use crate::device::launch::{Grid, Kernel, Queue};
-use crate::device::scratch::wait;
-use crate::device::tiled::RowsAndDraws;
+use crate::compile::{KernelSource, kernels};
+use crate::device::{Device, Grid, Kernel, MAX_ROWS, Queue, RowsAndDraws, check_rows, entries, wait};
 use crate::error::CudaError;
 use core::time::Duration;
 use cudarc::driver::CudaStream;

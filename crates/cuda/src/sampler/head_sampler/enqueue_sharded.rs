@@ -7,13 +7,11 @@
 use super::HeadSampler;
 use super::kernels::max_launch_draws;
 use crate::abi::{DeviceAddress, FilterCall, RowColumns, SkipIf, TokenColumns};
-use crate::device::row_columns::ListedTokens;
-use crate::device::row_features::RowFeatures;
+use crate::device::{ListedTokens, RowFeatures};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
-use crate::sampler::column_call::ColumnCall;
-use crate::selection::filtered::{FilterKinds, LogitFilters, rows_within};
-use crate::selection::row_logprobs::DeviceLogprobs;
+use crate::sampler::ColumnCall;
+use crate::selection::{DeviceLogprobs, FilterKinds, LogitFilters, rows_within};
 use cudarc::driver::CudaStream;
 use flash_sampling_core::backend::digest::of_words;
 use flash_sampling_core::{DType, Knob};

@@ -7,7 +7,8 @@ use crate::abi::{Draw, RowFilters};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
 use crate::exchange::sharded::FilterSupport;
-use crate::sampler::row_scan::{CallRows, DrawItem, DrawItems, FilterSource, decide, quick_filters, write_draws};
+use crate::sampler::row_scan::{DrawItems, decide, quick_filters, write_draws};
+use crate::sampler::{CallRows, DrawItem, FilterSource};
 use core::mem::take;
 use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, Scan, Stage, StagedError, check_call};
 use flash_sampling_core::{

@@ -1,19 +1,10 @@
 //! The kernels over existing logits, and the memory of their launches.
 
 use crate::abi::{self, DeviceAddress, Draw, Row, RowFilters, TokenColumns};
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::device::gpu::Device;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::noise_math::NoiseMath;
-use crate::device::scratch::Scratch;
-use crate::device::standalone::{DeviceDraws, DeviceStandalone};
+use crate::device::{Device, DeviceDraws, DeviceMatrix, DeviceStandalone, MAX_ROWS, NoiseMath, Queue, Scratch};
 use crate::error::CudaError;
-use crate::sampler::row_scan::DrawItem;
-use crate::sampler::staging::Staging;
-use crate::selection::existing_filters::ExistingFilters;
-use crate::selection::filtered::{FilterKinds, FilteredRows, rows_within};
-use crate::selection::row_logprobs::DeviceLogprobs;
+use crate::sampler::{DrawItem, Staging};
+use crate::selection::{DeviceLogprobs, ExistingFilters, FilterKinds, FilteredRows, rows_within};
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::backend::Adjustments;
 use flash_sampling_core::{DType, Plan};

@@ -14,9 +14,9 @@ mod source;
 mod stored_scan;
 
 use crate::abi::RowFilters;
-use crate::device::gpu::Device;
+use crate::device::Device;
 use crate::error::CudaError;
-use crate::selection::stored_rows::StoredRows;
+use crate::selection::StoredRows;
 use core::mem::take;
 use core::ops::Range;
 use cudarc::driver::CudaStream;

@@ -12,17 +12,11 @@ use crate::abi::{
     DeviceAddress, Draw, FilterCall, FilterListCall, FilterPasses, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM,
     LogitStore, Row, RowFilters, RowLists, SkipIf, block_maxima_bytes,
 };
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::alignment::check_aligned;
-use crate::device::entries;
-use crate::device::fused_hopper::{self, FusedOutput, MAX_ROWS};
-use crate::device::gpu::Device;
-use crate::device::launch::Queue;
-use crate::device::launch_config::ConfiguredKernel;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_features::RowFeatures;
-use crate::device::scratch::Scratch;
-use crate::device::tiled::{DeviceTiled, RowsAndDraws};
+use crate::compile::{KernelSource, kernels};
+use crate::device::{
+    ConfiguredKernel, Device, DeviceMatrix, DeviceTiled, FusedOutput, MAX_ROWS, Queue, RowFeatures, RowsAndDraws,
+    Scratch, check_aligned, entries, fused_hopper,
+};
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::CudaStream;

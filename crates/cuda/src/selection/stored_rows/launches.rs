@@ -2,11 +2,10 @@
 
 use super::StoredRows;
 use crate::abi::{self, Canonical, DeviceAddress, Item, KeptTokens, NearTies, Row, ScanTokens, StoredLogits, TopLists};
-use crate::device::matrix::DeviceMatrix;
-use crate::device::results;
-use crate::device::standalone::{DeviceDraws, split};
+use crate::device::standalone::split;
+use crate::device::{DeviceDraws, DeviceMatrix, results};
 use crate::error::CudaError;
-use crate::selection::queries::{CanonicalInputs, Kind, Query};
+use crate::selection::{CanonicalInputs, Kind, Query};
 use flash_sampling_core::DType;
 
 /// The device addresses of a part's items, and their number.

@@ -16,10 +16,7 @@ mod summaries;
 mod sums;
 
 use crate::abi::{DeviceAddress, Draw, Item, KeptToken, LogitStore, Row, StoredLogits, block_maxima_bytes};
-use crate::device::gpu::Device;
-use crate::device::launch::Queue;
-use crate::device::pinned::Pinned;
-use crate::device::standalone::DeviceStandalone;
+use crate::device::{Device, DeviceStandalone, Pinned, Queue};
 use crate::error::CudaError;
 use crate::selection::stored_kernels::StoredKernels;
 use crate::selection::stored_scan::StoredScanKernels;
