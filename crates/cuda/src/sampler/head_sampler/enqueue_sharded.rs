@@ -10,7 +10,7 @@ use crate::abi::{DeviceAddress, FilterCall, RowColumns, SkipIf, TokenColumns};
 use crate::device::{ListedTokens, RowFeatures};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
-use crate::sampler::ColumnCall;
+use crate::sampler::{ColumnCall, CudaTiled};
 use crate::selection::{DeviceLogprobs, FilterKinds, LogitFilters, rows_within};
 use cudarc::driver::CudaStream;
 use flash_sampling_core::backend::digest::of_words;
@@ -28,35 +28,50 @@ pub(super) struct GatheredKernels {
     logprobs: DeviceLogprobs,
 }
 
-impl HeadSampler<'_> {
-    /// Loads kernels and allocates memory for later calls of [`HeadSampler::enqueue_sharded`], with up to `max_adjusted`
-    /// adjusted tokens in a row.
-    pub(crate) fn prepare_sharded_columns(
-        &mut self,
-        exchange: &CudaExchange,
-        max_adjusted: usize,
-    ) -> Result<(), CudaError> {
-        if let Some(kernels) = &mut self.kernels {
+/// Calls over the shards of all ranks that do not wait.
+impl CudaTiled<'_> {
+    /// Loads kernels and allocates memory for calls of [`CudaTiled::enqueue_sharded`] with up to `max_adjusted` adjusted
+    /// tokens in a row, so that a graph can capture such calls.
+    ///
+    /// Adjusted tokens are counted over the whole vocabulary: biased, banned, banned as stop tokens, and penalised. All
+    /// ranks plan the same number. Each adjusted token takes 20 bytes for every row. A larger number than before replaces
+    /// memory, so graphs that captured earlier calls must not run again.
+    ///
+    /// All ranks call this before any rank's first call: a load during a call may block behind a rank that waits on the
+    /// same GPU, or may take longer than the time limit of the other ranks.
+    ///
+    /// # Errors
+    /// [`CudaError::TooLarge`], [`CudaError::Driver`], [`CudaError::Compile`].
+    pub fn prepare_enqueue_sharded(&mut self, exchange: &CudaExchange, max_adjusted: usize) -> Result<(), CudaError> {
+        if let Some(kernels) = &mut self.0.kernels {
             kernels.fused.prepare(RowFeatures::Any)?;
             if exchange.is_by_peers() {
                 kernels.fused.prepare_fan_out()?;
             }
         }
-        self.reserve_columns(max_adjusted)
+        self.0.reserve_columns(max_adjusted)
     }
 
-    /// Loads kernels and allocates memory for later calls with filters, log-probabilities or kept tokens. Returns the
-    /// message for the other ranks.
-    pub(crate) fn offer_logits(&mut self, exchange: &mut CudaExchange) -> Result<Vec<u8>, CudaError> {
-        let vocab_size = self.shape.vocab_size;
-        let rows = self.max_gathered();
+    /// Loads kernels and allocates memory for calls of [`CudaTiled::enqueue_sharded`] with filters, log-probabilities or
+    /// kept tokens, besides [`CudaTiled::prepare_enqueue_sharded`]. Returns a message for the other ranks.
+    ///
+    /// All ranks call this, send their messages to each other, and then call [`CudaExchange::connect_logits`], before any
+    /// rank's first such call. A rank allocates a matrix for the logits of up to 256 rows of the whole vocabulary, at most
+    /// 256 MiB or one row. If ranks are in several processes, the matrix is not freed before the process ends, as the
+    /// mailboxes.
+    ///
+    /// # Errors
+    /// [`CudaError::NotSharded`]: NCCL. [`CudaError::Driver`], [`CudaError::Compile`].
+    pub fn offer_logits(&mut self, exchange: &mut CudaExchange) -> Result<Vec<u8>, CudaError> {
+        let sampler = &mut self.0;
+        let (rows, vocab_size) = (sampler.max_gathered(), sampler.shape.vocab_size);
         let Some(peers) = exchange.gathering_peers() else {
             return Err(CudaError::NotSharded { reason: "NCCL gathers no logits" });
         };
-        if self.gathered.is_none() {
-            let filters = LogitFilters::new(Some(vocab_size), rows, &self.device)?;
-            let logprobs = DeviceLogprobs::new(rows, vocab_size as usize, &self.device)?;
-            self.gathered = Some(GatheredKernels { filters, logprobs });
+        if sampler.gathered.is_none() {
+            let filters = LogitFilters::new(Some(vocab_size), rows, &sampler.device)?;
+            let logprobs = DeviceLogprobs::new(rows, vocab_size as usize, &sampler.device)?;
+            sampler.gathered = Some(GatheredKernels { filters, logprobs });
         }
         let matrix = peers.offer_logits(rows, vocab_size)?;
         let message = matrix.descriptor();
@@ -64,46 +79,77 @@ impl HeadSampler<'_> {
         Ok(message)
     }
 
-    /// Checks that the ranks support the parameters and results of a call, and returns whether the call needs the logits
-    /// of all ranks: filters, log-probabilities and kept tokens depend on all logits of a row. Only peers gather them.
-    pub(crate) fn check_sharded_columns(
+    /// Checks that [`CudaTiled::enqueue_sharded`] supports the parameters and results of a call: only whether an array is
+    /// null matters. Returns whether the call needs the logits of all ranks, and so [`CudaTiled::offer_logits`].
+    ///
+    /// # Errors
+    /// [`CudaError::NotEnqueued`].
+    pub fn check_enqueue_sharded(
         &self,
         exchange: &CudaExchange,
         columns: &RowColumns,
         out: &TokenColumns,
     ) -> Result<bool, CudaError> {
+        // Filters, log-probabilities and kept tokens depend on all logits of a row, which only peers gather.
         let of_whole_rows = whole_row(columns, out);
         let refused = of_whole_rows.filter(|_| !exchange.is_by_peers());
-        match self.plan.canonical.then_some(Knob::Canonical).or(refused) {
+        match self.0.plan.canonical.then_some(Knob::Canonical).or(refused) {
             Some(knob) => Err(CudaError::NotEnqueued { knob }),
             None => Ok(of_whole_rows.is_some()),
         }
     }
 
-    /// Enqueues one draw from the whole vocabulary for each row of the hidden states, in launches of at most 256 rows.
-    pub(crate) fn enqueue_sharded(
-        &mut self,
-        exchange: &mut CudaExchange,
-        call: &ColumnCall<'_>,
-    ) -> Result<(), CudaError> {
+    /// Enqueues draws from the whole vocabulary, with this sampler's head as one shard, and returns without waiting.
+    ///
+    /// This is [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue) for ranks. Each rank makes one draw for each row,
+    /// and every rank has the same result: token and score have the bits of a sampler over the whole head, and so has the
+    /// logit by peers. By NCCL, the logit is score minus noise. The exchange takes no part of the host, so a graph can
+    /// capture the call. Every rank then runs its graph the same number of times.
+    ///
+    /// Parameters of single logits (temperature, masks, biases, bans, minimum lengths, penalties) cost as much as in calls
+    /// that wait. Filters, log-probabilities and kept tokens depend on all logits of a row. By peers, each rank copies the
+    /// logits of its shard into the memory of every rank, and every rank decides all rows with the kernels of one GPU, after
+    /// [`CudaTiled::offer_logits`]. By NCCL, such calls are refused.
+    ///
+    /// A row without a draw has token -1, and its status is the reason. Besides the statuses of
+    /// [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue):
+    /// * [`LATE_RANK`](crate::abi::status::LATE_RANK): by peers, a rank did not make the call within the exchange's time
+    ///   limit. The group is then unusable: all rows of later calls have this status at once.
+    /// * [`OTHER_CALL`](crate::abi::status::OTHER_CALL): a rank made another call: another number of rows, seed,
+    ///   position or temperature, other arrays, or hidden states of another type. A rank that skips a call meets the
+    ///   draws of the skipped call in its next call, and has this status if its rows are others. Calls with filters,
+    ///   log-probabilities or kept tokens also compare filters and the contents of masks and lists.
+    ///
+    /// [`failed_rank`](crate::abi::failed_rank) reads the rank from these statuses. By NCCL, the GPU waits for a missing
+    /// rank without limit, until [`CudaExchange::wait`] aborts the exchange.
+    ///
+    /// # Errors
+    /// * [`CudaError::NotEnqueued`]: a canonical plan; by NCCL, a filter, log-probabilities or kept tokens.
+    /// * [`CudaError::NotSharded`]: the exchange is of another GPU, or has not connected the logits that the call needs.
+    /// * The errors of [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue).
+    ///
+    /// A rank that has an error takes no part in the call.
+    pub fn enqueue_sharded(&mut self, exchange: &mut CudaExchange, call: &ColumnCall<'_>) -> Result<(), CudaError> {
         let (hidden, columns, out) = (call.hidden(), call.columns(), call.out());
-        let gathers = self.check_sharded_columns(exchange, columns, out)?;
+        let gathers = self.check_enqueue_sharded(exchange, columns, out)?;
         columns.check()?;
         out.check()?;
-        self.check_gpus(exchange, call.queue().stream())?;
-        CudaError::check_limits(&[("rows", hidden.rows, self.plan.max_rows)])?;
-        if hidden.cols != self.shape.input {
+        self.0.check_gpus(exchange, call.queue().stream())?;
+        CudaError::check_limits(&[("rows", hidden.rows, self.0.plan.max_rows)])?;
+        if hidden.cols != self.0.shape.input {
             return Err(CudaError::Layout { what: "hidden states", reason: "their width is not that of the weight" });
         }
-        if self.columns.is_none() {
-            self.prepare_sharded_columns(exchange, 0)?;
+        if self.0.columns.is_none() {
+            self.prepare_enqueue_sharded(exchange, 0)?;
         }
         match gathers {
-            true => self.enqueue_gathered(exchange, call),
-            false => self.enqueue_draws(exchange, call),
+            true => self.0.enqueue_gathered(exchange, call),
+            false => self.0.enqueue_draws(exchange, call),
         }
     }
+}
 
+impl HeadSampler<'_> {
     /// Enqueues a call whose parameters act on single logits.
     fn enqueue_draws(&mut self, exchange: &mut CudaExchange, call: &ColumnCall<'_>) -> Result<(), CudaError> {
         let (hidden, columns, out, queue) = (call.hidden(), call.columns(), call.out(), call.queue());

@@ -22,7 +22,7 @@ use cudarc::driver::CudaStream;
 use enqueue_sharded::GatheredKernels;
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, ScoreBound, check_call, check_scan};
 use flash_sampling_core::{
-    Capabilities, DType, Head, HeadError, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
+    Capabilities, DType, Head, HeadError, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
 };
 use hidden_states::HiddenStates;
 use kernels::HeadKernels;
@@ -153,12 +153,6 @@ impl<'w> HeadSampler<'w> {
         })
     }
 
-    /// Allocates memory for this many bytes of lists and masks.
-    pub(crate) fn reserve_lists(&mut self, bytes: usize) -> Result<(), CudaError> {
-        self.rows.staging.reserve(bytes)?;
-        self.kernels.as_mut().map_or(Ok(()), |kernels| kernels.reserve_lists(bytes, &self.stream))
-    }
-
     pub(crate) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
         let plan = Plan { max_rows, ..self.plan };
         check_plan(&plan, true)?;
@@ -169,22 +163,6 @@ impl<'w> HeadSampler<'w> {
             (self.columns, self.gathered) = (None, None);
         }
         (self.scan, self.plan) = (RowScan::default(), plan);
-        Ok(())
-    }
-
-    /// Replaces the input of later calls by hidden states on the device. `None` ends this, and waits for launches that
-    /// may read them.
-    pub(crate) fn set_hidden(&mut self, hidden: Option<DeviceHidden>) -> Result<(), CudaError> {
-        if hidden.is_some() && self.plan.canonical {
-            return Err(CudaError::Unsupported { knob: Knob::Canonical });
-        }
-        if self.hidden.take().is_some() {
-            self.kernels.iter().for_each(HeadKernels::wait_for_reads);
-        }
-        if let Some(hidden) = &hidden {
-            hidden.order_before(&self.stream)?;
-        }
-        self.hidden = hidden;
         Ok(())
     }
 
