@@ -285,7 +285,7 @@ impl Loaded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::emulated;
+    use crate::emulated::{self, Input};
 
     #[test]
     fn tiles_cover_a_plan() {
@@ -320,10 +320,11 @@ mod tests {
     fn the_kernel_loads_as_many_rows_as_the_host_makes_boxes_of() {
         let Some(program) = emulated::program("loaded_rows") else { return };
         let cases: Vec<_> = tiles().flat_map(|tile| (1..=256).map(move |rows| (tile, rows))).collect();
-        let words = cases.iter().flat_map(|(tile, rows)| [tile.columns, tile.cluster, *rows]);
-        let found = emulated::answer(&program, words.flat_map(u32::to_le_bytes).collect());
-        let found = found.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
-        assert_eq!(found.len(), cases.len());
+        let mut input = Input::default();
+        input.put_all(cases.iter().map(|(tile, rows)| [tile.columns, tile.cluster, *rows]));
+        let mut output = emulated::answer(&program, input);
+        let found: Vec<u32> = output.list(cases.len());
+        assert!(output.is_empty());
         for ((tile, rows), found) in cases.into_iter().zip(found) {
             assert_eq!(tile.loaded_rows(rows as usize), found, "{rows} rows of {tile:?}");
         }
