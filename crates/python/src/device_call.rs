@@ -36,7 +36,7 @@ impl DeviceCall {
         let mut given = Arguments::read(given)?;
         let has_index = given.has("index");
         given.0.push(("out".into(), out.clone()));
-        let (place, stream, call) = (input.place(), input.stream(), DeviceCall::default());
+        let (place, stream, call) = (input.place, input.stream, DeviceCall::default());
         let mut reader = Reader { given, rows, has_index, place, stream, call };
         reader.call.columns.index = reader.array("index", &[rows])?;
         reader.read_parameters(vocab_size)?;
@@ -172,7 +172,7 @@ impl<'py> Reader<'py> {
     /// Reads masks `[rows, words]` with contiguous words, at least `needed`.
     fn read_mask(&mut self, needed: usize) -> PyResult<()> {
         let Some(tensor) = self.take("mask")? else { return Ok(()) };
-        match (tensor.shape(), &tensor.strides[..]) {
+        match (&tensor.shape[..], &tensor.strides[..]) {
             (&[rows, words], &[stride, step])
                 if rows == self.rows
                     && words >= needed
@@ -280,7 +280,7 @@ impl<'py> Reader<'py> {
     /// Returns the number of columns of a given tensor `[rows, n]`.
     fn width(&self, name: &'static str) -> PyResult<usize> {
         let Some(object) = self.given.get(name) else { return Ok(0) };
-        match *self.tensor(object, name)?.shape() {
+        match self.tensor(object, name)?.shape[..] {
             [_, width] => Ok(width),
             ref shape => Err(invalid(name, format!("{name} has shape {shape:?}, but must be [{}, n]", self.rows))),
         }
@@ -288,10 +288,10 @@ impl<'py> Reader<'py> {
 
     fn tensor(&self, object: &Bound<'_, PyAny>, name: &'static str) -> PyResult<Tensor> {
         let tensor = Tensor::borrow(object, name)?;
-        if tensor.place() != self.place {
-            return Err(invalid(name, format!("{name} is on {}, but must be on {}", tensor.place(), self.place)));
+        if tensor.place != self.place {
+            return Err(invalid(name, format!("{name} is on {}, but must be on {}", tensor.place, self.place)));
         }
-        match tensor.stream() == self.stream {
+        match tensor.stream == self.stream {
             true => Ok(tensor),
             false => Err(invalid(name, format!("{name} is on another stream than the input"))),
         }
@@ -329,7 +329,7 @@ impl<'py> Reader<'py> {
 
     /// Checks shape and elements of a tensor, holds the tensor, and returns its address.
     fn hold<T: Element>(&mut self, tensor: Tensor, name: &'static str, shape: &[usize]) -> PyResult<DeviceAddress<T>> {
-        let is_shaped = tensor.shape() == shape && tensor.is_contiguous();
+        let is_shaped = tensor.shape == shape && tensor.is_contiguous();
         if !is_shaped || tensor.size != size_of::<T>() || !T::KINDS.contains(&tensor.kind) {
             let (count, bits) =
                 (shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x "), 8 * size_of::<T>());
@@ -348,5 +348,5 @@ fn column_count(width: usize, name: &'static str) -> PyResult<u32> {
 
 /// The number of elements of a tensor with one dimension.
 fn len(tensor: &Tensor) -> usize {
-    tensor.shape().first().copied().unwrap_or(0)
+    tensor.shape.first().copied().unwrap_or(0)
 }

@@ -93,7 +93,7 @@ impl Engine {
         group: Option<Group>,
     ) -> PyResult<Engine> {
         let config = options.config()?;
-        let (place, parts) = (head.parts.weight.place(), head.parts.clone());
+        let (place, parts) = (head.parts.weight.place, head.parts.clone());
         let dtype = parts.layout.dtype;
         if options.shadow && !dtype.is_float() {
             return Err(invalid("shadow", HeadError::ShadowType { dtype }.to_string()));
