@@ -27,8 +27,8 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
         .into_iter()
         .flat_map(tiles)
         .flatten()
-        .chain(Tile::of_candidates(shadow::MAX_ROWS, FusedVariant::Candidates))
-        .chain(Tile::of_candidates(shadow::MAX_ROWS, FusedVariant::ListedCandidates))
+        .chain(Tile::up_to(shadow::MAX_ROWS, DType::I8, FusedVariant::Candidates))
+        .chain(Tile::up_to(shadow::MAX_ROWS, DType::I8, FusedVariant::ListedCandidates))
         .map(Tile::instance)
         .collect()
     },
@@ -139,17 +139,13 @@ const FP8_TILES: [[u32; 3]; 4] = [[8, 2, 1], [32, 2, 1], [64, 1, 2], [128, 1, 2]
 const CANDIDATE_TILES: [[u32; 3]; 5] = [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 1, 2]];
 
 impl Tile {
-    /// The tiles of a variant with candidates for calls of up to `rows` rows, smallest first.
-    pub(crate) fn of_candidates(rows: usize, variant: FusedVariant) -> impl Iterator<Item = Tile> {
-        let largest = CANDIDATE_TILES.iter().position(|tile| tile[0] as usize >= rows).unwrap_or_default();
-        let dtype = DType::I8;
-        let made = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, variant };
-        CANDIDATE_TILES[..=largest].iter().copied().map(made)
-    }
-
     /// The tiles for calls of up to `rows` rows, smallest first.
     pub(crate) fn up_to(rows: usize, dtype: DType, variant: FusedVariant) -> impl Iterator<Item = Tile> {
-        let tiles = if dtype == DType::F8_E4M3 { &FP8_TILES[..] } else { &TILES };
+        let tiles = match dtype {
+            DType::F8_E4M3 => &FP8_TILES[..],
+            DType::I8 => &CANDIDATE_TILES,
+            _ => &TILES,
+        };
         let largest = tiles.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(tiles.len() - 1);
         let made = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, variant };
         tiles[..=largest].iter().copied().map(made)

@@ -331,7 +331,7 @@ fn codes(head: &DeviceHead, shadow: &DeviceShadow) -> DeviceMatrix {
 
 /// Loads the kernels of a variant with candidates.
 fn load(max_rows: usize, variant: FusedVariant, device: &Device) -> Result<Vec<Arc<Loaded>>, CudaError> {
-    Tile::of_candidates(max_rows, variant).map(|tile| device.kernel(tile)).collect()
+    Tile::up_to(max_rows, DType::I8, variant).map(|tile| device.kernel(tile)).collect()
 }
 
 /// The blocks of `exact_winners` or `exact_lists`: the same number for each row.
