@@ -49,11 +49,7 @@ impl CudaExchange {
 
     /// The peers, which alone gather logits.
     pub(crate) fn gathering_peers(&mut self) -> Option<&mut DevicePeers> {
-        match &mut self.kind {
-            ExchangeKind::Peers(peers) => Some(peers),
-            #[cfg(feature = "nccl")]
-            ExchangeKind::Nccl(_) => None,
-        }
+        self.peers().map(|(peers, _)| peers)
     }
 
     /// Keeps this rank's matrix until all ranks [connect](CudaExchange::connect_logits).

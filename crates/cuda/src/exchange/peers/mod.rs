@@ -91,16 +91,7 @@ impl PeerEndpoint {
     /// * [`CudaError::Driver`].
     pub fn connect(self, descriptors: &[Vec<u8>], limit: Duration) -> Result<DevicePeers, CudaError> {
         let PeerEndpoint { descriptor, mailbox, kernel, device } = self;
-        let peers = descriptor.decode_all(descriptors)?;
-        if peers.iter().all(|peer| peer.process == PeerDescriptor::this_process()) {
-            mailbox.set_shared(false);
-        }
-        let opened =
-            peers.iter().map(|peer| MappedMailbox::new(peer, &mailbox, &device)).collect::<Result<Vec<_>, _>>()?;
-        let mut mailboxes = [DeviceAddress::NULL; MAX_PEERS];
-        for (address, mailbox) in mailboxes.iter_mut().zip(&opened) {
-            *address = mailbox.address();
-        }
+        let (opened, mailboxes) = MappedMailbox::all(&descriptor, descriptors, &mailbox, &device)?;
         let call = abi::Peers {
             mailboxes,
             rows: DeviceAddress::NULL,
