@@ -5,21 +5,18 @@
 //! is invalid on all ranks, and the encoded rows, which the exchange compares, do not depend on the shard.
 
 use super::HeadSampler;
+use super::call_mark::mark_of;
 use super::kernels::max_launch_draws;
-use crate::abi::{DeviceAddress, FilterCall, RowColumns, SkipIf, TokenColumns};
+use crate::abi::{RowColumns, TokenColumns};
 use crate::device::{ListedTokens, RowFeatures};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
 use crate::sampler::{ColumnCall, CudaTiled};
 use crate::selection::{DeviceLogprobs, FilterKinds, LogitFilters, rows_within};
 use cudarc::driver::CudaStream;
-use flash_sampling_core::backend::digest::of_words;
-use flash_sampling_core::{DType, Knob};
+use flash_sampling_core::Knob;
 
 const NOT_PREPARED: CudaError = CudaError::NotSharded { reason: "filters and log-probabilities are not prepared" };
-
-/// The first word of the marks of these calls, which differ from the marks of calls that wait.
-const MARK: u64 = u64::from_le_bytes(*b"enqueue\0");
 
 /// The kernels of calls with filters, log-probabilities or kept tokens, over the gathered logits of all ranks.
 #[derive(Debug)]
@@ -183,20 +180,7 @@ impl HeadSampler<'_> {
             let (states, drawn) = (hidden.rows(rows.clone()), (encoded.rows, encoded.draws));
             let shard = kernels.as_mut().map(|kernels| (&mut kernels.fused, &states, columns.features()));
             exchange.enqueue_gather(queue, shard, (drawn, rows.len()), (contents, mark))?;
-            let filtered = FilterCall {
-                logits: to.logits,
-                row_stride: to.row_stride() as u64,
-                sources: DeviceAddress::NULL,
-                rows: encoded.rows,
-                filters: encoded.filters,
-                draws: encoded.draws,
-                first_token: 0,
-                tokens: vocab_size,
-                is_transformed: 0,
-                count: rows.len() as u32,
-                block_maxima: DeviceAddress::NULL,
-                skip_if: SkipIf::default(),
-            };
+            let filtered = encoded.call((to.logits, to.row_stride()), 0..vocab_size, rows.len());
             filters.enqueue(queue, filtered, kinds, true)?;
             match out.needs_logits() {
                 true => logprobs.enqueue(queue, &filtered, invalid, (out, rows.start)),
@@ -242,77 +226,10 @@ fn whole_row(columns: &RowColumns, out: &TokenColumns) -> Option<Knob> {
     all.into_iter().find(|(is_present, _)| *is_present).map(|(_, knob)| knob)
 }
 
-/// The mark of a launch, which differs if ranks have other arrays, hidden states of another type, other numbers of rows,
-/// or another plan of adjusted tokens.
-fn mark_of(
-    (columns, whole_row): (&RowColumns, Option<Knob>),
-    (dtype, max_adjusted): (DType, usize),
-    (first, count): (usize, usize),
-) -> u64 {
-    let words = [MARK, dtype.code().into(), max_adjusted as u64, first as u64, count as u64];
-    let arrays = [presence(columns), columns.mask_words.into(), whole_row.is_some().into()];
-    of_words(words.into_iter().chain(arrays))
-}
-
-/// A bit for each array that is present.
-fn presence(columns: &RowColumns) -> u64 {
-    let &RowColumns { logit_bias, banned, stop_tokens, prompt, output, .. } = columns;
-    let present = [
-        columns.index.is_null(),
-        columns.seed.is_null(),
-        columns.position.is_null(),
-        columns.temperature.is_null(),
-        columns.top_k.is_null(),
-        columns.top_p.is_null(),
-        columns.min_p.is_null(),
-        columns.repetition_penalty.is_null(),
-        columns.frequency_penalty.is_null(),
-        columns.presence_penalty.is_null(),
-        columns.min_tokens.is_null(),
-        columns.mask.is_null(),
-        logit_bias.tokens.is_null(),
-        banned.tokens.is_null(),
-        stop_tokens.tokens.is_null(),
-        prompt.tokens.is_null(),
-        output.tokens.is_null(),
-    ];
-    present.into_iter().fold(0, |bits, is_null| bits << 1 | u64::from(!is_null))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{KeptColumns, LogprobColumns, TokenLists};
-
-    #[test]
-    fn marks_differ_if_calls_do() {
-        let bare = RowColumns::default();
-        let lists = TokenLists { tokens: DeviceAddress::new(4), ..TokenLists::default() };
-        let mark = |columns, dtype, max_adjusted, of| mark_of((columns, None), (dtype, max_adjusted), of);
-        let marks = [
-            mark(&bare, DType::BF16, 0, (0, 9)),
-            mark(&bare, DType::F16, 0, (0, 9)),
-            mark(&bare, DType::BF16, 8, (0, 9)),
-            mark(&bare, DType::BF16, 0, (4, 9)),
-            mark(&bare, DType::BF16, 0, (0, 8)),
-            mark(&RowColumns { seed: DeviceAddress::new(8), ..bare }, DType::BF16, 0, (0, 9)),
-            mark(&RowColumns { banned: lists, ..bare }, DType::BF16, 0, (0, 9)),
-            mark(&RowColumns { output: lists, ..bare }, DType::BF16, 0, (0, 9)),
-            mark(&RowColumns { mask_words: 4, ..bare }, DType::BF16, 0, (0, 9)),
-            mark_of((&bare, Some(Knob::Kept)), (DType::BF16, 0), (0, 9)),
-        ];
-        for (i, mark) in marks.iter().enumerate() {
-            assert!(!marks[..i].contains(mark), "{i}");
-        }
-    }
-
-    /// Two ranks have the arrays of their own memory, at other addresses.
-    #[test]
-    fn marks_do_not_depend_on_addresses() {
-        let at = |address| RowColumns { seed: DeviceAddress::new(address), ..RowColumns::default() };
-        let mark = |columns: RowColumns| mark_of((&columns, None), (DType::BF16, 0), (0, 9));
-        assert_eq!(mark(at(8)), mark(at(64)));
-    }
+    use crate::abi::{DeviceAddress, KeptColumns, LogprobColumns};
 
     #[test]
     fn what_depends_on_the_whole_row_is_named() {

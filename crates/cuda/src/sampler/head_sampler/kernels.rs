@@ -13,6 +13,7 @@ use crate::device::{
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
 use crate::exchange::sharded::FilterSupport;
+use crate::first_use::get_or_make;
 use crate::sampler::pinned_items::ROOM;
 use crate::sampler::{FilterSource, Staging};
 use crate::selection::{
@@ -269,13 +270,10 @@ impl HeadKernels {
     /// The kernels for filters and their memory, made at first use; and the fused kernel.
     pub(super) fn filters(&mut self) -> Result<(&mut (DeviceFilters, Scratch), &mut DeviceTiled), CudaError> {
         let (tokens, max_draws) = (self.tokens(), self.max_filtered());
-        let filters = match &mut self.filters {
-            Some(filters) => filters,
-            none => {
-                let room = Scratch::new(max_draws * size_of::<RowFilters>(), &[], &self.device)?;
-                none.insert((DeviceFilters::new(tokens, max_draws, &self.device)?, room))
-            }
-        };
+        let filters = get_or_make(&mut self.filters, || {
+            let room = Scratch::new(max_draws * size_of::<RowFilters>(), &[], &self.device)?;
+            Ok((DeviceFilters::new(tokens, max_draws, &self.device)?, room))
+        })?;
         Ok((filters, &mut self.fused))
     }
 

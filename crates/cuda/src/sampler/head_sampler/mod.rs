@@ -2,9 +2,11 @@
 //!
 //! `kernels` has the kernels with the memory of a launch, `hidden_states` the input of a call, `launch_plan` selects
 //! the draws of each launch, `source` makes the launches of a pass, and `sharded` makes those of ranks. `enqueue` and
-//! `enqueue_sharded` enqueue calls that do not wait, with parameters in device memory, on one GPU and on ranks.
+//! `enqueue_sharded` enqueue calls that do not wait, with parameters in device memory, on one GPU and on ranks, whose
+//! calls have marks (`call_mark`).
 //! `uploaded_weight` copies a weight from the host.
 
+mod call_mark;
 mod enqueue;
 mod enqueue_sharded;
 mod hidden_states;

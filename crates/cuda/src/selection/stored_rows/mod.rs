@@ -132,20 +132,6 @@ impl StoredRows {
         })
     }
 
-    /// Returns the value in `slot`, or puts a [new](StoredRows::new) one there.
-    pub(crate) fn get_or_new<'s>(
-        slot: &'s mut Option<StoredRows>,
-        tokens: Range<u32>,
-        max_rows: usize,
-        device: &Arc<Device>,
-        stream: &Arc<CudaStream>,
-    ) -> Result<&'s mut StoredRows, CudaError> {
-        match slot {
-            Some(stored) => Ok(stored),
-            empty => Ok(empty.insert(StoredRows::new(tokens, max_rows, device, stream)?)),
-        }
-    }
-
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
