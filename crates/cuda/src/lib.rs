@@ -78,6 +78,8 @@ mod error;
 #[cfg(feature = "driver")]
 mod exchange;
 #[cfg(feature = "driver")]
+mod first_use;
+#[cfg(feature = "driver")]
 mod sampler;
 #[cfg(feature = "driver")]
 mod selection;

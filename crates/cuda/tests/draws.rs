@@ -1,8 +1,9 @@
 //! Runs the draw kernels on the processor. The system's C++ compiler builds them with a small emulator of a block's
 //! threads, and the tests compare every draw with the core's reference.
 
-use crate::emulated;
-use flash_sampling_core::backend::{Adjustment, Candidate, Row, RowTransform, first_invalid};
+use crate::emulated::{self, Input};
+use crate::inputs;
+use flash_sampling_core::backend::{Adjustment, Candidate, RowTransform, first_invalid};
 use flash_sampling_core::reference::{grouped, groups, log_mass, online, tiled};
 use flash_sampling_core::{Domain, Head, Matrix, Noise, RowError};
 use std::path::PathBuf;
@@ -22,8 +23,7 @@ fn input(i: u32) -> u32 {
 
 /// Returns a row's dot product of a shape.
 fn dot(shape: u32, i: u32) -> f32 {
-    let unit = |i| (f64::from(input(i)) + 0.5) * 2f64.powi(-32);
-    let normal = ((-2.0 * unit(2 * i).ln()).sqrt() * (core::f64::consts::TAU * unit(2 * i + 1)).cos()) as f32;
+    let normal = inputs::normal(input, i);
     match shape % 6 {
         0 => normal,
         1 => 0.0,
@@ -63,22 +63,20 @@ struct Case {
 }
 
 impl Case {
-    fn write(&self, out: &mut Vec<u8>) {
-        let mut word = |x: u32| out.extend_from_slice(&x.to_le_bytes());
-        let header = [self.rows.len() as u32, self.tokens, self.first, self.size, self.blocks, self.part, self.rule];
-        header.into_iter().for_each(&mut word);
-        [self.soft_cap, self.scale].into_iter().chain(self.bias.iter().copied()).for_each(|x| word(x.to_bits()));
+    fn write(&self, out: &mut Input) {
+        out.put([self.rows.len() as u32, self.tokens, self.first, self.size, self.blocks, self.part, self.rule]);
+        out.put([self.soft_cap, self.scale]);
+        out.put_all(self.bias.iter().copied());
         for row in &self.rows {
-            [row.seed as u32, (row.seed >> 32) as u32].into_iter().for_each(&mut word);
-            [row.position as u32, (row.position >> 32) as u32].into_iter().for_each(&mut word);
-            [row.inv_temperature.to_bits(), row.draw, row.greedy.into()].into_iter().for_each(&mut word);
+            out.put([row.seed, row.position]);
+            out.put([row.inv_temperature.to_bits(), row.draw, row.greedy.into()]);
             let mask = row.mask.as_deref().unwrap_or_default();
-            word(mask.len() as u32);
-            mask.iter().copied().for_each(&mut word);
-            word(row.bias.len() as u32);
-            row.bias.iter().for_each(|&(token, value)| [token, value.to_bits()].into_iter().for_each(&mut word));
+            out.put(mask.len() as u32);
+            out.put_all(mask.iter().copied());
+            out.put(row.bias.len() as u32);
+            out.put_all(row.bias.iter().map(|&(token, value)| [token, value.to_bits()]));
         }
-        self.rows.iter().flat_map(|row| &row.dots).for_each(|dot| word(dot.to_bits()));
+        out.put_all(self.rows.iter().flat_map(|row| row.dots.iter().copied()));
     }
 
     /// Returns the reference's draw and log Z.
@@ -104,20 +102,8 @@ impl Case {
         if logits.iter().all(|&l| l == f32::NEG_INFINITY) {
             return Err(RowError::NoFiniteLogit);
         }
-        let checked = Row {
-            noise: Noise::new(row.seed, row.position).unwrap(),
-            greedy: row.greedy,
-            transform,
-            first_draw: row.draw,
-            draws: 1,
-            without_replacement: false,
-            logprobs: None,
-            raw_logprobs: None,
-            logprob_token_ids: &[],
-            ranks: false,
-            filters: None,
-            kept: false,
-        };
+        let noise = Noise::new(row.seed, row.position).unwrap();
+        let checked = inputs::row(noise, row.greedy, transform, row.draw);
         let parts = groups(self.first..self.first + self.tokens, self.size);
         let candidate = match self.rule {
             _ if row.greedy => tiled(&checked, row.draw, &logits, self.first),
@@ -214,16 +200,15 @@ fn draws_are_the_references(rules: [u32; 3]) {
     static PROGRAM: LazyLock<Option<PathBuf>> = LazyLock::new(|| emulated::program("draws"));
     let Some(program) = &*PROGRAM else { return };
     let cases = cases(rules);
-    let mut bytes = (cases.len() as u32).to_le_bytes().to_vec();
-    cases.iter().for_each(|case| case.write(&mut bytes));
-    let found = emulated::answer(program, bytes);
-    let mut words = found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
-    let mut word = || words.next().expect("a draw and log Z for every row");
+    let mut input = Input::default();
+    input.put(cases.len() as u32);
+    cases.iter().for_each(|case| case.write(&mut input));
+    let mut found = emulated::answer(program, input);
     let (mut drawn, mut invalid) = (0, 0);
     for case in &cases {
-        let draws: Vec<[u32; 4]> = case.rows.iter().map(|_| [word(), word(), word(), word()]).collect();
+        let draws: Vec<[u32; 4]> = found.list(case.rows.len());
         for (r, (row, [token, score, logit, status])) in case.rows.iter().zip(draws).enumerate() {
-            let log_z = f64::from_bits(u64::from(word()) | u64::from(word()) << 32);
+            let log_z: f64 = found.take();
             let what = || {
                 let Case { tokens, first, size, blocks, part, rule, .. } = case;
                 format!(
@@ -246,6 +231,6 @@ fn draws_are_the_references(rules: [u32; 3]) {
             invalid += u32::from(status != 0);
         }
     }
-    assert!(words.next().is_none());
+    assert!(found.is_empty());
     assert!(drawn > 250 && invalid > 60, "{drawn} drawn, {invalid} invalid");
 }

@@ -6,7 +6,8 @@ mod fp8;
 mod shadow;
 mod shadow_lists;
 
-use crate::emulated;
+use crate::emulated::{self, Input};
+use crate::inputs;
 use flash_sampling_core::backend::{Adjustment, Row, RowTransform, first_invalid};
 use flash_sampling_core::reference::tiled;
 use flash_sampling_core::{Domain, Head, Matrix, Noise, RowError};
@@ -94,25 +95,21 @@ impl Launch {
         }
     }
 
-    fn write(&self, bound_factor: f32, out: &mut Vec<u8>) {
-        let mut word = |x: u32| out.extend_from_slice(&x.to_le_bytes());
-        let header =
-            [self.columns, self.variant, self.is_backwards.into(), self.rows.len() as u32, self.tokens, self.first];
-        header.into_iter().chain([self.hidden, self.blocks]).for_each(&mut word);
-        let floats = [bound_factor, self.soft_cap, self.scale];
-        floats.into_iter().chain(self.bias.iter().copied()).for_each(|x| word(x.to_bits()));
+    fn write(&self, bound_factor: f32, out: &mut Input) {
+        out.put([self.columns, self.variant, self.is_backwards.into(), self.rows.len() as u32]);
+        out.put([self.tokens, self.first, self.hidden, self.blocks]);
+        out.put([bound_factor, self.soft_cap, self.scale]);
+        out.put_all(self.bias.iter().copied());
         // Small integers and NaN are exact in bf16.
-        let halves = self.weight.iter().chain(&self.states).map(|x| (x.to_bits() >> 16) as u16);
-        out.extend(halves.flat_map(u16::to_le_bytes));
+        out.put_all(self.weight.iter().chain(&self.states).map(|x| (x.to_bits() >> 16) as u16));
         for row in &self.rows {
-            out.extend(row.seed.to_le_bytes().into_iter().chain((row.seed + 3).to_le_bytes()));
-            let words = [row.inv_temperature.to_bits(), row.draw, row.greedy.into(), row.top_k];
-            out.extend(words.into_iter().flat_map(u32::to_le_bytes).chain(row.ln_min_p.to_le_bytes()));
-            out.extend(row.top_p.to_le_bytes());
-            let masks = [row.mask.len() as u32].into_iter().chain(row.mask.iter().copied());
-            let biases = row.bias.iter().flat_map(|&(token, value)| [token, value.to_bits()]);
-            let words = masks.chain([row.bias.len() as u32]).chain(biases);
-            out.extend(words.flat_map(u32::to_le_bytes));
+            out.put([row.seed, row.seed + 3]);
+            out.put([row.inv_temperature.to_bits(), row.draw, row.greedy.into(), row.top_k]);
+            out.put(row.ln_min_p);
+            out.put([row.top_p.to_bits(), row.mask.len() as u32]);
+            out.put_all(row.mask.iter().copied());
+            out.put(row.bias.len() as u32);
+            out.put_all(row.bias.iter().map(|&(token, value)| [token, value.to_bits()]));
         }
     }
 
@@ -139,21 +136,10 @@ impl Launch {
     fn row<'a>(&'a self, r: usize, adjustments: &'a [Adjustment]) -> Row<'a> {
         let row = &self.rows[r];
         let mask = (!row.mask.is_empty()).then_some(&*row.mask);
-        Row {
-            noise: Noise::new(row.seed, row.seed + 3).unwrap(),
-            // Listed rows have no noise.
-            greedy: row.greedy || row.top_k > 0 || row.ln_min_p > f64::NEG_INFINITY,
-            transform: RowTransform { mask, adjustments, inv_temperature: row.inv_temperature },
-            first_draw: row.draw,
-            draws: 1,
-            without_replacement: false,
-            logprobs: None,
-            raw_logprobs: None,
-            logprob_token_ids: &[],
-            ranks: false,
-            filters: None,
-            kept: false,
-        }
+        // Listed rows have no noise.
+        let greedy = row.greedy || row.top_k > 0 || row.ln_min_p > f64::NEG_INFINITY;
+        let transform = RowTransform { mask, adjustments, inv_temperature: row.inv_temperature };
+        inputs::row(Noise::new(row.seed, row.seed + 3).unwrap(), greedy, transform, row.draw)
     }
 
     /// Returns token, score, logit and status of a row.
@@ -230,20 +216,19 @@ fn the_blocks_draw_and_list_what_the_reference_does() {
     let Some(program) = &*PROGRAM else { return };
     let launches = launches();
     let wrong_draws = |bound_factor: f32| {
-        let mut bytes = (launches.len() as u32).to_le_bytes().to_vec();
-        launches.iter().for_each(|launch| launch.write(bound_factor, &mut bytes));
-        let found = emulated::answer(program, bytes);
-        let mut words = found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
-        let mut word = || words.next().expect("a draw for every row");
+        let mut input = Input::default();
+        input.put(launches.len() as u32);
+        launches.iter().for_each(|launch| launch.write(bound_factor, &mut input));
+        let mut found = emulated::answer(program, input);
         let (mut wrong, mut short, mut full, mut cuts) = (Vec::new(), 0, 0, 0);
         for (at, launch) in launches.iter().enumerate() {
             for r in 0..launch.rows.len() {
-                let (draw, want) = ([word(), word(), word(), word()], launch.expected(r));
+                let (draw, want) = (found.take::<[u32; 4]>(), launch.expected(r));
                 if launch.variant == LISTS {
-                    let (count, cut) = (word() as usize, word());
+                    let [count, cut]: [u32; 2] = found.take();
+                    let count = count as usize;
                     cuts += u32::from(cut > 0);
-                    let keys: Vec<_> =
-                        (0..count.min(ROOM)).map(|_| u64::from(word()) | u64::from(word()) << 32).collect();
+                    let keys: Vec<u64> = found.list(count.min(ROOM));
                     // The host decides a row whose list is full.
                     if count > ROOM {
                         full += 1;
@@ -257,7 +242,7 @@ fn the_blocks_draw_and_list_what_the_reference_does() {
             }
         }
         let seen = format!("{short} short lists, {full} full ones, {cuts} cutoffs");
-        assert!(words.next().is_none() && short > 20 && full < 5 && cuts > 5, "{seen}");
+        assert!(found.is_empty() && short > 20 && full < 5 && cuts > 5, "{seen}");
         wrong
     };
     let wrong = wrong_draws(1.0);

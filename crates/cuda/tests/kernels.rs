@@ -5,6 +5,7 @@ mod draws;
 mod emulated;
 mod fused_hopper;
 mod headers;
+mod inputs;
 mod lists;
 mod quantised_weights;
 mod row_logprobs;

@@ -1,7 +1,7 @@
 //! Runs draws with filters on the processor: from the list of one GPU, from the lists of several ranks, and from all
 //! logits. The system's C++ compiler builds the kernels' own headers, and the tests compare every draw with the reference.
 
-use crate::emulated;
+use crate::emulated::{self, Input, Output};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Head, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples, f16};
 use std::path::{Path, PathBuf};
@@ -29,45 +29,31 @@ fn kernel_draws(
     logits: &[f32],
     maxima: &[f16],
 ) -> Vec<DrawWords> {
-    let output = output(program, params, lists, logits, maxima);
-    let word = |draw: &[u8], at: usize| u32::from_le_bytes(draw[4 * at..4 * at + 4].try_into().unwrap());
-    let draws = output[..16 * params.draws as usize].chunks_exact(16);
-    draws.map(|draw| [word(draw, 3), word(draw, 0), word(draw, 1), word(draw, 2)]).collect()
+    let draws: Vec<[u32; 4]> = output(program, params, lists, logits, maxima).list(params.draws as usize);
+    draws.into_iter().map(|[token, score, logit, status]| [status, token, score, logit]).collect()
 }
 
 /// Returns the maxima of granules by the kernel, as the bits of f16.
 fn kernel_maxima(program: &Path, params: &RowParams<'_>, logits: &[f32], maxima: &[f16]) -> Vec<u16> {
-    let output = output(program, params, (0, 0.0), logits, maxima);
-    output[16 * params.draws as usize..].chunks_exact(2).map(|bits| u16::from_le_bytes([bits[0], bits[1]])).collect()
+    let mut output = output(program, params, (0, 0.0), logits, maxima);
+    output.list::<[u32; 4]>(params.draws as usize);
+    output.list(maxima.len())
 }
 
 /// Returns the output of the program: its draws, then the maxima of granules if it was given maxima.
-fn output(
-    program: &Path,
-    params: &RowParams<'_>,
-    (shards, cut): (u32, f32),
-    logits: &[f32],
-    maxima: &[f16],
-) -> Vec<u8> {
-    let mut input = Vec::new();
+fn output(program: &Path, params: &RowParams<'_>, (shards, cut): (u32, f32), logits: &[f32], maxima: &[f16]) -> Output {
+    let mut input = Input::default();
     let ln_min_p = if params.min_p > 0.0 { f64::from(params.min_p).ln() } else { f64::NEG_INFINITY };
-    input.extend(ln_min_p.to_le_bytes());
-    input.extend(params.top_p.to_le_bytes());
-    input.extend(params.top_k.to_le_bytes());
-    input.extend(1.0f32.to_le_bytes());
-    input.extend(u32::from(params.order == Order::LlamaCpp).to_le_bytes());
-    input.extend(params.seed.to_le_bytes());
-    input.extend(params.position.to_le_bytes());
-    input.extend((1.0 / params.temperature).to_le_bytes());
+    input.put(ln_min_p);
+    let is_min_p_last = u32::from(params.order == Order::LlamaCpp);
+    input.put([params.top_p.to_bits(), params.top_k, 1.0f32.to_bits(), is_min_p_last]);
+    input.put([params.seed, params.position]);
     // 128: the most tokens that a rank sends for a row.
-    for word in [params.draws, shards, 128] {
-        input.extend(word.to_le_bytes());
-    }
-    input.extend(cut.to_le_bytes());
-    input.extend((logits.len() as u32).to_le_bytes());
-    logits.iter().for_each(|logit| input.extend(logit.to_le_bytes()));
-    input.extend((maxima.len() as u32).to_le_bytes());
-    maxima.iter().for_each(|largest| input.extend(largest.to_bits().to_le_bytes()));
+    input.put([(1.0 / params.temperature).to_bits(), params.draws, shards, 128, cut.to_bits()]);
+    input.put(logits.len() as u32);
+    input.put_all(logits.iter().copied());
+    input.put(maxima.len() as u32);
+    input.put_all(maxima.iter().map(|largest| largest.to_bits()));
     emulated::answer(program, input)
 }
 

@@ -1,7 +1,7 @@
 //! Runs the kernels over quantised weights on the processor (kernels/tests/quantised_weights.cpp), and compares weights, products
 //! and canonical logits with the core's.
 
-use crate::emulated;
+use crate::emulated::{self, Input, Output};
 use flash_sampling_core::backend::canonical::{canonical_dot, canonical_logit, dot_error_bound, norm};
 use flash_sampling_core::{DType, Domain, Head, Matrix, Noise};
 
@@ -77,37 +77,22 @@ impl Case {
         run(whole.with_scales(scales, *block).unwrap().row_range(*first..rows))
     }
 
-    fn write(&self, out: &mut Vec<u8>) {
+    fn write(&self, out: &mut Input) {
         self.with_weight(|weight| {
             let rows = self.hidden.len() / self.cols;
-            let mut word = |x: usize| out.extend_from_slice(&(x as u32).to_le_bytes());
             let code = self.dtype.code() as usize;
             let header = [code, weight.row_stride_bytes(), self.tokens, self.cols, rows, self.first_token as usize];
-            header.into_iter().for_each(&mut word);
+            out.put(header.map(|number| number as u32));
             let scales = weight.scales();
             let [block_rows, block_cols] = scales.map_or([0, 1], |scales| scales.block());
             let first = scales.map_or(0, |scales| scales.row_of_block());
-            [block_rows, block_cols, self.cols.div_ceil(block_cols), first].into_iter().for_each(&mut word);
             let values = scales.map_or(&[][..], |scales| scales.values(self.tokens));
-            word(values.len());
-            values.iter().for_each(|value| word(value.to_bits() as usize));
+            let blocks = [block_rows, block_cols, self.cols.div_ceil(block_cols), first, values.len()];
+            out.put(blocks.map(|number| number as u32));
+            out.put_all(values.iter().copied());
         });
-        out.extend_from_slice(&self.bytes);
-        self.hidden.iter().for_each(|h| out.extend_from_slice(&h.to_le_bytes()));
-    }
-}
-
-/// The words that the program wrote.
-struct Found(std::vec::IntoIter<u32>);
-
-impl Found {
-    fn f32(&mut self) -> f32 {
-        f32::from_bits(self.0.next().expect("a word for each result"))
-    }
-
-    fn f64(&mut self) -> f64 {
-        let (low, high) = (self.f32().to_bits(), self.f32().to_bits());
-        f64::from_bits(u64::from(low) | u64::from(high) << 32)
+        out.put_all(self.bytes.iter().copied());
+        out.put_all(self.hidden.iter().copied());
     }
 }
 
@@ -118,7 +103,7 @@ fn assert_same(found: f64, want: f64, what: impl Fn() -> String) {
     assert!(is_same, "{}: {found:e}, not {want:e}", what());
 }
 
-fn check(case: &Case, found: &mut Found) {
+fn check(case: &Case, found: &mut Output) {
     let (tokens, cols) = (case.tokens, case.cols);
     let what = |t: usize, k: usize| format!("{:?} of {cols} columns, token {t}, {k}", case.dtype);
     case.with_weight(|weight| {
@@ -127,8 +112,8 @@ fn check(case: &Case, found: &mut Found) {
             weight.row_to_f32(t, &mut rounded[t]);
             weight.row_to_f64(t, &mut exact[t]);
             for k in 0..cols {
-                assert_same(found.f32().into(), rounded[t][k].into(), || what(t, k));
-                assert_same(found.f64(), exact[t][k], || what(t, k));
+                assert_same(found.take::<f32>().into(), rounded[t][k].into(), || what(t, k));
+                assert_same(found.take(), exact[t][k], || what(t, k));
             }
         }
         for _columns in [8, 64] {
@@ -136,7 +121,7 @@ fn check(case: &Case, found: &mut Found) {
                 for t in 0..tokens {
                     // The kernel's order: ascending, by fused multiply-adds.
                     let want = rounded[t].iter().zip(hidden).fold(0.0f32, |sum, (w, h)| w.mul_add(*h, sum));
-                    let dot = found.f32();
+                    let dot: f32 = found.take();
                     assert_same(dot.into(), want.into(), || what(t, r));
                     let canonical = canonical_dot(&exact[t], hidden);
                     let bound = dot_error_bound(cols + 1, norm(&rounded[t]), norm(hidden));
@@ -152,7 +137,7 @@ fn check(case: &Case, found: &mut Found) {
             for t in 0..tokens {
                 let want = canonical_logit(&head, case.first_token + t as u32, hidden, &mut scratch);
                 // The sampler refuses rows with other logits before it looks for near ties.
-                let logit = found.f32();
+                let logit: f32 = found.take();
                 if want.is_finite() {
                     assert_same(logit.into(), want.into(), || what(t, r));
                 }
@@ -163,13 +148,12 @@ fn check(case: &Case, found: &mut Found) {
 
 fn answers(cases: &[Case]) {
     let Some(program) = emulated::program("quantised_weights") else { return };
-    let mut bytes = (cases.len() as u32).to_le_bytes().to_vec();
-    cases.iter().for_each(|case| case.write(&mut bytes));
-    let found = emulated::answer(&program, bytes);
-    let words: Vec<u32> = found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
-    let mut found = Found(words.into_iter());
+    let mut input = Input::default();
+    input.put(cases.len() as u32);
+    cases.iter().for_each(|case| case.write(&mut input));
+    let mut found = emulated::answer(&program, input);
     cases.iter().for_each(|case| check(case, &mut found));
-    assert!(found.0.next().is_none());
+    assert!(found.is_empty());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Runs the kernels of log-probabilities and kept tokens on the processor. The system's C++ compiler builds the kernels'
 //! own headers, and the test compares every value with the reference.
 
-use crate::emulated;
+use crate::emulated::{self, Input, Output};
 use flash_sampling_core::backend::{Adjustments, MassHistogram};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
@@ -111,61 +111,51 @@ fn input_of(
     cases: &[Case<'_>],
     wanted: &[Wanted],
     [first_row, launch_rows, first, top_n, capacity]: [usize; 5],
-) -> Vec<u8> {
+) -> Input {
     let tokens = cases[0].logits.len();
-    let mut input = Vec::new();
-    let mut words = |words: &[u32]| words.iter().for_each(|word| input.extend(word.to_le_bytes()));
-    words(&[cases.len(), first_row, launch_rows, first, tokens, top_n, capacity].map(|number| number as u32));
-    MassHistogram::weights().iter().for_each(|weight| input.extend(weight.to_le_bytes()));
+    let mut input = Input::default();
+    input.put([cases.len(), first_row, launch_rows, first, tokens, top_n, capacity].map(|number| number as u32));
+    input.put_all(MassHistogram::weights().iter().copied());
     let mut adjustments = Adjustments::default();
     adjustments.collect_within(cases.iter().map(|case| &case.params), first as u32..(first + tokens) as u32);
     for (r, (case, wanted)) in cases.iter().zip(wanted).enumerate() {
         let RowParams { temperature, top_k, top_p, min_p, mask, .. } = case.params;
-        let mut words = |words: &[u32]| words.iter().for_each(|word| input.extend(word.to_le_bytes()));
-        let is_greedy = temperature == 0.0;
-        words(&[if is_greedy { 1.0 } else { 1.0 / temperature }.to_bits(), mask.map_or(0, |mask| mask.len() as u32)]);
-        words(mask.unwrap_or_default());
+        let mask = mask.unwrap_or_default();
+        input.put(if temperature == 0.0 { 1.0 } else { 1.0 / temperature });
+        input.put(mask.len() as u32);
+        input.put_all(mask.iter().copied());
         let list = adjustments.row(r);
-        words(&[list.len() as u32]);
+        input.put(list.len() as u32);
         for item in list {
-            words(&[item.token, item.bias.to_bits(), item.repetition.to_bits(), item.subtract.to_bits()]);
+            input.put(item.token);
+            input.put([item.bias, item.repetition, item.subtract]);
         }
         let is_filtered = has_filters(&case.params);
         let ln_min_p = if is_filtered && min_p > 0.0 { f64::from(min_p).ln() } else { f64::NEG_INFINITY };
         let (top_p, top_k) = if is_filtered { (top_p, top_k) } else { (1.0, 0) };
-        words(&[ln_min_p.to_bits() as u32, (ln_min_p.to_bits() >> 32) as u32, top_p.to_bits(), top_k]);
-        words(&[1f32.to_bits(), 0]);
+        input.put(ln_min_p);
+        input.put([top_p.to_bits(), top_k, 1f32.to_bits(), 0]);
         let (token, score, logit) = wanted.draw.unwrap_or_default();
         // 1: no finite logit.
-        words(&[token, score.to_bits(), logit.to_bits(), u32::from(wanted.draw.is_none()), case.is_invalid.into()]);
-        given(r, first, case.logits).iter().for_each(|&token| words(&[token as u32, (token >> 32) as u32]));
-        case.logits.iter().for_each(|logit| words(&[logit.to_bits()]));
+        input.put([token, score.to_bits(), logit.to_bits(), wanted.draw.is_none().into(), case.is_invalid.into()]);
+        input.put(given(r, first, case.logits));
+        input.put_all(case.logits.iter().copied());
         let largest = |granule: &[f32]| f16::from_f32(granule.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-        case.logits.chunks(16).for_each(|granule| input.extend(largest(granule).to_le_bytes()));
+        input.put_all(case.logits.chunks(16).map(|granule| largest(granule).to_bits()));
     }
     input
 }
 
-/// Reads the words of the output.
-struct Output<'a>(&'a [u8]);
-
-impl Output<'_> {
-    fn take<const N: usize>(&mut self) -> [u8; N] {
-        let (value, rest) = self.0.split_first_chunk().unwrap();
-        self.0 = rest;
-        *value
-    }
-
-    fn law(&mut self, rows: usize, top_n: usize) -> Vec<Law> {
-        let mut laws = vec![Law::none(top_n); rows];
-        laws.iter_mut().for_each(|law| law.log_z = u64::from_le_bytes(self.take()));
-        laws.iter_mut().for_each(|law| law.log_prob = bits(f32::from_le_bytes(self.take())));
-        laws.iter_mut().for_each(|law| law.rank = i32::from_le_bytes(self.take()));
-        laws.iter_mut().flat_map(|law| &mut law.top).for_each(|top| top.0 = i32::from_le_bytes(self.take()));
-        laws.iter_mut().flat_map(|law| &mut law.top).for_each(|top| top.1 = bits(f32::from_le_bytes(self.take())));
-        laws.iter_mut().flat_map(|law| &mut law.given).for_each(|nats| *nats = bits(f32::from_le_bytes(self.take())));
-        laws
-    }
+/// Takes the results of all rows in one law from the output.
+fn law(output: &mut Output, rows: usize, top_n: usize) -> Vec<Law> {
+    let mut laws = vec![Law::none(top_n); rows];
+    laws.iter_mut().for_each(|law| law.log_z = output.take());
+    laws.iter_mut().for_each(|law| law.log_prob = bits(output.take()));
+    laws.iter_mut().for_each(|law| law.rank = output.take());
+    laws.iter_mut().flat_map(|law| &mut law.top).for_each(|top| top.0 = output.take());
+    laws.iter_mut().flat_map(|law| &mut law.top).for_each(|top| top.1 = bits(output.take()));
+    laws.iter_mut().flat_map(|law| &mut law.given).for_each(|nats| *nats = bits(output.take()));
+    laws
 }
 
 /// Compares the results of a call over a vocabulary from `first` on with the reference. `room` is the part of the kept
@@ -179,11 +169,10 @@ fn check(cases: &[Case<'_>], first: usize, [first_row, launch_rows, top_n, room]
     let begin = if first_row > 0 { 3 } else { 0 };
     let capacity = begin + all.len() * room / 3;
     let input = input_of(cases, &wanted, [first_row, launch_rows, first, top_n, capacity]);
-    let output = emulated::answer(program, input);
-    let mut output = Output(&output);
-    for (law, name) in ["processed", "raw"].into_iter().enumerate() {
-        for (r, found) in output.law(cases.len(), top_n).into_iter().enumerate() {
-            assert_eq!(found, wanted[r].laws[law], "{what}: {name} law of row {r}, {:?}", cases[r].params);
+    let mut output = emulated::answer(program, input);
+    for (at, name) in ["processed", "raw"].into_iter().enumerate() {
+        for (r, found) in law(&mut output, cases.len(), top_n).into_iter().enumerate() {
+            assert_eq!(found, wanted[r].laws[at], "{what}: {name} law of row {r}, {:?}", cases[r].params);
         }
     }
     let ends = wanted.iter().scan(begin, |end, wanted| {
@@ -191,13 +180,13 @@ fn check(cases: &[Case<'_>], first: usize, [first_row, launch_rows, top_n, room]
         Some(*end)
     });
     for (r, want) in [begin].into_iter().chain(ends).enumerate() {
-        assert_eq!(u64::from_le_bytes(output.take()), want as u64, "{what}: begin of row {r}");
+        assert_eq!(output.take::<u64>(), want as u64, "{what}: begin of row {r}");
     }
     for at in 0..capacity {
         let want = at.checked_sub(begin).and_then(|at| all.get(at)).copied().unwrap_or(UNTOUCHED);
-        assert_eq!(i32::from_le_bytes(output.take()), want, "{what}: kept token {at}");
+        assert_eq!(output.take::<i32>(), want, "{what}: kept token {at}");
     }
-    assert!(output.0.is_empty());
+    assert!(output.is_empty());
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! emulator of a block's threads. The test compares every mass, the bits of the sum of masses, the largest logits and
 //! the stored logits with core's.
 
-use crate::emulated;
+use crate::emulated::{self, Input};
+use crate::inputs;
 use flash_sampling_core::backend::{Candidate, MassHistogram, Winner, by_logit_rank};
 use flash_sampling_core::{Domain, Noise};
 
@@ -18,20 +19,11 @@ struct Case {
     kind: u32,
 }
 
-fn words<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
-    let (word, rest) = bytes.split_first_chunk().unwrap();
-    *bytes = rest;
-    *word
-}
-
 #[test]
 fn a_pass_over_a_row_finds_its_masses_their_sum_and_the_largest_logits() {
     let Some(program) = emulated::program("row_summary") else { return };
     let noise = Noise::new(5, 3).unwrap();
-    let normal = |i: u32| {
-        let unit = |i| (f64::from(noise.word(Domain::Generator, 1, i)) + 0.5) * 2f64.powi(-32);
-        ((-2.0 * unit(2 * i).ln()).sqrt() * (core::f64::consts::TAU * unit(2 * i + 1)).cos()) as f32
-    };
+    let normal = |i: u32| inputs::normal(|i| noise.word(Domain::Generator, 1, i), i);
     let shapes = [(0, 8192), (5, 1), (4097, 20_000), (64, 8193), (3, 300)];
     let (mut lost, mut wrong_order, mut wrong_rounding) = (0, 0, 0);
     for (case, (first, tokens)) in (0u32..).zip(shapes.into_iter().cycle().take(70)) {
@@ -70,35 +62,32 @@ fn a_pass_over_a_row_finds_its_masses_their_sum_and_the_largest_logits() {
         };
         let logits: Vec<f32> = raw.iter().enumerate().map(transformed).collect();
 
-        let mut input = Vec::new();
-        [first, tokens, case.limit, case.is_raw.into()].iter().for_each(|word| input.extend(word.to_le_bytes()));
-        input.extend(inv_temperature.to_le_bytes());
-        input.extend(words_of_mask.to_le_bytes());
-        mask.iter().for_each(|word| input.extend(word.to_le_bytes()));
-        raw.iter().for_each(|logit| input.extend(logit.to_le_bytes()));
-        MassHistogram::weights().iter().for_each(|weight| input.extend(weight.to_le_bytes()));
-        let output = emulated::answer(&program, input);
-        let mut rest = output.as_slice();
+        let mut input = Input::default();
+        input.put([first, tokens, case.limit, case.is_raw.into(), inv_temperature.to_bits(), words_of_mask]);
+        input.put_all(mask.iter().copied());
+        input.put_all(raw.iter().copied());
+        input.put_all(MassHistogram::weights().iter().copied());
+        let mut output = emulated::answer(&program, input);
 
         let mut mass = MassHistogram::default();
         logits.iter().for_each(|&logit| mass.push(logit));
         let mut expected = Vec::new();
         mass.to_words(&mut expected);
-        let found: Vec<u64> = (0..MassHistogram::WORDS).map(|_| u64::from_le_bytes(words(&mut rest))).collect();
+        let found: Vec<u64> = output.list(MassHistogram::WORDS);
         assert!(found == expected, "{case:?}");
-        assert_eq!(u64::from_le_bytes(words(&mut rest)), u64::MAX, "{case:?}");
+        assert_eq!(output.take::<u64>(), u64::MAX, "{case:?}");
 
         let log_mass = mass.log_mass();
-        let sum = f64::from_le_bytes(words(&mut rest));
+        let sum: f64 = output.take();
         // Some compilers' empty sum is -0.
         assert_eq!((sum + 0.0).to_bits(), (log_mass.sum + 0.0).to_bits(), "{case:?}");
-        assert_eq!(f32::from_le_bytes(words(&mut rest)).to_bits(), log_mass.max.to_bits(), "{case:?}");
+        assert_eq!(output.take::<f32>().to_bits(), log_mass.max.to_bits(), "{case:?}");
 
-        let listed = u32::from_le_bytes(words(&mut rest));
+        let listed: u32 = output.take();
         let is_lost = listed == u32::MAX;
         let candidate = |_| {
-            let winner = Winner::from_ordered_bits(u64::from_le_bytes(words(&mut rest)));
-            Candidate { winner, logit: f32::from_le_bytes(words(&mut rest)) }
+            let winner = Winner::from_ordered_bits(output.take());
+            Candidate { winner, logit: output.take() }
         };
         let kept: Vec<Candidate> = (0..if is_lost { 0 } else { listed }).map(candidate).collect();
         assert!(kept.is_sorted_by(|a, b| by_logit_rank(a, b).is_lt()), "{case:?}");
@@ -114,13 +103,13 @@ fn a_pass_over_a_row_finds_its_masses_their_sum_and_the_largest_logits() {
             let found: Vec<_> = kept.iter().map(|c| (c.logit, c.winner.token)).collect();
             assert_eq!(found, best, "{case:?}");
         }
-        let [upwards, fused] = [(); 2].map(|()| f64::from_le_bytes(words(&mut rest)));
+        let [upwards, fused]: [f64; 2] = output.take();
         wrong_order += u32::from(upwards.to_bits() != sum.to_bits());
         wrong_rounding += u32::from(fused.to_bits() != sum.to_bits());
         for (t, logit) in logits.iter().enumerate() {
-            assert_eq!(f32::from_le_bytes(words(&mut rest)).to_bits(), logit.to_bits(), "{case:?}, token {t}");
+            assert_eq!(output.take::<f32>().to_bits(), logit.to_bits(), "{case:?}, token {t}");
         }
-        assert!(rest.is_empty());
+        assert!(output.is_empty());
     }
     assert!(lost > 0, "no list is lost");
     assert!(

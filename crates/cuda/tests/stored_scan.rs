@@ -1,32 +1,22 @@
 //! Runs the scans of stored logits on the processor. The system's C++ compiler builds the kernels with a small emulator
 //! of a block's threads, and the test compares every result with the core's plain scan.
 
-use crate::emulated;
+use crate::emulated::{self, Input, Output};
+use crate::inputs;
 use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::backend::{Candidate, Frontier, LogitRank, Moments, Request, RowSummary, Winner};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Domain, Head, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams};
 use std::path::Path;
 
-/// The output of the kernels.
-struct Found(Vec<u8>);
-
-impl Found {
-    fn take<const N: usize>(&mut self) -> [u8; N] {
-        let rest = self.0.split_off(N);
-        std::mem::replace(&mut self.0, rest).try_into().unwrap()
-    }
-    fn u64(&mut self) -> u64 {
-        u64::from_le_bytes(self.take())
-    }
-    fn kept(&mut self) -> Vec<Candidate> {
-        let count = self.u64();
-        let candidate = |_| {
-            let winner = Winner::from_ordered_bits(self.u64());
-            Candidate { winner, logit: f32::from_le_bytes(self.take()) }
-        };
-        (0..count).map(candidate).collect()
-    }
+/// Takes a list of tokens from the output.
+fn kept(found: &mut Output) -> Vec<Candidate> {
+    let count: u64 = found.take();
+    let candidate = |_| {
+        let winner = Winner::from_ordered_bits(found.take());
+        Candidate { winner, logit: found.take() }
+    };
+    (0..count).map(candidate).collect()
 }
 
 /// Returns a number times a power of two, as its low 128 bits and its high bits.
@@ -42,36 +32,25 @@ fn scan(
     floor: f32,
     doubts: &[PrefixMass],
     logits: &[f32],
-) -> Found {
-    let mut input = Vec::new();
-    for word in [first, logits.len() as u32] {
-        input.extend(word.to_le_bytes());
-    }
-    input.extend(params.seed.to_le_bytes());
-    input.extend(params.position.to_le_bytes());
-    input.extend(params.first_draw.to_le_bytes());
+) -> Output {
+    let mut input = Input::default();
+    input.put([first, logits.len() as u32]);
+    input.put([params.seed, params.position]);
+    input.put(params.first_draw);
     // The order is llama.cpp's: the temperature comes last.
-    for value in [1.0 / params.temperature, floor] {
-        input.extend(value.to_le_bytes());
-    }
-    input.extend((doubts.len() as u32).to_le_bytes());
-    for doubt in doubts {
-        input.extend(doubt.rank.token.to_le_bytes());
-        input.extend(doubt.rank.logit.to_le_bytes());
-    }
-    input.extend(Moments::of_temperature(1.0).scale().to_le_bytes());
-    logits.iter().for_each(|logit| input.extend(logit.to_le_bytes()));
-    Found(emulated::answer(program, input))
+    input.put([1.0 / params.temperature, floor]);
+    input.put(doubts.len() as u32);
+    input.put_all(doubts.iter().map(|doubt| [doubt.rank.token, doubt.rank.logit.to_bits()]));
+    input.put(Moments::of_temperature(1.0).scale());
+    input.put_all(logits.iter().copied());
+    emulated::answer(program, input)
 }
 
 #[test]
 fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
     let Some(program) = emulated::program("stored_scan") else { return };
     let noise = Noise::new(9, 4).unwrap();
-    let normal = |i: u32| {
-        let unit = |i| (f64::from(noise.word(Domain::Generator, 1, i)) + 0.5) * 2f64.powi(-32);
-        ((-2.0 * unit(2 * i).ln()).sqrt() * (core::f64::consts::TAU * unit(2 * i + 1)).cos()) as f32
-    };
+    let normal = |i: u32| inputs::normal(|i| noise.word(Domain::Generator, 1, i), i);
     let shapes = [(0, 8192), (3, 1), (4095, 2), (127, 4100), (4096, 4096), (5001, 6203), (77, 9000)];
     let (mut max_points, mut carried) = (0, 0);
     for (case, (first, tokens)) in (0u32..).zip(shapes.into_iter().cycle().take(28)) {
@@ -117,23 +96,23 @@ fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
         };
         let mut found = scan(&program, &params, first, floor, &doubts, &logits);
         let overview = summary(Request::Overview);
-        let (points, mut frontier) = (found.kept(), Frontier::default());
+        let (points, mut frontier) = (kept(&mut found), Frontier::default());
         points.iter().for_each(|&point| frontier.push(point));
         assert_eq!(&frontier, &overview.frontiers()[0], "case {case}");
         // Only a few more than the frontiers of parts of 4096 tokens have.
         assert!(points.len() <= frontier.len() + 60, "{} for {} points, case {case}", points.len(), frontier.len());
         max_points = max_points.max(frontier.len());
-        let mut above = found.kept();
+        let mut above = kept(&mut found);
         above.sort_by(flash_sampling_core::backend::by_logit_rank);
         assert_eq!(above, summary(Request::List { floor }).list, "case {case}");
         for before in summary(Request::PrefixMass { points: &doubts, below: f32::NEG_INFINITY }).prefix_masses {
-            assert_eq!(found.u64(), before.mass(), "case {case}, {:?}", before.rank);
+            assert_eq!(found.take::<u64>(), before.mass(), "case {case}, {:?}", before.rank);
         }
         for rank in doubts.iter().map(|doubt| doubt.rank) {
-            assert_eq!(found.u64(), u64::from(rank.count_before(first, &logits)), "case {case}, {rank:?}");
+            assert_eq!(found.take::<u64>(), u64::from(rank.count_before(first, &logits)), "case {case}, {rank:?}");
         }
         // With |x| = 2^40 a + 2^20 b + c, the products of pairs of a, b and c.
-        let [count, high, low, products @ ..] = [(); 9].map(|()| found.u64());
+        let [count, high, low, products @ ..]: [u64; 9] = found.take();
         let squares = products.into_iter().zip([80, 61, 41, 40, 21, 0]).map(|(sum, by)| shifted(sum, by));
         let [low_squares, carries] = squares.fold([0u128; 2], |sum, square| {
             let (low, came_around) = sum[0].overflowing_add(square[0]);
@@ -144,7 +123,7 @@ fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
         let words = [count, words[0][0], words[0][1], words[1][0], words[1][1], carries as u64];
         assert_eq!(words, overview.moments.to_words(), "case {case}");
         carried += carries;
-        assert!(found.0.is_empty());
+        assert!(found.is_empty());
     }
     assert!(max_points > 8000, "no frontier of all tokens: {max_points}");
     assert!(carried > 0, "no sum of squares beyond 128 bits");

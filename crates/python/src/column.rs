@@ -28,7 +28,7 @@ fn numbers(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyResult<Colum
         return scalar(object, name).map(Column::Same);
     }
     let column = match Tensor::try_borrow(&in_host_memory(object)?, name)? {
-        Some(tensor) if tensor.shape().is_empty() => Column::Same(tensor.numbers(name)?[0]),
+        Some(tensor) if tensor.shape.is_empty() => Column::Same(tensor.numbers(name)?[0]),
         Some(tensor) => Column::Each(tensor.numbers(name)?),
         None => match object.try_iter() {
             Ok(list) => Column::Each(list.map(|item| scalar(&item?, name)).collect::<PyResult<_>>()?),

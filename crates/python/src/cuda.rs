@@ -112,7 +112,7 @@ impl OnDevice {
         has_shadow: bool,
         group: Option<Group>,
     ) -> PyResult<OnDevice> {
-        let place = parts.weight.place();
+        let place = parts.weight.place;
         let Place::Cuda(id) = place else { return Err(invalid("head", "the head is not on a GPU")) };
         Device::count().map_err(|error| failed(&error))?; // loads the driver
         let _context = ThreadContext::present();
@@ -121,10 +121,10 @@ impl OnDevice {
         let as_u32 = |knob, value: usize| {
             u32::try_from(value).map_err(|_| invalid(knob, format!("{knob} is {value}, but must be below 2^32")))
         };
-        let mut streams = vec![parts.weight.stream()];
+        let mut streams = vec![parts.weight.stream];
         let mut address = |floats: &Floats| {
             let tensor = floats.on_device()?;
-            streams.push(tensor.stream());
+            streams.push(tensor.stream);
             Some(DeviceAddress::new(tensor.address()))
         };
         let bias = parts.bias.as_ref().and_then(&mut address);
@@ -210,7 +210,7 @@ impl OnDevice {
         let layout = input.layout(what)?;
         self.check_place(input, what)?;
         let _context = ThreadContext::present();
-        let (stream, matrix) = (stream(&self.device, input.stream()), matrix(input, &layout));
+        let (stream, matrix) = (stream(&self.device, input.stream), matrix(input, &layout));
         // SAFETY: the tensor is memory of this device, which `input` holds during the call. Its producer ordered the
         // work that writes it before later work on this stream. The stream is its caller's current stream, of this
         // device, and lives during the call; the driver refuses to wait for a stream that captures. A rank's call keeps
@@ -239,7 +239,7 @@ impl OnDevice {
             return Err(invalid("max_adjusted", text));
         }
         let _context = ThreadContext::present();
-        let (stream, matrix) = (stream(&self.device, input.stream()), matrix(input, &layout));
+        let (stream, matrix) = (stream(&self.device, input.stream), matrix(input, &layout));
         // SAFETY: the input and `call` are tensors of this device, which `borrow` checked. By the package's
         // documentation, the lists of tokens are within their tensors. The tensors' libraries keep the
         // memory for work that is enqueued on this stream before the tensors are freed. Calls of this value on several
@@ -259,9 +259,9 @@ impl OnDevice {
     }
 
     fn check_place(&self, input: &Tensor, what: &'static str) -> PyResult<()> {
-        match input.place() == self.place {
+        match input.place == self.place {
             true => Ok(()),
-            false => Err(invalid(what, format!("{what} is on {}, but must be on {}", input.place(), self.place))),
+            false => Err(invalid(what, format!("{what} is on {}, but must be on {}", input.place, self.place))),
         }
     }
 }

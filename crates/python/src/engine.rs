@@ -16,11 +16,9 @@ use flash_sampling::{
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// A sampler over tensors in host memory, or over tensors on a GPU.
+/// A sampler over tensors in host memory, or over tensors on a GPU; also a rank of a group.
 pub(crate) enum Engine {
     Host(Box<dyn PerturbedArgmax>),
-    /// A rank of a group, with a shard in host memory.
-    Rank(Box<dyn PerturbedArgmax>),
     Device(Box<OnDevice>),
 }
 
@@ -95,7 +93,7 @@ impl Engine {
         group: Option<Group>,
     ) -> PyResult<Engine> {
         let config = options.config()?;
-        let (place, parts) = (head.parts.weight.place(), head.parts.clone());
+        let (place, parts) = (head.parts.weight.place, head.parts.clone());
         let dtype = parts.layout.dtype;
         if options.shadow && !dtype.is_float() {
             return Err(invalid("shadow", HeadError::ShadowType { dtype }.to_string()));
@@ -103,8 +101,8 @@ impl Engine {
         if place == Place::Host {
             options.check_host()?;
             return match group {
-                None => Engine::host(py, &config, || build_owned(Owner(parts), &config)).map(Engine::Host),
-                Some(group) => Engine::host(py, &config, || build_rank(parts, &config, group)).map(Engine::Rank),
+                None => Engine::host(py, &config, || build_owned(Owner(parts), &config)),
+                Some(group) => Engine::host(py, &config, || build_rank(parts, &config, group)),
             };
         }
         for (knob, is_set) in [("backend", options.backend.is_some()), ("threads", options.threads.is_some())] {
@@ -134,37 +132,37 @@ impl Engine {
             return Ok(Engine::Device(Box::new(sampler)));
         }
         options.check_host()?;
-        Engine::host(py, &config, || build_from_logits(vocab_size, &config)).map(Engine::Host)
+        Engine::host(py, &config, || build_from_logits(vocab_size, &config))
     }
 
     fn host<E: core::error::Error + Send>(
         py: Python<'_>,
         config: &BackendConfig,
         build: impl FnOnce() -> Result<Box<dyn PerturbedArgmax>, E> + Send,
-    ) -> PyResult<Box<dyn PerturbedArgmax>> {
+    ) -> PyResult<Engine> {
         if matches!(config.backend, Backend::Cuda { .. }) {
             preload(py)?;
         }
-        py.detach(build).map_err(|error| failed(&error))
+        py.detach(build).map(Engine::Host).map_err(|error| failed(&error))
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
         match self {
-            Engine::Host(sampler) | Engine::Rank(sampler) => sampler.capabilities(),
+            Engine::Host(sampler) => sampler.capabilities(),
             Engine::Device(sampler) => sampler.capabilities(),
         }
     }
 
     pub(crate) fn plan(&self) -> Plan {
         match self {
-            Engine::Host(sampler) | Engine::Rank(sampler) => sampler.plan(),
+            Engine::Host(sampler) => sampler.plan(),
             Engine::Device(sampler) => sampler.plan(),
         }
     }
 
     pub(crate) fn vocab_size(&self) -> u32 {
         match self {
-            Engine::Host(sampler) | Engine::Rank(sampler) => sampler.shape().vocab_size,
+            Engine::Host(sampler) => sampler.shape().vocab_size,
             Engine::Device(sampler) => sampler.vocab_size(),
         }
     }
@@ -172,7 +170,7 @@ impl Engine {
     /// The memory of the inputs.
     pub(crate) fn place(&self) -> Place {
         match self {
-            Engine::Host(_) | Engine::Rank(_) => Place::Host,
+            Engine::Host(_) => Place::Host,
             Engine::Device(sampler) => sampler.place(),
         }
     }
@@ -181,9 +179,7 @@ impl Engine {
     pub(crate) fn enqueue(&mut self, input: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
         match self {
             Engine::Device(sampler) => sampler.enqueue(input, what, call),
-            Engine::Host(_) | Engine::Rank(_) => {
-                Err(invalid(what, format!("{what} must be on a GPU, and the sampler on the same GPU")))
-            }
+            Engine::Host(_) => Err(invalid(what, format!("{what} must be on a GPU, and the sampler on the same GPU"))),
         }
     }
 
@@ -196,7 +192,7 @@ impl Engine {
         out: &mut Samples,
     ) -> PyResult<()> {
         let sampled = match self {
-            Engine::Host(sampler) | Engine::Rank(sampler) => sampler.sample(input.matrix(what)?, rows, out),
+            Engine::Host(sampler) => sampler.sample(input.matrix(what)?, rows, out),
             Engine::Device(sampler) => sampler.sample(input, what, rows, out)?,
         };
         sampled.map_err(|error| match error {

@@ -107,7 +107,7 @@ impl Head {
         let weight = Tensor::borrow(weight, "weight")?;
         let layout = weight.weight_layout("weight")?;
         let scales = WeightScales::read(weight_scale, &weight, &layout)?;
-        let bias = match (bias, weight.place()) {
+        let bias = match (bias, weight.place) {
             (None, _) => None,
             (Some(bias), Place::Host) => {
                 let bias = rounded(bias, "bias", layout.rows)?;
@@ -115,7 +115,7 @@ impl Head {
             }
             (Some(bias), place) => {
                 let bias = Tensor::borrow(bias, "bias")?;
-                if bias.place() != place || bias.shape() != [layout.rows] || !bias.is_floats() {
+                if bias.place != place || bias.shape != [layout.rows] || !bias.is_floats() {
                     let text = format!("bias must be {} contiguous values of float32 on {place}", layout.rows);
                     return Err(invalid("bias", text));
                 }
@@ -124,7 +124,7 @@ impl Head {
         };
         let vocab_size = vocab_size.unwrap_or(first_token.saturating_add(layout.rows));
         let parts = HeadParts { weight, layout, scales, bias, soft_cap, scale, vocab_size, first_token };
-        if parts.weight.place() == Place::Host {
+        if parts.weight.place == Place::Host {
             // On a GPU, the sampler makes these checks.
             parts.head().map_err(|error| of_head(&error))?;
         }
@@ -163,7 +163,7 @@ impl Head {
     /// The device of the weight: "the CPU", or for example "cuda:0".
     #[getter]
     fn device(&self) -> String {
-        self.parts.weight.place().to_string()
+        self.parts.weight.place.to_string()
     }
 
     fn __repr__(&self) -> String {

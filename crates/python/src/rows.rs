@@ -105,9 +105,9 @@ impl Mask {
         let mask = Tensor::borrow(&in_host_memory(mask)?, "mask")?;
         let (words, bitmap) = mask.bitmap("mask")?;
         let needed = vocab_size.div_ceil(32) as usize;
-        let is_shared = mask.shape().len() == 1 || mask.shape()[0] == 1;
-        if words < needed || (!is_shared && mask.shape()[0] != rows) {
-            let shape = mask.shape();
+        let is_shared = mask.shape.len() == 1 || mask.shape[0] == 1;
+        if words < needed || (!is_shared && mask.shape[0] != rows) {
+            let shape = &mask.shape;
             let text = format!("mask has shape {shape:?}, but must be [{rows}, {needed}] or [{needed}]");
             return Err(invalid("mask", text));
         }

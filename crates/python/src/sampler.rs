@@ -69,8 +69,8 @@ impl Sampler {
     fn borrow(&self, input: &Bound<'_, PyAny>) -> PyResult<(Tensor, usize)> {
         let tensor = Tensor::borrow(input, self.input)?;
         let rows = tensor.layout(self.input)?.rows;
-        if tensor.place() != self.place {
-            let text = format!("{} is on {}, but the sampler is on {}", self.input, tensor.place(), self.place);
+        if tensor.place != self.place {
+            let text = format!("{} is on {}, but the sampler is on {}", self.input, tensor.place, self.place);
             return Err(invalid(self.input, text));
         }
         Ok((tensor, rows))

@@ -40,12 +40,12 @@ impl WeightScales {
             }
         };
         let tensor = Tensor::try_borrow(scale, NAME)?;
-        let block = block_of(tensor.as_ref().map_or(&[], Tensor::shape), [layout.rows, layout.cols])?;
+        let block = block_of(tensor.as_ref().map_or(&[][..], |tensor| &tensor.shape), [layout.rows, layout.cols])?;
         let number = if tensor.is_none() { Some(number(scale)?) } else { None };
-        let values = match (tensor, number, weight.place()) {
+        let values = match (tensor, number, weight.place) {
             (Some(tensor), _, Place::Host) => Floats::Host(tensor.floats(NAME)?),
             (_, Some(number), Place::Host) => Floats::Host(vec![number]),
-            (Some(tensor), _, place) if tensor.place() == place && tensor.is_floats() => Floats::Device(tensor),
+            (Some(tensor), _, place) if tensor.place == place && tensor.is_floats() => Floats::Device(tensor),
             (.., place) => {
                 return Err(invalid(NAME, format!("{NAME} must be a contiguous tensor of float32 on {place}")));
             }

@@ -72,18 +72,6 @@ unsafe impl Send for Tensor {}
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
-    pub(crate) fn place(&self) -> Place {
-        self.place
-    }
-
-    pub(crate) fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    pub(crate) fn stream(&self) -> u64 {
-        self.stream
-    }
-
     pub(crate) fn address(&self) -> u64 {
         self.data as u64
     }

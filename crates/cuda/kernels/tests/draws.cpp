@@ -232,8 +232,7 @@ int main() {
         const u32 size = get<u32>(), blocks = get<u32>(), part = get<u32>();
         const u32 rule = get<u32>();
         call.head = {get<float>(), get<float>()};
-        std::vector<float> bias(call.tokens);
-        for (float& b : bias) b = get<float>();
+        const auto bias = get_all<float>(call.tokens);
         call.bias = bias.data();
         std::vector<Row> rows(call.row_count);
         std::vector<std::vector<u32>> masks(call.row_count);
@@ -245,18 +244,15 @@ int main() {
             row.inv_temperature = get<float>();
             row.draw = get<u32>();
             row.greedy = get<u32>();
-            masks[r].resize(get<u32>());
-            for (u32& word : masks[r]) word = get<u32>();
-            biases[r].resize(get<u32>());
-            for (LogitBias& b : biases[r]) b = {get<u32>(), get<float>()};
+            masks[r] = get_all<u32>(get<u32>());
+            biases[r] = get_all<LogitBias>(get<u32>());
             row.mask = masks[r].empty() ? nullptr : masks[r].data();
             row.mask_words = static_cast<u32>(masks[r].size());
             row.bias = biases[r].data();
             row.biases = static_cast<u32>(biases[r].size());
             for (const LogitBias& b : biases[r]) row.largest_bias = fmaxf(row.largest_bias, b.value);
         }
-        std::vector<float> dots(static_cast<size_t>(call.row_count) * call.tokens);
-        for (float& dot : dots) dot = get<float>();
+        const auto dots = get_all<float>(static_cast<size_t>(call.row_count) * call.tokens);
         std::vector<u64> invalid(call.row_count, ~0ull);
         std::vector<Running> running(call.row_count, Running{{{NAN, NAN}, {{NAN, 0}, NAN}}, NAN});
         std::vector<Draw> draws(call.row_count);

@@ -45,6 +45,14 @@ T get() {
     return value;
 }
 
+// Reads `count` values from standard input.
+template <class T>
+std::vector<T> get_all(size_t count) {
+    std::vector<T> values(count);
+    if (count && fread(values.data(), sizeof(T), count, stdin) != count) abort();
+    return values;
+}
+
 // Writes a value to standard output.
 template <class T>
 void put(const T& value) {

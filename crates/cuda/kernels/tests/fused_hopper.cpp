@@ -37,13 +37,6 @@ static float bound_factor;
 using namespace flash_sampling;
 using fused_hopper::FusedVariant;
 
-template <class T>
-static std::vector<T> get_all(size_t count) {
-    std::vector<T> values(count);
-    if (count && fread(values.data(), sizeof(T), count, stdin) != count) abort();
-    return values;
-}
-
 // A launch and all data of its rows.
 struct Launch {
     Call call{};
@@ -69,6 +62,11 @@ struct Launch {
         scales = get_all<float>(call.tokens);
         errors = get_all<float>(call.tokens);
         norms = get_all<float>(call.tokens);
+    }
+
+    void read_fp8() {
+        codes = get_all<u8>(static_cast<size_t>(call.tokens) * call.hidden);
+        scales = get_all<float>(call.tokens);
     }
 
     Launch() {
@@ -270,59 +268,37 @@ struct Launch {
         }
     }
 
-    void run_with_shadow(u32 columns) {
-        if (columns == 8) run<8, FusedVariant::MasksPenalties>(true);
-        if (columns == 16) run<16, FusedVariant::MasksPenalties>(true);
-        if (columns == 32) run<32, FusedVariant::MasksPenalties>(true);
-        if (columns == 96) run<96, FusedVariant::MasksPenalties>(true);
-    }
-
-    void run_fp8(u32 columns) {
-        codes = get_all<u8>(static_cast<size_t>(call.tokens) * call.hidden);
-        scales = get_all<float>(call.tokens);
-        if (columns == 8) run<8, FusedVariant::MasksPenalties, false, true>();
-        if (columns == 32) run<32, FusedVariant::MasksPenalties, false, true>();
-        if (columns == 64) run<64, FusedVariant::MasksPenalties, false, true>();
-        if (columns == 128) run<128, FusedVariant::MasksPenalties, false, true>();
-    }
-
-    void run_portable_with_shadow(u32 columns) {
-        if (columns == 8) run<8, FusedVariant::Plain, true>(true);
-        if (columns == 16) run<16, FusedVariant::Plain, true>(true);
-        if (columns == 32) run<32, FusedVariant::Plain, true>(true);
-        if (columns == 64) run<64, FusedVariant::Plain, true>(true);
-    }
-
-    void run_shadow_lists(u32 columns) {
-        if (columns == 8) run_shadow_lists<8>();
-        if (columns == 16) run_shadow_lists<16>();
-        if (columns == 32) run_shadow_lists<32>();
-        if (columns == 96) run_shadow_lists<96>();
-    }
-
-    template <FusedVariant VARIANT>
-    void run(u32 columns) {
-        if (columns == 8) run<8, VARIANT>();
-        if (columns == 16) run<16, VARIANT>();
-        if (columns == 32) run<32, VARIANT>();
-        if (columns == 96) run<96, VARIANT>();
-        if (columns == 192) run<192, VARIANT>();
-        if (columns == 256) run<256, VARIANT>();
-    }
 };
+
+// Calls `run` with the one of COLUMNS that equals `columns`, as a constant.
+template <int... COLUMNS, class Run>
+static void with_columns(u32 columns, Run run) {
+    ((columns == COLUMNS ? run(std::integral_constant<int, COLUMNS>{}) : void()), ...);
+}
+
+template <FusedVariant VARIANT>
+static void run_plain(Launch& launch, u32 columns) {
+    with_columns<8, 16, 32, 96, 192, 256>(columns, [&](auto c) { launch.run<c.value, VARIANT>(); });
+}
 
 int main() {
     for (u32 launches = get<u32>(); launches > 0; --launches) {
         const u32 columns = get<u32>(), variant = get<u32>();
         emulator::is_backwards = get<u32>();
         Launch launch;
-        if (variant == 0) launch.run<FusedVariant::Plain>(columns);
-        if (variant == 1) launch.run<FusedVariant::MasksPenalties>(columns);
-        if (variant == 2) launch.run<FusedVariant::Lists>(columns);
-        if (variant == 3) launch.read_shadow(), launch.run_with_shadow(columns);
-        if (variant == 4) launch.read_shadow(), launch.run_shadow_lists(columns);
-        if (variant == 5) launch.read_shadow(), launch.run_portable_with_shadow(columns);
-        if (variant == 6) launch.run_fp8(columns);
+        if (variant >= 3 && variant <= 5) launch.read_shadow();
+        if (variant == 6) launch.read_fp8();
+        if (variant == 0) run_plain<FusedVariant::Plain>(launch, columns);
+        if (variant == 1) run_plain<FusedVariant::MasksPenalties>(launch, columns);
+        if (variant == 2) run_plain<FusedVariant::Lists>(launch, columns);
+        if (variant == 3)
+            with_columns<8, 16, 32, 96>(columns, [&](auto c) { launch.run<c.value, FusedVariant::MasksPenalties>(true); });
+        if (variant == 4) with_columns<8, 16, 32, 96>(columns, [&](auto c) { launch.run_shadow_lists<c.value>(); });
+        if (variant == 5)
+            with_columns<8, 16, 32, 64>(columns, [&](auto c) { launch.run<c.value, FusedVariant::Plain, true>(true); });
+        if (variant == 6)
+            with_columns<8, 32, 64, 128>(
+                columns, [&](auto c) { launch.run<c.value, FusedVariant::MasksPenalties, false, true>(); });
     }
     return 0;
 }

@@ -103,15 +103,13 @@ int main() {
         WeightScales scales{};
         scales.block_rows = get<u32>(), scales.block_cols = get<u32>(), scales.row_blocks = get<u32>();
         scales.first_row = get<u32>();
-        std::vector<float> values(get<u32>());
-        for (float& value : values) value = get<float>();
+        const auto values = get_all<float>(get<u32>());
         if (!values.empty()) scales.values = values.data();
         // Blocks of f16 scales begin at addresses that are not multiples of 4.
         std::vector<u64> memory(static_cast<size_t>(stride) * call.tokens / 8 + 2);
         u8* const weight = reinterpret_cast<u8*>(memory.data()) + 2;
         for (u32 b = 0; b < stride * call.tokens; ++b) weight[b] = get<u8>();
-        std::vector<float> hidden(static_cast<size_t>(call.row_count) * call.hidden);
-        for (float& h : hidden) h = get<float>();
+        auto hidden = get_all<float>(static_cast<size_t>(call.row_count) * call.hidden);
         const Element element = static_cast<Element>(type);
         for (u32 t = 0; t < call.tokens; ++t)
             for (u32 k = 0; k < call.hidden; ++k) {

@@ -12,9 +12,7 @@ static void put(const T* values, size_t count) {
 template <class T>
 static const T* array(size_t count) {
     if (!get<u32>()) return nullptr;
-    auto* values = new std::vector<T>(count);
-    for (T& value : *values) value = get<T>();
-    return values->data();
+    return (new std::vector<T>(get_all<T>(count)))->data();
 }
 
 static TokenLists lists(u32 entries) {

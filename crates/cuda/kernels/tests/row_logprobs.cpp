@@ -20,7 +20,7 @@ static u64 capacity, stride;
 // The number of tokens with requested log-probabilities, for each row.
 constexpr u32 GIVEN = 3;
 static std::vector<long long> given;
-static std::vector<double> weights(MASS_BINS);
+static std::vector<double> weights;
 static std::vector<Row> rows;
 static std::vector<RowFilters> filters;
 static std::vector<Draw> draws;
@@ -144,7 +144,7 @@ int main() {
     count = get<u32>(), first_row = get<u32>(), launch_rows = get<u32>(), first_token = get<u32>(), tokens = get<u32>();
     top_n = get<u32>(), capacity = get<u32>();
     stride = (tokens + 7) / 8 * 8;
-    for (double& weight : weights) weight = get<double>();
+    weights = get_all<double>(MASS_BINS);
     rows.resize(count), filters.resize(count), draws.resize(count), invalid.resize(count);
     given.resize((first_row + count + 1) * GIVEN, -1);
     std::vector<std::vector<u32>> masks(count);
@@ -156,8 +156,7 @@ int main() {
     for (u32 r = 0; r < count; ++r) {
         Row& row = rows[r];
         row.inv_temperature = get<float>();
-        masks[r].resize(get<u32>());
-        for (u32& word : masks[r]) word = get<u32>();
+        masks[r] = get_all<u32>(get<u32>());
         row.mask = masks[r].empty() ? nullptr : masks[r].data();
         row.mask_words = static_cast<u32>(masks[r].size());
         const u32 members = get<u32>();

@@ -39,16 +39,14 @@ int main() {
     const u32 first = get<u32>(), tokens = get<u32>(), limit = get<u32>(), is_raw = get<u32>();
     Row row{};
     row.inv_temperature = get<float>();
-    std::vector<u32> mask(get<u32>());
-    for (u32& word : mask) word = get<u32>();
+    const auto mask = get_all<u32>(get<u32>());
     row.mask = mask.empty() ? nullptr : mask.data();
     row.mask_words = static_cast<u32>(mask.size());
     // Row 1 of three. The other rows make no list, and store nothing. Row 2 has the logits of row 0.
     const u64 stride = (tokens + 3) / 4 * 4;
     std::vector<float> logits(2 * stride);
     for (u32 t = 0; t < tokens; ++t) logits[t] = logits[stride + t] = get<float>();
-    std::vector<double> weights(MASS_BINS);
-    for (double& weight : weights) weight = get<double>();
+    const auto weights = get_all<double>(MASS_BINS);
     const u32 blocks = (tokens + TOKENS - 1) / TOKENS, top_stride = limit + 1;
     const std::vector<Row> rows{row, row, row};
     const std::vector<u32> sources{0, 1, 0};

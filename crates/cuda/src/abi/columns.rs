@@ -1,7 +1,8 @@
 //! Parameters and results of rows in device memory: one array per parameter, one array per result.
 
-use crate::abi::layout::layout;
-use crate::abi::{DeviceAddress, Draw, KeptColumns, LogitBias, LogprobColumns, MAX_PEERS, Row, RowFilters, status};
+use crate::abi::{
+    DeviceAddress, Draw, KeptColumns, LogitBias, LogprobColumns, MAX_PEERS, Row, RowFilters, layout, status,
+};
 use flash_sampling_core::Knob;
 
 /// Lists of tokens: list `e` is `tokens[begin[e]..end[e]]`. If `tokens` is null, every list is empty.

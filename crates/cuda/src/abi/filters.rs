@@ -1,8 +1,6 @@
 //! The filters that the GPU supports, and the arguments of their kernels.
 
-use crate::abi::address::DeviceAddress;
-use crate::abi::layout::layout;
-use crate::abi::{Draw, Row, SkipIf};
+use crate::abi::{DeviceAddress, Draw, Row, SkipIf, layout};
 use bytemuck::{Pod, Zeroable};
 use flash_sampling_core::backend::{Filter, Filters};
 

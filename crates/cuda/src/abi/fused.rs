@@ -1,8 +1,6 @@
 //! The arguments of the fused kernels.
 
-use crate::abi::address::DeviceAddress;
-use crate::abi::layout::layout;
-use crate::abi::{Draw, Row, RowFilters};
+use crate::abi::{DeviceAddress, Draw, Row, RowFilters, layout};
 use flash_sampling_core::DType;
 
 /// The transform from dot products to raw logits.

@@ -1,8 +1,6 @@
 //! The arguments of the kernels of groups.
 
-use crate::abi::address::DeviceAddress;
-use crate::abi::layout::layout;
-use crate::abi::{Draw, Row};
+use crate::abi::{DeviceAddress, Draw, Row, layout};
 
 /// The output for summaries of groups: `[rows, slots]` of [`PARTIAL_BYTES`] each.
 #[repr(C)]

@@ -1,7 +1,6 @@
 //! Log-probabilities and kept tokens of rows in device memory, and the arguments of their kernels.
 
-use crate::abi::layout::layout;
-use crate::abi::{DeviceAddress, FilterCall, KeptToken, SummaryResult};
+use crate::abi::{DeviceAddress, FilterCall, KeptToken, SummaryResult, layout};
 
 /// The largest [`LogprobColumns::top_n`].
 pub const TOP_N_MAX: u32 = 128;

@@ -1,8 +1,6 @@
 //! The arguments of the exchange over NVLink.
 
-use crate::abi::address::DeviceAddress;
-use crate::abi::layout::layout;
-use crate::abi::{Draw, Row};
+use crate::abi::{DeviceAddress, Draw, Row, layout};
 use bytemuck::{Pod, Zeroable};
 
 /// The maximum number of ranks in a group.

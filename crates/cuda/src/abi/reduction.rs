@@ -1,8 +1,6 @@
 //! The arguments of the kernels around a max all-reduce.
 
-use crate::abi::address::DeviceAddress;
-use crate::abi::layout::layout;
-use crate::abi::{Draw, Row};
+use crate::abi::{DeviceAddress, Draw, Row, layout};
 
 /// The parameters of both launches.
 #[repr(C)]

@@ -1,7 +1,6 @@
 //! The arguments of a draw from a shadow of the weight: the twins of shadow/pass.cuh.
 
-use crate::abi::address::DeviceAddress;
-use crate::abi::layout::layout;
+use crate::abi::{DeviceAddress, layout};
 
 /// The bounds of a hidden state on all tokens, and the factor of its digits.
 #[repr(C)]

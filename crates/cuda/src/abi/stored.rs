@@ -1,9 +1,6 @@
 //! The arguments of the kernels over existing or stored logits.
 
-use crate::abi::address::DeviceAddress;
-use crate::abi::fused::{HeadTransform, WeightScales};
-use crate::abi::layout::layout;
-use crate::abi::{Draw, Row, RowFilters};
+use crate::abi::{DeviceAddress, Draw, HeadTransform, Row, RowFilters, WeightScales, layout};
 use bytemuck::{Pod, Zeroable};
 use flash_sampling_core::backend::MassHistogram;
 

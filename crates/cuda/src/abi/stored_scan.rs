@@ -1,9 +1,6 @@
 //! The arguments of stored_scan.cu.
 
-use crate::abi::Row;
-use crate::abi::address::DeviceAddress;
-use crate::abi::layout::layout;
-use crate::abi::stored::{Item, KeptTokens, StoredLogits};
+use crate::abi::{DeviceAddress, Item, KeptTokens, Row, StoredLogits, layout};
 use bytemuck::{Pod, Zeroable};
 use flash_sampling_core::backend::LogitRank;
 

@@ -1,11 +1,10 @@
 //! Ahead-of-time compilation of all kernels, for hosts with a driver and without a compiler. Needs no GPU.
 
-use crate::compile::architecture::Architecture;
-use crate::compile::cached_kernel::CompilerVersion;
-use crate::compile::kernels::{Instance, KERNELS, KernelSource};
-use crate::compile::loader::Request;
-use crate::compile::resources::{self, Resources};
-use crate::compile::{cache, instructions, nvrtc, sources};
+use crate::compile::kernels::KERNELS;
+use crate::compile::{
+    Architecture, CompilerVersion, Instance, KernelSource, Request, Resources, cache, instructions, nvrtc, resources,
+    sources,
+};
 use crate::error::CudaError;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

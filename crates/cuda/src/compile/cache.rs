@@ -10,8 +10,7 @@
 //! to its folder. A file is written under a temporary name and then renamed, so several processes may share a folder.
 //! If a file cannot be read or written, the crate warns through `tracing` and compiles the kernel again.
 
-use crate::compile::cached_kernel::{self, CompilerVersion, KernelHeader};
-use crate::compile::permissions;
+use crate::compile::{CompilerVersion, KernelHeader, cached_kernel, permissions};
 use std::collections::BTreeSet;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};

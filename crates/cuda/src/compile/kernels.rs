@@ -3,7 +3,7 @@
 //! A new kernel needs a file below `kernels/` (listed in sources.rs), a [`KernelSource`] next to the Rust code that
 //! launches it, and an entry in [`KERNELS`]. [`Device::module`](crate::Device) loads one instance of a source.
 
-use crate::compile::architecture::Architecture;
+use crate::compile::Architecture;
 use crate::device::{fused_hopper, fused_portable, row_columns, select, shadow, standalone};
 #[cfg(feature = "nccl")]
 use crate::exchange::nccl;
@@ -109,8 +109,8 @@ impl fmt::Display for Instance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compile::loader::{Folders, Request};
-    use crate::compile::{cache, nvrtc, sources};
+    use crate::compile::loader::Folders;
+    use crate::compile::{Request, cache, nvrtc, sources};
     use std::collections::HashSet;
 
     #[test]

@@ -1,9 +1,8 @@
 //! The sources of a kernel's machine code: folders compiled ahead of time, the cache, the compiler.
 
-use crate::compile::architecture::Architecture;
-use crate::compile::cached_kernel::{self, CompilerVersion, KernelHeader};
-use crate::compile::kernels::{Instance, KernelSource};
-use crate::compile::{cache, nvrtc, sources};
+use crate::compile::{
+    Architecture, CompilerVersion, Instance, KernelHeader, KernelSource, cache, cached_kernel, nvrtc, sources,
+};
 use crate::error::CudaError;
 use std::path::PathBuf;
 

@@ -17,3 +17,9 @@ pub(crate) mod nvrtc;
 mod permissions;
 pub(crate) mod resources;
 pub(crate) mod sources;
+
+pub(crate) use architecture::Architecture;
+pub(crate) use cached_kernel::{CompilerVersion, KernelHeader};
+pub(crate) use kernels::{Instance, KernelSource};
+pub(crate) use loader::Request;
+pub(crate) use resources::Resources;

@@ -1,8 +1,7 @@
 //! Compiles a translation unit to machine code with NVRTC.
 #![allow(unsafe_code)]
 
-use crate::compile::cached_kernel::CompilerVersion;
-use crate::compile::resources;
+use crate::compile::{CompilerVersion, resources};
 use crate::error::CudaError;
 use core::ffi::{CStr, c_int};
 use cudarc::nvrtc::result::{self, NvrtcError};

@@ -1,143 +1,40 @@
 //! The embedded sources of the kernels, and the translation unit of a kernel.
 
-/// A file below `kernels/`, as its path and its text.
-macro_rules! file {
-    ($path:literal) => {
-        ($path, include_str!(concat!("../../kernels/", $path)))
+/// Lists the kernels, and the headers of each folder of `include/flash_sampling`, as pairs of path and text.
+macro_rules! files {
+    (kernels: $($kernel:ident)+; headers: $($header:ident)+; $($folder:ident: $($name:ident)+;)+) => {
+        &[
+            $(files!(@ stringify!($kernel), ".cu"),)+
+            $(files!(@ "include/flash_sampling/", stringify!($header), ".cuh"),)+
+            $($(files!(@ "include/flash_sampling/", stringify!($folder), "/", stringify!($name), ".cuh"),)+)+
+        ]
+    };
+    (@ $($path:expr),+) => {
+        (concat!($($path),+), include_str!(concat!("../../kernels/", $($path),+)))
     };
 }
 
 /// All kernels and all headers. A test compares the list with the folder.
-const FILES: &[(&str, &str)] = &[
-    file!("canonical.cu"),
-    file!("filter_list.cu"),
-    file!("filter_list_ranks.cu"),
-    file!("filter_row.cu"),
-    file!("fused_hopper.cu"),
-    file!("fused_plain.cu"),
-    file!("fused_portable.cu"),
-    file!("include/flash_sampling/abi.cuh"),
-    file!("include/flash_sampling/element.cuh"),
-    file!("include/flash_sampling/epilogue/draw.cuh"),
-    file!("include/flash_sampling/epilogue/partial.cuh"),
-    file!("include/flash_sampling/epilogue/sample.cuh"),
-    file!("include/flash_sampling/epilogue/store.cuh"),
-    file!("include/flash_sampling/epilogue/summary.cuh"),
-    file!("include/flash_sampling/epilogue/winners.cuh"),
-    file!("include/flash_sampling/exchange/draw_key.cuh"),
-    file!("include/flash_sampling/exchange/fan_out.cuh"),
-    file!("include/flash_sampling/exchange/gather.cuh"),
-    file!("include/flash_sampling/exchange/peer_records.cuh"),
-    file!("include/flash_sampling/exchange/peers.cuh"),
-    file!("include/flash_sampling/exchange/rank_sums.cuh"),
-    file!("include/flash_sampling/exchange/reduction.cuh"),
-    file!("include/flash_sampling/exchange/row_contents.cuh"),
-    file!("include/flash_sampling/exchange/top_p_block_max_ranks.cuh"),
-    file!("include/flash_sampling/fused_hopper/candidates.cuh"),
-    file!("include/flash_sampling/fused_hopper/consume.cuh"),
-    file!("include/flash_sampling/fused_hopper/filter.cuh"),
-    file!("include/flash_sampling/fused_hopper/fp8.cuh"),
-    file!("include/flash_sampling/fused_hopper/halve.cuh"),
-    file!("include/flash_sampling/fused_hopper/initial_threshold.cuh"),
-    file!("include/flash_sampling/fused_hopper/kernel.cuh"),
-    file!("include/flash_sampling/fused_hopper/lists.cuh"),
-    file!("include/flash_sampling/fused_hopper/load.cuh"),
-    file!("include/flash_sampling/fused_hopper/masks_penalties.cuh"),
-    file!("include/flash_sampling/fused_hopper/masses.cuh"),
-    file!("include/flash_sampling/fused_hopper/multiply.cuh"),
-    file!("include/flash_sampling/fused_hopper/publish.cuh"),
-    file!("include/flash_sampling/fused_hopper/refine.cuh"),
-    file!("include/flash_sampling/fused_hopper/schedule.cuh"),
-    file!("include/flash_sampling/fused_hopper/scout.cuh"),
-    file!("include/flash_sampling/fused_hopper/store_logits.cuh"),
-    file!("include/flash_sampling/fused_hopper/threshold.cuh"),
-    file!("include/flash_sampling/fused_hopper/tile.cuh"),
-    file!("include/flash_sampling/fused_hopper/upper_dots.cuh"),
-    file!("include/flash_sampling/fused_portable.cuh"),
-    file!("include/flash_sampling/head.cuh"),
-    file!("include/flash_sampling/mainloop/dot_tile.cuh"),
-    file!("include/flash_sampling/mainloop/load_slab.cuh"),
-    file!("include/flash_sampling/mainloop/matrices.cuh"),
-    file!("include/flash_sampling/mainloop/memory.cuh"),
-    file!("include/flash_sampling/mainloop/plain.cuh"),
-    file!("include/flash_sampling/mainloop/swizzle.cuh"),
-    file!("include/flash_sampling/mainloop/tensor.cuh"),
-    file!("include/flash_sampling/math.cuh"),
-    file!("include/flash_sampling/noise/bound.cuh"),
-    file!("include/flash_sampling/noise/counter.cuh"),
-    file!("include/flash_sampling/noise/granule.cuh"),
-    file!("include/flash_sampling/noise/log.cuh"),
-    file!("include/flash_sampling/noise/noise.cuh"),
-    file!("include/flash_sampling/noise/philox.cuh"),
-    file!("include/flash_sampling/noise/uniform.cuh"),
-    file!("include/flash_sampling/perturb.cuh"),
-    file!("include/flash_sampling/platform.cuh"),
-    file!("include/flash_sampling/ptx/address.cuh"),
-    file!("include/flash_sampling/ptx/arithmetic.cuh"),
-    file!("include/flash_sampling/ptx/atomic.cuh"),
-    file!("include/flash_sampling/ptx/cluster.cuh"),
-    file!("include/flash_sampling/ptx/cp_async.cuh"),
-    file!("include/flash_sampling/ptx/early.cuh"),
-    file!("include/flash_sampling/ptx/fp8.cuh"),
-    file!("include/flash_sampling/ptx/mbarrier.cuh"),
-    file!("include/flash_sampling/ptx/mma.cuh"),
-    file!("include/flash_sampling/ptx/operand.cuh"),
-    file!("include/flash_sampling/ptx/ordered.cuh"),
-    file!("include/flash_sampling/ptx/tma.cuh"),
-    file!("include/flash_sampling/ptx/wgmma.cuh"),
-    file!("include/flash_sampling/quantised.cuh"),
-    file!("include/flash_sampling/row_summary/call.cuh"),
-    file!("include/flash_sampling/row_summary/load_part.cuh"),
-    file!("include/flash_sampling/scan/row_lines.cuh"),
-    file!("include/flash_sampling/scan/scan.cuh"),
-    file!("include/flash_sampling/scan/stored.cuh"),
-    file!("include/flash_sampling/selection/block_max_sums.cuh"),
-    file!("include/flash_sampling/selection/block_maxima.cuh"),
-    file!("include/flash_sampling/selection/candidates.cuh"),
-    file!("include/flash_sampling/selection/digit.cuh"),
-    file!("include/flash_sampling/selection/exact_filters.cuh"),
-    file!("include/flash_sampling/selection/filter_call.cuh"),
-    file!("include/flash_sampling/selection/filter_row.cuh"),
-    file!("include/flash_sampling/selection/find_block_maxima.cuh"),
-    file!("include/flash_sampling/selection/granule_candidates.cuh"),
-    file!("include/flash_sampling/selection/groups.cuh"),
-    file!("include/flash_sampling/selection/logprob_columns.cuh"),
-    file!("include/flash_sampling/selection/row_filters.cuh"),
-    file!("include/flash_sampling/selection/row_logprobs.cuh"),
-    file!("include/flash_sampling/selection/row_lists.cuh"),
-    file!("include/flash_sampling/selection/team.cuh"),
-    file!("include/flash_sampling/selection/top_p.cuh"),
-    file!("include/flash_sampling/selection/top_p_block_max.cuh"),
-    file!("include/flash_sampling/selection/top_p_first_pass.cuh"),
-    file!("include/flash_sampling/selection/top_p_resolve.cuh"),
-    file!("include/flash_sampling/selection/undecided_rows.cuh"),
-    file!("include/flash_sampling/shadow/bounds.cuh"),
-    file!("include/flash_sampling/shadow/digits.cuh"),
-    file!("include/flash_sampling/shadow/exact_dots.cuh"),
-    file!("include/flash_sampling/shadow/pass.cuh"),
-    file!("include/flash_sampling/shadow/winners.cuh"),
-    file!("include/flash_sampling/summary/group_summary.cuh"),
-    file!("include/flash_sampling/summary/log_mass.cuh"),
-    file!("include/flash_sampling/summary/mass_histogram.cuh"),
-    file!("include/flash_sampling/summary/row_mass.cuh"),
-    file!("include/flash_sampling/summary/winner.cuh"),
-    file!("include/flash_sampling/transform.cuh"),
-    file!("include/flash_sampling/warp.cuh"),
-    file!("near_ties.cu"),
-    file!("peers.cu"),
-    file!("reduction.cu"),
-    file!("row_columns.cu"),
-    file!("row_logprobs.cu"),
-    file!("row_summary.cu"),
-    file!("select.cu"),
-    file!("shadow.cu"),
-    file!("standalone.cu"),
-    file!("stored_scan.cu"),
-    file!("top_list.cu"),
-    file!("top_p.cu"),
-    file!("top_p_ranks.cu"),
-    file!("widen_rows.cu"),
-];
+const FILES: &[(&str, &str)] = files! {
+    kernels: canonical filter_list filter_list_ranks filter_row fused_hopper fused_plain fused_portable near_ties
+        peers reduction row_columns row_logprobs row_summary select shadow standalone stored_scan top_list top_p
+        top_p_ranks widen_rows;
+    headers: abi element fused_portable head math perturb platform quantised transform warp;
+    epilogue: draw partial sample store summary winners;
+    exchange: draw_key fan_out gather peer_records peers rank_sums reduction row_contents top_p_block_max_ranks;
+    fused_hopper: candidates consume filter fp8 halve initial_threshold kernel lists load masks_penalties masses
+        multiply publish refine schedule scout store_logits threshold tile upper_dots;
+    mainloop: dot_tile load_slab matrices memory plain swizzle tensor;
+    noise: bound counter granule log noise philox uniform;
+    ptx: address arithmetic atomic cluster cp_async early fp8 mbarrier mma operand ordered tma wgmma;
+    row_summary: call load_part;
+    scan: row_lines scan stored;
+    selection: block_max_sums block_maxima candidates digit exact_filters filter_call filter_row find_block_maxima
+        granule_candidates groups logprob_columns row_filters row_logprobs row_lists team top_p top_p_block_max
+        top_p_first_pass top_p_resolve undecided_rows;
+    shadow: bounds digits exact_dots pass winners;
+    summary: group_summary log_mass mass_histogram row_mass winner;
+};
 
 /// Returns the text of a kernel with every header in place of its first `#include "..."`.
 ///

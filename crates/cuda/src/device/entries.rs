@@ -9,7 +9,7 @@ use crate::abi::{
     ScanSums, ScanTokens, Selection, ShadowCall, Summaries, SummaryRequest, TopLists, UndecidedRows, WidenRows,
     WriteTokens,
 };
-use crate::device::launch::Entry;
+use crate::device::Entry;
 
 /// Defines entry points: constant, kernel name, argument types.
 macro_rules! entries {

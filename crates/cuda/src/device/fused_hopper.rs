@@ -1,13 +1,8 @@
 //! The fused Hopper kernel: its tiles, its options, and its launch.
 
 use crate::abi::{self, Call, Candidates, LogitStore, Maps, Masses, Peers, RowLists};
-use crate::compile::architecture::Architecture;
-use crate::compile::kernels::{Instance, KernelSource};
-use crate::device::entries;
-use crate::device::gpu::Device;
-use crate::device::launch::{Entry, Grid, Kernel, Queue, Residency};
-use crate::device::launch_config::launch_words;
-use crate::device::shadow;
+use crate::compile::{Architecture, Instance, KernelSource};
+use crate::device::{Device, Entry, Grid, Kernel, Queue, Residency, entries, launch_words, shadow};
 use crate::error::CudaError;
 use core::fmt::Display;
 use cudarc::driver::CudaModule;
@@ -32,8 +27,8 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
         .into_iter()
         .flat_map(tiles)
         .flatten()
-        .chain(Tile::of_candidates(shadow::MAX_ROWS, FusedVariant::Candidates))
-        .chain(Tile::of_candidates(shadow::MAX_ROWS, FusedVariant::ListedCandidates))
+        .chain(Tile::up_to(shadow::MAX_ROWS, DType::I8, FusedVariant::Candidates))
+        .chain(Tile::up_to(shadow::MAX_ROWS, DType::I8, FusedVariant::ListedCandidates))
         .map(Tile::instance)
         .collect()
     },
@@ -144,17 +139,13 @@ const FP8_TILES: [[u32; 3]; 4] = [[8, 2, 1], [32, 2, 1], [64, 1, 2], [128, 1, 2]
 const CANDIDATE_TILES: [[u32; 3]; 5] = [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 1, 2]];
 
 impl Tile {
-    /// The tiles of a variant with candidates for calls of up to `rows` rows, smallest first.
-    pub(crate) fn of_candidates(rows: usize, variant: FusedVariant) -> impl Iterator<Item = Tile> {
-        let largest = CANDIDATE_TILES.iter().position(|tile| tile[0] as usize >= rows).unwrap_or_default();
-        let dtype = DType::I8;
-        let made = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, variant };
-        CANDIDATE_TILES[..=largest].iter().copied().map(made)
-    }
-
     /// The tiles for calls of up to `rows` rows, smallest first.
     pub(crate) fn up_to(rows: usize, dtype: DType, variant: FusedVariant) -> impl Iterator<Item = Tile> {
-        let tiles = if dtype == DType::F8_E4M3 { &FP8_TILES[..] } else { &TILES };
+        let tiles = match dtype {
+            DType::F8_E4M3 => &FP8_TILES[..],
+            DType::I8 => &CANDIDATE_TILES,
+            _ => &TILES,
+        };
         let largest = tiles.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(tiles.len() - 1);
         let made = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, variant };
         tiles[..=largest].iter().copied().map(made)
@@ -290,7 +281,7 @@ impl Loaded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::emulated;
+    use crate::emulated::{self, Input};
 
     #[test]
     fn tiles_cover_a_plan() {
@@ -325,10 +316,11 @@ mod tests {
     fn the_kernel_loads_as_many_rows_as_the_host_makes_boxes_of() {
         let Some(program) = emulated::program("loaded_rows") else { return };
         let cases: Vec<_> = tiles().flat_map(|tile| (1..=256).map(move |rows| (tile, rows))).collect();
-        let words = cases.iter().flat_map(|(tile, rows)| [tile.columns, tile.cluster, *rows]);
-        let found = emulated::answer(&program, words.flat_map(u32::to_le_bytes).collect());
-        let found = found.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
-        assert_eq!(found.len(), cases.len());
+        let mut input = Input::default();
+        input.put_all(cases.iter().map(|(tile, rows)| [tile.columns, tile.cluster, *rows]));
+        let mut output = emulated::answer(&program, input);
+        let found: Vec<u32> = output.list(cases.len());
+        assert!(output.is_empty());
         for ((tile, rows), found) in cases.into_iter().zip(found) {
             assert_eq!(tile.loaded_rows(rows as usize), found, "{rows} rows of {tile:?}");
         }

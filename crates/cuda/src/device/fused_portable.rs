@@ -1,13 +1,8 @@
 //! The fused kernels for all GPUs of compute capability 8.0 or later: their instances and their launch.
 
 use crate::abi::{self, Call, Candidates, LogitStore, Matrices, Summaries};
-use crate::compile::kernels::{self, Instance, KernelSource};
-use crate::device::entries;
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::device::gpu::Device;
-use crate::device::head::DeviceHead;
-use crate::device::launch::{Entry, Grid, Kernel, Queue};
-use crate::device::launch_config::launch_words;
+use crate::compile::{Instance, KernelSource, kernels};
+use crate::device::{Device, DeviceHead, Entry, Grid, Kernel, MAX_ROWS, Queue, entries, launch_words};
 use crate::error::CudaError;
 use core::fmt::Display;
 use cudarc::driver::CudaModule;
@@ -305,7 +300,7 @@ impl LoadedPortable {
 mod tests {
     use super::*;
     use crate::abi::DeviceAddress;
-    use crate::device::matrix::{DeviceMatrix, DeviceScales};
+    use crate::device::{DeviceMatrix, DeviceScales};
 
     #[test]
     fn instances_cover_a_plan() {

@@ -1,12 +1,9 @@
 //! A GPU, its context, and its loaded kernels.
 #![allow(unsafe_code)]
 
-use crate::compile::architecture::Architecture;
-use crate::compile::kernels::{Instance, KernelSource};
-use crate::compile::loader::Request;
+use crate::compile::{Architecture, Instance, KernelSource, Request};
 use crate::device::fused_hopper::{Loaded, Tile};
-use crate::device::fused_portable::{LoadedPortable, Portable};
-use crate::device::launch::{Entry, Kernel};
+use crate::device::{Entry, Kernel, LoadedPortable, Portable};
 use crate::error::CudaError;
 use core::fmt;
 use cudarc::driver::sys::{CUdevice_attribute, CUresult};

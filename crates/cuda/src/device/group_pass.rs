@@ -1,14 +1,11 @@
 //! The two launches of the variants with groups, over a head or one of its parts.
 
 use crate::abi::{Call, DeviceAddress, Draw, Groups, Matrices, PARTIAL_BYTES, Row, Selection, SkipIf, Summaries};
-use crate::device::alignment::{check_aligned, check_rows};
-use crate::device::fused_portable::{Epilogue, LoadedPortable, Portable, PortableOutput, Products};
-use crate::device::gpu::Device;
-use crate::device::head::DeviceHead;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::scratch::Scratch;
-use crate::device::select::{GroupRule, SelectKernel};
+use crate::device::select::SelectKernel;
+use crate::device::{
+    Device, DeviceHead, DeviceMatrix, Epilogue, GroupRule, LoadedPortable, Portable, PortableOutput, Products, Queue,
+    Scratch, check_aligned, check_rows,
+};
 use crate::error::CudaError;
 use std::sync::Arc;
 

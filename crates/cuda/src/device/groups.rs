@@ -2,15 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{DeviceAddress, Draw, Row};
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::device::gpu::Device;
 use crate::device::group_pass::{GroupPass, Results};
-use crate::device::head::DeviceHead;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::scratch::Scratch;
-use crate::device::select::GroupRule;
-use crate::device::tiled::RowsAndDraws;
+use crate::device::{Device, DeviceHead, DeviceMatrix, GroupRule, MAX_ROWS, Queue, RowsAndDraws, Scratch};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use std::sync::Arc;

@@ -1,9 +1,7 @@
 //! An LM head in device memory, and its checks.
 
 use crate::abi::{DeviceAddress, HeadTransform, WeightScales};
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::device::gpu::Device;
-use crate::device::matrix::{DeviceMatrix, DeviceScales};
+use crate::device::{Device, DeviceMatrix, DeviceScales, MAX_ROWS};
 use crate::error::CudaError;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::{DType, Head, HeadError, Knob, Shadow};

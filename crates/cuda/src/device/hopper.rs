@@ -1,12 +1,8 @@
 //! The Hopper kernels of a planned head, and the weight's tensor maps.
 
 use crate::abi::{Call, Maps, TensorMap, WeightScales};
-use crate::device::fused_hopper::{FusedOutput, FusedVariant, Loaded, Tile};
-use crate::device::gpu::Device;
-use crate::device::head::DeviceHead;
-use crate::device::launch::{Queue, Residency};
-use crate::device::matrix::DeviceMatrix;
-use crate::device::tensor_map;
+use crate::device::fused_hopper::{FusedVariant, Loaded, Tile};
+use crate::device::{Device, DeviceHead, DeviceMatrix, FusedOutput, Queue, Residency, tensor_map};
 use crate::error::CudaError;
 use std::sync::Arc;
 

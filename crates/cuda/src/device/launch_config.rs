@@ -1,8 +1,7 @@
 //! The launch configuration that a kernel exports, and a kernel loaded with it.
 
-use crate::compile::kernels::{Instance, KernelSource};
-use crate::device::gpu::Device;
-use crate::device::launch::{Arguments, Entry, Grid, Kernel, Queue, Residency};
+use crate::compile::{Instance, KernelSource};
+use crate::device::{Arguments, Device, Entry, Grid, Kernel, Queue, Residency};
 use crate::error::CudaError;
 use cudarc::driver::CudaModule;
 use std::sync::Arc;

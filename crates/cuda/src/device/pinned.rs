@@ -2,8 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::DeviceAddress;
-use crate::device::launch::Queue;
-use crate::device::scratch::wait;
+use crate::device::{Queue, wait};
 use crate::error::CudaError;
 use core::ptr::NonNull;
 use cudarc::driver::sys::{CUevent_flags, CUstream};

@@ -1,7 +1,7 @@
 //! Memory for the results of launches, poisoned to detect results that no kernel wrote.
 
 use crate::abi::{DeviceAddress, Draw, status};
-use crate::device::launch::Queue;
+use crate::device::Queue;
 use crate::error::CudaError;
 
 /// Fills the first `count` draws with ones before a launch writes them.

@@ -1,15 +1,10 @@
 //! Kernels and memory of calls whose parameters and results are in device memory ([`RowColumns`], [`TokenColumns`]).
 
 use crate::abi::{DeviceAddress, Draw, EncodeRows, LogitBias, Row, RowColumns, RowFilters, TokenColumns, WriteTokens};
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::alignment::check_aligned;
-use crate::device::entries;
-use crate::device::gpu::Device;
-use crate::device::launch::{Grid, Kernel, Queue};
-use crate::device::row_features::RowFeatures;
-use crate::device::scratch::Scratch;
+use crate::compile::{KernelSource, kernels};
+use crate::device::{Device, Grid, Kernel, Queue, RowFeatures, Scratch, check_aligned, entries};
 use crate::error::CudaError;
-use crate::selection::filtered::{FilterKinds, FilteredRows};
+use crate::selection::{FilterKinds, FilteredRows};
 use core::ops::Range;
 use std::sync::Arc;
 

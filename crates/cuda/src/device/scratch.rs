@@ -2,8 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::DeviceAddress;
-use crate::device::gpu::Device;
-use crate::device::launch::Queue;
+use crate::device::{Device, Queue};
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::{CudaContext, CudaSlice, DriverError};

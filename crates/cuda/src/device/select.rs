@@ -1,10 +1,8 @@
 //! The second launch of the grouped and online variants: draws from the groups' log-masses and samples.
 
 use crate::abi::Selection;
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::entries;
-use crate::device::gpu::Device;
-use crate::device::launch::{Grid, Kernel, Queue};
+use crate::compile::{KernelSource, kernels};
+use crate::device::{Device, Grid, Kernel, Queue, entries};
 use crate::error::CudaError;
 
 /// One instance, for all GPUs.

@@ -6,17 +6,13 @@ use crate::abi::{
     self, CANDIDATE_ROOM, Call, Candidates, DeviceAddress, EstimateCounts, FilterListCall, HiddenBound, MAX_PARTS,
     Maps, Matrices, PartWinner, ShadowCall, ShadowWords, TensorMap, WeightScales,
 };
-use crate::compile::kernels::{self, Instance, KernelSource};
-use crate::device::entries;
-use crate::device::fused_hopper::{FusedOutput, FusedVariant, Loaded, Tile};
-use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_SHADOW_ROWS, Portable, PortableOutput, Products};
-use crate::device::gpu::Device;
-use crate::device::head::{DeviceHead, DeviceShadow};
-use crate::device::launch::{Grid, Kernel, Queue, Residency};
-use crate::device::launch_config::ConfiguredKernel;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::scratch::Scratch;
-use crate::device::tensor_map;
+use crate::compile::{Instance, KernelSource, kernels};
+use crate::device::fused_hopper::{FusedVariant, Loaded, Tile};
+use crate::device::fused_portable::MAX_SHADOW_ROWS;
+use crate::device::{
+    ConfiguredKernel, Device, DeviceHead, DeviceMatrix, DeviceShadow, Epilogue, FusedOutput, Grid, Kernel,
+    LoadedPortable, Portable, PortableOutput, Products, Queue, Residency, Scratch, entries, tensor_map,
+};
 use crate::error::CudaError;
 use core::mem::offset_of;
 use flash_sampling_core::DType;
@@ -335,7 +331,7 @@ fn codes(head: &DeviceHead, shadow: &DeviceShadow) -> DeviceMatrix {
 
 /// Loads the kernels of a variant with candidates.
 fn load(max_rows: usize, variant: FusedVariant, device: &Device) -> Result<Vec<Arc<Loaded>>, CudaError> {
-    Tile::of_candidates(max_rows, variant).map(|tile| device.kernel(tile)).collect()
+    Tile::up_to(max_rows, DType::I8, variant).map(|tile| device.kernel(tile)).collect()
 }
 
 /// The blocks of `exact_winners` or `exact_lists`: the same number for each row.

@@ -2,15 +2,12 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{self, Call, DeviceAddress, Draw, Existing, HeadTransform, Masses, Row, SkipIf};
-use crate::compile::kernels::{self, Instance, KernelSource};
-use crate::device::alignment::{check_aligned, check_rows};
-use crate::device::entries;
-use crate::device::gpu::Device;
-use crate::device::launch::{Grid, Kernel, Queue};
-use crate::device::matrix::DeviceMatrix;
-use crate::device::noise_math::NoiseMath;
-use crate::device::scratch::Scratch;
+use crate::compile::{Instance, KernelSource, kernels};
+use crate::device::{
+    Device, DeviceMatrix, Grid, Kernel, NoiseMath, Queue, Scratch, check_aligned, check_rows, entries,
+};
 use crate::error::CudaError;
+use crate::first_use::get_or_make;
 use core::fmt::Display;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
@@ -152,13 +149,12 @@ impl DeviceStandalone {
 
     /// The kernel with log Z, loaded at the first call, and the address of its masses.
     fn with_log_z(&mut self) -> Result<(&WithLogZ, DeviceAddress<u8>), CudaError> {
-        if self.with_log_z.is_none() {
-            let kernel =
-                self.device.function(&SOURCE, &instance(self.dtype, self.math, true), &entries::STANDALONE_LOG_Z)?;
+        let (kernel, parts) = get_or_make(&mut self.with_log_z, || {
+            let instance = instance(self.dtype, self.math, true);
+            let kernel = self.device.function(&SOURCE, &instance, &entries::STANDALONE_LOG_Z)?;
             let most = self.max_draws.max((BLOCKS * self.device.multiprocessors()) as usize);
-            self.with_log_z = Some((kernel, Scratch::new(most * PART_BYTES, &[], &self.device)?));
-        }
-        let (kernel, parts) = self.with_log_z.as_mut().expect("it was just made");
+            Ok((kernel, Scratch::new(most * PART_BYTES, &[], &self.device)?))
+        })?;
         Ok((kernel, parts.begin_use()))
     }
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::TensorMap;
-use crate::device::matrix::DeviceMatrix;
+use crate::device::DeviceMatrix;
 use crate::error::CudaError;
 use cudarc::driver::sys::{
     CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,

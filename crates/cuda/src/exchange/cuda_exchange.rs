@@ -1,9 +1,7 @@
 //! The exchange of draws between the GPUs of ranks, for samplers over host memory.
 
 use crate::abi::{DeviceAddress, Draw, Row, status};
-use crate::device::gpu::Device;
-use crate::device::launch::Queue;
-use crate::device::tiled::RowsAndDraws;
+use crate::device::{Device, Queue, RowsAndDraws};
 use crate::error::CudaError;
 #[cfg(feature = "nccl")]
 use crate::exchange::nccl::DeviceNccl;

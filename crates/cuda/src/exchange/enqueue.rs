@@ -1,11 +1,7 @@
 //! The exchange of calls that do not wait.
 
 use crate::abi::{DeviceAddress, LogitStore, status};
-use crate::device::fused_hopper::FusedOutput;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_features::RowFeatures;
-use crate::device::tiled::{DeviceTiled, RowsAndDraws};
+use crate::device::{DeviceMatrix, DeviceTiled, FusedOutput, Queue, RowFeatures, RowsAndDraws};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::{CudaExchange, ExchangeKind};
 use crate::exchange::peers::{DevicePeers, GatheredRows, LogitMatrix};
@@ -53,11 +49,7 @@ impl CudaExchange {
 
     /// The peers, which alone gather logits.
     pub(crate) fn gathering_peers(&mut self) -> Option<&mut DevicePeers> {
-        match &mut self.kind {
-            ExchangeKind::Peers(peers) => Some(peers),
-            #[cfg(feature = "nccl")]
-            ExchangeKind::Nccl(_) => None,
-        }
+        self.peers().map(|(peers, _)| peers)
     }
 
     /// Keeps this rank's matrix until all ranks [connect](CudaExchange::connect_logits).

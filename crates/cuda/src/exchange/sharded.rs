@@ -1,8 +1,8 @@
 //! The filters that ranks can decide on their GPUs.
 
 use crate::abi::{RECORD_WORDS, RowFilters};
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::sampler::row_scan::FilterSource;
+use crate::device::MAX_ROWS;
+use crate::sampler::FilterSource;
 use flash_sampling_core::DType;
 
 /// The maximum number of listed tokens that a rank sends for a row, after their count.

@@ -2,8 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{RowColumns, TokenColumns};
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
+use crate::device::{DeviceMatrix, Queue};
 use cudarc::driver::CudaStream;
 
 /// A call of a rank that does not wait, for [`CudaTiled::enqueue_sharded`](crate::CudaTiled::enqueue_sharded): the

@@ -3,16 +3,10 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{RowColumns, TokenColumns};
-use crate::device::gpu::Device;
-use crate::device::head::DeviceHead;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::noise_math::NoiseMath;
-use crate::device::scratch::wait;
+use crate::device::{Device, DeviceHead, DeviceMatrix, NoiseMath, Queue, wait};
 use crate::error::CudaError;
-use crate::sampler::head_sampler::{DeviceCall, HeadSampler};
-use crate::sampler::logit_sampler::LogitSampler;
-use crate::sampler::tiled::CudaTiled;
+use crate::sampler::head_sampler::DeviceCall;
+use crate::sampler::{CudaTiled, HeadSampler, LogitSampler};
 use cudarc::driver::{CudaEvent, CudaStream};
 use flash_sampling_core::{Capabilities, Plan, RowParams, SampleError, Samples, Shape};
 use std::sync::Arc;

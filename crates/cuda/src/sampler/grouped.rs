@@ -1,13 +1,12 @@
 //! The parallel-group variant over host memory (paper Alg. I.2).
 
-use crate::device::gpu::Device;
 use crate::device::group_pass::check_group;
-use crate::device::row_features::KernelChoice;
-use crate::device::select::GroupRule;
+use crate::device::{Device, GroupRule, KernelChoice};
 use crate::error::CudaError;
-use crate::sampler::head_sampler::{HeadSampler, planned};
+use crate::sampler::head_sampler::planned;
 use crate::sampler::impl_sampler::impl_sampler;
-use crate::sampler::tiled::{CudaTiled, RAW_TOO};
+use crate::sampler::tiled::RAW_TOO;
+use crate::sampler::{CudaTiled, HeadSampler};
 use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Plan, Variant};
 use std::sync::Arc;
 

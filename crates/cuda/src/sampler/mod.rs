@@ -21,7 +21,15 @@ pub(crate) mod standalone;
 pub(crate) mod streamed;
 pub(crate) mod tiled;
 
-use crate::device::matrix::DeviceMatrix;
+pub(crate) use column_call::ColumnCall;
+pub(crate) use device_sampler::DeviceHidden;
+pub(crate) use head_sampler::{HeadSampler, row_stride};
+pub(crate) use logit_sampler::LogitSampler;
+pub(crate) use row_scan::{CallRows, DrawItem, FilterSource, LogitSource, PassPlace, RowScan, SourcePass, idle};
+pub(crate) use staging::Staging;
+pub(crate) use tiled::CudaTiled;
+
+use crate::device::DeviceMatrix;
 use crate::error::CudaError;
 use flash_sampling_core::backend::check_call;
 use flash_sampling_core::{DType, Knob, Matrix, Plan, SampleError, Shape};

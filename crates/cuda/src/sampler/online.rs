@@ -1,14 +1,11 @@
 //! The online variant over host memory (paper Alg. I.3): groups through the binary merge.
 
-use crate::device::gpu::Device;
 use crate::device::group_pass::check_group;
-use crate::device::row_features::KernelChoice;
-use crate::device::select::GroupRule;
+use crate::device::{Device, GroupRule, KernelChoice};
 use crate::error::CudaError;
 use crate::sampler::grouped::in_distribution;
-use crate::sampler::head_sampler::HeadSampler;
 use crate::sampler::impl_sampler::impl_sampler;
-use crate::sampler::tiled::CudaTiled;
+use crate::sampler::{CudaTiled, HeadSampler};
 use flash_sampling_core::{Capabilities, Head, Plan, Variant};
 use std::sync::Arc;
 

@@ -1,8 +1,7 @@
 //! Items of eight bytes, gathered row by row, in page-locked or ordinary host memory.
 
 use crate::abi::DeviceAddress;
-use crate::device::launch::Queue;
-use crate::device::pinned::Pinned;
+use crate::device::{Pinned, Queue};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use std::sync::Arc;

@@ -1,9 +1,8 @@
 //! Encodes row parameters for the kernels, for callers of the entry points over device memory.
 
 use crate::abi::{DeviceAddress, Row, RowFilters};
-use crate::device::row_features::RowFeatures;
-use crate::sampler::staging::Staging;
-use crate::sampler::tiled::CudaTiled;
+use crate::device::RowFeatures;
+use crate::sampler::{CudaTiled, Staging};
 use core::ops::Range;
 use flash_sampling_core::backend::Adjustments;
 use flash_sampling_core::{Capabilities, Knob, Knobs, Plan, RowError, RowParams};

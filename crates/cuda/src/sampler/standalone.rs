@@ -1,11 +1,9 @@
 //! The standalone sampler over logits in host memory (paper Alg. I.1).
 
 use crate::abi::DeviceAddress;
-use crate::device::gpu::Device;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::noise_math::NoiseMath;
+use crate::device::{Device, DeviceMatrix, NoiseMath};
 use crate::error::CudaError;
-use crate::sampler::logit_sampler::LogitSampler;
+use crate::sampler::LogitSampler;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::backend::check_call;
 use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};

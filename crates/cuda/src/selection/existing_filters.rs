@@ -1,14 +1,11 @@
 //! Filters of existing logits in device memory.
 
-use crate::abi::{self, DeviceAddress, FilterCall, SkipIf, WidenRows};
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::entries;
-use crate::device::gpu::Device;
-use crate::device::launch::{Grid, Kernel, Queue};
-use crate::device::matrix::DeviceMatrix;
-use crate::device::scratch::Scratch;
+use crate::abi::{self, DeviceAddress, FilterCall, WidenRows};
+use crate::compile::{KernelSource, kernels};
+use crate::device::{Device, DeviceMatrix, Grid, Kernel, Queue, Scratch, entries};
 use crate::error::CudaError;
-use crate::selection::filtered::{FilterKinds, FilteredRows, LogitFilters};
+use crate::first_use::get_or_make;
+use crate::selection::{FilterKinds, FilteredRows, LogitFilters};
 use flash_sampling_core::DType;
 use std::sync::Arc;
 
@@ -57,11 +54,7 @@ impl ExistingFilters {
     /// The room for copies, allocated at first use.
     fn copies(&mut self) -> Result<DeviceAddress<f32>, CudaError> {
         let bytes = DType::F32.block_bytes() * self.copy_stride() * self.max_rows;
-        let copies = match &mut self.copies {
-            Some(copies) => copies,
-            none => none.insert(Scratch::new(bytes, &[], &self.device)?),
-        };
-        Ok(copies.begin_use())
+        Ok(get_or_make(&mut self.copies, || Scratch::new(bytes, &[], &self.device))?.begin_use())
     }
 
     /// Replaces `count` draws without filters by draws with filters. `count` is at most `max_rows`.
@@ -73,7 +66,7 @@ impl ExistingFilters {
         &mut self,
         queue: Queue<'_>,
         (logits, sources): (&DeviceMatrix, Option<DeviceAddress<u32>>),
-        FilteredRows { rows, filters, draws, .. }: FilteredRows,
+        rows: FilteredRows,
         count: usize,
         (kinds, is_final, copies_all): (FilterKinds, bool, bool),
     ) -> Result<Option<FilterCall>, CudaError> {
@@ -89,7 +82,7 @@ impl ExistingFilters {
                 let call = WidenRows {
                     logits: logits.address,
                     sources,
-                    filters: if copies_all { DeviceAddress::NULL } else { filters },
+                    filters: if copies_all { DeviceAddress::NULL } else { rows.filters },
                     copies,
                     row_stride: logits.row_stride as u64,
                     copy_stride: copy_stride as u64,
@@ -101,20 +94,7 @@ impl ExistingFilters {
                 (copies, copy_stride, DeviceAddress::NULL)
             }
         };
-        let call = FilterCall {
-            logits,
-            row_stride: row_stride as u64,
-            sources,
-            rows,
-            filters,
-            draws,
-            first_token: 0,
-            tokens: self.vocab_size,
-            is_transformed: 0,
-            count: count as u32,
-            block_maxima: DeviceAddress::NULL,
-            skip_if: SkipIf::default(),
-        };
+        let call = FilterCall { sources, ..rows.call((logits, row_stride), 0..self.vocab_size, count) };
         self.by_logits.enqueue(queue, call, kinds, is_final)?;
         Ok(Some(call))
     }

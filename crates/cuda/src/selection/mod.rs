@@ -16,3 +16,9 @@ pub(crate) mod stored_kernels;
 pub(crate) mod stored_rows;
 pub(crate) mod stored_scan;
 pub(crate) mod top_p;
+
+pub(crate) use existing_filters::ExistingFilters;
+pub(crate) use filtered::{DeviceFilters, FilterKinds, FilteredRows, LogitFilters, rows_within};
+pub(crate) use queries::{CanonicalInputs, Kind, Query, QueryResults};
+pub(crate) use row_logprobs::DeviceLogprobs;
+pub(crate) use stored_rows::{StoredRows, SummaryInput};

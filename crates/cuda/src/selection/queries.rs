@@ -1,8 +1,7 @@
 //! Queries of stored logits, and their results.
 
 use crate::abi::{DeviceAddress, Item, Row};
-use crate::device::head::DeviceHead;
-use crate::device::matrix::DeviceMatrix;
+use crate::device::{DeviceHead, DeviceMatrix};
 use flash_sampling_core::backend::Candidate;
 
 #[derive(Clone, Copy, Debug)]

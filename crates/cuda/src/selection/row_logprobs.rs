@@ -4,13 +4,8 @@ use crate::abi::{
     self, DeviceAddress, FilterCall, KeptCall, KeptColumns, KeptToken, LogprobCall, LogprobColumns, PART_MASSES_BYTES,
     RowSummaries, SUMMARY_LISTED, SUMMARY_TOKENS, StoredLogits, SummaryRequest, SummaryResult, TOP_N_MAX, TokenColumns,
 };
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::alignment::check_aligned;
-use crate::device::entries;
-use crate::device::gpu::Device;
-use crate::device::launch::{Grid, Kernel, Queue};
-use crate::device::launch_config::ConfiguredKernel;
-use crate::device::scratch::Scratch;
+use crate::compile::{KernelSource, kernels};
+use crate::device::{ConfiguredKernel, Device, Grid, Kernel, Queue, Scratch, check_aligned, entries};
 use crate::error::CudaError;
 use crate::selection::stored_kernels::SummaryKernels;
 use flash_sampling_core::DType;

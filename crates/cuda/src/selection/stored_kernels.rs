@@ -1,11 +1,9 @@
 //! The kernels over stored logits: their sources and their launches.
 
 use crate::abi::{Canonical, NearTies, RowSummaries, SUMMARY_TOKENS, TopLists};
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::entries;
-use crate::device::gpu::Device;
-use crate::device::launch::{Entry, Grid, Kernel, Queue};
+use crate::compile::{KernelSource, kernels};
 use crate::device::standalone::WARPS;
+use crate::device::{Device, Entry, Grid, Kernel, Queue, entries};
 use crate::error::CudaError;
 
 pub(crate) static ROW_SUMMARY: KernelSource = KernelSource::single("row_summary.cu", kernels::any);

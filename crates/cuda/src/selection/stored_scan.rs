@@ -1,10 +1,8 @@
 //! Scans of stored logits for rows with filters.
 
 use crate::abi::{ScanSums, ScanTokens, StoredLogits};
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::entries;
-use crate::device::gpu::Device;
-use crate::device::launch::{Entry, Grid, Kernel, Queue};
+use crate::compile::{KernelSource, kernels};
+use crate::device::{Device, Entry, Grid, Kernel, Queue, entries};
 use crate::error::CudaError;
 
 /// One instance, for all GPUs.

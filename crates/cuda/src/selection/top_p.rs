@@ -1,12 +1,8 @@
 //! Draws with top-p first, from logits in device memory and the draws without filters, on one GPU or on several ranks.
 
 use crate::abi::{FilterCall, PeerRecords, UndecidedRows};
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::entries;
-use crate::device::fused_hopper;
-use crate::device::gpu::Device;
-use crate::device::launch::{Arguments, Entry, Grid, Kernel, Queue, Residency};
-use crate::device::launch_config::launch_words;
+use crate::compile::{KernelSource, kernels};
+use crate::device::{Arguments, Device, Entry, Grid, Kernel, Queue, Residency, entries, fused_hopper, launch_words};
 use crate::error::CudaError;
 use cudarc::driver::CudaModule;
 use cudarc::driver::sys::CUdevice_attribute;

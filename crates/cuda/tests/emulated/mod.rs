@@ -1,5 +1,5 @@
 //! Runs kernels on the processor. The system's C++ compiler builds `kernels/tests/NAME.cpp`, which reads cases from
-//! standard input and writes results to standard output.
+//! standard input and writes results to standard output, both as little-endian numbers.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -48,12 +48,84 @@ fn folder() -> PathBuf {
 }
 
 /// Returns the program's output for `input`.
-pub(crate) fn answer(program: &Path, input: Vec<u8>) -> Vec<u8> {
+pub(crate) fn answer(program: &Path, Input(input): Input) -> Output {
     let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let writer = std::thread::spawn(move || stdin.write_all(&input).unwrap());
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
     assert!(output.status.success());
-    output.stdout
+    Output { bytes: output.stdout, at: 0 }
+}
+
+/// A number, or an array of numbers, in the input or the output of a program.
+pub(crate) trait Number: Copy {
+    fn write(self, bytes: &mut Vec<u8>);
+    fn read(bytes: &mut &[u8]) -> Self;
+}
+
+macro_rules! numbers {
+    ($($number:ty),+) => {$(
+        impl Number for $number {
+            fn write(self, bytes: &mut Vec<u8>) {
+                bytes.extend(self.to_le_bytes());
+            }
+
+            fn read(bytes: &mut &[u8]) -> Self {
+                let (number, rest) = bytes.split_first_chunk().expect("the program wrote fewer numbers");
+                *bytes = rest;
+                <$number>::from_le_bytes(*number)
+            }
+        }
+    )+};
+}
+numbers!(u8, u16, u32, u64, i32, i64, f32, f64);
+
+impl<N: Number, const COUNT: usize> Number for [N; COUNT] {
+    fn write(self, bytes: &mut Vec<u8>) {
+        self.into_iter().for_each(|number| number.write(bytes));
+    }
+
+    fn read(bytes: &mut &[u8]) -> Self {
+        core::array::from_fn(|_| N::read(bytes))
+    }
+}
+
+/// The input of a program.
+#[derive(Default)]
+pub(crate) struct Input(Vec<u8>);
+
+impl Input {
+    pub(crate) fn put(&mut self, number: impl Number) {
+        number.write(&mut self.0);
+    }
+
+    pub(crate) fn put_all<N: Number>(&mut self, numbers: impl IntoIterator<Item = N>) {
+        numbers.into_iter().for_each(|number| self.put(number));
+    }
+}
+
+/// The output of a program.
+pub(crate) struct Output {
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl Output {
+    /// Takes the next number.
+    pub(crate) fn take<N: Number>(&mut self) -> N {
+        let mut rest = &self.bytes[self.at..];
+        let number = N::read(&mut rest);
+        self.at = self.bytes.len() - rest.len();
+        number
+    }
+
+    /// Takes the next `count` numbers.
+    pub(crate) fn list<N: Number>(&mut self, count: usize) -> Vec<N> {
+        (0..count).map(|_| self.take()).collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.at == self.bytes.len()
+    }
 }

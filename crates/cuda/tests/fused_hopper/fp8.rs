@@ -1,7 +1,7 @@
 //! Draws from a weight in fp8 with a scale for each row.
 
 use super::{Launch, PROGRAM, input, is_wrong};
-use crate::emulated;
+use crate::emulated::{self, Input};
 use std::path::Path;
 
 const FP8: u32 = 6;
@@ -60,23 +60,22 @@ impl Fp8 {
         Fp8::new(launch, codes)
     }
 
-    fn write(&self, scale: impl Fn(f32) -> f32, out: &mut Vec<u8>) {
+    fn write(&self, scale: impl Fn(f32) -> f32, out: &mut Input) {
         self.launch.write(1.0, out);
-        out.extend(&self.codes);
-        out.extend(self.scales.iter().flat_map(|x| scale(*x).to_le_bytes()));
+        out.put_all(self.codes.iter().copied());
+        out.put_all(self.scales.iter().map(|x| scale(*x)));
     }
 }
 
 /// The number of draws that differ from the reference's, with these scales.
 fn wrong_draws(program: &Path, launches: &[Fp8], scale: impl Fn(f32) -> f32 + Copy) -> usize {
-    let mut bytes = (launches.len() as u32).to_le_bytes().to_vec();
-    launches.iter().for_each(|fp8| fp8.write(scale, &mut bytes));
-    let found = emulated::answer(program, bytes);
-    let words: Vec<_> = found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
-    let mut draws = words.as_chunks::<4>().0.iter();
+    let mut input = Input::default();
+    input.put(launches.len() as u32);
+    launches.iter().for_each(|fp8| fp8.write(scale, &mut input));
+    let mut found = emulated::answer(program, input);
     let rows = launches.iter().flat_map(|fp8| (0..fp8.launch.rows.len()).map(move |r| fp8.launch.expected(r)));
-    let wrong = rows.filter(|want| is_wrong(*draws.next().expect("a draw for every row"), *want)).count();
-    assert!(draws.next().is_none());
+    let wrong = rows.filter(|want| is_wrong(found.take(), *want)).count();
+    assert!(found.is_empty());
     wrong
 }
 

@@ -1,7 +1,7 @@
 //! Draws from a shadow of the weight, and their negative controls.
 
 use super::{Launch, PROGRAM, input, is_wrong};
-use crate::emulated;
+use crate::emulated::{self, Input, Output};
 use flash_sampling_core::backend::code_stride;
 use flash_sampling_core::{Matrix, ShadowBuffer};
 use std::path::Path;
@@ -52,7 +52,7 @@ impl Launch {
     }
 
     /// Writes the shadow of the weight, with the given changes.
-    pub(crate) fn write_shadow(&self, control: Control, out: &mut Vec<u8>) {
+    pub(crate) fn write_shadow(&self, control: Control, out: &mut Input) {
         let hidden = self.hidden as usize;
         let buffer = ShadowBuffer::new(&Matrix::new(&self.weight, self.tokens as usize, hidden).unwrap()).unwrap();
         let shadow = buffer.shadow();
@@ -60,11 +60,11 @@ impl Launch {
         let largest = shadow.errors().iter().zip(shadow.norms()).map(|(e, n)| e + n).fold(0.0, f32::max);
         let flags = [Control::OneDigit, Control::DroppedCandidates, Control::EstimatesAsBounds, Control::CutByBounds];
         let flag = flags.iter().position(|flag| *flag == control).map_or(0, |at| 1 << at);
-        let words = [flag, code_stride(hidden) as u32, largest.to_bits()];
-        out.extend(words.into_iter().flat_map(u32::to_le_bytes));
-        out.extend(shadow.codes().iter().map(|code| *code as u8));
-        let numbers = shadow.scales().iter().copied().chain(shadow.errors().iter().map(|e| error(*e)));
-        out.extend(numbers.chain(shadow.norms().iter().copied()).flat_map(f32::to_le_bytes));
+        out.put([flag, code_stride(hidden) as u32, largest.to_bits()]);
+        out.put_all(shadow.codes().iter().map(|code| *code as u8));
+        out.put_all(shadow.scales().iter().copied());
+        out.put_all(shadow.errors().iter().map(|e| error(*e)));
+        out.put_all(shadow.norms().iter().copied());
     }
 }
 
@@ -149,15 +149,15 @@ fn with_a_large_column() -> Launch {
     launch
 }
 
-/// The words that the program writes for launches with a shadow.
-pub(super) fn answers(program: &Path, launches: &[Launch], control: Control) -> Vec<u32> {
-    let mut bytes = (launches.len() as u32).to_le_bytes().to_vec();
+/// The output of the program for launches with a shadow.
+pub(super) fn answers(program: &Path, launches: &[Launch], control: Control) -> Output {
+    let mut input = Input::default();
+    input.put(launches.len() as u32);
     for launch in launches {
-        launch.write(1.0, &mut bytes);
-        launch.write_shadow(control, &mut bytes);
+        launch.write(1.0, &mut input);
+        launch.write_shadow(control, &mut input);
     }
-    let found = emulated::answer(program, bytes);
-    found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
+    emulated::answer(program, input)
 }
 
 #[test]
@@ -182,19 +182,18 @@ fn the_portable_kernel_draws_from_a_shadow_what_it_draws_from_the_weight() {
 /// Compares draws with the reference, and checks that the negative controls change draws of the last three launches.
 fn check_draws(program: &Path, launches: &[Launch]) {
     let wrong_draws = |launches: &[Launch], control| {
-        let mut words = answers(program, launches, control).into_iter();
-        let mut word = || words.next().expect("a draw for every row");
+        let mut found = answers(program, launches, control);
         let (mut wrong, mut rows, mut open) = (Vec::new(), 0, 0);
         for (at, launch) in launches.iter().enumerate() {
-            (rows, open) = (rows + launch.rows.len() as u32, open + word());
+            (rows, open) = (rows + launch.rows.len() as u32, open + found.take::<u32>());
             for r in 0..launch.rows.len() {
-                let (draw, want) = ([word(), word(), word(), word()], launch.expected(r));
+                let (draw, want) = (found.take(), launch.expected(r));
                 if is_wrong(draw, want) {
                     wrong.push((at, r, draw, want));
                 }
             }
         }
-        assert!(words.next().is_none());
+        assert!(found.is_empty());
         (wrong, rows, open)
     };
     let (wrong, rows, open) = wrong_draws(launches, Control::None);

@@ -134,13 +134,12 @@ fn a_draw_with_filters_from_a_shadow_is_the_draw_from_the_weight() {
     let Some(program) = &*PROGRAM else { return };
     let launches = launches();
     let draws = |launches: &[Launch], control| {
-        let mut words = answers(program, launches, control).into_iter();
-        let mut word = || words.next().expect("a draw for every row");
+        let mut found = answers(program, launches, control);
         let mut wrong = Vec::new();
         let (mut decided, mut undecided, mut short) = (0, 0, 0);
         for (at, launch) in launches.iter().enumerate() {
             for r in 0..launch.rows.len() {
-                let (draw, count, want) = ([word(), word(), word(), word()], word(), launch.filtered(r));
+                let (draw, count, want) = (found.take::<[u32; 4]>(), found.take::<u32>(), launch.filtered(r));
                 if draw[3] == UNDECIDED {
                     undecided += 1;
                     continue;
@@ -152,7 +151,7 @@ fn a_draw_with_filters_from_a_shadow_is_the_draw_from_the_weight() {
                 }
             }
         }
-        assert!(words.next().is_none());
+        assert!(found.is_empty());
         (wrong, decided, undecided, short)
     };
     let (wrong, decided, undecided, short) = draws(&launches, Control::None);

@@ -9,21 +9,29 @@ use serde::de::{Deserializer, Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
 
+/// Converts fields to and from their serialized forms, which are types around the fields.
+macro_rules! forms {
+    ($($form:ident: $field:ty);+) => {$(
+        impl From<$field> for $form {
+            fn from(field: $field) -> Self {
+                $form(field)
+            }
+        }
+
+        impl From<$form> for $field {
+            fn from(form: $form) -> Self {
+                form.0
+            }
+        }
+    )+};
+}
+pub(super) use forms;
+
+forms!(Number: f32);
+
 /// The float of a field.
 #[derive(Clone, Copy)]
 pub(super) struct Number(f32);
-
-impl From<f32> for Number {
-    fn from(value: f32) -> Self {
-        Number(value)
-    }
-}
-
-impl From<Number> for f32 {
-    fn from(number: Number) -> Self {
-        number.0
-    }
-}
 
 impl Serialize for Number {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,27 +1,18 @@
 //! Readers of single fields of a request: null, -1, and fields that do not affect a draw.
 
+use super::number::forms;
 use super::precise::{PRECISE, precise};
 use crate::params::filters::Order;
 use core::fmt;
 use serde::de::{Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
 
+forms!(Seed: Option<u64>; LogprobCount: Option<u32>; OrderName: Order);
+
 /// A seed; -1 is none.
 #[derive(Serialize)]
 #[serde(transparent)]
 pub(super) struct Seed(Option<u64>);
-
-impl From<Option<u64>> for Seed {
-    fn from(seed: Option<u64>) -> Self {
-        Seed(seed)
-    }
-}
-
-impl From<Seed> for Option<u64> {
-    fn from(seed: Seed) -> Self {
-        seed.0
-    }
-}
 
 impl<'de> Deserialize<'de> for Seed {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -33,18 +24,6 @@ impl<'de> Deserialize<'de> for Seed {
 #[derive(Serialize)]
 #[serde(transparent)]
 pub(super) struct LogprobCount(Option<u32>);
-
-impl From<Option<u32>> for LogprobCount {
-    fn from(count: Option<u32>) -> Self {
-        LogprobCount(count)
-    }
-}
-
-impl From<LogprobCount> for Option<u32> {
-    fn from(count: LogprobCount) -> Self {
-        count.0
-    }
-}
 
 impl<'de> Deserialize<'de> for LogprobCount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -60,18 +39,6 @@ impl<'de> Deserialize<'de> for LogprobCount {
 #[derive(Serialize)]
 #[serde(transparent)]
 pub(super) struct OrderName(Order);
-
-impl From<Order> for OrderName {
-    fn from(order: Order) -> Self {
-        OrderName(order)
-    }
-}
-
-impl From<OrderName> for Order {
-    fn from(name: OrderName) -> Self {
-        name.0
-    }
-}
 
 impl<'de> Deserialize<'de> for OrderName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

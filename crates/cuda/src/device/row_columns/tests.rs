@@ -2,7 +2,7 @@ use super::*;
 use crate::abi::{
     KeptColumns, LogprobColumns, PENALISED, Penalty, TOP_K_MAX, TOP_N_MAX, TokenLists, invalid_parameter, status,
 };
-use crate::emulated;
+use crate::emulated::{self, Input, Number, Output};
 use crate::sampler::row_encoder::RowEncoder;
 use flash_sampling_core::backend::{Adjustment, Adjustments};
 use flash_sampling_core::{Domain, History, Knob, Noise, RowParams};
@@ -66,51 +66,28 @@ struct Entry {
     output: Vec<u32>,
 }
 
-/// The arrays of a call, as the emulated kernels read them.
-#[derive(Default)]
-struct Input(Vec<u8>);
-
-impl Input {
-    fn words(&mut self, words: &[u32]) {
-        self.0.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-    }
-
-    /// An array, with the flag of its presence.
-    fn array<const N: usize>(&mut self, values: impl IntoIterator<Item = [u8; N]>) {
-        self.words(&[1]);
-        self.0.extend(values.into_iter().flatten());
-    }
-
-    /// Lists in CSR form, each with further ids; absent if all are empty.
-    fn lists<'a>(&mut self, lists: impl Iterator<Item = &'a [u32]> + Clone, ids: &'a [u32]) {
-        if lists.clone().all(<[u32]>::is_empty) {
-            return self.words(&[0; 4]);
-        }
-        let padded = |list: &'a [u32]| list.iter().chain(ids).copied();
-        let ends: Vec<i64> = lists
-            .clone()
-            .scan(0, |end, list| {
-                *end += (list.len() + ids.len()) as i64;
-                Some(*end)
-            })
-            .collect();
-        self.words(&[*ends.last().unwrap() as u32]);
-        let begins = [0].into_iter().chain(ends.iter().copied()).take(ends.len());
-        self.array(begins.map(i64::to_le_bytes));
-        self.array(ends.iter().map(|end| end.to_le_bytes()));
-        self.array(lists.flat_map(padded).map(u32::to_le_bytes));
-    }
+/// Writes an array, with the flag of its presence.
+fn array<N: Number>(input: &mut Input, values: impl IntoIterator<Item = N>) {
+    input.put(1u32);
+    input.put_all(values);
 }
 
-/// The output of the emulated kernels.
-struct Output<'a>(&'a [u8]);
-
-impl Output<'_> {
-    fn take<T: bytemuck::Pod>(&mut self) -> T {
-        let (value, rest) = self.0.split_at(size_of::<T>());
-        self.0 = rest;
-        bytemuck::pod_read_unaligned(value)
+/// Writes lists in CSR form, each with further ids; absent if all are empty.
+fn lists<'a>(input: &mut Input, lists: impl Iterator<Item = &'a [u32]> + Clone, ids: &'a [u32]) {
+    if lists.clone().all(<[u32]>::is_empty) {
+        return input.put([0u32; 4]);
     }
+    let ends: Vec<i64> = lists
+        .clone()
+        .scan(0, |end, list| {
+            *end += (list.len() + ids.len()) as i64;
+            Some(*end)
+        })
+        .collect();
+    input.put(*ends.last().unwrap() as u32);
+    array(input, [0].into_iter().chain(ends.iter().copied()).take(ends.len()));
+    array(input, ends.iter().copied());
+    array(input, lists.flat_map(|list| list.iter().chain(ids).copied()));
 }
 
 const FIRST_ROW: usize = 2;
@@ -136,58 +113,51 @@ impl EncodedCall<'_> {
         self.entries[self.index[row]].params.position + row as u64
     }
 
-    fn input(&self) -> Vec<u8> {
+    fn input(&self) -> Input {
         let (entries, rows) = (self.entries, self.index.len());
-        let mut input = Input::default();
-        input.words(&[FIRST_ROW, rows - FIRST_ROW, entries.len()].map(|number| number as u32));
-        input.words(&[self.tokens.start, self.tokens.len() as u32, self.vocab_size, self.capacity as u32]);
-        let params = || entries.iter().map(|entry| entry.params);
-        input.array(self.index.iter().map(|&entry| (entry as i32).to_le_bytes()));
-        input.array(params().map(|row| row.seed.to_le_bytes()));
-        input.array((0..rows).map(|row| self.position(row).to_le_bytes()));
-        input.array(params().map(|row| row.temperature.to_le_bytes()));
+        let (mut to, params) = (Input::default(), || entries.iter().map(|entry| entry.params));
+        to.put([FIRST_ROW, rows - FIRST_ROW, entries.len()].map(|number| number as u32));
+        to.put([self.tokens.start, self.tokens.len() as u32, self.vocab_size, self.capacity as u32]);
+        array(&mut to, self.index.iter().map(|&entry| entry as i32));
+        array(&mut to, params().map(|row| row.seed));
+        array(&mut to, (0..rows).map(|row| self.position(row)));
+        array(&mut to, params().map(|row| row.temperature));
         // As some engines disable top-k.
-        input.array(params().map(|row| if row.top_k == 0 { -1 } else { row.top_k as i32 }.to_le_bytes()));
-        input.array(params().map(|row| row.top_p.to_le_bytes()));
-        input.array(params().map(|row| row.min_p.to_le_bytes()));
-        input.array(params().map(|row| row.repetition_penalty.to_le_bytes()));
-        input.array(params().map(|row| row.frequency_penalty.to_le_bytes()));
-        input.array(params().map(|row| row.presence_penalty.to_le_bytes()));
-        input.array(params().map(|row| row.min_tokens.to_le_bytes()));
-        input.words(&[MASK_WORDS as u32]);
-        let mask = |row| mask_of(row).into_iter().chain([0]);
-        input.array((0..rows).flat_map(mask).map(u32::to_le_bytes));
+        array(&mut to, params().map(|row| if row.top_k == 0 { -1 } else { row.top_k as i32 }));
+        array(&mut to, params().map(|row| row.top_p));
+        array(&mut to, params().map(|row| row.min_p));
+        array(&mut to, params().map(|row| row.repetition_penalty));
+        array(&mut to, params().map(|row| row.frequency_penalty));
+        array(&mut to, params().map(|row| row.presence_penalty));
+        array(&mut to, params().map(|row| row.min_tokens));
+        to.put(MASK_WORDS as u32);
+        array(&mut to, (0..rows).flat_map(|row| mask_of(row).into_iter().chain([0])));
         let tokens: Vec<Vec<u32>> =
             entries.iter().map(|entry| entry.bias.iter().map(|bias| bias.0).collect()).collect();
-        input.lists(tokens.iter().map(Vec::as_slice), &UNKNOWN);
+        lists(&mut to, tokens.iter().map(Vec::as_slice), &UNKNOWN);
         let values = |entry: &Entry| entry.bias.iter().map(|bias| bias.1).chain([0.0; 2]).collect::<Vec<_>>();
         let values: Vec<f32> = entries.iter().flat_map(values).collect();
         if entries.iter().all(|entry| entry.bias.is_empty()) {
-            input.words(&[0; 2]);
+            to.put([0u32; 2]);
         } else {
-            input.words(&[values.len() as u32]);
-            input.array(values.iter().map(|value| value.to_le_bytes()));
+            to.put(values.len() as u32);
+            array(&mut to, values);
         }
-        input.lists(entries.iter().map(|entry| entry.banned.as_slice()), &UNKNOWN);
-        input.lists(entries.iter().map(|entry| entry.stops.as_slice()), &UNKNOWN);
-        input.lists(entries.iter().map(|entry| entry.prompt.as_slice()), &UNKNOWN);
-        input.lists(entries.iter().map(|entry| entry.output.as_slice()), &[]);
-        input.0
+        lists(&mut to, entries.iter().map(|entry| entry.banned.as_slice()), &UNKNOWN);
+        lists(&mut to, entries.iter().map(|entry| entry.stops.as_slice()), &UNKNOWN);
+        lists(&mut to, entries.iter().map(|entry| entry.prompt.as_slice()), &UNKNOWN);
+        lists(&mut to, entries.iter().map(|entry| entry.output.as_slice()), &[]);
+        to
     }
 
     /// Compares the rows of the emulated kernels with the host's. Returns the number of invalid rows.
     fn check(&self, program: &std::path::Path) -> usize {
-        let output = emulated::answer(program, self.input());
-        let mut output = Output(&output);
-        let mut statuses = Vec::new();
-        for row in FIRST_ROW..self.index.len() {
-            statuses.push(self.check_row(row, &mut output));
-        }
+        let mut output = emulated::answer(program, self.input());
         let rows = self.index.len();
-        let tokens: Vec<i64> = (0..rows).map(|_| output.take()).collect();
-        let scores: Vec<f32> = (0..rows).map(|_| output.take()).collect();
-        let found: Vec<u32> = (0..rows).map(|_| output.take()).collect();
-        assert!(output.0.is_empty());
+        let statuses: Vec<u32> = (FIRST_ROW..rows).map(|row| self.check_row(row, &mut output)).collect();
+        let (tokens, scores): (Vec<i64>, Vec<f32>) = (output.list(rows), output.list(rows));
+        let found: Vec<u32> = output.list(rows);
+        assert!(output.is_empty());
         assert_eq!((&tokens[..FIRST_ROW], &found[..FIRST_ROW]), (&[77, 77][..], &[77, 77][..]));
         for (i, invalid) in statuses.iter().enumerate() {
             let (drawn, of_row) = (i as u32 % 7, FIRST_ROW + i);
@@ -200,15 +170,17 @@ impl EncodedCall<'_> {
         statuses.iter().filter(|invalid| **invalid > 0).count()
     }
 
-    fn check_row(&self, row: usize, output: &mut Output<'_>) -> u32 {
+    fn check_row(&self, row: usize, output: &mut Output) -> u32 {
         let entry = &self.entries[self.index[row]];
         let [seed_low, seed_high, low, high, has_mask, mask_words, biases, inv, largest_bias, draw, greedy, invalid]: [u32; 12] =
             output.take();
-        let filters: RowFilters = output.take();
+        let filters: RowFilters = bytemuck::cast(output.take::<[u64; 3]>());
         let count = (biases & !PENALISED) as usize;
         let list: Vec<(u32, f32)> = (0..count).map(|_| (output.take(), output.take())).collect();
         let is_penalised = biases & PENALISED != 0;
-        let penalties: Vec<Penalty> = (0..if is_penalised { count + 1 } else { 0 }).map(|_| output.take()).collect();
+        let penalties = output.list::<[f32; 2]>(if is_penalised { count + 1 } else { 0 });
+        let penalties: Vec<_> =
+            penalties.into_iter().map(|[repetition, subtract]| Penalty { repetition, subtract }).collect();
         let contents: u32 = output.take();
 
         let (mask, mut history) = (mask_of(row), History::new(&entry.prompt));

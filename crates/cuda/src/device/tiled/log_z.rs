@@ -2,17 +2,11 @@
 
 use super::{DeviceTiled, RowsAndDraws};
 use crate::abi::{DeviceAddress, Masses};
-use crate::device::alignment::check_aligned;
-use crate::device::fused_hopper::FusedOutput;
-use crate::device::gpu::Device;
-use crate::device::groups::DeviceGroups;
-use crate::device::head::DeviceHead;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_features::RowFeatures;
-use crate::device::scratch::Scratch;
-use crate::device::select::GroupRule;
+use crate::device::{
+    Device, DeviceGroups, DeviceHead, DeviceMatrix, FusedOutput, GroupRule, Queue, RowFeatures, Scratch, check_aligned,
+};
 use crate::error::CudaError;
+use crate::first_use::get_or_make;
 use flash_sampling_core::backend::group_size;
 use std::sync::Arc;
 
@@ -34,11 +28,9 @@ impl LogZ {
         rows: usize,
         device: &Arc<Device>,
     ) -> Result<Masses, CudaError> {
-        if self.parts.is_none() {
-            let blocks = device.multiprocessors() as usize;
-            self.parts = Some(Scratch::new(blocks * rows * PART_BYTES, &[], device)?);
-        }
-        Ok(Masses { parts: self.parts.as_mut().expect("it was just made").begin_use(), log_z })
+        let blocks = device.multiprocessors() as usize;
+        let parts = get_or_make(&mut self.parts, || Scratch::new(blocks * rows * PART_BYTES, &[], device))?;
+        Ok(Masses { parts: parts.begin_use(), log_z })
     }
 
     /// The groups, with the same draws as the tiled kernel.
@@ -48,11 +40,8 @@ impl LogZ {
         rows: usize,
         device: &Arc<Device>,
     ) -> Result<&mut DeviceGroups, CudaError> {
-        if self.groups.is_none() {
-            let size = group_size(head.weight.rows);
-            self.groups = Some(DeviceGroups::plan(*head, rows, size, GroupRule::Maxima, device)?);
-        }
-        Ok(self.groups.as_mut().expect("they were just made"))
+        let size = group_size(head.weight.rows);
+        get_or_make(&mut self.groups, || DeviceGroups::plan(*head, rows, size, GroupRule::Maxima, device))
     }
 
     pub(super) fn scratch_bytes(&self) -> usize {

@@ -9,17 +9,13 @@ mod sharded;
 mod storing;
 
 use crate::abi::{Call, DeviceAddress, Draw, LogitStore, Matrices, Row, SkipIf};
-use crate::device::alignment::check_rows;
-use crate::device::fused_hopper::{FusedOutput, MAX_ROWS};
-use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable, PortableOutput, Products};
-use crate::device::gpu::Device;
-use crate::device::head::DeviceHead;
+use crate::device::fused_portable::MAX_BLOCKS;
 use crate::device::hopper::Hopper;
-use crate::device::launch::{Queue, Residency};
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_features::{KernelChoice, RowFeatures};
-use crate::device::scratch::Scratch;
 use crate::device::shadow::ShadowKernels;
+use crate::device::{
+    Device, DeviceHead, DeviceMatrix, Epilogue, FusedOutput, KernelChoice, LoadedPortable, MAX_ROWS, Portable,
+    PortableOutput, Products, Queue, Residency, RowFeatures, Scratch, check_rows,
+};
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::CudaStream;

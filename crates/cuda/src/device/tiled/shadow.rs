@@ -4,10 +4,8 @@
 
 use super::DeviceTiled;
 use crate::abi::{FilterListCall, FilterPasses, SkipIf};
-use crate::device::fused_hopper::FusedOutput;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
 use crate::device::shadow::{LARGEST_TOP_K, MAX_TOP_K_ELEMENTS, MAX_TOP_K_ROWS};
+use crate::device::{DeviceMatrix, FusedOutput, Queue};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 

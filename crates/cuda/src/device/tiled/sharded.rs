@@ -3,10 +3,7 @@
 
 use super::{DeviceTiled, RowsAndDraws};
 use crate::abi::{DeviceAddress, Draw, Peers, Row};
-use crate::device::fused_hopper::FusedOutput;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_features::RowFeatures;
+use crate::device::{DeviceMatrix, FusedOutput, Queue, RowFeatures};
 use crate::error::CudaError;
 use crate::exchange::peers::DevicePeers;
 use cudarc::driver::CudaStream;

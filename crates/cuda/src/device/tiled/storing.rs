@@ -3,11 +3,7 @@
 
 use super::{DeviceTiled, RowsAndDraws};
 use crate::abi::{DeviceAddress, Draw, HeadTransform, LogitStore, Row, RowLists, SkipIf};
-use crate::device::alignment::check_rows;
-use crate::device::fused_hopper::FusedOutput;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_features::RowFeatures;
+use crate::device::{DeviceMatrix, FusedOutput, Queue, RowFeatures, check_rows};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::DType;

@@ -2,8 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::{NcclId, failed, is_present};
-use crate::device::gpu::Device;
-use crate::device::scratch::wait;
+use crate::device::{Device, wait};
 use crate::error::CudaError;
 use core::ffi::c_int;
 use core::time::Duration;

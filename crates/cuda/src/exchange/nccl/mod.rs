@@ -5,14 +5,8 @@ pub(crate) mod communicator;
 mod id;
 
 use crate::abi::{DeviceAddress, Draw, Reduction, Row, status};
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::alignment::check_rows;
-use crate::device::entries;
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::device::gpu::Device;
-use crate::device::launch::{Grid, Kernel, Queue};
-use crate::device::scratch::Scratch;
-use crate::device::tiled::RowsAndDraws;
+use crate::compile::{KernelSource, kernels};
+use crate::device::{Device, Grid, Kernel, MAX_ROWS, Queue, RowsAndDraws, Scratch, check_rows, entries};
 use crate::error::CudaError;
 use communicator::Communicator;
 use core::ffi::{c_int, c_void};
@@ -68,14 +62,8 @@ pub(crate) fn failed(action: &'static str) -> impl Fn(NcclError) -> CudaError {
 pub struct DeviceNccl {
     /// Dropped first: dropping waits for the GPU until the timeout, then aborts work that waits for other ranks.
     comm: Communicator,
-    rank: usize,
-    world: usize,
-    max_rows: usize,
+    endpoint: NcclEndpoint,
     mark: u64,
-    to_words: Kernel<(Reduction,)>,
-    from_words: Kernel<(Reduction,)>,
-    device: Arc<Device>,
-    words: Scratch,
 }
 
 /// A rank that has loaded and allocated all it needs, and has not connected.
@@ -129,10 +117,9 @@ impl NcclEndpoint {
     /// # Errors
     /// [`CudaError::LateRanks`] without ranks; [`CudaError::Nccl`], [`CudaError::Driver`].
     pub fn connect(self, id: &NcclId, limit: Duration) -> Result<DeviceNccl, CudaError> {
-        let NcclEndpoint { rank, world, max_rows, to_words, from_words, device, words } = self;
-        let comm = Communicator::connect(id, rank, world, &device, limit)?;
-        let mut nccl = DeviceNccl { comm, rank, world, max_rows, mark: 0, to_words, from_words, device, words };
-        let stream = nccl.device.stream()?;
+        let comm = Communicator::connect(id, self.rank, self.world, &self.device, limit)?;
+        let mut nccl = DeviceNccl { comm, endpoint: self, mark: 0 };
+        let stream = nccl.endpoint.device.stream()?;
         nccl.reduce(&stream)?;
         nccl.wait(&stream)?;
         Ok(nccl)
@@ -142,22 +129,22 @@ impl NcclEndpoint {
 impl DeviceNccl {
     /// This rank's number.
     pub fn rank(&self) -> usize {
-        self.rank
+        self.endpoint.rank
     }
 
     /// The number of ranks.
     pub fn world(&self) -> usize {
-        self.world
+        self.endpoint.world
     }
 
     /// The maximum number of rows of a call.
     pub fn max_rows(&self) -> usize {
-        self.max_rows
+        self.endpoint.max_rows
     }
 
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
-        &self.device
+        &self.endpoint.device
     }
 
     /// Sets the mark of later launches, a number that must be equal on every rank, as the rows must.
@@ -204,26 +191,26 @@ impl DeviceNccl {
         (rows, draws): RowsAndDraws,
         row_count: usize,
     ) -> Result<(), CudaError> {
-        CudaError::check_limits(&[("rows", row_count, self.max_rows)])?;
+        CudaError::check_limits(&[("rows", row_count, self.endpoint.max_rows)])?;
         check_rows(rows, draws)?;
         if row_count == 0 {
             return Ok(());
         }
-        let (words, max_rows) = (self.words.begin_use(), self.max_rows as u32);
+        let (words, max_rows) = (self.endpoint.words.begin_use(), self.endpoint.max_rows as u32);
         let call = Reduction { words, rows, draws, mark: self.mark, row_count: row_count as u32, max_rows };
         let blocks = call.row_count.div_ceil(THREADS);
-        queue.launch(&self.to_words, Grid::of(1, THREADS), (call,))?;
+        queue.launch(&self.endpoint.to_words, Grid::of(1, THREADS), (call,))?;
         self.reduce(queue.stream())?;
-        queue.launch(&self.from_words, Grid::of(blocks, THREADS), (call,))
+        queue.launch(&self.endpoint.from_words, Grid::of(blocks, THREADS), (call,))
     }
 
     /// Enqueues the reduction of the words.
     fn reduce(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         let comm = self.comm.raw()?;
         stream.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
-        let words = self.words.begin_use::<u64>().get() as *mut c_void;
+        let words = self.endpoint.words.begin_use::<u64>().get() as *mut c_void;
         let (kind, maximum) = (sys::ncclDataType_t::ncclUint64, sys::ncclRedOp_t::ncclMax);
-        let (count, stream) = (self.max_rows + REDUCED, stream.cu_stream().cast());
+        let (count, stream) = (self.endpoint.max_rows + REDUCED, stream.cu_stream().cast());
         // SAFETY: this value owns that many words, which NCCL reduces in place; the communicator is alive.
         unsafe { result::all_reduce(words, words, count, kind, maximum, comm, stream) }
             .map(drop)
@@ -237,7 +224,7 @@ impl DeviceNccl {
     /// [`CudaError::Driver`].
     pub fn wait(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         self.comm.wait(stream)?;
-        self.words.mark_idle();
+        self.endpoint.words.mark_idle();
         Ok(())
     }
 

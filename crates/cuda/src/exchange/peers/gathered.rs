@@ -5,10 +5,8 @@
 use super::descriptor::PeerDescriptor;
 use super::mailbox::{Mailbox, MappedMailbox};
 use super::{DevicePeers, SOURCE, THREADS};
-use crate::abi::{self, DeviceAddress, GatherLogits, MAX_PEERS};
-use crate::device::entries;
-use crate::device::launch::{Grid, Kernel, Queue};
-use crate::device::tiled::RowsAndDraws;
+use crate::abi::{self, DeviceAddress, GatherLogits};
+use crate::device::{Grid, Kernel, Queue, RowsAndDraws, entries};
 use crate::error::CudaError;
 use core::ops::Range;
 use flash_sampling_core::DType;
@@ -92,18 +90,10 @@ impl DevicePeers {
     /// # Errors
     /// [`CudaError::Rank`], as [`PeerEndpoint::connect`](super::PeerEndpoint::connect).
     pub(crate) fn connect_logits(&mut self, matrix: LogitMatrix, descriptors: &[Vec<u8>]) -> Result<(), CudaError> {
-        let peers = matrix.descriptor.decode_all(descriptors)?;
-        if peers.iter().all(|peer| peer.process == PeerDescriptor::this_process()) {
-            matrix.memory.set_shared(false);
-        }
-        let open = |peer| MappedMailbox::new(peer, &matrix.memory, &self.device);
-        let opened = peers.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        let mut matrices = [DeviceAddress::NULL; MAX_PEERS];
-        for (address, mailbox) in matrices.iter_mut().zip(&opened) {
-            *address = mailbox.address().cast();
-        }
+        let LogitMatrix { descriptor, memory, .. } = &matrix;
+        let (opened, addresses) = MappedMailbox::all(descriptor, descriptors, memory, &self.device)?;
         let call = GatherLogits {
-            matrices,
+            matrices: addresses.map(DeviceAddress::cast),
             state: self.call.state,
             row_stride: u64::from(matrix.vocab_size.next_multiple_of(8)),
             first_token: 0,

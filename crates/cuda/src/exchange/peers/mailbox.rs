@@ -2,8 +2,8 @@
 #![allow(unsafe_code)]
 
 use super::descriptor::{HANDLE, PeerDescriptor};
-use crate::abi::{DeviceAddress, PeerState, RECORD_BYTES, SLOT_BYTES};
-use crate::device::gpu::Device;
+use crate::abi::{DeviceAddress, MAX_PEERS, PeerState, RECORD_BYTES, SLOT_BYTES};
+use crate::device::Device;
 use crate::error::CudaError;
 use core::ffi::c_int;
 use cudarc::driver::{result, sys};
@@ -139,8 +139,26 @@ pub(crate) enum MappedMailbox {
 }
 
 impl MappedMailbox {
+    /// Maps the mailboxes of all ranks, for stores from `device`, and returns them with their addresses. `own` and `mine`
+    /// are the descriptor and the mailbox of this rank.
+    pub(crate) fn all(
+        own: &PeerDescriptor,
+        descriptors: &[Vec<u8>],
+        mine: &Mailbox,
+        device: &Arc<Device>,
+    ) -> Result<(Vec<MappedMailbox>, [DeviceAddress<u8>; MAX_PEERS]), CudaError> {
+        let peers = own.decode_all(descriptors)?;
+        if peers.iter().all(|peer| peer.process == PeerDescriptor::this_process()) {
+            mine.set_shared(false);
+        }
+        let mapped = peers.iter().map(|peer| MappedMailbox::new(peer, mine, device)).collect::<Result<Vec<_>, _>>()?;
+        let mut addresses = [DeviceAddress::NULL; MAX_PEERS];
+        addresses.iter_mut().zip(&mapped).for_each(|(address, mailbox)| *address = mailbox.address());
+        Ok((mapped, addresses))
+    }
+
     /// Maps the mailbox of a peer, for stores from `device`.
-    pub(crate) fn new(peer: &PeerDescriptor, mine: &Mailbox, device: &Arc<Device>) -> Result<MappedMailbox, CudaError> {
+    fn new(peer: &PeerDescriptor, mine: &Mailbox, device: &Arc<Device>) -> Result<MappedMailbox, CudaError> {
         let rank = peer.rank as usize;
         device.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
         if peer.process == PeerDescriptor::this_process() {

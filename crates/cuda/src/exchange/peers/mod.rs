@@ -10,14 +10,8 @@ mod mailbox;
 mod tests;
 
 use crate::abi::{self, DeviceAddress, Draw, MAX_PEERS, Row, status};
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::alignment::check_rows;
-use crate::device::entries;
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::device::gpu::Device;
-use crate::device::launch::{Grid, Kernel, Queue};
-use crate::device::scratch::wait;
-use crate::device::tiled::RowsAndDraws;
+use crate::compile::{KernelSource, kernels};
+use crate::device::{Device, Grid, Kernel, MAX_ROWS, Queue, RowsAndDraws, check_rows, entries, wait};
 use crate::error::CudaError;
 use core::time::Duration;
 use cudarc::driver::CudaStream;
@@ -97,16 +91,7 @@ impl PeerEndpoint {
     /// * [`CudaError::Driver`].
     pub fn connect(self, descriptors: &[Vec<u8>], limit: Duration) -> Result<DevicePeers, CudaError> {
         let PeerEndpoint { descriptor, mailbox, kernel, device } = self;
-        let peers = descriptor.decode_all(descriptors)?;
-        if peers.iter().all(|peer| peer.process == PeerDescriptor::this_process()) {
-            mailbox.set_shared(false);
-        }
-        let opened =
-            peers.iter().map(|peer| MappedMailbox::new(peer, &mailbox, &device)).collect::<Result<Vec<_>, _>>()?;
-        let mut mailboxes = [DeviceAddress::NULL; MAX_PEERS];
-        for (address, mailbox) in mailboxes.iter_mut().zip(&opened) {
-            *address = mailbox.address();
-        }
+        let (opened, mailboxes) = MappedMailbox::all(&descriptor, descriptors, &mailbox, &device)?;
         let call = abi::Peers {
             mailboxes,
             rows: DeviceAddress::NULL,

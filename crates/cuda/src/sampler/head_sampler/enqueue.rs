@@ -3,14 +3,10 @@
 use super::HeadSampler;
 use super::kernels::{HeadKernels, max_launch_draws};
 use crate::abi::{RowColumns, TOP_K_MAX, TokenColumns};
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_columns::{ListedTokens, RowColumnKernels};
-use crate::device::row_features::RowFeatures;
 use crate::device::shadow::LARGEST_TOP_K;
+use crate::device::{DeviceMatrix, ListedTokens, Queue, RowColumnKernels, RowFeatures};
 use crate::error::CudaError;
-use crate::selection::filtered::FilterKinds;
-use crate::selection::row_logprobs::DeviceLogprobs;
+use crate::selection::{DeviceLogprobs, FilterKinds};
 
 impl HeadSampler<'_> {
     /// Loads kernels and allocates memory for later calls of [`HeadSampler::enqueue_columns`].

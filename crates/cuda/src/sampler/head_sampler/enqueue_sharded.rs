@@ -5,23 +5,18 @@
 //! is invalid on all ranks, and the encoded rows, which the exchange compares, do not depend on the shard.
 
 use super::HeadSampler;
+use super::call_mark::mark_of;
 use super::kernels::max_launch_draws;
-use crate::abi::{DeviceAddress, FilterCall, RowColumns, SkipIf, TokenColumns};
-use crate::device::row_columns::ListedTokens;
-use crate::device::row_features::RowFeatures;
+use crate::abi::{RowColumns, TokenColumns};
+use crate::device::{ListedTokens, RowFeatures};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
-use crate::sampler::column_call::ColumnCall;
-use crate::selection::filtered::{FilterKinds, LogitFilters, rows_within};
-use crate::selection::row_logprobs::DeviceLogprobs;
+use crate::sampler::{ColumnCall, CudaTiled};
+use crate::selection::{DeviceLogprobs, FilterKinds, LogitFilters, rows_within};
 use cudarc::driver::CudaStream;
-use flash_sampling_core::backend::digest::of_words;
-use flash_sampling_core::{DType, Knob};
+use flash_sampling_core::Knob;
 
 const NOT_PREPARED: CudaError = CudaError::NotSharded { reason: "filters and log-probabilities are not prepared" };
-
-/// The first word of the marks of these calls, which differ from the marks of calls that wait.
-const MARK: u64 = u64::from_le_bytes(*b"enqueue\0");
 
 /// The kernels of calls with filters, log-probabilities or kept tokens, over the gathered logits of all ranks.
 #[derive(Debug)]
@@ -30,35 +25,50 @@ pub(super) struct GatheredKernels {
     logprobs: DeviceLogprobs,
 }
 
-impl HeadSampler<'_> {
-    /// Loads kernels and allocates memory for later calls of [`HeadSampler::enqueue_sharded`], with up to `max_adjusted`
-    /// adjusted tokens in a row.
-    pub(crate) fn prepare_sharded_columns(
-        &mut self,
-        exchange: &CudaExchange,
-        max_adjusted: usize,
-    ) -> Result<(), CudaError> {
-        if let Some(kernels) = &mut self.kernels {
+/// Calls over the shards of all ranks that do not wait.
+impl CudaTiled<'_> {
+    /// Loads kernels and allocates memory for calls of [`CudaTiled::enqueue_sharded`] with up to `max_adjusted` adjusted
+    /// tokens in a row, so that a graph can capture such calls.
+    ///
+    /// Adjusted tokens are counted over the whole vocabulary: biased, banned, banned as stop tokens, and penalised. All
+    /// ranks plan the same number. Each adjusted token takes 20 bytes for every row. A larger number than before replaces
+    /// memory, so graphs that captured earlier calls must not run again.
+    ///
+    /// All ranks call this before any rank's first call: a load during a call may block behind a rank that waits on the
+    /// same GPU, or may take longer than the time limit of the other ranks.
+    ///
+    /// # Errors
+    /// [`CudaError::TooLarge`], [`CudaError::Driver`], [`CudaError::Compile`].
+    pub fn prepare_enqueue_sharded(&mut self, exchange: &CudaExchange, max_adjusted: usize) -> Result<(), CudaError> {
+        if let Some(kernels) = &mut self.0.kernels {
             kernels.fused.prepare(RowFeatures::Any)?;
             if exchange.is_by_peers() {
                 kernels.fused.prepare_fan_out()?;
             }
         }
-        self.reserve_columns(max_adjusted)
+        self.0.reserve_columns(max_adjusted)
     }
 
-    /// Loads kernels and allocates memory for later calls with filters, log-probabilities or kept tokens. Returns the
-    /// message for the other ranks.
-    pub(crate) fn offer_logits(&mut self, exchange: &mut CudaExchange) -> Result<Vec<u8>, CudaError> {
-        let vocab_size = self.shape.vocab_size;
-        let rows = self.max_gathered();
+    /// Loads kernels and allocates memory for calls of [`CudaTiled::enqueue_sharded`] with filters, log-probabilities or
+    /// kept tokens, besides [`CudaTiled::prepare_enqueue_sharded`]. Returns a message for the other ranks.
+    ///
+    /// All ranks call this, send their messages to each other, and then call [`CudaExchange::connect_logits`], before any
+    /// rank's first such call. A rank allocates a matrix for the logits of up to 256 rows of the whole vocabulary, at most
+    /// 256 MiB or one row. If ranks are in several processes, the matrix is not freed before the process ends, as the
+    /// mailboxes.
+    ///
+    /// # Errors
+    /// [`CudaError::NotSharded`]: NCCL. [`CudaError::Driver`], [`CudaError::Compile`].
+    pub fn offer_logits(&mut self, exchange: &mut CudaExchange) -> Result<Vec<u8>, CudaError> {
+        let sampler = &mut self.0;
+        let (rows, vocab_size) = (sampler.max_gathered(), sampler.shape.vocab_size);
         let Some(peers) = exchange.gathering_peers() else {
             return Err(CudaError::NotSharded { reason: "NCCL gathers no logits" });
         };
-        if self.gathered.is_none() {
-            let filters = LogitFilters::new(Some(vocab_size), rows, &self.device)?;
-            let logprobs = DeviceLogprobs::new(rows, vocab_size as usize, &self.device)?;
-            self.gathered = Some(GatheredKernels { filters, logprobs });
+        if sampler.gathered.is_none() {
+            let filters = LogitFilters::new(Some(vocab_size), rows, &sampler.device)?;
+            let logprobs = DeviceLogprobs::new(rows, vocab_size as usize, &sampler.device)?;
+            sampler.gathered = Some(GatheredKernels { filters, logprobs });
         }
         let matrix = peers.offer_logits(rows, vocab_size)?;
         let message = matrix.descriptor();
@@ -66,46 +76,77 @@ impl HeadSampler<'_> {
         Ok(message)
     }
 
-    /// Checks that the ranks support the parameters and results of a call, and returns whether the call needs the logits
-    /// of all ranks: filters, log-probabilities and kept tokens depend on all logits of a row. Only peers gather them.
-    pub(crate) fn check_sharded_columns(
+    /// Checks that [`CudaTiled::enqueue_sharded`] supports the parameters and results of a call: only whether an array is
+    /// null matters. Returns whether the call needs the logits of all ranks, and so [`CudaTiled::offer_logits`].
+    ///
+    /// # Errors
+    /// [`CudaError::NotEnqueued`].
+    pub fn check_enqueue_sharded(
         &self,
         exchange: &CudaExchange,
         columns: &RowColumns,
         out: &TokenColumns,
     ) -> Result<bool, CudaError> {
+        // Filters, log-probabilities and kept tokens depend on all logits of a row, which only peers gather.
         let of_whole_rows = whole_row(columns, out);
         let refused = of_whole_rows.filter(|_| !exchange.is_by_peers());
-        match self.plan.canonical.then_some(Knob::Canonical).or(refused) {
+        match self.0.plan.canonical.then_some(Knob::Canonical).or(refused) {
             Some(knob) => Err(CudaError::NotEnqueued { knob }),
             None => Ok(of_whole_rows.is_some()),
         }
     }
 
-    /// Enqueues one draw from the whole vocabulary for each row of the hidden states, in launches of at most 256 rows.
-    pub(crate) fn enqueue_sharded(
-        &mut self,
-        exchange: &mut CudaExchange,
-        call: &ColumnCall<'_>,
-    ) -> Result<(), CudaError> {
+    /// Enqueues draws from the whole vocabulary, with this sampler's head as one shard, and returns without waiting.
+    ///
+    /// This is [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue) for ranks. Each rank makes one draw for each row,
+    /// and every rank has the same result: token and score have the bits of a sampler over the whole head, and so has the
+    /// logit by peers. By NCCL, the logit is score minus noise. The exchange takes no part of the host, so a graph can
+    /// capture the call. Every rank then runs its graph the same number of times.
+    ///
+    /// Parameters of single logits (temperature, masks, biases, bans, minimum lengths, penalties) cost as much as in calls
+    /// that wait. Filters, log-probabilities and kept tokens depend on all logits of a row. By peers, each rank copies the
+    /// logits of its shard into the memory of every rank, and every rank decides all rows with the kernels of one GPU, after
+    /// [`CudaTiled::offer_logits`]. By NCCL, such calls are refused.
+    ///
+    /// A row without a draw has token -1, and its status is the reason. Besides the statuses of
+    /// [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue):
+    /// * [`LATE_RANK`](crate::abi::status::LATE_RANK): by peers, a rank did not make the call within the exchange's time
+    ///   limit. The group is then unusable: all rows of later calls have this status at once.
+    /// * [`OTHER_CALL`](crate::abi::status::OTHER_CALL): a rank made another call: another number of rows, seed,
+    ///   position or temperature, other arrays, or hidden states of another type. A rank that skips a call meets the
+    ///   draws of the skipped call in its next call, and has this status if its rows are others. Calls with filters,
+    ///   log-probabilities or kept tokens also compare filters and the contents of masks and lists.
+    ///
+    /// [`failed_rank`](crate::abi::failed_rank) reads the rank from these statuses. By NCCL, the GPU waits for a missing
+    /// rank without limit, until [`CudaExchange::wait`] aborts the exchange.
+    ///
+    /// # Errors
+    /// * [`CudaError::NotEnqueued`]: a canonical plan; by NCCL, a filter, log-probabilities or kept tokens.
+    /// * [`CudaError::NotSharded`]: the exchange is of another GPU, or has not connected the logits that the call needs.
+    /// * The errors of [`DeviceSampler::enqueue`](crate::DeviceSampler::enqueue).
+    ///
+    /// A rank that has an error takes no part in the call.
+    pub fn enqueue_sharded(&mut self, exchange: &mut CudaExchange, call: &ColumnCall<'_>) -> Result<(), CudaError> {
         let (hidden, columns, out) = (call.hidden(), call.columns(), call.out());
-        let gathers = self.check_sharded_columns(exchange, columns, out)?;
+        let gathers = self.check_enqueue_sharded(exchange, columns, out)?;
         columns.check()?;
         out.check()?;
-        self.check_gpus(exchange, call.queue().stream())?;
-        CudaError::check_limits(&[("rows", hidden.rows, self.plan.max_rows)])?;
-        if hidden.cols != self.shape.input {
+        self.0.check_gpus(exchange, call.queue().stream())?;
+        CudaError::check_limits(&[("rows", hidden.rows, self.0.plan.max_rows)])?;
+        if hidden.cols != self.0.shape.input {
             return Err(CudaError::Layout { what: "hidden states", reason: "their width is not that of the weight" });
         }
-        if self.columns.is_none() {
-            self.prepare_sharded_columns(exchange, 0)?;
+        if self.0.columns.is_none() {
+            self.prepare_enqueue_sharded(exchange, 0)?;
         }
         match gathers {
-            true => self.enqueue_gathered(exchange, call),
-            false => self.enqueue_draws(exchange, call),
+            true => self.0.enqueue_gathered(exchange, call),
+            false => self.0.enqueue_draws(exchange, call),
         }
     }
+}
 
+impl HeadSampler<'_> {
     /// Enqueues a call whose parameters act on single logits.
     fn enqueue_draws(&mut self, exchange: &mut CudaExchange, call: &ColumnCall<'_>) -> Result<(), CudaError> {
         let (hidden, columns, out, queue) = (call.hidden(), call.columns(), call.out(), call.queue());
@@ -139,20 +180,7 @@ impl HeadSampler<'_> {
             let (states, drawn) = (hidden.rows(rows.clone()), (encoded.rows, encoded.draws));
             let shard = kernels.as_mut().map(|kernels| (&mut kernels.fused, &states, columns.features()));
             exchange.enqueue_gather(queue, shard, (drawn, rows.len()), (contents, mark))?;
-            let filtered = FilterCall {
-                logits: to.logits,
-                row_stride: to.row_stride() as u64,
-                sources: DeviceAddress::NULL,
-                rows: encoded.rows,
-                filters: encoded.filters,
-                draws: encoded.draws,
-                first_token: 0,
-                tokens: vocab_size,
-                is_transformed: 0,
-                count: rows.len() as u32,
-                block_maxima: DeviceAddress::NULL,
-                skip_if: SkipIf::default(),
-            };
+            let filtered = encoded.call((to.logits, to.row_stride()), 0..vocab_size, rows.len());
             filters.enqueue(queue, filtered, kinds, true)?;
             match out.needs_logits() {
                 true => logprobs.enqueue(queue, &filtered, invalid, (out, rows.start)),
@@ -198,77 +226,10 @@ fn whole_row(columns: &RowColumns, out: &TokenColumns) -> Option<Knob> {
     all.into_iter().find(|(is_present, _)| *is_present).map(|(_, knob)| knob)
 }
 
-/// The mark of a launch, which differs if ranks have other arrays, hidden states of another type, other numbers of rows,
-/// or another plan of adjusted tokens.
-fn mark_of(
-    (columns, whole_row): (&RowColumns, Option<Knob>),
-    (dtype, max_adjusted): (DType, usize),
-    (first, count): (usize, usize),
-) -> u64 {
-    let words = [MARK, dtype.code().into(), max_adjusted as u64, first as u64, count as u64];
-    let arrays = [presence(columns), columns.mask_words.into(), whole_row.is_some().into()];
-    of_words(words.into_iter().chain(arrays))
-}
-
-/// A bit for each array that is present.
-fn presence(columns: &RowColumns) -> u64 {
-    let &RowColumns { logit_bias, banned, stop_tokens, prompt, output, .. } = columns;
-    let present = [
-        columns.index.is_null(),
-        columns.seed.is_null(),
-        columns.position.is_null(),
-        columns.temperature.is_null(),
-        columns.top_k.is_null(),
-        columns.top_p.is_null(),
-        columns.min_p.is_null(),
-        columns.repetition_penalty.is_null(),
-        columns.frequency_penalty.is_null(),
-        columns.presence_penalty.is_null(),
-        columns.min_tokens.is_null(),
-        columns.mask.is_null(),
-        logit_bias.tokens.is_null(),
-        banned.tokens.is_null(),
-        stop_tokens.tokens.is_null(),
-        prompt.tokens.is_null(),
-        output.tokens.is_null(),
-    ];
-    present.into_iter().fold(0, |bits, is_null| bits << 1 | u64::from(!is_null))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{KeptColumns, LogprobColumns, TokenLists};
-
-    #[test]
-    fn marks_differ_if_calls_do() {
-        let bare = RowColumns::default();
-        let lists = TokenLists { tokens: DeviceAddress::new(4), ..TokenLists::default() };
-        let mark = |columns, dtype, max_adjusted, of| mark_of((columns, None), (dtype, max_adjusted), of);
-        let marks = [
-            mark(&bare, DType::BF16, 0, (0, 9)),
-            mark(&bare, DType::F16, 0, (0, 9)),
-            mark(&bare, DType::BF16, 8, (0, 9)),
-            mark(&bare, DType::BF16, 0, (4, 9)),
-            mark(&bare, DType::BF16, 0, (0, 8)),
-            mark(&RowColumns { seed: DeviceAddress::new(8), ..bare }, DType::BF16, 0, (0, 9)),
-            mark(&RowColumns { banned: lists, ..bare }, DType::BF16, 0, (0, 9)),
-            mark(&RowColumns { output: lists, ..bare }, DType::BF16, 0, (0, 9)),
-            mark(&RowColumns { mask_words: 4, ..bare }, DType::BF16, 0, (0, 9)),
-            mark_of((&bare, Some(Knob::Kept)), (DType::BF16, 0), (0, 9)),
-        ];
-        for (i, mark) in marks.iter().enumerate() {
-            assert!(!marks[..i].contains(mark), "{i}");
-        }
-    }
-
-    /// Two ranks have the arrays of their own memory, at other addresses.
-    #[test]
-    fn marks_do_not_depend_on_addresses() {
-        let at = |address| RowColumns { seed: DeviceAddress::new(address), ..RowColumns::default() };
-        let mark = |columns: RowColumns| mark_of((&columns, None), (DType::BF16, 0), (0, 9));
-        assert_eq!(mark(at(8)), mark(at(64)));
-    }
+    use crate::abi::{DeviceAddress, KeptColumns, LogprobColumns};
 
     #[test]
     fn what_depends_on_the_whole_row_is_named() {

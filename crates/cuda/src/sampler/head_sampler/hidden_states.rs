@@ -1,8 +1,8 @@
 //! The hidden states of a call.
 
-use crate::device::matrix::DeviceMatrix;
+use crate::device::DeviceMatrix;
 use crate::error::CudaError;
-use crate::sampler::device_sampler::DeviceHidden;
+use crate::sampler::DeviceHidden;
 use core::ops::Range;
 use flash_sampling_core::Matrix;
 

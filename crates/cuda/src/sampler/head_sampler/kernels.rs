@@ -6,28 +6,19 @@ use super::launch_plan::PlannedLaunch;
 use super::source::LaunchRows;
 use super::uploaded_weight::{UploadedWeight, row_stride};
 use crate::abi::{DeviceAddress, Draw, Row, RowFilters};
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::device::gpu::Device;
-use crate::device::groups::DeviceGroups;
-use crate::device::head::DeviceHead;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::pinned::Pinned;
-use crate::device::results;
-use crate::device::row_features::KernelChoice;
-use crate::device::scratch::{Scratch, wait};
-use crate::device::select::GroupRule;
-use crate::device::tiled::DeviceTiled;
+use crate::device::{
+    Device, DeviceGroups, DeviceHead, DeviceMatrix, DeviceTiled, GroupRule, KernelChoice, MAX_ROWS, Pinned, Queue,
+    Scratch, results, wait,
+};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
 use crate::exchange::sharded::FilterSupport;
+use crate::first_use::get_or_make;
 use crate::sampler::pinned_items::ROOM;
-use crate::sampler::row_scan::FilterSource;
-use crate::sampler::staging::Staging;
-use crate::selection::filtered::{DeviceFilters, FilterKinds, FilteredRows, rows_within};
-use crate::selection::queries::CanonicalInputs;
-use crate::selection::row_logprobs::DeviceLogprobs;
-use crate::selection::stored_rows::{StoredRows, SummaryInput};
+use crate::sampler::{FilterSource, Staging};
+use crate::selection::{
+    CanonicalInputs, DeviceFilters, DeviceLogprobs, FilterKinds, FilteredRows, StoredRows, SummaryInput, rows_within,
+};
 use core::mem::replace;
 use core::ops::Range;
 use cudarc::driver::{CudaEvent, CudaStream};
@@ -279,13 +270,10 @@ impl HeadKernels {
     /// The kernels for filters and their memory, made at first use; and the fused kernel.
     pub(super) fn filters(&mut self) -> Result<(&mut (DeviceFilters, Scratch), &mut DeviceTiled), CudaError> {
         let (tokens, max_draws) = (self.tokens(), self.max_filtered());
-        let filters = match &mut self.filters {
-            Some(filters) => filters,
-            none => {
-                let room = Scratch::new(max_draws * size_of::<RowFilters>(), &[], &self.device)?;
-                none.insert((DeviceFilters::new(tokens, max_draws, &self.device)?, room))
-            }
-        };
+        let filters = get_or_make(&mut self.filters, || {
+            let room = Scratch::new(max_draws * size_of::<RowFilters>(), &[], &self.device)?;
+            Ok((DeviceFilters::new(tokens, max_draws, &self.device)?, room))
+        })?;
         Ok((filters, &mut self.fused))
     }
 

@@ -9,7 +9,7 @@
 //!           second launch      1       -       -
 //! ```
 
-use crate::sampler::row_scan::DrawItem;
+use crate::sampler::DrawItem;
 use core::ops::Range;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,9 +2,11 @@
 //!
 //! `kernels` has the kernels with the memory of a launch, `hidden_states` the input of a call, `launch_plan` selects
 //! the draws of each launch, `source` makes the launches of a pass, and `sharded` makes those of ranks. `enqueue` and
-//! `enqueue_sharded` enqueue calls that do not wait, with parameters in device memory, on one GPU and on ranks.
+//! `enqueue_sharded` enqueue calls that do not wait, with parameters in device memory, on one GPU and on ranks, whose
+//! calls have marks (`call_mark`).
 //! `uploaded_weight` copies a weight from the host.
 
+mod call_mark;
 mod enqueue;
 mod enqueue_sharded;
 mod hidden_states;
@@ -14,25 +16,15 @@ mod sharded;
 mod source;
 mod uploaded_weight;
 
-use crate::device::gpu::Device;
-use crate::device::head::DeviceHead;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_columns::RowColumnKernels;
-use crate::device::row_features::KernelChoice;
-use crate::device::scratch::wait;
-use crate::device::select::GroupRule;
+use crate::device::{Device, DeviceHead, DeviceMatrix, GroupRule, KernelChoice, Queue, RowColumnKernels, wait};
 use crate::error::CudaError;
-use crate::sampler::device_sampler::DeviceHidden;
-use crate::sampler::row_scan::{PassPlace, RowScan, SourcePass};
-use crate::sampler::staging::Staging;
-use crate::sampler::{check_device_call, check_plan};
+use crate::sampler::{DeviceHidden, PassPlace, RowScan, SourcePass, Staging, check_device_call, check_plan};
 use core::mem::take;
 use cudarc::driver::CudaStream;
 use enqueue_sharded::GatheredKernels;
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, ScoreBound, check_call, check_scan};
 use flash_sampling_core::{
-    Capabilities, DType, Head, HeadError, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
+    Capabilities, DType, Head, HeadError, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
 };
 use hidden_states::HiddenStates;
 use kernels::HeadKernels;
@@ -163,12 +155,6 @@ impl<'w> HeadSampler<'w> {
         })
     }
 
-    /// Allocates memory for this many bytes of lists and masks.
-    pub(crate) fn reserve_lists(&mut self, bytes: usize) -> Result<(), CudaError> {
-        self.rows.staging.reserve(bytes)?;
-        self.kernels.as_mut().map_or(Ok(()), |kernels| kernels.reserve_lists(bytes, &self.stream))
-    }
-
     pub(crate) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
         let plan = Plan { max_rows, ..self.plan };
         check_plan(&plan, true)?;
@@ -179,22 +165,6 @@ impl<'w> HeadSampler<'w> {
             (self.columns, self.gathered) = (None, None);
         }
         (self.scan, self.plan) = (RowScan::default(), plan);
-        Ok(())
-    }
-
-    /// Replaces the input of later calls by hidden states on the device. `None` ends this, and waits for launches that
-    /// may read them.
-    pub(crate) fn set_hidden(&mut self, hidden: Option<DeviceHidden>) -> Result<(), CudaError> {
-        if hidden.is_some() && self.plan.canonical {
-            return Err(CudaError::Unsupported { knob: Knob::Canonical });
-        }
-        if self.hidden.take().is_some() {
-            self.kernels.iter().for_each(HeadKernels::wait_for_reads);
-        }
-        if let Some(hidden) = &hidden {
-            hidden.order_before(&self.stream)?;
-        }
-        self.hidden = hidden;
         Ok(())
     }
 

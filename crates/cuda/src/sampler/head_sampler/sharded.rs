@@ -7,39 +7,140 @@ use crate::abi::{Draw, RowFilters};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
 use crate::exchange::sharded::FilterSupport;
-use crate::sampler::row_scan::{CallRows, DrawItem, DrawItems, FilterSource, decide, quick_filters, write_draws};
+use crate::sampler::row_scan::{DrawItems, decide, quick_filters, write_draws};
+use crate::sampler::{CallRows, CudaTiled, DeviceHidden, DrawItem, FilterSource};
 use core::mem::take;
 use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, Scan, Stage, StagedError, check_call};
 use flash_sampling_core::{
-    Capabilities, DType, Exactness, Knobs, Matrix, RowError, RowParams, SampleError, Samples, backend,
+    Capabilities, DType, Exactness, Knob, Knobs, Matrix, RowError, RowParams, SampleError, Samples, backend,
 };
 
 const NOT_DECIDED: CudaError = CudaError::NotSharded { reason: "ranks cannot decide the filters of a row" };
 const NOT_DRAWN: CudaError = CudaError::NotSharded { reason: "a row requests more than draws" };
 
-impl HeadSampler<'_> {
-    /// Encodes the filters that this rank supports, for the other ranks.
-    pub(crate) fn encode_support(&self) -> Vec<u8> {
-        let decides = !self.plan.canonical && self.can.exactness == Exactness::Pathwise;
-        let kernels = self.kernels.as_ref().filter(|_| decides);
-        kernels.map_or_else(FilterSupport::default, HeadKernels::filter_support).encode(self.dtype)
+/// Calls over the shards of all ranks.
+impl CudaTiled<'_> {
+    /// Encodes the filters that this sampler supports in an exchange, for [`CudaExchange::agree`].
+    pub fn encode_support(&self) -> Vec<u8> {
+        let HeadSampler { plan, can, kernels, dtype, .. } = &self.0;
+        let decides = !plan.canonical && can.exactness == Exactness::Pathwise;
+        let kernels = kernels.as_ref().filter(|_| decides);
+        kernels.map_or_else(FilterSupport::default, HeadKernels::filter_support).encode(*dtype)
     }
 
-    /// Loads kernels and allocates memory for calls with filters.
-    pub(crate) fn prepare_sharded(&mut self) -> Result<(), CudaError> {
-        self.kernels.as_mut().map_or(Ok(()), HeadKernels::prepare_sharded)
+    /// Allocates room for this many bytes of lists and masks, so [`CudaTiled::sample_sharded`] allocates nothing for
+    /// them.
+    ///
+    /// An allocation during a call may block behind a rank that waits on the same GPU.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn reserve_lists(&mut self, bytes: usize) -> Result<(), CudaError> {
+        let HeadSampler { rows, kernels, stream, .. } = &mut self.0;
+        rows.staging.reserve(bytes)?;
+        kernels.as_mut().map_or(Ok(()), |kernels| kernels.reserve_lists(bytes, stream))
     }
 
-    /// Whether ranks can decide all valid rows of a call on their GPUs. Every rank has the same result.
-    pub(crate) fn can_filter_sharded(&self, can: FilterSupport, rows: &[RowParams<'_>]) -> bool {
-        let (own, plan, vocab_size) = (&self.can, &self.plan, self.shape.vocab_size);
+    /// Loads kernels and allocates memory for calls of [`CudaTiled::sample_sharded`] with filters.
+    ///
+    /// All ranks call this before any rank's first call with filters. A load during a call may block behind a rank that
+    /// waits on the same GPU.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`], [`CudaError::Driver`].
+    pub fn prepare_sharded(&mut self) -> Result<(), CudaError> {
+        self.0.kernels.as_mut().map_or(Ok(()), HeadKernels::prepare_sharded)
+    }
+
+    /// Replaces the input of later calls by hidden states on the device, until a call with `None`.
+    ///
+    /// Later calls still take an `input`, of the same shape and type, and read nothing of it. They draw the same tokens
+    /// as from hidden states on the host. All ranks of a group have their hidden states in the same kind of memory. In
+    /// a call with filters, either all or none of the ranks have hidden states whose address and row stride are
+    /// multiples of 16 bytes.
+    ///
+    /// # Errors
+    /// * [`CudaError::Unsupported`]: a canonical plan, which needs the hidden states on the host.
+    /// * [`CudaError::Driver`].
+    pub fn set_hidden(&mut self, hidden: Option<DeviceHidden>) -> Result<(), CudaError> {
+        let sampler = &mut self.0;
+        if hidden.is_some() && sampler.plan.canonical {
+            return Err(CudaError::Unsupported { knob: Knob::Canonical });
+        }
+        // Launches may still read the last hidden states.
+        if sampler.hidden.take().is_some() {
+            sampler.kernels.iter().for_each(HeadKernels::wait_for_reads);
+        }
+        if let Some(hidden) = &hidden {
+            hidden.order_before(&sampler.stream)?;
+        }
+        sampler.hidden = hidden;
+        Ok(())
+    }
+
+    /// Whether the exchange decides all valid rows of a call. Every rank has the same result.
+    ///
+    /// The exchange decides draws without filters, draws with min-p first or a top-k of at most 128, and draws with
+    /// top-p alone if all shards begin at multiples of 4. It needs Hopper GPUs, peers, and tokens in every shard.
+    pub fn can_filter_sharded(&self, exchange: &CudaExchange, rows: &[RowParams<'_>]) -> bool {
+        let (support, HeadSampler { can, plan, shape, .. }) = (exchange.filters(), &self.0);
         let decides = |params: &RowParams<'_>| {
-            let row = params.check(&[], own, plan, vocab_size);
-            row.map_or(true, |row| filters_of(can, &row).is_some())
+            let row = params.check(&[], can, plan, shape.vocab_size);
+            row.map_or(true, |row| filters_of(support, &row).is_some())
         };
-        can.is_any() && rows.iter().all(decides)
+        support.is_any() && rows.iter().all(decides)
     }
 
+    /// Draws from the whole vocabulary, with this sampler's head as one shard.
+    ///
+    /// The GPUs of all ranks exchange their draws, and every rank has the same result. All ranks make the same calls,
+    /// with the same rows. Token, score and logit have the bits of a sampler over the whole head.
+    ///
+    /// With `open`, rows may have filters that the exchange [decides](CudaTiled::can_filter_sharded). A few rows may
+    /// stay undecided, the same rows on every rank. `open` receives their indices, and `out` has an error for each. All
+    /// rows are undecided if the hidden states of all ranks have another type than the weight, or an address or row
+    /// stride that is not a multiple of 16 bytes.
+    ///
+    /// # Errors
+    /// * The errors of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample).
+    /// * [`SampleError::Backend`] with [`CudaError::LateRanks`] or [`CudaError::OtherCall`]: the exchange failed.
+    /// * [`SampleError::Backend`] with [`CudaError::NotSharded`]: a row requests more than draws, or the exchange is of
+    ///   another GPU.
+    ///
+    /// A rank that fails before the exchange takes no part in it, and is late for the other ranks. Its next call
+    /// receives their data for the failed call, and fails with [`CudaError::OtherCall`].
+    pub fn sample_sharded(
+        &mut self,
+        exchange: &mut CudaExchange,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        mut open: Option<&mut Vec<usize>>,
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        let sampler = &mut self.0;
+        // Draws without filters do not depend on the alignment.
+        let is_aligned = open.is_none() || sampler.is_hidden_aligned();
+        exchange.begin(input.dtype(), sampler.hidden.is_some(), is_aligned);
+        out.clear();
+        open.iter_mut().for_each(|open| open.clear());
+        check_call(&input, rows, &sampler.shape, &sampler.plan)?;
+        if exchange.device().context().ordinal() != sampler.stream.context().ordinal() {
+            return Err(CudaError::NotSharded { reason: "the exchange is of another GPU" }.into());
+        }
+        // Filters depend on the tokens of all ranks. Adjustments act on single logits, and so on this rank alone.
+        let own = sampler.can;
+        let knobs = if open.is_some() { own.knobs } else { own.knobs.intersection(Knobs::ADJUSTMENTS) };
+        let can = Capabilities { knobs, ..own };
+        let (plan, vocab_size) = (sampler.plan, sampler.shape.vocab_size);
+        let (mut driver, mut items) = (take(&mut sampler.driver), take(&mut sampler.scan.items));
+        let mut pass = ExchangePass { sampler: &mut *sampler, exchange, items: &mut items, open };
+        let sampled = driver.sample(&mut pass, (&can, &plan, vocab_size), input, rows, out);
+        (sampler.driver, sampler.scan.items) = (driver, items);
+        sampled
+    }
+}
+
+impl HeadSampler<'_> {
     /// Whether lists can filter hidden states at these addresses. Hidden states from the host are copied to such
     /// addresses.
     fn is_hidden_aligned(&self) -> bool {
@@ -49,38 +150,6 @@ impl HeadSampler<'_> {
     /// Whether ranks can decide filters for hidden states of this type.
     fn can_filter_hidden(&self, dtype: DType) -> bool {
         dtype == self.dtype && self.is_hidden_aligned()
-    }
-
-    /// Draws with the other ranks of an exchange.
-    ///
-    /// With `open`, rows may have filters that [ranks can decide](HeadSampler::can_filter_sharded). `open` receives the
-    /// undecided rows, which have an error in the output. All rows are undecided if the hidden states of all ranks have
-    /// another type than the weight or are misaligned.
-    pub(crate) fn sample_sharded(
-        &mut self,
-        exchange: &mut CudaExchange,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
-        mut open: Option<&mut Vec<usize>>,
-        out: &mut Samples,
-    ) -> Result<(), SampleError> {
-        // Draws without filters do not depend on the alignment.
-        exchange.begin(input.dtype(), self.hidden.is_some(), open.is_none() || self.is_hidden_aligned());
-        out.clear();
-        open.iter_mut().for_each(|open| open.clear());
-        check_call(&input, rows, &self.shape, &self.plan)?;
-        if exchange.device().context().ordinal() != self.stream.context().ordinal() {
-            return Err(CudaError::NotSharded { reason: "the exchange is of another GPU" }.into());
-        }
-        // Filters depend on the tokens of all ranks. Adjustments act on single logits, and so on this rank alone.
-        let knobs = if open.is_some() { self.can.knobs } else { self.can.knobs.intersection(Knobs::ADJUSTMENTS) };
-        let can = Capabilities { knobs, ..self.can };
-        let (plan, vocab_size) = (self.plan, self.shape.vocab_size);
-        let (mut driver, mut items) = (take(&mut self.driver), take(&mut self.scan.items));
-        let mut pass = ExchangePass { sampler: self, exchange, items: &mut items, open };
-        let sampled = driver.sample(&mut pass, (&can, &plan, vocab_size), input, rows, out);
-        (self.driver, self.scan.items) = (driver, items);
-        sampled
     }
 }
 

@@ -1,9 +1,7 @@
 //! The weight, scales, bias and shadow of a head in host memory, copied to the GPU.
 
 use crate::abi::DeviceAddress;
-use crate::device::gpu::Device;
-use crate::device::head::{DeviceHead, DeviceShadow, ShadowMemory};
-use crate::device::matrix::{DeviceMatrix, DeviceScales};
+use crate::device::{Device, DeviceHead, DeviceMatrix, DeviceScales, DeviceShadow, ShadowMemory};
 use crate::error::CudaError;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::{Head, Matrix};

@@ -2,12 +2,9 @@
 
 use super::LogitSampler;
 use crate::abi::{RowColumns, TokenColumns};
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_columns::{ListedTokens, RowColumnKernels};
-use crate::device::row_features::RowFeatures;
+use crate::device::{DeviceMatrix, ListedTokens, Queue, RowColumnKernels, RowFeatures};
 use crate::error::CudaError;
-use crate::selection::filtered::FilterKinds;
+use crate::selection::FilterKinds;
 use flash_sampling_core::DType;
 
 impl LogitSampler {

@@ -1,19 +1,11 @@
 //! The kernels over existing logits, and the memory of their launches.
 
 use crate::abi::{self, DeviceAddress, Draw, Row, RowFilters, TokenColumns};
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::device::gpu::Device;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::noise_math::NoiseMath;
-use crate::device::scratch::Scratch;
-use crate::device::standalone::{DeviceDraws, DeviceStandalone};
+use crate::device::{Device, DeviceDraws, DeviceMatrix, DeviceStandalone, MAX_ROWS, NoiseMath, Queue, Scratch};
 use crate::error::CudaError;
-use crate::sampler::row_scan::DrawItem;
-use crate::sampler::staging::Staging;
-use crate::selection::existing_filters::ExistingFilters;
-use crate::selection::filtered::{FilterKinds, FilteredRows, rows_within};
-use crate::selection::row_logprobs::DeviceLogprobs;
+use crate::first_use::get_or_make;
+use crate::sampler::{DrawItem, Staging};
+use crate::selection::{DeviceLogprobs, ExistingFilters, FilterKinds, FilteredRows, rows_within};
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::backend::Adjustments;
 use flash_sampling_core::{DType, Plan};
@@ -104,26 +96,18 @@ impl LogitKernels {
 
     /// The kernel for logits of a type, loaded at first use.
     pub(super) fn sampler(&mut self, dtype: DType) -> Result<&mut DeviceStandalone, CudaError> {
-        match &mut self.samplers[abi::element(dtype) as usize] {
-            Some(sampler) => Ok(sampler),
-            none => {
-                let sampler =
-                    DeviceStandalone::with_math(0..self.vocab_size, dtype, MAX_DRAWS, &self.device, self.math)?;
-                Ok(none.insert(sampler))
-            }
-        }
+        get_or_make(&mut self.samplers[abi::element(dtype) as usize], || {
+            DeviceStandalone::with_math(0..self.vocab_size, dtype, MAX_DRAWS, &self.device, self.math)
+        })
     }
 
     /// The kernels for filters, made at first use.
     pub(super) fn filters(&mut self) -> Result<&mut (ExistingFilters, Scratch), CudaError> {
-        match &mut self.filters {
-            Some(filters) => Ok(filters),
-            none => {
-                let most = self.max_filtered;
-                let room = Scratch::new(most * size_of::<RowFilters>(), &[], &self.device)?;
-                Ok(none.insert((ExistingFilters::new(self.vocab_size, most, &self.device)?, room)))
-            }
-        }
+        let most = self.max_filtered;
+        get_or_make(&mut self.filters, || {
+            let room = Scratch::new(most * size_of::<RowFilters>(), &[], &self.device)?;
+            Ok((ExistingFilters::new(self.vocab_size, most, &self.device)?, room))
+        })
     }
 
     /// Loads the kernels and allocates the memory for log-probabilities and kept tokens, if a call has them.

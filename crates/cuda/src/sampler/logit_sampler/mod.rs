@@ -7,15 +7,10 @@ mod enqueue;
 mod kernels;
 mod source;
 
-use crate::device::gpu::Device;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::noise_math::NoiseMath;
-use crate::device::row_columns::RowColumnKernels;
-use crate::device::scratch::wait;
+use crate::device::{Device, DeviceMatrix, NoiseMath, RowColumnKernels, wait};
 use crate::error::CudaError;
-use crate::sampler::row_scan::{PassPlace, RowScan, SourcePass};
 use crate::sampler::tiled::FILTERS_TOO;
-use crate::sampler::{check_device_call, check_plan};
+use crate::sampler::{PassPlace, RowScan, SourcePass, check_device_call, check_plan};
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUstreamCaptureStatus;
 use flash_sampling_core::backend::Driver;

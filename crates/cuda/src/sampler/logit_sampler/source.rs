@@ -3,14 +3,11 @@
 
 use super::kernels::{LogitKernels, MAX_DRAWS};
 use crate::abi::{DeviceAddress, Draw, status};
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::noise_math::NoiseMath;
-use crate::device::results;
+use crate::device::{DeviceMatrix, NoiseMath, Queue, results};
 use crate::error::CudaError;
-use crate::sampler::row_scan::{CallRows, DrawItem, FilterSource, LogitSource};
-use crate::selection::queries::CanonicalInputs;
-use crate::selection::stored_rows::{MAX_ROWS, StoredRows, SummaryInput};
+use crate::sampler::{CallRows, DrawItem, FilterSource, LogitSource};
+use crate::selection::stored_rows::MAX_ROWS;
+use crate::selection::{CanonicalInputs, StoredRows, SummaryInput};
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
 

@@ -14,9 +14,10 @@ mod source;
 mod stored_scan;
 
 use crate::abi::RowFilters;
-use crate::device::gpu::Device;
+use crate::device::Device;
 use crate::error::CudaError;
-use crate::selection::stored_rows::StoredRows;
+use crate::first_use::get_or_make;
+use crate::selection::StoredRows;
 use core::mem::take;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
@@ -210,8 +211,8 @@ impl<S: LogitSource> SourcePass<'_, S> {
     fn store(&mut self, rows: &CallRows<'_, '_>, members: &mut [ScanRow<'_>], is_raw: bool) -> Result<(), CudaError> {
         let SourcePass { source, place, scan } = self;
         let RowScan { queries, stored, held, holds_raw, items: DrawItems { draws, .. }, .. } = &mut **scan;
-        let stored =
-            StoredRows::get_or_new(stored, place.tokens.clone(), place.plan.max_rows, place.device, place.stream)?;
+        let PassPlace { tokens, plan, device, stream, .. } = place;
+        let stored = get_or_make(stored, || StoredRows::new(tokens.clone(), plan.max_rows, device, stream))?;
         for part in members.chunks_mut(stored.rows().min(source.max_stored())) {
             let slot = |r: usize| held.iter().position(|&held| held == r).filter(|_| *holds_raw == is_raw);
             let mut inputs = None;

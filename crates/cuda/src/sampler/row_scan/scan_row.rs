@@ -2,7 +2,7 @@
 
 use super::candidate;
 use crate::abi::{Draw, Item, Row, SummaryRequest};
-use crate::selection::queries::Query;
+use crate::selection::Query;
 use crate::selection::stored_rows::LONGEST_LIST;
 use flash_sampling_core::backend::selection::SummarySpec;
 use flash_sampling_core::backend::{Filters, Request, RowScoreBound, RowSummary};

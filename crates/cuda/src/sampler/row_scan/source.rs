@@ -2,9 +2,8 @@
 
 use crate::abi::{Draw, RowFilters};
 use crate::error::CudaError;
-use crate::sampler::staging::Staging;
-use crate::selection::queries::CanonicalInputs;
-use crate::selection::stored_rows::StoredRows;
+use crate::sampler::Staging;
+use crate::selection::{CanonicalInputs, StoredRows};
 use core::ops::Range;
 use flash_sampling_core::backend::{Adjustments, Batch, CheckedRow, RowScoreBound};
 use flash_sampling_core::{Capabilities, Plan, RowParams, backend};

@@ -17,8 +17,7 @@
 use super::ScanRow;
 use crate::abi::{Item, Row, SumQuery};
 use crate::error::CudaError;
-use crate::selection::queries::{CanonicalInputs, Kind, Query, QueryResults};
-use crate::selection::stored_rows::StoredRows;
+use crate::selection::{CanonicalInputs, Kind, Query, QueryResults, StoredRows};
 use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::backend::{Candidate, MassHistogram, Moments, Request, RowSummary};
 

@@ -4,10 +4,10 @@
 mod lists;
 
 use crate::abi::{DeviceAddress, PENALISED, Row};
-use crate::device::row_features::RowFeatures;
+use crate::device::RowFeatures;
 use crate::error::CudaError;
-use crate::sampler::head_sampler::row_stride;
 use crate::sampler::pinned_items::{ITEM, PinnedItems};
+use crate::sampler::row_stride;
 use core::ops::Range;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::{Matrix, RowParams, backend};

@@ -1,9 +1,7 @@
 //! Double-buffered transfer of weight blocks, from a reader to pinned memory and from there to the GPU.
 
 use crate::abi::DeviceAddress;
-use crate::device::gpu::Device;
-use crate::device::pinned::page_locked;
-use crate::device::scratch::wait;
+use crate::device::{Device, page_locked, wait};
 use crate::error::CudaError;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, PinnedHostSlice};
 use std::sync::Arc;

@@ -4,14 +4,10 @@
 use super::logprobs::StreamedLogprobs;
 use super::{CudaStreamed, head_of_block};
 use crate::abi::{DeviceAddress, Draw, RUNNING_BYTES};
-use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::group_pass::Results;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::results;
+use crate::device::{DeviceMatrix, MAX_ROWS, Queue, results};
 use crate::error::CudaError;
-use crate::sampler::head_sampler::row_stride;
-use crate::sampler::row_scan::CallRows;
+use crate::sampler::{CallRows, row_stride};
 use cudarc::driver::CudaStream;
 use flash_sampling_core::Matrix;
 

@@ -2,18 +2,11 @@
 //! after the last block.
 
 use crate::abi::{DeviceAddress, Draw, SummaryRequest, status};
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::device::gpu::Device;
-use crate::device::head::DeviceHead;
-use crate::device::launch::Queue;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_features::KernelChoice;
-use crate::device::tiled::DeviceTiled;
+use crate::device::{Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, MAX_ROWS, Queue};
 use crate::error::CudaError;
-use crate::sampler::head_sampler::row_stride;
-use crate::sampler::row_scan::{CallRows, ScanRow, StoredQueries, StoredScan, idle};
-use crate::sampler::staging::Staging;
-use crate::selection::stored_rows::{StoredRows, SummaryInput};
+use crate::sampler::row_scan::{ScanRow, StoredQueries, StoredScan};
+use crate::sampler::{CallRows, Staging, idle, row_stride};
+use crate::selection::{StoredRows, SummaryInput};
 use core::mem::take;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::Matrix;

@@ -1,7 +1,7 @@
 //! The kinds of filters in a call.
 
 use crate::abi::RowFilters;
-use crate::device::row_features::RowFeatures;
+use crate::device::RowFeatures;
 
 /// The kinds of selection that the rows of a call need.
 #[derive(Clone, Copy, Debug)]

@@ -2,14 +2,10 @@
 
 use super::{FILTER_ROW, FilterKinds, clear};
 use crate::abi::{DeviceAddress, FilterCall, UNDECIDED_ROWS_SUMMED, UndecidedRows, block_maxima_bytes};
-use crate::device::entries;
-use crate::device::fused_hopper::MAX_ROWS;
-use crate::device::gpu::Device;
-use crate::device::launch::{Grid, Kernel, Queue};
-use crate::device::launch_config::{ConfiguredKernel, launch_words};
-use crate::device::scratch::Scratch;
+use crate::device::{ConfiguredKernel, Device, Grid, Kernel, MAX_ROWS, Queue, Scratch, entries, launch_words};
 use crate::error::CudaError;
-use crate::selection::top_p::{self, TopP};
+use crate::selection::top_p;
+use crate::selection::top_p::TopP;
 use flash_sampling_core::backend::MassHistogram;
 use std::sync::Arc;
 

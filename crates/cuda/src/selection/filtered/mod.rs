@@ -12,18 +12,13 @@ use crate::abi::{
     DeviceAddress, Draw, FilterCall, FilterListCall, FilterPasses, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM,
     LogitStore, Row, RowFilters, RowLists, SkipIf, block_maxima_bytes,
 };
-use crate::compile::kernels::{self, KernelSource};
-use crate::device::alignment::check_aligned;
-use crate::device::entries;
-use crate::device::fused_hopper::{self, FusedOutput, MAX_ROWS};
-use crate::device::gpu::Device;
-use crate::device::launch::Queue;
-use crate::device::launch_config::ConfiguredKernel;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_features::RowFeatures;
-use crate::device::scratch::Scratch;
-use crate::device::tiled::{DeviceTiled, RowsAndDraws};
+use crate::compile::{KernelSource, kernels};
+use crate::device::{
+    ConfiguredKernel, Device, DeviceMatrix, DeviceTiled, FusedOutput, MAX_ROWS, Queue, RowFeatures, RowsAndDraws,
+    Scratch, check_aligned, entries, fused_hopper,
+};
 use crate::error::CudaError;
+use crate::first_use::get_or_make;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUstreamCaptureStatus;
@@ -61,6 +56,30 @@ impl FilteredRows {
 
     fn unfiltered(&self) -> RowsAndDraws {
         (self.rows, self.draws)
+    }
+
+    /// The argument of the selection kernels for the raw logits of `count` rows, with `row_stride` elements from one row
+    /// to the next.
+    pub(crate) fn call(
+        &self,
+        (logits, row_stride): (DeviceAddress<f32>, usize),
+        tokens: Range<u32>,
+        count: usize,
+    ) -> FilterCall {
+        FilterCall {
+            logits,
+            row_stride: row_stride as u64,
+            sources: DeviceAddress::NULL,
+            rows: self.rows,
+            filters: self.filters,
+            draws: self.draws,
+            first_token: tokens.start,
+            tokens: tokens.len() as u32,
+            is_transformed: 0,
+            count: count as u32,
+            block_maxima: DeviceAddress::NULL,
+            skip_if: SkipIf::default(),
+        }
     }
 }
 
@@ -165,10 +184,7 @@ impl DeviceFilters {
     /// The room for logits, allocated at first use.
     fn room(&mut self) -> Result<&mut Scratch, CudaError> {
         let bytes = self.logits_bytes() + block_maxima_bytes(self.max_rows, self.tokens.len());
-        match &mut self.logits {
-            Some(room) => Ok(room),
-            none => Ok(none.insert(Scratch::new(bytes, &[], &self.device)?)),
-        }
+        get_or_make(&mut self.logits, || Scratch::new(bytes, &[], &self.device))
     }
 
     fn check(
@@ -359,20 +375,8 @@ impl DeviceFilters {
 
     /// The argument of the selection kernels, for stored logits.
     fn filter_call(&self, stored: LogitStore, rows: &FilteredRows, is_transformed: bool, count: usize) -> FilterCall {
-        FilterCall {
-            logits: stored.logits,
-            row_stride: stored.stride,
-            sources: DeviceAddress::NULL,
-            rows: rows.rows,
-            filters: rows.filters,
-            draws: rows.draws,
-            first_token: self.tokens.start,
-            tokens: self.tokens.len() as u32,
-            is_transformed: is_transformed.into(),
-            count: count as u32,
-            block_maxima: stored.block_maxima,
-            skip_if: SkipIf::default(),
-        }
+        let call = rows.call((stored.logits, self.stride), self.tokens.clone(), count);
+        FilterCall { is_transformed: is_transformed.into(), block_maxima: stored.block_maxima, ..call }
     }
 }
 

@@ -3,17 +3,11 @@
 
 use super::{DeviceFilters, FILTER_LIST_RANKS, FilteredRows};
 use crate::abi::{DeviceAddress, FilterListCall, PeerRecords};
-use crate::device::entries;
-use crate::device::fused_hopper::FusedOutput;
-use crate::device::gpu::Device;
-use crate::device::launch::Queue;
-use crate::device::launch_config::ConfiguredKernel;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_features::RowFeatures;
-use crate::device::tiled::DeviceTiled;
+use crate::device::{ConfiguredKernel, Device, DeviceMatrix, DeviceTiled, FusedOutput, Queue, RowFeatures, entries};
 use crate::error::CudaError;
 use crate::exchange::peers::DevicePeers;
-use crate::selection::top_p::{self, TopP};
+use crate::selection::top_p;
+use crate::selection::top_p::TopP;
 
 /// The error of a call before [`DeviceFilters::prepare_sharded`].
 const NOT_PREPARED: CudaError = CudaError::NotSharded { reason: "filters are not prepared" };

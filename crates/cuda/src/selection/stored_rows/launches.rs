@@ -2,11 +2,12 @@
 
 use super::StoredRows;
 use crate::abi::{self, Canonical, DeviceAddress, Item, KeptTokens, NearTies, Row, ScanTokens, StoredLogits, TopLists};
-use crate::device::matrix::DeviceMatrix;
-use crate::device::results;
-use crate::device::standalone::{DeviceDraws, split};
+use crate::device::standalone::split;
+use crate::device::{DeviceDraws, DeviceMatrix, results};
 use crate::error::CudaError;
-use crate::selection::queries::{CanonicalInputs, Kind, Query};
+use crate::first_use::get_or_make;
+use crate::selection::stored_scan::StoredScanKernels;
+use crate::selection::{CanonicalInputs, Kind, Query};
 use flash_sampling_core::DType;
 
 /// The device addresses of a part's items, and their number.
@@ -26,9 +27,6 @@ impl StoredRows {
         queries: &[Query],
         canonical: Option<&CanonicalInputs>,
     ) -> Result<(), CudaError> {
-        if matches!(kind, Kind::Frontiers | Kind::Above) {
-            self.stored_scan()?;
-        }
         let items = self.copy_up(queries)?;
         let stored = self.logits();
         let out = KeptTokens {
@@ -41,8 +39,7 @@ impl StoredRows {
             Kind::Lists => self.launch_lists(stored, items, out)?,
             Kind::Frontiers | Kind::Above => {
                 let call = ScanTokens { stored, out, rows: items.rows, items: items.items };
-                let kernels =
-                    self.scans.as_ref().ok_or(CudaError::Corrupt { what: "the kernels of scans are not loaded" })?;
+                let kernels = get_or_make(&mut self.scans, || StoredScanKernels::load(&self.device))?;
                 let queue = StoredRows::queue(&self.stream);
                 match kind {
                     Kind::Frontiers => kernels.frontiers(queue, call, items.count as u32),

@@ -16,10 +16,7 @@ mod summaries;
 mod sums;
 
 use crate::abi::{DeviceAddress, Draw, Item, KeptToken, LogitStore, Row, StoredLogits, block_maxima_bytes};
-use crate::device::gpu::Device;
-use crate::device::launch::Queue;
-use crate::device::pinned::Pinned;
-use crate::device::standalone::DeviceStandalone;
+use crate::device::{Device, DeviceStandalone, Pinned, Queue};
 use crate::error::CudaError;
 use crate::selection::stored_kernels::StoredKernels;
 use crate::selection::stored_scan::StoredScanKernels;
@@ -133,20 +130,6 @@ impl StoredRows {
             logits_here: Vec::new(),
             some_here: Vec::new(),
         })
-    }
-
-    /// Returns the value in `slot`, or puts a [new](StoredRows::new) one there.
-    pub(crate) fn get_or_new<'s>(
-        slot: &'s mut Option<StoredRows>,
-        tokens: Range<u32>,
-        max_rows: usize,
-        device: &Arc<Device>,
-        stream: &Arc<CudaStream>,
-    ) -> Result<&'s mut StoredRows, CudaError> {
-        match slot {
-            Some(stored) => Ok(stored),
-            empty => Ok(empty.insert(StoredRows::new(tokens, max_rows, device, stream)?)),
-        }
     }
 
     pub(crate) fn rows(&self) -> usize {

@@ -4,7 +4,7 @@ use super::{KEPT, KEPT_AT, MAX_ITEMS, StoredRows, by_item};
 use crate::abi::{DeviceAddress, Draw, status};
 use crate::device::results;
 use crate::error::CudaError;
-use crate::selection::queries::{CanonicalInputs, Kind, Query, QueryResults};
+use crate::selection::{CanonicalInputs, Kind, Query, QueryResults};
 use core::cmp::Reverse;
 use flash_sampling_core::backend::{Candidate, Winner};
 

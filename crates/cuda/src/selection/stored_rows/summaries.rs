@@ -5,8 +5,7 @@ use crate::abi::{
     self, DeviceAddress, KeptToken, PART_MASSES_BYTES, Row, RowSummaries, SUMMARY_LISTED, SUMMARY_TOKENS,
     SummaryRequest, SummaryResult,
 };
-use crate::device::matrix::DeviceMatrix;
-use crate::device::pinned::Pinned;
+use crate::device::{DeviceMatrix, Pinned};
 use crate::error::CudaError;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::DType;

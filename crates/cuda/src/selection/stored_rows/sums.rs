@@ -3,6 +3,7 @@
 use super::{MAX_ITEMS, StoredRows};
 use crate::abi::{DeviceAddress, ScanSums, SumQuery};
 use crate::error::CudaError;
+use crate::first_use::get_or_make;
 use crate::selection::stored_scan::{MOMENTS, StoredScanKernels, Sum};
 use flash_sampling_core::backend::Moments;
 
@@ -10,14 +11,6 @@ use flash_sampling_core::backend::Moments;
 const MAX_TOKENS: usize = 1 << 23;
 
 impl StoredRows {
-    /// The kernels of scans, loaded at first use.
-    pub(super) fn stored_scan(&mut self) -> Result<&StoredScanKernels, CudaError> {
-        match &mut self.scans {
-            Some(kernels) => Ok(kernels),
-            empty => Ok(empty.insert(StoredScanKernels::load(&self.device)?)),
-        }
-    }
-
     /// Waits for the masses before ranks, each within the rank's bin.
     pub(crate) fn prefix_masses(&mut self, queries: &[SumQuery]) -> Result<&[u64], CudaError> {
         self.sum(Sum::PrefixMasses, queries, 1)
@@ -41,7 +34,6 @@ impl StoredRows {
     /// Waits for the sums of queries: `each` words per query, in the order of the queries.
     fn sum(&mut self, what: Sum, queries: &[SumQuery], each: usize) -> Result<&[u64], CudaError> {
         let failed = CudaError::driver("sum over stored logits");
-        self.stored_scan()?;
         self.words_here.clear();
         for part in queries.chunks(MAX_ITEMS.min(self.words.len() / each)) {
             let bytes: &[u8] = bytemuck::cast_slice(part);
@@ -51,8 +43,7 @@ impl StoredRows {
             let (queries, sums) =
                 (DeviceAddress::of(&self.inputs, &self.stream), DeviceAddress::of(&self.words, &self.stream));
             let call = ScanSums { stored: self.logits(), queries: queries.cast(), sums };
-            let kernels =
-                self.scans.as_ref().ok_or(CudaError::Corrupt { what: "the kernels of scans are not loaded" })?;
+            let kernels = get_or_make(&mut self.scans, || StoredScanKernels::load(&self.device))?;
             let queue = StoredRows::queue(&self.stream);
             kernels.sum(what, queue, call, part.len() as u32)?;
             let from = self.words_here.len();

@@ -3,10 +3,7 @@
 
 use super::*;
 use crate::abi::DeviceAddress;
-use crate::device::head::DeviceHead;
-use crate::device::matrix::DeviceMatrix;
-use crate::device::row_features::RowFeatures;
-use crate::device::tiled::DeviceTiled;
+use crate::device::{DeviceHead, DeviceMatrix, DeviceTiled, RowFeatures};
 use flash_sampling_core::DType;
 
 const HIDDEN: usize = 64;
