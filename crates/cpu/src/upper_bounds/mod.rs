@@ -39,6 +39,8 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
+#[cfg(target_arch = "x86_64")]
+use crate::dot::reserve;
 use crate::dot::{DotScratch, TILE};
 use crate::isa::Isa;
 use crate::options::Threads;
@@ -46,9 +48,10 @@ use core::ops::Range;
 use digits::DigitLayout;
 pub(crate) use digits::Digits;
 use flash_sampling_core::backend::canonical::extra_terms;
+use flash_sampling_core::backend::code_stride;
 use flash_sampling_core::{DType, Head, Matrix, Shadow};
 #[cfg(target_arch = "x86_64")]
-use panels::{integer_tile, multiply_panels};
+use panels::multiply_panels;
 
 /// The largest number of columns for which integer sums cannot overflow.
 const MAX_COLS: usize = 1 << 17;
@@ -232,19 +235,15 @@ impl UpperBounds {
             }};
         }
         match kernel {
-            Kernel::Plain => DigitLayout::Groups,
-            #[cfg(target_arch = "aarch64")]
-            Kernel::Neon => DigitLayout::Groups,
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2 => DigitLayout::Groups,
             #[cfg(target_arch = "aarch64")]
             Kernel::Dotprod => crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Vnni => crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups),
             #[cfg(target_arch = "x86_64")]
             Kernel::Amx if head.shadow().is_some() => DigitLayout::Panels,
             #[cfg(target_arch = "x86_64")]
             Kernel::Amx => DigitLayout::PanelsAndSums,
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Vnni => crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups),
+            _ => DigitLayout::Groups,
         }
     }
 
@@ -292,44 +291,42 @@ impl UpperBounds {
         }
     }
 
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     fn multiply_shadow(&self, shadow: &Shadow<'_>, hidden: &Digits, out: &mut [f32], scratch: &mut DotScratch) {
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = scratch;
+        let (codes, stride, rows) = (shadow.codes().as_ptr().cast::<u8>(), code_stride(shadow.cols()), shadow.rows());
         #[cfg(target_arch = "x86_64")]
-        {
-            let stride = flash_sampling_core::backend::code_stride(shadow.cols());
-            let codes = shadow.codes().as_ptr().cast::<u8>();
-            if hidden.layout() == DigitLayout::Panels {
-                // SAFETY: the codes are as many bytes.
-                let codes = unsafe { core::slice::from_raw_parts(codes, shadow.codes().len()) };
-                return multiply_panels(codes, stride, hidden, out, scratch, integer_tile);
-            }
-            if self.kernels[0] == Some(Kernel::Vnni) {
-                let (rows, groups, out) = (shadow.rows(), stride / 64, out.as_mut_ptr());
-                let operands = vnni::Operands { codes, stride, rows, hidden, groups, out };
-                // SAFETY: `kernels` found VNNI and AVX-512. The shadow has `rows` rows of whole groups; the hidden rows are
-                // as long, and `tile` has checked the size of `out`.
-                return unsafe { operands.multiply::<codes::ShadowCodes>() };
-            }
-            if self.kernels[0] == Some(Kernel::Avx2) {
-                // SAFETY: `kernels` found AVX2. The digits are in groups, and `tile` has checked the size of `out`.
-                return unsafe { avx2::multiply(shadow, hidden, out) };
-            }
+        if hidden.layout() == DigitLayout::Panels {
+            // SAFETY: the codes are as many bytes.
+            let codes = unsafe { core::slice::from_raw_parts(codes, shadow.codes().len()) };
+            return multiply_panels(codes, stride, hidden, out, scratch, |codes, digits, out, scratch| {
+                // SAFETY: `kernels` found AMX-INT8. The codes and the panels have equally many pairs, and `out` has a
+                // row for each row of digits.
+                unsafe { crate::dot::amx::integer_tile(codes, digits, out, scratch) }
+            });
         }
-        #[cfg(target_arch = "aarch64")]
-        if self.kernels[0] == Some(Kernel::Dotprod) {
-            let stride = flash_sampling_core::backend::code_stride(shadow.cols());
-            let (codes, size) = (shadow.codes().as_ptr().cast(), [shadow.rows(), stride]);
-            // SAFETY: `kernels` found the instructions. The rows of codes and the hidden rows have `stride` elements, and
-            // `tile` has checked the size of `out`.
-            return unsafe { dotprod::multiply::<dotprod::ShadowCodes>((codes, stride), size, hidden, out) };
+        // SAFETY (every block below): `kernels` found the instructions. The shadow has `rows` rows of whole groups, with
+        // `stride` bytes each. The hidden rows are as long, and `tile` has checked the size of `out`.
+        match self.kernels[0] {
+            #[cfg(target_arch = "x86_64")]
+            Some(Kernel::Vnni) => {
+                let operands =
+                    vnni::Operands { codes, stride, rows, hidden, groups: stride / 64, out: out.as_mut_ptr() };
+                // SAFETY: as above.
+                unsafe { operands.multiply::<codes::ShadowCodes>() }
+            }
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Some(Kernel::Avx2) => unsafe { avx2::multiply(shadow, hidden, out) },
+            #[cfg(target_arch = "aarch64")]
+            Some(Kernel::Dotprod) => {
+                // SAFETY: as above.
+                unsafe { dotprod::multiply::<dotprod::ShadowCodes>((codes, stride), [rows, stride], hidden, out) }
+            }
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Some(Kernel::Neon) => unsafe { plain::neon(shadow, hidden, out) },
+            _ => plain::portable(shadow, hidden, out),
         }
-        #[cfg(target_arch = "aarch64")]
-        if self.kernels[0] == Some(Kernel::Neon) {
-            // SAFETY: `kernels` was given this instruction set.
-            return unsafe { plain::neon(shadow, hidden, out) };
-        }
-        plain::portable(shadow, hidden, out);
     }
 }
 
@@ -344,7 +341,8 @@ fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32], scratc
             unsafe {
                 match hidden.layout() {
                     DigitLayout::PanelsAndSums => {
-                        operands.multiply_slabs::<$format>(scratch.codes(slab_bytes(weight.cols())))
+                        reserve(&mut scratch.decoded, slab_bytes(weight.cols()) / 4);
+                        operands.multiply_slabs::<$format>(&mut scratch.decoded)
                     }
                     _ => operands.multiply::<$format>(),
                 }

@@ -5,13 +5,6 @@ use crate::dot::{DotScratch, TILE};
 use crate::upper_bounds::digits::Digits;
 use flash_sampling_core::{DType, Matrix};
 
-/// [`amx::integer_tile`](crate::dot::amx::integer_tile) as a safe function; only for digits in AMX panels.
-pub(super) fn integer_tile(codes: &Matrix<'_>, digits: PackedRows<'_>, out: &mut [f32], scratch: &mut DotScratch) {
-    // SAFETY: `kernels` found AMX-INT8. The codes and the panels have equally many pairs, and `out` has a row for each
-    // row of digits.
-    unsafe { crate::dot::amx::integer_tile(codes, digits, out, scratch) }
-}
-
 /// Multiplies rows of codes, `stride` bytes apart, by digits in AMX panels.
 pub(super) fn multiply_panels(
     codes: &[u8],

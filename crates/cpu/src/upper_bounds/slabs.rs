@@ -58,7 +58,6 @@ macro_rules! product {
 }
 
 /// A slab, decoded.
-#[derive(Clone, Copy)]
 struct Slab {
     /// The first token's weights.
     first: *const u8,
@@ -242,26 +241,17 @@ impl Operands<'_> {
 /// AVX-512 F is available.
 #[inline(always)]
 unsafe fn transpose<const COLUMNS: usize>(mut from: [__m512; COLUMNS]) -> [__m512; COLUMNS] {
-    const INDEX: [[i32; 16]; 2] = {
-        let mut index = [[0; 16]; 2];
-        let mut lane = 0;
-        while lane < 16 {
-            (index[0][lane], index[1][lane]) = (2 * lane as i32, 2 * lane as i32 + 1);
-            lane += 1;
-        }
-        index
-    };
     // The place of a number has the bits of its token, then the bits of its column. Each round moves the lowest bit to
     // the top.
     for _ in 0..COLUMNS.ilog2() {
         let mut to = from;
         for i in 0..COLUMNS / 2 {
-            for odd in 0..2 {
-                // SAFETY: by this function's contract.
-                to[odd * COLUMNS / 2 + i] = unsafe {
-                    let index = _mm512_loadu_si512(INDEX[odd].as_ptr().cast());
-                    _mm512_permutex2var_ps(from[2 * i], index, from[2 * i + 1])
-                };
+            // SAFETY: by this function's contract.
+            unsafe {
+                let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+                let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+                to[i] = _mm512_permutex2var_ps(from[2 * i], even, from[2 * i + 1]);
+                to[COLUMNS / 2 + i] = _mm512_permutex2var_ps(from[2 * i], odd, from[2 * i + 1]);
             }
         }
         from = to;
