@@ -46,17 +46,10 @@ suite!(tiled, Gpu::TILED);
 suite!(portable, Gpu::Tiled(KernelChoice::Portable));
 suite!(unaligned, Gpu::Tiled(KernelChoice::PortableUnaligned));
 
-/// Returns whether tests of this file run on this machine; a skip counts as one test.
-fn runs_here() -> bool {
-    Gpu::TILED.runs()
-}
-
 /// Replays a graph of a call over device memory on the caller's stream; each replay reads new positions.
 #[test]
 fn a_captured_call_draws_fresh_noise_when_positions_change() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     for choice in CHOICES {
         [RowFeatures::Bare, RowFeatures::Any].into_iter().for_each(|kinds| captured_call(choice, kinds));
     }
@@ -88,9 +81,7 @@ fn captured_call(choice: KernelChoice, kinds: RowFeatures) {
 /// Launches in a thread that has no current context. The first launch encodes tensor maps for the driver.
 #[test]
 fn a_sampler_that_is_moved_to_another_thread_draws_there() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
     let mut there = OnDevice::new(&problem, 0);
     let rows: Vec<_> = (0..5).map(|seed| RowParams { seed, ..RowParams::default() }).collect();
@@ -118,9 +109,7 @@ fn a_sampler_that_is_moved_to_another_thread_draws_there() {
 
 #[test]
 fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let sizes = [(1, 1, 1), (3, 64, 8), (8, 1000, 200), (16, 517, 65), (31, 33_000, 130), (64, 5000, 512)];
     let large = [(100, 2048, 1023), (128, 4097, 96), (200, 50_000, 64), (256, 20_011, 192), (300, 700, 40)];
     for (i, (count, vocab, hidden)) in sizes.into_iter().chain(large).enumerate() {
@@ -143,9 +132,7 @@ fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
 
 #[test]
 fn rows_have_the_same_bits_in_batches_of_1_to_256() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let problem = Problem::gaussian(Size::new(256, 6011, 775), DType::BF16, DType::BF16, 21);
     let rows = rows(256);
     let mut out = Samples::new();
@@ -174,9 +161,7 @@ fn rows_have_the_same_bits_in_batches_of_1_to_256() {
 
 #[test]
 fn invalid_weights_are_their_rows_errors_and_leave_nothing_behind() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let good = Problem::integers(Size::new(8, 500, 16), DType::BF16, DType::BF16, 4);
     let head_bias: Vec<f32> = (0..500).map(|t| if t == 77 { f32::NEG_INFINITY } else { 0.0 }).collect();
     let rows = rows(8);

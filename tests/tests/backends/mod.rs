@@ -3,10 +3,12 @@
 
 pub(crate) mod gpu;
 pub(crate) mod gpu_columns;
+pub(crate) mod gpu_logprobs;
 pub(crate) mod gpu_memory;
 pub(crate) mod gpu_ranks;
 pub(crate) mod gpu_rows;
 pub(crate) mod quantised;
+pub(crate) mod rank_tests;
 pub(crate) mod ranks;
 pub(crate) mod shadow;
 

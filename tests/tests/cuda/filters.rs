@@ -2,7 +2,6 @@
 
 use super::backends::gpu::{CHOICES, Gpu};
 use super::backends::{assert_same, assert_twice, reference};
-use super::runs_here;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::logits::LogitShape;
 use flash_sampling_conformance::problem::{Problem, Size};
@@ -15,9 +14,7 @@ const VOCAB: usize = 30_011;
 
 #[test]
 fn filtered_draws_of_long_rows_have_the_reference_bits() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let llm: Vec<f32> = LogitShape::LlmLike.logits(VOCAB, 71).iter().map(|l| (l * 8.0).round() / 8.0).collect();
     let flat: Vec<f32> = (0..VOCAB).map(|t| (t % 5) as f32 * 0.25).collect();
     let mut integers = Problem::integers(Size::new(3, VOCAB, 40), DType::BF16, DType::BF16, 72);
@@ -75,9 +72,7 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
 /// with a hundredth of the list's mass.
 #[test]
 fn a_small_min_p_acts_on_the_list_of_a_top_k() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let vocab = 5_003;
     let logit = |t: usize| match t {
         1207 => 8.25,
@@ -115,9 +110,7 @@ fn a_small_min_p_acts_on_the_list_of_a_top_k() {
 /// without filters, block maxima (only top-p), and a min-p that is too small for a list.
 #[test]
 fn a_small_call_takes_every_filter_path() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     // More tokens than a list holds.
     let problem = Problem::integers(Size::new(6, 4_603, 72), DType::BF16, DType::BF16, 78);
     let mask: Vec<u32> = (0..144).map(|word: u32| 0x0101_0101 << (word % 8)).collect();
@@ -152,9 +145,7 @@ fn a_small_call_takes_every_filter_path() {
 
 #[test]
 fn filtered_draws_have_the_reference_bits_for_every_tile() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let vocab = 5_003;
     let mask: Vec<u32> = (0..157).map(|word: u32| 1 << (word * 7 % 32)).collect();
     let history = History::new(&(0..700).collect::<Vec<_>>());
@@ -182,9 +173,7 @@ fn filtered_draws_have_the_reference_bits_for_every_tile() {
 /// Mixes rows of different paths in one call: the fused draw, a list, stored logits, the host.
 #[test]
 fn rows_have_the_reference_bits_whatever_other_rows_request() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let history = History::new(&(0..1000).map(|t| t * 29 % VOCAB as u32).collect::<Vec<_>>());
     let mask: Vec<u32> = (0..VOCAB.div_ceil(32) as u32).map(|word| u32::from(word % 300 == 7)).collect();
     let base = RowParams { seed: 81, temperature: 0.8, ..RowParams::default() };
@@ -227,9 +216,7 @@ fn rows_have_the_reference_bits_whatever_other_rows_request() {
 /// short. Top-p uses the largest number of blocks per row.
 #[test]
 fn lists_of_the_largest_logits_have_the_reference_bits_at_full_size() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let (count, vocab) = (70, 151_936);
     let mut problem = Problem::integers(Size::new(count, vocab, 72), DType::BF16, DType::BF16, 91);
     problem.scale = Some(0.125);
@@ -262,9 +249,7 @@ fn lists_of_the_largest_logits_have_the_reference_bits_at_full_size() {
 /// Checks that a masked NaN or infinite logit is an error of its row, for every kernel and all neighbours in the batch.
 #[test]
 fn an_invalid_logit_under_a_mask_is_its_rows_error() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let (count, vocab, at) = (12, 5003, 700);
     let good = Problem::integers(Size::new(count, vocab, 72), DType::BF16, DType::BF16, 93);
     let few: Vec<u32> = (0..157).map(|word: u32| u32::from(word % 8 == 3)).collect();
