@@ -5,14 +5,14 @@ mod backends;
 use backends::gpu::{CHOICES, Gpu};
 use backends::gpu_memory::{OnDevice, assert_drawn, captured};
 use backends::gpu_rows::{rows, rows_of};
-use backends::{assert_twice, reference};
+use backends::{assert_twice, reference, same_in_batches};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{DType, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{CudaError, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowFeatures};
 
 #[path = "cuda/device_columns.rs"]
@@ -134,29 +134,11 @@ fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
 fn rows_have_the_same_bits_in_batches_of_1_to_256() {
     let Some(_) = Gpu::TILED.device() else { return };
     let problem = Problem::gaussian(Size::new(256, 6011, 775), DType::BF16, DType::BF16, 21);
-    let rows = rows(256);
-    let mut out = Samples::new();
+    let plan = Plan { max_rows: 256, max_draws: 3, ..Plan::default() };
     // All kernels must have the same bits.
-    let mut all = Vec::new();
-    for choice in CHOICES {
-        let plan = Plan { max_rows: 256, max_draws: 3, ..Plan::default() };
-        let mut sampler = Gpu::Tiled(choice).build(problem.head(), plan).unwrap();
-        if all.is_empty() {
-            sampler.sample(problem.input(), &rows, &mut out).unwrap();
-            all = RowBits::all(&out);
-        }
-        for batch in [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 200, 255, 256] {
-            for first in [0, 1, 256 - batch].into_iter().filter(|first| first + batch <= 256) {
-                let input: Matrix<'_> = problem.input().row_range(first..first + batch);
-                sampler.sample(input, &rows[first..first + batch], &mut out).unwrap();
-                assert_eq!(
-                    RowBits::all(&out),
-                    all[first..first + batch],
-                    "rows {first}.. in a batch of {batch}, {choice:?}"
-                );
-            }
-        }
-    }
+    let all = CHOICES.map(|choice| same_in_batches(&Gpu::Tiled(choice), &problem, plan, &rows(256)));
+    assert_eq!(all[0], all[1]);
+    assert_eq!(all[0], all[2]);
 }
 
 #[test]

@@ -5,9 +5,8 @@ mod backends;
 use backends::gpu::Gpu;
 use backends::gpu_memory::{OnDevice, assert_drawn, captured};
 use backends::gpu_rows::{rows, rows_of};
-use backends::{GROUP, assert_same, assert_twice, reference};
+use backends::{GROUP, assert_same, assert_twice, reference, same_in_batches};
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::reference::{ReferenceVariant, log_mass};
 use flash_sampling_core::{DType, GroupDraw, PerturbedArgmax, Plan, RowParams, Samples};
@@ -45,21 +44,9 @@ fn integer_inputs_have_the_reference_bits_for_every_group_and_batch() {
 fn rows_have_the_same_bits_in_batches_of_1_to_256() {
     let Some(_) = Gpu::Online(GROUP).device() else { return };
     let problem = Problem::gaussian(Size::new(256, 6011, 775), DType::BF16, DType::BF16, 21);
-    let rows = rows(256);
+    let plan = Plan { max_rows: 256, max_draws: 3, ..Plan::default() };
     for factory in [Gpu::Grouped(128), Gpu::Online(128)] {
-        let plan = Plan { max_rows: 256, max_draws: 3, ..Plan::default() };
-        let mut sampler = factory.build(problem.head(), plan).unwrap();
-        let mut out = Samples::new();
-        sampler.sample(problem.input(), &rows, &mut out).unwrap();
-        let all = RowBits::all(&out);
-        for batch in [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 200, 255] {
-            for first in [0, 1, 256 - batch] {
-                let input = problem.input().row_range(first..first + batch);
-                sampler.sample(input, &rows[first..first + batch], &mut out).unwrap();
-                let found = RowBits::all(&out);
-                assert_eq!(found, all[first..first + batch], "{factory:?}: rows {first}.. in a batch of {batch}");
-            }
-        }
+        same_in_batches(&factory, &problem, plan, &rows(256));
     }
 }
 
