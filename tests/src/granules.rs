@@ -12,7 +12,7 @@
 
 use crate::noise_map::NoiseMap;
 use crate::report::{Broken, LawFailure, LawReport};
-use crate::statistics::{Bins, Outcome, contingency, kolmogorov_smirnov, sum_of_squares};
+use crate::statistics::{Bins, contingency, kolmogorov_smirnov, sum_of_squares};
 use crate::trial::Effort;
 use flash_sampling_core::Noise;
 use statrs::distribution::{Binomial, Discrete};
@@ -67,12 +67,6 @@ fn run(map: &dyn NoiseMap, effort: Effort, report: &mut LawReport) -> Result<(),
     let token = |n: usize, i: usize| f64::from(map.exponential(&noise, n as u32 >> 12, (n % 4096 * N + i) as u32));
     let granules: Vec<[f64; N]> = (0..count).map(|n| core::array::from_fn(|i| token(n, i))).collect();
     let uniforms: Vec<[f64; N]> = granules.iter().map(|e| e.map(|e| -(-e).exp_m1())).collect();
-    let mut p_value = |what: &str, cases: usize, outcome: Option<Outcome>| {
-        if let Some(outcome) = outcome {
-            report.p_value(what, cases, outcome.statistic, outcome.p);
-        }
-    };
-
     // The minimum, the place of the minimum, and the excess of one other token.
     let place = |e: &[f64; N]| (0..N).fold(0, |least, i| if e[i] < e[least] { i } else { least });
     let places: Vec<usize> = granules.iter().map(place).collect();
@@ -85,36 +79,48 @@ fn run(map: &dyn NoiseMap, effort: Effort, report: &mut LawReport) -> Result<(),
         let pairs: Vec<(usize, usize)> = a.iter().copied().zip(b.iter().copied()).collect();
         contingency(&pairs, &flat, &flat)
     };
-    p_value("minimum, Kolmogorov-Smirnov", count, Some(kolmogorov_smirnov(&mut minima.clone())));
-    p_value("excess, Kolmogorov-Smirnov", count, Some(kolmogorov_smirnov(&mut excesses.clone())));
-    p_value("place of the minimum, chi-square", count, Bins::of(&flat, &places, N, |i| i).chi_square());
-    p_value("minimum and its place, contingency table", count, pairs(&bins(&minima), &places));
-    p_value("minimum and excess, contingency table", count, pairs(&bins(&minima), &bins(&excesses)));
-    p_value("place and excess, contingency table", count, pairs(&places, &bins(&excesses)));
+    report.p_value("minimum, Kolmogorov-Smirnov", count, kolmogorov_smirnov(&mut minima.clone()));
+    report.p_value("excess, Kolmogorov-Smirnov", count, kolmogorov_smirnov(&mut excesses.clone()));
+    report.p_value("place of the minimum, chi-square", count, Bins::of(&flat, &places, N, |i| i).chi_square());
+    report.p_value("minimum and its place, contingency table", count, pairs(&bins(&minima), &places));
+    report.p_value("minimum and excess, contingency table", count, pairs(&bins(&minima), &bins(&excesses)));
+    report.p_value("place and excess, contingency table", count, pairs(&places, &bins(&excesses)));
 
     // Correlations of all pairs and triples; contingency tables of one pair and one triple per granule.
     for (what, z) in ["all pairs, correlations", "all triples, correlations"].into_iter().zip(correlations(&uniforms)) {
-        p_value(what, count, Some(sum_of_squares(&z)));
+        report.p_value(what, count, sum_of_squares(&z));
     }
     let (first, second) = (|n: usize| n % N, |n: usize| (n + 1 + n / N % 15) % N);
     let of = |places: &dyn Fn(usize) -> usize| -> Vec<f64> { (0..count).map(|n| uniforms[n][places(n)]).collect() };
-    p_value("a pair, contingency table", count, pairs(&bins(&of(&first)), &bins(&of(&second))));
+    report.p_value("a pair, contingency table", count, pairs(&bins(&of(&first)), &bins(&of(&second))));
     let third = |n: usize| (0..N).filter(|&i| i != first(n) && i != second(n)).nth(n / 240 % 14).unwrap_or(0);
     let cell = |n: usize| [first(n), second(n), third(n)].iter().fold(0, |cell, &i| cell * 6 + bin(uniforms[n][i], 6));
     let cells: Vec<usize> = (0..count).map(cell).collect();
-    p_value("a triple, contingency table", count, Bins::of(&[1.0 / 216.0; 216], &cells, 216, |i| i).chi_square());
+    report.p_value(
+        "a triple, contingency table",
+        count,
+        Bins::of(&[1.0 / 216.0; 216], &cells, 216, |i| i).chi_square(),
+    );
 
     for (what, level) in [("median", 0.5), ("tail of 1/16", 1.0 / 16.0), ("tail of 1/256", 1.0 / 256.0)] {
         let law = Binomial::new(level, N as u64).map_err(|e| Broken(e.to_string()))?;
         let law: Vec<f64> = (0..=N as u64).map(|k| law.pmf(k)).collect();
         let below: Vec<usize> = uniforms.iter().map(|u| u.iter().filter(|&&u| u < level).count()).collect();
-        p_value(&format!("tokens in the {what}, chi-square"), count, Bins::of(&law, &below, N + 1, |i| i).chi_square());
+        report.p_value(
+            format!("tokens in the {what}, chi-square"),
+            count,
+            Bins::of(&law, &below, N + 1, |i| i).chi_square(),
+        );
     }
 
     for apart in [1, 2] {
         let what = format!("granules {apart} apart");
-        p_value(&format!("{what}: places, contingency table"), count, pairs(&places[apart..], &places));
-        p_value(&format!("{what}: minima, contingency table"), count, pairs(&bins(&minima)[apart..], &bins(&minima)));
+        report.p_value(format!("{what}: places, contingency table"), count, pairs(&places[apart..], &places));
+        report.p_value(
+            format!("{what}: minima, contingency table"),
+            count,
+            pairs(&bins(&minima)[apart..], &bins(&minima)),
+        );
     }
     Ok(())
 }

@@ -181,7 +181,7 @@ fn run(map: &dyn NoiseMap, effort: Effort, progress: &dyn Fn(f64), report: &mut 
     let tokens = 0..1_000_000 * more;
     let mut uniform: Vec<f64> = tokens.map(|token| (-f64::from(map.exponential(&noise, 3, token))).exp()).collect();
     let outcome = kolmogorov_smirnov(&mut uniform);
-    report.p_value("Gumbels of tokens, Kolmogorov-Smirnov", uniform.len(), outcome.statistic, outcome.p);
+    report.p_value("Gumbels of tokens, Kolmogorov-Smirnov", uniform.len(), outcome);
 
     for p in [0.1, 1e-3, 1e-6, 1e-7, 3e-8, 1e-8, 2e-9, 1e-9, 1e-12] {
         for (what, bias) in biases(map, p) {
@@ -193,7 +193,7 @@ fn run(map: &dyn NoiseMap, effort: Effort, progress: &dyn Fn(f64), report: &mut 
     for (i, (p, blocks, draws)) in [(1e-7, 1u32 << 13, 3000), (1e-8, 1 << 16, 2000)].into_iter().enumerate() {
         let outcome = hits(map, p, blocks, draws * more, &|part| progress((i as f64 + part) / 2.0));
         let what = format!("{} tokens of {p:e} pooled, binomial", 64 * blocks);
-        report.p_value(what, (draws * more) as usize, outcome.statistic, outcome.p);
+        report.p_value(what, (draws * more) as usize, outcome);
     }
     Ok(())
 }

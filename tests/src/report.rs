@@ -1,5 +1,6 @@
 //! Reports of laws on a sampler.
 
+use crate::statistics::Outcome;
 use core::fmt;
 
 /// The level of a statistical check: a correct sampler fails a check with at most this probability.
@@ -115,8 +116,9 @@ impl LawReport {
         self.checks.push(Check { what: what.into(), cases: cases as u64, statistic, criterion });
     }
 
-    /// Records a statistical test at level [`ALPHA`].
-    pub fn p_value(&mut self, what: impl Into<String>, cases: usize, statistic: f64, p: f64) {
+    /// Records a statistical test at level [`ALPHA`], if it has an outcome. A test of fewer than two bins has none.
+    pub fn p_value(&mut self, what: impl Into<String>, cases: usize, outcome: impl Into<Option<Outcome>>) {
+        let Some(Outcome { statistic, p }) = outcome.into() else { return };
         let criterion = Criterion::PValue { p, alpha: ALPHA };
         self.checks.push(Check { what: what.into(), cases: cases as u64, statistic, criterion });
     }

@@ -2,7 +2,7 @@
 
 use crate::factory::{BuildError, SamplerFactory};
 use crate::problem::Problem;
-use crate::report::Broken;
+use crate::report::{Broken, ensure};
 use crate::shared_reference::{ReferenceResults, SharedReference};
 use core::cell::Cell;
 use core::fmt;
@@ -95,6 +95,17 @@ impl<'a> Trial<'a> {
         Ok(out)
     }
 
+    /// Makes one call of the reference; returns `None` if the reference lacks the factorisation.
+    ///
+    /// # Errors
+    /// Returns an error of the call. Errors of rows are in the samples.
+    pub fn expected(&self, problem: &Problem, plan: Plan, rows: &[RowParams<'_>]) -> Result<Option<Samples>, Broken> {
+        let Some(mut reference) = self.reference(problem.head(), plan) else { return Ok(None) };
+        let mut want = Samples::new();
+        reference.sample(problem.input(), rows, &mut want)?;
+        Ok(Some(want))
+    }
+
     /// Takes `n` or a few more independent draws from the problem's rows, with different seeds and positions.
     ///
     /// # Errors
@@ -128,6 +139,30 @@ impl<'a> Trial<'a> {
         }
         Ok(draws)
     }
+}
+
+/// Makes calls with a problem's rows, and returns all draws in order.
+///
+/// # Errors
+/// Returns an error of a call or of any row.
+pub(crate) fn drawn<'r>(
+    sampler: &mut dyn PerturbedArgmax,
+    problem: &Problem,
+    calls: impl IntoIterator<Item = Vec<RowParams<'r>>>,
+) -> Result<Vec<Draw>, Broken> {
+    let (mut draws, mut out) = (Vec::new(), Samples::new());
+    for rows in calls {
+        sampler.sample(problem.input().row_range(0..rows.len()), &rows, &mut out)?;
+        for row in out.iter() {
+            draws.extend_from_slice(row?.draws);
+        }
+    }
+    Ok(draws)
+}
+
+/// Returns `count` rows of a call, each like `row` at another position. No two calls share a position.
+pub(crate) fn rows_of_call(row: RowParams<'_>, call: u64, count: usize) -> Vec<RowParams<'_>> {
+    (0..count as u64).map(|r| RowParams { position: call << 8 | r, ..row }).collect()
 }
 
 /// All dtype pairs (weight, hidden), which the laws test.
@@ -208,6 +243,17 @@ impl RowBits {
     /// Returns the bits of every row.
     pub fn all(out: &Samples) -> Vec<Self> {
         (0..out.len()).map(|row| RowBits::of(out, row)).collect()
+    }
+
+    /// Stops a law at the first row that differs from the reference's.
+    ///
+    /// # Errors
+    /// Names the row, after `what`.
+    pub fn same(found: &Samples, want: &Samples, what: impl fmt::Display) -> Result<(), Broken> {
+        for (r, (found, want)) in RowBits::all(found).iter().zip(&RowBits::all(want)).enumerate() {
+            ensure!(found == want, "{what}, row {r}: {found:?}, the reference has {want:?}");
+        }
+        Ok(())
     }
 }
 

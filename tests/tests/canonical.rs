@@ -3,7 +3,8 @@
 mod backends;
 
 use backends::gpu::Gpu;
-use backends::{Cpu, Kind, Referee};
+use backends::referee::Referee;
+use backends::{Cpu, Kind};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::problem::{Problem, Size};
@@ -104,7 +105,7 @@ fn canonical_lists_and_logprobs_have_the_bits_of_the_reference() {
         })
         .collect();
     let (mut want, mut found) = (Samples::new(), Samples::new());
-    Referee.build(problem.head(), plan).unwrap().sample(problem.input(), &rows, &mut want).unwrap();
+    Referee("tiled").build(problem.head(), plan).unwrap().sample(problem.input(), &rows, &mut want).unwrap();
     for factory in samplers() {
         factory.build(problem.head(), plan).unwrap().sample(problem.input(), &rows, &mut found).unwrap();
         for (r, (found, want)) in found.iter().zip(want.iter()).enumerate() {
@@ -121,7 +122,7 @@ fn canonical_lists_and_logprobs_have_the_bits_of_the_reference() {
 #[test]
 fn canonical_tokens_agree_where_rounding_decides() {
     let problem = large_logits();
-    let mut canonical = tokens(&Referee, &problem, true, 2);
+    let mut canonical = tokens(&Referee("tiled"), &problem, true, 2);
     let reference = canonical.len();
     let mut rounded = 0;
     for factory in samplers() {

@@ -86,11 +86,11 @@ fn a_stream_that_ends_early_is_an_error_that_names_the_token() -> Result<(), Box
     let head = StreamHead::new(2101, 70, DType::BF16);
     let mut stream = OnlineStream::new(head, PLAN, 512, &CpuOptions::default())?;
     for (rows_there, token) in [(0, 0), (500, 0), (513, 512), (2100, 2048)] {
-        let mut reader = Trickle::new(bytes[..rows_there * 140].iter().copied());
+        let mut reader = Trickle(bytes[..rows_there * 140].iter().copied());
         let failed = stream.sample(&mut reader, problem.input(), &rows(), &mut out);
         assert!(matches!(failed, Err(StreamError::Read { token: t, .. }) if t == token), "{failed:?}");
     }
-    let mut whole = Trickle::new(bytes.iter().copied());
+    let mut whole = Trickle(bytes.iter().copied());
     stream.sample(&mut whole, problem.input(), &rows(), &mut out)?;
     assert!(out.iter().all(|row| row.is_ok()));
     Ok(())

@@ -5,14 +5,14 @@ mod backends;
 use backends::gpu::{CHOICES, Gpu};
 use backends::gpu_memory::{OnDevice, assert_drawn, captured};
 use backends::gpu_rows::{rows, rows_of};
-use backends::{assert_twice, reference};
+use backends::{assert_twice, reference, same_in_batches};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{DType, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{CudaError, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowFeatures};
 
 #[path = "cuda/device_columns.rs"]
@@ -46,17 +46,10 @@ suite!(tiled, Gpu::TILED);
 suite!(portable, Gpu::Tiled(KernelChoice::Portable));
 suite!(unaligned, Gpu::Tiled(KernelChoice::PortableUnaligned));
 
-/// Returns whether tests of this file run on this machine; a skip counts as one test.
-fn runs_here() -> bool {
-    Gpu::TILED.runs()
-}
-
 /// Replays a graph of a call over device memory on the caller's stream; each replay reads new positions.
 #[test]
 fn a_captured_call_draws_fresh_noise_when_positions_change() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     for choice in CHOICES {
         [RowFeatures::Bare, RowFeatures::Any].into_iter().for_each(|kinds| captured_call(choice, kinds));
     }
@@ -88,9 +81,7 @@ fn captured_call(choice: KernelChoice, kinds: RowFeatures) {
 /// Launches in a thread that has no current context. The first launch encodes tensor maps for the driver.
 #[test]
 fn a_sampler_that_is_moved_to_another_thread_draws_there() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
     let mut there = OnDevice::new(&problem, 0);
     let rows: Vec<_> = (0..5).map(|seed| RowParams { seed, ..RowParams::default() }).collect();
@@ -118,9 +109,7 @@ fn a_sampler_that_is_moved_to_another_thread_draws_there() {
 
 #[test]
 fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let sizes = [(1, 1, 1), (3, 64, 8), (8, 1000, 200), (16, 517, 65), (31, 33_000, 130), (64, 5000, 512)];
     let large = [(100, 2048, 1023), (128, 4097, 96), (200, 50_000, 64), (256, 20_011, 192), (300, 700, 40)];
     for (i, (count, vocab, hidden)) in sizes.into_iter().chain(large).enumerate() {
@@ -143,40 +132,18 @@ fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
 
 #[test]
 fn rows_have_the_same_bits_in_batches_of_1_to_256() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let problem = Problem::gaussian(Size::new(256, 6011, 775), DType::BF16, DType::BF16, 21);
-    let rows = rows(256);
-    let mut out = Samples::new();
+    let plan = Plan { max_rows: 256, max_draws: 3, ..Plan::default() };
     // All kernels must have the same bits.
-    let mut all = Vec::new();
-    for choice in CHOICES {
-        let plan = Plan { max_rows: 256, max_draws: 3, ..Plan::default() };
-        let mut sampler = Gpu::Tiled(choice).build(problem.head(), plan).unwrap();
-        if all.is_empty() {
-            sampler.sample(problem.input(), &rows, &mut out).unwrap();
-            all = RowBits::all(&out);
-        }
-        for batch in [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 200, 255, 256] {
-            for first in [0, 1, 256 - batch].into_iter().filter(|first| first + batch <= 256) {
-                let input: Matrix<'_> = problem.input().row_range(first..first + batch);
-                sampler.sample(input, &rows[first..first + batch], &mut out).unwrap();
-                assert_eq!(
-                    RowBits::all(&out),
-                    all[first..first + batch],
-                    "rows {first}.. in a batch of {batch}, {choice:?}"
-                );
-            }
-        }
-    }
+    let all = CHOICES.map(|choice| same_in_batches(&Gpu::Tiled(choice), &problem, plan, &rows(256)));
+    assert_eq!(all[0], all[1]);
+    assert_eq!(all[0], all[2]);
 }
 
 #[test]
 fn invalid_weights_are_their_rows_errors_and_leave_nothing_behind() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let good = Problem::integers(Size::new(8, 500, 16), DType::BF16, DType::BF16, 4);
     let head_bias: Vec<f32> = (0..500).map(|t| if t == 77 { f32::NEG_INFINITY } else { 0.0 }).collect();
     let rows = rows(8);

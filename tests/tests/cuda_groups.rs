@@ -5,14 +5,13 @@ mod backends;
 use backends::gpu::Gpu;
 use backends::gpu_memory::{OnDevice, assert_drawn, captured};
 use backends::gpu_rows::{rows, rows_of};
-use backends::{GROUP, assert_same, assert_twice, reference};
+use backends::{GROUP, assert_same, assert_twice, reference, same_in_batches};
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::reference::{ReferenceVariant, log_mass};
 use flash_sampling_core::{DType, GroupDraw, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::DeviceAddress;
-use flash_sampling_cuda::{CudaError, CudaGrouped, CudaOnline, CudaTiled, Device, DeviceGroups, GroupRule};
+use flash_sampling_cuda::{CudaError, CudaGrouped, CudaOnline, CudaTiled, DeviceGroups, GroupRule};
 
 suite!(grouped, Gpu::Grouped(GROUP));
 suite!(grouped_reuse, Gpu::GroupedReuse);
@@ -20,9 +19,7 @@ suite!(online, Gpu::Online(GROUP));
 
 #[test]
 fn integer_inputs_have_the_reference_bits_for_every_group_and_batch() {
-    if !Gpu::Grouped(GROUP).runs() {
-        return;
-    }
+    let Some(_) = Gpu::Grouped(GROUP).device() else { return };
     // Vocabularies of 40 000 tokens make blocks that share groups, and groups that span many blocks.
     let sizes =
         [(1, 1, 1), (3, 64, 8), (8, 1000, 200), (16, 517, 65), (33, 40_000, 40), (64, 5000, 512), (256, 3001, 16)];
@@ -45,34 +42,17 @@ fn integer_inputs_have_the_reference_bits_for_every_group_and_batch() {
 
 #[test]
 fn rows_have_the_same_bits_in_batches_of_1_to_256() {
-    if !Gpu::Online(GROUP).runs() {
-        return;
-    }
+    let Some(_) = Gpu::Online(GROUP).device() else { return };
     let problem = Problem::gaussian(Size::new(256, 6011, 775), DType::BF16, DType::BF16, 21);
-    let rows = rows(256);
+    let plan = Plan { max_rows: 256, max_draws: 3, ..Plan::default() };
     for factory in [Gpu::Grouped(128), Gpu::Online(128)] {
-        let plan = Plan { max_rows: 256, max_draws: 3, ..Plan::default() };
-        let mut sampler = factory.build(problem.head(), plan).unwrap();
-        let mut out = Samples::new();
-        sampler.sample(problem.input(), &rows, &mut out).unwrap();
-        let all = RowBits::all(&out);
-        for batch in [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 200, 255] {
-            for first in [0, 1, 256 - batch] {
-                let input = problem.input().row_range(first..first + batch);
-                sampler.sample(input, &rows[first..first + batch], &mut out).unwrap();
-                let found = RowBits::all(&out);
-                assert_eq!(found, all[first..first + batch], "{factory:?}: rows {first}.. in a batch of {batch}");
-            }
-        }
+        same_in_batches(&factory, &problem, plan, &rows(256));
     }
 }
 
 #[test]
 fn reused_maxima_are_the_tiled_draws() {
-    if !Gpu::GroupedReuse.runs() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
+    let Some(device) = Gpu::GroupedReuse.device() else { return };
     let problem = Problem::gaussian(Size::new(24, 7003, 256), DType::BF16, DType::BF16, 5);
     let plan = Plan { max_rows: 24, max_draws: 3, ..Plan::default() };
     let (mut tiled, mut reused) = (Samples::new(), Samples::new());
@@ -87,9 +67,7 @@ fn reused_maxima_are_the_tiled_draws() {
 /// positions.
 #[test]
 fn captured_calls_draw_by_every_rule_with_log_z() {
-    if !Gpu::Online(GROUP).runs() {
-        return;
-    }
+    let Some(_) = Gpu::Online(GROUP).device() else { return };
     const ROWS: usize = 5;
     let problem = Problem::integers(Size::new(ROWS, 30_001, 136), DType::BF16, DType::BF16, 12);
     let mut there = OnDevice::new(&problem, 0);
@@ -127,11 +105,8 @@ fn captured_calls_draw_by_every_rule_with_log_z() {
 
 #[test]
 fn groups_that_are_no_multiple_of_64_are_refused() {
-    if !Gpu::Online(GROUP).runs() {
-        return;
-    }
+    let Some(device) = Gpu::Online(GROUP).device() else { return };
     let problem = Problem::integers(Size::new(1, 100, 8), DType::BF16, DType::BF16, 1);
-    let device = Device::new(0).unwrap();
     for size in [0, 1, 63, 100] {
         let grouped = CudaGrouped::new(problem.head(), Plan::default(), size, GroupDraw::Fresh, &device);
         assert_eq!(grouped.err(), Some(CudaError::GroupSize { size }));

@@ -64,10 +64,7 @@ fn logits_of_several_blocks_have_the_bits_of_the_cpu() {
 
 /// Compares samplers of the given rows and tokens with the CPU.
 fn same_as_the_cpu(sizes: &[(usize, usize)]) {
-    if !Gpu::STANDALONE.runs() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
+    let Some(device) = Gpu::STANDALONE.device() else { return };
     let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
     for (i, (count, vocab)) in sizes.iter().copied().enumerate() {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -95,10 +92,7 @@ fn same_as_the_cpu(sizes: &[(usize, usize)]) {
 
 #[test]
 fn long_lists_without_replacement_have_the_bits_of_the_cpu() {
-    if !Gpu::STANDALONE.runs() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
+    let Some(device) = Gpu::STANDALONE.device() else { return };
     let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
     let vocab = 120_001;
     // Row 0 has few different logits, so greedy lists end among ties.
@@ -175,11 +169,7 @@ fn fast_math_keeps_the_law_of_the_draw() {
 /// shards of the tokens, several draws per row, new positions in each replay, and poisoned outputs.
 #[test]
 fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
-    if !Gpu::STANDALONE.runs() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = Gpu::STANDALONE.with_stream() else { return };
     for (first, count, stride, lead) in [(0u32, 3000u32, 3008usize, 0usize), (70, 2001, 2003, 3), (1021, 515, 515, 1)] {
         let rows = 3usize;
         let values: Vec<f32> = (0..lead + rows * stride).map(|i| (2.0 * normal(98, i as u64)) as f32).collect();
@@ -242,11 +232,7 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
 /// finite logit.
 #[test]
 fn log_z_of_existing_logits_comes_with_the_same_draws() {
-    if !Gpu::STANDALONE.runs() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = Gpu::STANDALONE.with_stream() else { return };
     let mut worst = 0.0f64;
     for (dtype, first, count, rows) in [
         (DType::F32, 0u32, 151_936usize, 2usize),
@@ -308,13 +294,9 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
 /// terms.
 #[test]
 fn log_z_of_two_valued_rows_keeps_its_promise() {
-    if !Gpu::STANDALONE.runs() {
-        return;
-    }
+    let Some((device, stream)) = Gpu::STANDALONE.with_stream() else { return };
     const COUNT: usize = 151_936;
     const DRAWS: usize = 600;
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
     let kinds = [(0.0f32, -1.1f32, 2), (7.85, 0.0, COUNT), (0.0, -12.3, COUNT), (3.3, 3.3, 2), (0.0, -5.6, 100)];
     let value = |r: usize, t: usize| if t.is_multiple_of(kinds[r].2) { kinds[r].0 } else { kinds[r].1 };
     let tensor = Tensor::from_fn(DType::F32, kinds.len(), COUNT, value);

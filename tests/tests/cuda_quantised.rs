@@ -11,7 +11,7 @@ use flash_sampling_core::backend::canonical::{canonical_dot, dot_error_bound, no
 use flash_sampling_core::reference::Reference;
 use flash_sampling_core::{DType, Domain, Head, Matrix, Noise, PerturbedArgmax, Plan, RowParams, Samples, bf16, f16};
 use flash_sampling_cuda::{
-    CudaError, Device, DeviceAddress, DeviceHead, DeviceMatrix, DeviceScales, DeviceTiled, KernelChoice,
+    CudaError, DeviceAddress, DeviceHead, DeviceMatrix, DeviceScales, DeviceTiled, KernelChoice,
 };
 
 suite!(tiled_q8_0, Quantised::new(Gpu::TILED, DType::Q8_0));
@@ -143,9 +143,7 @@ impl States {
 
 #[test]
 fn every_type_draws_the_tokens_of_the_reference() {
-    if !Gpu::TILED.runs() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let variants = [
         Gpu::TILED,
         Gpu::Tiled(KernelChoice::PortableUnaligned),
@@ -190,9 +188,7 @@ fn every_type_draws_the_tokens_of_the_reference() {
 
 #[test]
 fn canonical_tokens_of_every_type_are_those_of_the_reference() {
-    if !Gpu::TILED.runs() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     for case in Case::all([9, 1030, 256], false) {
         let plan = Plan { max_rows: 9, max_draws: 3, canonical: true, ..Plan::default() };
         let head = case.head(true);
@@ -211,9 +207,7 @@ fn canonical_tokens_of_every_type_are_those_of_the_reference() {
 /// canonical ones.
 #[test]
 fn logits_are_within_the_error_bound() {
-    if !Gpu::TILED.runs() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let (mut errors, mut count) = (0.0, 0);
     for case in Case::all([70, 300, 512], false) {
         let (head, weight) = (case.head(false), case.weight());
@@ -253,9 +247,7 @@ fn logits_are_within_the_error_bound() {
 /// The sums of real inputs depend on their order. A row of fp8 has the same bits in batches of every size, by all kernels.
 #[test]
 fn rows_of_fp8_have_the_same_draws_in_every_batch() {
-    if !Gpu::TILED.runs() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     const ROWS: usize = 200;
     let case = Case::new(DType::F8_E4M3, [ROWS, 1030, 1040], Some([1, 1040]), false);
     let hidden = States::all(&case.hidden).into_iter().nth(1).unwrap();
@@ -281,9 +273,7 @@ fn rows_of_fp8_have_the_same_draws_in_every_batch() {
 
 #[test]
 fn a_bad_scale_is_an_error_of_the_rows() {
-    if !Gpu::TILED.runs() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     // Products of an infinite scale have both signs, so their sum is NaN.
     let nan = types().filter(|dtype| *dtype != DType::MXFP4).map(|dtype| (dtype, f32::NAN));
     for (dtype, scale) in nan.chain([(DType::F8_E4M3, f32::INFINITY)]) {
@@ -309,11 +299,7 @@ fn a_bad_scale_is_an_error_of_the_rows() {
 
 #[test]
 fn heads_in_device_memory_that_do_not_fit_are_refused() {
-    if !Gpu::TILED.runs() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = Gpu::TILED.with_stream() else { return };
     let memory = stream.clone_htod(&vec![0u8; 300 * 210]).unwrap();
     let address = DeviceAddress::of(&memory, &stream);
     stream.synchronize().unwrap();

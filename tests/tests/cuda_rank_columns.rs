@@ -6,19 +6,19 @@
 mod backends;
 
 use backends::gpu_columns::{VOCAB, histories, mask, rows};
-use backends::gpu_memory::{Copied, captured, copied};
+use backends::gpu_memory::{Copied, captured, copied, part};
 use backends::gpu_ranks::{GpuRanks, Gpus};
+use backends::rank_tests::{of_cuda, ranks_in_place};
 use flash_sampling::GpuExchange;
 use flash_sampling::distributed::TIME_LIMIT;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::{drop_outside_captures, runs};
+use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_core::{DType, Knob, Plan, RowParams, Samples};
 use flash_sampling_cuda::abi::{LogprobColumns, RowColumns, TokenColumns, invalid_parameter, status};
-use flash_sampling_cuda::{CudaError, Device, DeviceAddress, DeviceHidden, DeviceMatrix};
-use rank_faults::{is_late, of_cuda, statuses};
+use flash_sampling_cuda::{CudaError, Device, DeviceAddress, DeviceHidden};
+use rank_faults::{is_late, statuses};
 use rank_group::{call, check, each_rank, group, prepare};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 #[path = "cuda/rank_faults.rs"]
@@ -28,19 +28,9 @@ mod rank_group;
 #[path = "cuda/whole_rows.rs"]
 mod whole_rows;
 
-/// Returns the ranks of a test, if they can run here, and a lock on the GPUs: waits of ranks have a timeout, so the tests
-/// run one at a time.
-fn runs_here(exchange: GpuExchange, gpus: Gpus, equal: Option<u32>) -> Option<(GpuRanks, MutexGuard<'static, ()>)> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let factory = GpuRanks { exchange, gpus, equal, in_place: true };
-    let name = format!("{}/columns", factory.name());
-    runs(&name, factory.unavailable(), 1).then(|| (factory, ALONE.lock().unwrap_or_else(PoisonError::into_inner)))
-}
-
 /// Loads the kernels of all calls. A load in a call could block behind a rank that waits on the same GPU.
 fn load_kernels(problem: &Problem, plan: Plan) {
-    let alone = GpuRanks { exchange: GpuExchange::Peers, gpus: Gpus::One, equal: Some(1), in_place: true };
-    let mut ranks = group(alone, problem, plan, TIME_LIMIT);
+    let mut ranks = group(ranks_in_place(GpuExchange::Peers, Gpus::One, Some(1)), problem, plan, TIME_LIMIT);
     prepare(&mut ranks, 0, true);
     for (masked, top_p) in [(false, 1.0), (true, 1.0), (true, 0.9)] {
         let mask = mask(problem.head().vocab_size() as usize);
@@ -71,11 +61,7 @@ fn draws_are_those_of_one_gpu(factory: GpuRanks) {
     let of_filtered = [0..count, 0..17, 2..3, 3..4, 4..5, 7..8, 9..10, 10..11].map(|which| (&filtered, which));
     for (all, which) in of_plain.into_iter().chain(of_filtered.into_iter().filter(|_| gathers)) {
         let rows = &all[which.clone()];
-        let at = which.start * hidden.row_stride * hidden.dtype.block_bytes();
-        let hidden = DeviceMatrix { address: hidden.address.add(at), rows: rows.len(), ..hidden };
-        let mut want = Samples::new();
-        // SAFETY: the hidden states are on this device, and this call waits.
-        unsafe { alone.sampler.sample(&alone.stream, &hidden, rows, &mut want) }.unwrap();
+        let want = alone.waited(&part(&hidden, which.clone()), rows);
         let arrays: Vec<_> = ranks.iter().map(|rank| rank.arrays(rows, VOCAB)).collect();
         call(&mut ranks, which.clone(), &arrays);
         check(&ranks, &arrays, &want, factory.exchange, &format!("{}, rows {which:?}", factory.name()));
@@ -87,27 +73,21 @@ fn draws_are_those_of_one_gpu(factory: GpuRanks) {
 fn draws_of_ranks_on_one_gpu_are_those_of_one_gpu() {
     // With four shards, one has no tokens.
     for equal in [Some(1), Some(2), Some(3), None] {
-        if let Some((factory, _alone)) = runs_here(GpuExchange::Peers, Gpus::One, equal) {
-            draws_are_those_of_one_gpu(factory);
-        }
+        ranks_in_place(GpuExchange::Peers, Gpus::One, equal).run(draws_are_those_of_one_gpu);
     }
 }
 
 #[test]
 fn draws_of_ranks_are_those_of_one_gpu() {
     for equal in [Some(2), None] {
-        if let Some((factory, _alone)) = runs_here(GpuExchange::Peers, Gpus::Each, equal) {
-            draws_are_those_of_one_gpu(factory);
-        }
+        ranks_in_place(GpuExchange::Peers, Gpus::Each, equal).run(draws_are_those_of_one_gpu);
     }
 }
 
 #[test]
 fn draws_of_ranks_by_nccl_are_those_of_one_gpu() {
     for equal in [Some(1), Some(2), None] {
-        if let Some((factory, _alone)) = runs_here(GpuExchange::Nccl, Gpus::Each, equal) {
-            draws_are_those_of_one_gpu(factory);
-        }
+        ranks_in_place(GpuExchange::Nccl, Gpus::Each, equal).run(draws_are_those_of_one_gpu);
     }
 }
 
@@ -152,10 +132,7 @@ fn captured_calls_are_replayed(factory: GpuRanks) {
         }
         graphs.iter().for_each(|of_rank| of_rank[step as usize % 2].launch().unwrap());
         ranks.iter_mut().for_each(|rank| rank.sampler.wait(&rank.stream).unwrap());
-        let hidden = DeviceMatrix { rows: count, ..hidden };
-        let mut want = Samples::new();
-        // SAFETY: the hidden states are on this device, and this call waits.
-        unsafe { alone.sampler.sample(&alone.stream, &hidden, &rows, &mut want) }.unwrap();
+        let want = alone.waited(&part(&hidden, 0..count), &rows);
         let what = format!("{}, step {step}", factory.name());
         check(&ranks, &arrays, &want, factory.exchange, &what);
         tokens.push(want.iter().map(|row| row.unwrap().token()).collect::<Vec<_>>());
@@ -180,34 +157,29 @@ fn captured_calls_are_replayed(factory: GpuRanks) {
 #[test]
 fn captured_calls_of_ranks_on_one_gpu_are_replayed() {
     for equal in [Some(1), Some(2)] {
-        if let Some((factory, _alone)) = runs_here(GpuExchange::Peers, Gpus::One, equal) {
-            captured_calls_are_replayed(factory);
-        }
+        ranks_in_place(GpuExchange::Peers, Gpus::One, equal).run(captured_calls_are_replayed);
     }
 }
 
 #[test]
 fn captured_calls_of_ranks_are_replayed() {
     for exchange in [GpuExchange::Peers, GpuExchange::Nccl] {
-        if let Some((factory, _alone)) = runs_here(exchange, Gpus::Each, Some(2)) {
-            captured_calls_are_replayed(factory);
-        }
+        ranks_in_place(exchange, Gpus::Each, Some(2)).run(captured_calls_are_replayed);
     }
 }
 
 #[test]
 fn a_rank_that_skips_a_call_is_detected() {
     for gpus in [Gpus::One, Gpus::Each] {
-        if let Some((factory, _alone)) = runs_here(GpuExchange::Peers, gpus, Some(2)) {
-            rank_faults::a_skipped_call_is_detected(factory);
-        }
+        ranks_in_place(GpuExchange::Peers, gpus, Some(2)).run(rank_faults::a_skipped_call_is_detected);
     }
 }
 
 /// The wait of NCCL's kernels ends when the host aborts them.
 #[test]
 fn a_rank_that_misses_a_call_by_nccl_ends_the_wait() {
-    let Some((factory, _alone)) = runs_here(GpuExchange::Nccl, Gpus::Each, Some(2)) else { return };
+    let factory = ranks_in_place(GpuExchange::Nccl, Gpus::Each, Some(2));
+    let Some(_alone) = factory.alone() else { return };
     let problem = Problem::gaussian(Size::new(5, VOCAB, 136), DType::BF16, DType::BF16, 20);
     let (plan, limit) = (Plan { max_rows: 5, ..Plan::default() }, Duration::from_secs(4));
     let mut ranks = group(factory, &problem, plan, limit);
@@ -227,9 +199,7 @@ fn ranks_that_make_other_calls_are_detected() {
     for (exchange, gpus) in
         [(GpuExchange::Peers, Gpus::One), (GpuExchange::Peers, Gpus::Each), (GpuExchange::Nccl, Gpus::Each)]
     {
-        if let Some((factory, _alone)) = runs_here(exchange, gpus, Some(2)) {
-            rank_faults::other_calls_are_detected(factory);
-        }
+        ranks_in_place(exchange, gpus, Some(2)).run(rank_faults::other_calls_are_detected);
     }
 }
 
@@ -237,7 +207,8 @@ fn ranks_that_make_other_calls_are_detected() {
 /// the first shard.
 #[test]
 fn invalid_rows_are_the_same_on_all_ranks() {
-    let Some((factory, _alone)) = runs_here(GpuExchange::Peers, Gpus::One, Some(2)) else { return };
+    let factory = ranks_in_place(GpuExchange::Peers, Gpus::One, Some(2));
+    let Some(_alone) = factory.alone() else { return };
     let problem = Problem::gaussian(Size::new(4, VOCAB, 136), DType::BF16, DType::BF16, 19);
     let plan = Plan { max_rows: 4, ..Plan::default() };
     load_kernels(&problem, plan);
@@ -264,7 +235,8 @@ fn invalid_rows_are_the_same_on_all_ranks() {
 /// By NCCL, filters and log-probabilities are refused. The refused call sends nothing, so the group continues.
 #[test]
 fn what_depends_on_the_whole_row_is_refused_by_nccl() {
-    let Some((factory, _alone)) = runs_here(GpuExchange::Nccl, Gpus::Each, Some(2)) else { return };
+    let factory = ranks_in_place(GpuExchange::Nccl, Gpus::Each, Some(2));
+    let Some(_alone) = factory.alone() else { return };
     let problem = Problem::gaussian(Size::new(2, VOCAB, 136), DType::BF16, DType::BF16, 22);
     let plan = Plan { max_rows: 2, ..Plan::default() };
     let mut ranks = group(factory, &problem, plan, TIME_LIMIT);
@@ -293,23 +265,17 @@ fn what_depends_on_the_whole_row_is_refused_by_nccl() {
 /// Makes small calls for the sanitizers.
 #[test]
 fn whole_rows_of_one_rank_are_those_of_one_gpu() {
-    if let Some((factory, _alone)) = runs_here(GpuExchange::Peers, Gpus::One, Some(1)) {
-        whole_rows::are_those_of_one_gpu(factory);
-    }
+    ranks_in_place(GpuExchange::Peers, Gpus::One, Some(1)).run(whole_rows::are_those_of_one_gpu);
 }
 
 #[test]
 fn whole_rows_of_ranks_on_one_gpu_are_those_of_one_gpu() {
     for equal in [Some(2), None] {
-        if let Some((factory, _alone)) = runs_here(GpuExchange::Peers, Gpus::One, equal) {
-            whole_rows::are_those_of_one_gpu(factory);
-        }
+        ranks_in_place(GpuExchange::Peers, Gpus::One, equal).run(whole_rows::are_those_of_one_gpu);
     }
 }
 
 #[test]
 fn whole_rows_of_ranks_are_those_of_one_gpu() {
-    if let Some((factory, _alone)) = runs_here(GpuExchange::Peers, Gpus::Each, Some(2)) {
-        whole_rows::are_those_of_one_gpu(factory);
-    }
+    ranks_in_place(GpuExchange::Peers, Gpus::Each, Some(2)).run(whole_rows::are_those_of_one_gpu);
 }

@@ -5,17 +5,17 @@
 
 mod backends;
 
-use backends::gpu_ranks::{GpuRanks, Gpus, two_ranks};
+use backends::gpu_ranks::{GpuRanks, Gpus};
 use backends::gpu_rows::rows;
+use backends::rank_tests::{of_cuda, ranks, ranks_in_place, two_ranks};
 use flash_sampling::distributed::{Loopback, TIME_LIMIT};
 use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples};
 use flash_sampling_cuda::{CudaError, CudaTiled, Device};
 use missing_rank::Missing;
-use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 #[path = "cuda/filtered_rows.rs"]
@@ -31,17 +31,8 @@ mod rank_in_place;
 #[path = "cuda/same_draws.rs"]
 mod same_draws;
 
-const fn ranks(exchange: GpuExchange, gpus: Gpus, equal: Option<u32>) -> GpuRanks {
-    GpuRanks { exchange, gpus, equal, in_place: false }
-}
-
-/// Ranks whose weight and hidden states are in device memory of the caller.
-const fn in_place(exchange: GpuExchange, gpus: Gpus, equal: Option<u32>) -> GpuRanks {
-    GpuRanks { in_place: true, ..ranks(exchange, gpus, equal) }
-}
-
 suite!(peers_2, ranks(GpuExchange::Peers, Gpus::Each, Some(2)));
-suite!(peers_in_place, in_place(GpuExchange::Peers, Gpus::Each, Some(2)));
+suite!(peers_in_place, ranks_in_place(GpuExchange::Peers, Gpus::Each, Some(2)));
 suite!(peers_4, ranks(GpuExchange::Peers, Gpus::Each, Some(4)));
 suite!(nccl_2, ranks(GpuExchange::Nccl, Gpus::Each, Some(2)));
 suite!(nccl_4, ranks(GpuExchange::Nccl, Gpus::Each, Some(4)));
@@ -50,75 +41,52 @@ suite!(nccl_8, ranks(GpuExchange::Nccl, Gpus::Each, Some(8)));
 suite!(peers_uneven, ranks(GpuExchange::Peers, Gpus::Each, None));
 suite!(nccl_uneven, ranks(GpuExchange::Nccl, Gpus::Each, None));
 
-/// Returns a lock on the GPU if tests of ranks on a shared GPU run here. Waits of ranks have a timeout, so these tests
-/// run one at a time.
-fn runs_here() -> Option<MutexGuard<'static, ()>> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let one = ranks(GpuExchange::Peers, Gpus::One, Some(2));
-    runs(&one.name(), one.unavailable(), 1).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
-}
+/// The ranks of most tests, on a shared GPU.
+const TWO: GpuRanks = ranks(GpuExchange::Peers, Gpus::One, Some(2));
 
 /// Inputs with rounded sums, every knob, lists and errors. There are few ranks, because the streams of many ranks share
 /// a hardware queue, and a rank's copy could then block the kernel that the rank waits for.
 #[test]
 fn draws_are_those_of_one_gpu_to_the_last_bit() {
-    if let Some(_alone) = runs_here() {
-        [1, 2, 3].into_iter().for_each(|world| as_one_gpu(ranks(GpuExchange::Peers, Gpus::One, Some(world))));
-    }
+    TWO.run(|_| [1, 2, 3].into_iter().for_each(|n| as_one_gpu(ranks(GpuExchange::Peers, Gpus::One, Some(n)))));
 }
 
 /// The same for ranks that read weight and hidden states in device memory.
 #[test]
 fn draws_from_device_memory_are_those_of_one_gpu() {
-    if let Some(_alone) = runs_here() {
-        [1, 2, 3].into_iter().for_each(|world| as_one_gpu(in_place(GpuExchange::Peers, Gpus::One, Some(world))));
-    }
+    TWO.run(|_| [1, 2, 3].into_iter().for_each(|n| as_one_gpu(ranks_in_place(GpuExchange::Peers, Gpus::One, Some(n)))));
     for (exchange, equal) in [(GpuExchange::Peers, None), (GpuExchange::Nccl, Some(2)), (GpuExchange::Nccl, None)] {
-        let each = in_place(exchange, Gpus::Each, equal);
-        if runs(&each.name(), each.unavailable(), 1) {
-            as_one_gpu(each);
-        }
+        ranks_in_place(exchange, Gpus::Each, equal).run(as_one_gpu);
     }
 }
 
 /// Plain rows, rows with filters, rows that need the transport, and rows that are not valid.
 #[test]
 fn results_from_device_memory_have_the_reference_bits() {
-    let Some(_alone) = runs_here() else { return };
-    for world in [1, 2] {
-        rank_in_place::results_have_the_reference_bits(Gpus::One, world);
-    }
-    let each = in_place(GpuExchange::Peers, Gpus::Each, Some(2));
-    if runs(&each.name(), each.unavailable(), 1) {
-        rank_in_place::results_have_the_reference_bits(Gpus::Each, 2);
-    }
+    TWO.run(|_| [1, 2].into_iter().for_each(|world| rank_in_place::results_have_the_reference_bits(Gpus::One, world)));
+    ranks_in_place(GpuExchange::Peers, Gpus::Each, Some(2))
+        .run(|_| rank_in_place::results_have_the_reference_bits(Gpus::Each, 2));
 }
 
 #[test]
 fn ranks_with_hidden_states_in_other_memory_are_named() {
-    if let Some(_alone) = runs_here() {
-        rank_in_place::other_memory_is_named();
-    }
+    TWO.run(|_| rank_in_place::other_memory_is_named());
 }
 
 #[test]
 fn ranks_with_hidden_states_of_other_alignment_are_named() {
-    if let Some(_alone) = runs_here() {
-        rank_in_place::other_alignment_is_named();
-    }
+    TWO.run(|_| rank_in_place::other_alignment_is_named());
 }
 
 #[test]
 fn a_rank_refuses_hidden_states_that_it_cannot_read_in_place() {
-    if let Some(_alone) = runs_here() {
-        rank_in_place::calls_that_do_not_fit_are_refused();
-    }
+    TWO.run(|_| rank_in_place::calls_that_do_not_fit_are_refused());
 }
 
 /// Filters that are decided on the GPUs: by ranks that share one, and by ranks with one each.
 #[test]
 fn filters_that_ranks_decide_are_those_of_one_gpu() {
-    let Some(_alone) = runs_here() else { return };
+    let Some(_alone) = TWO.alone() else { return };
     let device = Device::new(0).unwrap();
     for world in [1, 2, 3] {
         rank_filters::are_those_of_one_gpu(&vec![device.clone(); world]);
@@ -129,22 +97,28 @@ fn filters_that_ranks_decide_are_those_of_one_gpu() {
 
 #[test]
 fn ranks_that_are_called_with_other_filters_are_named() {
-    let Some(_alone) = runs_here() else { return };
-    let device = Device::new(0).unwrap();
-    rank_filters::are_named_where_they_differ(&[device.clone(), device]);
+    TWO.run(|_| rank_filters::are_named_where_they_differ(&[(); 2].map(|()| Device::new(0).unwrap())));
 }
 
 /// Makes small calls for the sanitizers.
 #[test]
 fn filters_of_one_rank_are_those_of_one_gpu() {
-    let Some(_alone) = runs_here() else { return };
-    rank_filters::are_those_of_one_gpu_in_a_small_call(&Device::new(0).unwrap());
+    TWO.run(|_| rank_filters::are_those_of_one_gpu_in_a_small_call(&Device::new(0).unwrap()));
 }
 
 #[test]
 fn filters_that_ranks_decide_are_those_of_one_gpu_at_the_edges() {
-    let Some(_alone) = runs_here() else { return };
-    rank_filters::are_those_of_one_gpu_at_the_edges(&two_devices());
+    TWO.run(|_| rank_filters::are_those_of_one_gpu_at_the_edges(&two_devices()));
+}
+
+#[test]
+fn ranks_that_filter_a_row_in_another_launch_are_named() {
+    TWO.run(|_| rank_filters::are_named_where_launches_differ(&two_devices()));
+}
+
+#[test]
+fn ranks_with_filters_that_are_called_with_other_types_are_named() {
+    TWO.run(|_| rank_calls::other_types_are_named_with_filters(&two_devices()));
 }
 
 /// Returns one GPU per rank, or the same GPU twice if there is only one.
@@ -153,27 +127,11 @@ fn two_devices() -> [Arc<Device>; 2] {
     [device.clone(), Device::new(1).unwrap_or(device)]
 }
 
-#[test]
-fn ranks_that_filter_a_row_in_another_launch_are_named() {
-    let Some(_alone) = runs_here() else { return };
-    rank_filters::are_named_where_launches_differ(&two_devices());
-}
-
-#[test]
-fn ranks_with_filters_that_are_called_with_other_types_are_named() {
-    if let Some(_alone) = runs_here() {
-        rank_calls::other_types_are_named_with_filters(&two_devices());
-    }
-}
-
 /// Shards of unequal lengths, one without tokens. Only the first begins at a multiple of 64.
 #[test]
 fn draws_of_unequal_shards_are_those_of_one_gpu() {
     for exchange in [GpuExchange::Peers, GpuExchange::Nccl] {
-        let factory = ranks(exchange, Gpus::Each, None);
-        if runs(&factory.name(), factory.unavailable(), 1) {
-            as_one_gpu(factory);
-        }
+        ranks(exchange, Gpus::Each, None).run(as_one_gpu);
     }
 }
 
@@ -181,10 +139,7 @@ fn draws_of_unequal_shards_are_those_of_one_gpu() {
 #[test]
 fn draws_by_nccl_are_those_of_one_gpu() {
     for world in [1, 2, 4] {
-        let factory = ranks(GpuExchange::Nccl, Gpus::Each, Some(world));
-        if runs(&factory.name(), factory.unavailable(), 1) {
-            as_one_gpu(factory);
-        }
+        ranks(GpuExchange::Nccl, Gpus::Each, Some(world)).run(as_one_gpu);
     }
 }
 
@@ -223,7 +178,7 @@ fn as_one_gpu(factory: GpuRanks) {
 /// On one shard, the temperature makes a logit +inf. The next shard has a raw NaN, which takes precedence.
 #[test]
 fn the_error_of_a_row_does_not_depend_on_where_shards_begin() {
-    let Some(_alone) = runs_here() else { return };
+    let Some(_alone) = TWO.alone() else { return };
     let (vocab, hidden) = (40, 8);
     let mut weight = vec![0.5f32; vocab * hidden];
     weight[3 * hidden] = 1e30;
@@ -245,20 +200,18 @@ fn the_error_of_a_row_does_not_depend_on_where_shards_begin() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named_within_the_time_limit() {
-    if let Some(_alone) = runs_here() {
-        missing_rank::is_named(GpuExchange::Peers, Gpus::One, Missing::Left, 3, |limit| {
-            format!("rank 1 did not come to the exchange within {limit:?}")
-        });
-    }
+    TWO.run(|_| missing_rank::is_named(GpuExchange::Peers, Gpus::One, Missing::Left, 3, did_not_come));
+}
+
+fn did_not_come(limit: Duration) -> String {
+    format!("rank 1 did not come to the exchange within {limit:?}")
 }
 
 #[test]
 fn a_rank_that_leaves_nccl_is_named_by_the_transport() {
-    let three = ranks(GpuExchange::Nccl, Gpus::Each, Some(3));
-    if runs(&three.name(), three.unavailable(), 1) {
-        let message = |_| "rank 1 has left the group".into();
-        missing_rank::is_named(GpuExchange::Nccl, Gpus::Each, Missing::Left, 3, message);
-    }
+    let message = |_| "rank 1 has left the group".into();
+    ranks(GpuExchange::Nccl, Gpus::Each, Some(3))
+        .run(|_| missing_rank::is_named(GpuExchange::Nccl, Gpus::Each, Missing::Left, 3, message));
 }
 
 /// The rank is alive, and does not make the call. With more than two ranks, NCCL cannot name the rank, but the
@@ -266,12 +219,8 @@ fn a_rank_that_leaves_nccl_is_named_by_the_transport() {
 #[test]
 fn a_rank_that_hangs_is_named_within_the_time_limit() {
     for (exchange, world) in [(GpuExchange::Nccl, 2), (GpuExchange::Nccl, 3), (GpuExchange::Peers, 2)] {
-        let each = ranks(exchange, Gpus::Each, Some(world));
-        if runs(&each.name(), each.unavailable(), 1) {
-            missing_rank::is_named(exchange, Gpus::Each, Missing::Hangs, world, |limit| {
-                format!("rank 1 did not come to the exchange within {limit:?}")
-            });
-        }
+        ranks(exchange, Gpus::Each, Some(world))
+            .run(|_| missing_rank::is_named(exchange, Gpus::Each, Missing::Hangs, world, did_not_come));
     }
 }
 
@@ -280,7 +229,7 @@ fn a_rank_that_hangs_is_named_within_the_time_limit() {
 /// there.
 #[test]
 fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
-    let Some(_alone) = runs_here() else { return };
+    let Some(_alone) = TWO.alone() else { return };
     let limit = Duration::from_millis(500);
     let problem = Problem::integers(Size::new(2, 900, 64), DType::BF16, DType::BF16, 5);
     let narrow = Problem::integers(Size::new(2, 900, 56), DType::BF16, DType::BF16, 5);
@@ -291,15 +240,11 @@ fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
         let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
         let mut out = Samples::new();
         sampler.sample(problem.input(), &rows, &mut out).unwrap();
-        let failure = |error| match error {
-            SampleError::Backend { source, .. } => source.downcast_ref::<CudaError>().cloned().unwrap(),
-            error => panic!("{error}"),
-        };
         if rank == 1 {
             let begun = Instant::now();
             let error = sampler.sample(problem.input(), &rows, &mut out).unwrap_err();
             let took = begun.elapsed();
-            assert_eq!(failure(error), CudaError::LateRanks { ranks: vec![0], limit: 2 * limit });
+            assert_eq!(of_cuda(error), CudaError::LateRanks { ranks: vec![0], limit: 2 * limit });
             assert!(took >= 2 * limit && took < 4 * limit, "{took:?}");
             is_late.wait();
             is_done.wait();
@@ -312,7 +257,7 @@ fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
         let outcome = sampler.sample(problem.input(), &rows, &mut out);
         let took = begun.elapsed();
         is_done.wait();
-        assert_eq!(failure(outcome.unwrap_err()), CudaError::OtherCall { rank: Some(1), row: Some(0) });
+        assert_eq!(of_cuda(outcome.unwrap_err()), CudaError::OtherCall { rank: Some(1), row: Some(0) });
         assert!(out.is_empty() && took < limit, "{took:?}");
     });
 }
@@ -326,7 +271,7 @@ fn said(error: SampleError) -> String {
 /// The types of hidden states differ, and so do their roundings.
 #[test]
 fn ranks_that_are_called_with_other_types_are_named() {
-    let Some(_alone) = runs_here() else { return };
+    let Some(_alone) = TWO.alone() else { return };
     let types = [DType::BF16, DType::F16];
     let problems = types.map(|dtype| Problem::integers(Size::new(2, 900, 64), DType::BF16, dtype, 5));
     let plan = Plan { max_rows: 2, ..Plan::default() };
@@ -344,37 +289,25 @@ fn ranks_that_are_called_with_other_types_are_named() {
 /// Parameters, contents of lists, or numbers of rows differ. The group continues after each mismatch.
 #[test]
 fn ranks_with_mismatched_calls_name_the_parameter() {
-    if let Some(_alone) = runs_here() {
-        rank_calls::mismatched_calls_are_named(GpuExchange::Peers, Gpus::One);
-    }
-    let two = ranks(GpuExchange::Nccl, Gpus::Each, Some(2));
-    if runs(&two.name(), two.unavailable(), 1) {
-        rank_calls::mismatched_calls_are_named(GpuExchange::Nccl, Gpus::Each);
+    for factory in [TWO, ranks(GpuExchange::Nccl, Gpus::Each, Some(2))] {
+        factory.run(|of| rank_calls::mismatched_calls_are_named(of.exchange, of.gpus));
     }
 }
 
 #[test]
 fn a_rank_that_came_too_late_to_a_call_is_named() {
-    if let Some(_alone) = runs_here() {
-        rank_calls::late_ranks_are_named();
-    }
+    TWO.run(|_| rank_calls::late_ranks_are_named());
 }
 
 #[test]
 fn ranks_that_share_a_gpu_allocate_room_for_long_lists() {
-    if let Some(_alone) = runs_here() {
-        rank_calls::room_for_long_lists_is_allocated(2);
-    }
+    TWO.run(|_| rank_calls::room_for_long_lists_is_allocated(2));
 }
 
 /// One rank's call uses the transport (log-probabilities, an unsupported filter, a list); the other call uses the GPUs.
 #[test]
 fn ranks_name_the_parameter_of_a_mismatched_host_call_within_the_time_limit() {
-    if let Some(_alone) = runs_here() {
-        rank_calls::mismatched_host_calls_are_named(GpuExchange::Peers, Gpus::One);
-    }
-    let two = ranks(GpuExchange::Nccl, Gpus::Each, Some(2));
-    if runs(&two.name(), two.unavailable(), 1) {
-        rank_calls::mismatched_host_calls_are_named(GpuExchange::Nccl, Gpus::Each);
+    for factory in [TWO, ranks(GpuExchange::Nccl, Gpus::Each, Some(2))] {
+        factory.run(|of| rank_calls::mismatched_host_calls_are_named(of.exchange, of.gpus));
     }
 }

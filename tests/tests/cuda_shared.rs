@@ -10,7 +10,7 @@ use flash_sampling_conformance::suite;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, Knobs, PerturbedArgmax, Plan, RowParams, Samples};
-use flash_sampling_cuda::{CudaTiled, Device};
+use flash_sampling_cuda::CudaTiled;
 
 suite!(shared, Gpu::Shared);
 
@@ -18,9 +18,7 @@ suite!(shared, Gpu::Shared);
 /// filters.
 #[test]
 fn a_call_on_a_fresh_thread_draws_the_same() {
-    if !Gpu::Shared.runs() {
-        return;
-    }
+    let Some(device) = Gpu::Shared.device() else { return };
     let problem = Problem::integers(Size::new(6, 3001, 64), DType::BF16, DType::BF16, 31);
     let plan = Plan { max_rows: 6, max_draws: 5, max_logprobs: Some(2), canonical: false };
     let base = RowParams { seed: 32, temperature: 90.0, ..RowParams::default() };
@@ -32,7 +30,6 @@ fn a_call_on_a_fresh_thread_draws_the_same() {
         })
         .collect();
     let mut want = Samples::new();
-    let device = Device::new(0).unwrap();
     CudaTiled::new(problem.head(), plan, &device).unwrap().sample(problem.input(), &rows, &mut want).unwrap();
     let mut there = Copied::new(problem.head(), plan).unwrap();
     let (_memory, hidden) = copied(problem.input(), &there.stream);
@@ -53,9 +50,7 @@ fn a_call_on_a_fresh_thread_draws_the_same() {
 /// logits, and undecided rows take a further pass.
 #[test]
 fn rows_that_lists_do_not_decide_have_the_reference_bits() {
-    if !Gpu::Shared.runs() {
-        return;
-    }
+    let Some(device) = Gpu::Shared.device() else { return };
     const ROWS: usize = 30;
     let drawn = Problem::integers(Size::new(ROWS, 30_011, 40), DType::BF16, DType::BF16, 33);
     // Every seventh row has equal logits.
@@ -75,7 +70,7 @@ fn rows_that_lists_do_not_decide_have_the_reference_bits() {
     ];
     let mut found = Samples::new();
     let mut shared = Copied::new(problem.head(), plan).unwrap();
-    let is_hopper = Device::new(0).unwrap().capability() == (9, 0);
+    let is_hopper = device.capability() == (9, 0);
     // In the first call, lists decide all filters. In the second, some rows have only top-p, which needs stored logits.
     for with_mass in [false, true, false] {
         let row = |r: usize| RowParams { position: r as u64, ..kinds[r % kinds.len()] };

@@ -9,7 +9,7 @@ use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite;
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples, StreamError};
-use flash_sampling_cuda::{CudaError, CudaStreamed, CudaTiled, Device};
+use flash_sampling_cuda::{CudaError, CudaStreamed, CudaTiled};
 use std::io::Read;
 
 suite!(online, Gpu::StreamedOnline);
@@ -17,10 +17,7 @@ suite!(tiled, Gpu::StreamedTiled);
 
 #[test]
 fn streamed_weights_have_the_reference_bits_in_blocks_of_any_size() {
-    if !Gpu::StreamedOnline.runs() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
+    let Some(device) = Gpu::StreamedOnline.device() else { return };
     for (count, vocab, hidden) in [(1, 1, 1), (7, 5000, 65), (120, 3001, 64)] {
         for dtype in [DType::BF16, DType::F32] {
             let mut problem = Problem::integers(Size::new(count, vocab, hidden), dtype, dtype, 33);
@@ -50,10 +47,7 @@ fn streamed_weights_have_the_reference_bits_in_blocks_of_any_size() {
 
 #[test]
 fn a_stream_that_ends_early_is_an_error_that_names_the_token() {
-    if !Gpu::StreamedOnline.runs() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
+    let Some(device) = Gpu::StreamedOnline.device() else { return };
     let problem = Problem::gaussian(Size::new(9, 2101, 70), DType::BF16, DType::BF16, 2);
     let bytes = problem.weight.matrix().bytes();
     let plan = Plan { max_rows: 9, max_draws: 3, ..Plan::default() };
@@ -72,10 +66,7 @@ fn a_stream_that_ends_early_is_an_error_that_names_the_token() {
 /// Uses more rows with log-probabilities than fit into 64 MiB, and rows with draws for several launches.
 #[test]
 fn log_probabilities_and_many_draws_are_those_of_the_head_in_memory() {
-    if !Gpu::StreamedTiled.runs() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
+    let Some(device) = Gpu::StreamedTiled.device() else { return };
     let problem = Problem::gaussian(Size::new(150, 151_936, 16), DType::BF16, DType::BF16, 8);
     let plan = Plan { max_rows: 150, max_draws: 300, max_logprobs: Some(4), canonical: false };
     let row = |r: usize, row| RowParams {
@@ -108,10 +99,7 @@ impl Read for Failing {
 /// Drops a stream whose copies and launches of earlier blocks still use memory that the drop frees.
 #[test]
 fn a_stream_is_dropped_while_the_work_of_a_call_that_failed_is_under_way() {
-    if !Gpu::StreamedOnline.runs() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
+    let Some(device) = Gpu::StreamedOnline.device() else { return };
     let problem = Problem::integers(Size::new(64, 20_011, 512), DType::BF16, DType::BF16, 3);
     let rows = rows(64);
     let plan = Plan { max_rows: 64, max_draws: 3, max_logprobs: Some(1), canonical: false };

@@ -5,7 +5,8 @@
 mod backends;
 
 use backends::ranks::{Ranks, loopback};
-use backends::{Cpu, Kind, Referee, Shards};
+use backends::referee::Referee;
+use backends::{Cpu, Kind, Shards};
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_cpu::Isa;
 use flash_sampling_distributed::ShardMerge;
@@ -19,7 +20,7 @@ fn shards(name: &'static str, merge: ShardMerge, equal: Option<u32>) -> Shards<'
 }
 
 fn mixed(name: &'static str, merge: ShardMerge) -> Shards<'static> {
-    const MIXED: &[&dyn SamplerFactory] = &[&PORTABLE, &Referee];
+    const MIXED: &[&dyn SamplerFactory] = &[&PORTABLE, &Referee("tiled")];
     Shards { name, merge, shards: MIXED, equal: None }
 }
 

@@ -5,7 +5,7 @@ use crate::logits::{TOKEN_STRIDE, spread, spread_index};
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::statistics::Bins;
-use crate::trial::{RowBits, Trial};
+use crate::trial::{RowBits, Trial, drawn, rows_of_call};
 use flash_sampling_core::{DType, History, Knobs, PerturbedArgmax, Plan, RowParams, Samples};
 
 /// Logits of both signs, because a repetition penalty treats the signs differently. Token `i * TOKEN_STRIDE` has logit `i`;
@@ -139,7 +139,6 @@ pub(super) fn adjusted_draws_follow_their_softmax(trial: &Trial<'_>, report: &mu
     let mut history = History::new(&PROMPT.map(|t| t * TOKEN_STRIDE));
     history.extend(OUTPUT.map(|t| t * TOKEN_STRIDE));
     let mut sampler = trial.sampler(problem.head(), plan)?;
-    let mut out = Samples::new();
     let masks = [0xb35, 0xbff].map(mask);
     let all = cases(&history, &masks);
     let count = all.len();
@@ -148,21 +147,13 @@ pub(super) fn adjusted_draws_follow_their_softmax(trial: &Trial<'_>, report: &mu
             continue;
         }
         let law = law(logit);
-        let mut tokens = Vec::new();
-        for call in 0..trial.draws(40) as u64 {
-            let rows: Vec<RowParams<'_>> = (0..ROWS as u64)
-                .map(|r| RowParams { seed: 990 + i as u64, position: call << 8 | r, draws: DRAWS, ..row })
-                .collect();
-            sampler.sample(problem.input(), &rows, &mut out)?;
-            for row in out.iter() {
-                tokens.extend(row?.draws.iter().map(|d| spread_index(d.token)));
-            }
-        }
+        let row = RowParams { seed: 990 + i as u64, draws: DRAWS, ..row };
+        let calls = (0..trial.draws(40) as u64).map(|call| rows_of_call(row, call, ROWS));
+        let tokens: Vec<_> = drawn(&mut *sampler, &problem, calls)?.iter().map(|d| spread_index(d.token)).collect();
         let forbidden = tokens.iter().find(|&&t| law.get(t).is_none_or(|&p| p == 0.0));
         ensure!(forbidden.is_none(), "{what}: {forbidden:?} came, which cannot");
-        if let Some(outcome) = Bins::of(&law, &tokens, law.len(), |t| t).chi_square() {
-            report.p_value(format!("{what}: tokens, chi-square"), tokens.len(), outcome.statistic, outcome.p);
-        }
+        let outcome = Bins::of(&law, &tokens, law.len(), |t| t).chi_square();
+        report.p_value(format!("{what}: tokens, chi-square"), tokens.len(), outcome);
         (trial.progress)((i + 1) as f64 / count as f64);
     }
     Ok(())
@@ -221,8 +212,8 @@ pub(super) fn penalties_have_the_reference_bits(trial: &Trial<'_>, report: &mut 
         let rows = [0, 1, 2, 3].map(|position| RowParams { position, ..row });
         sampler.sample(problem.input(), &rows, &mut out)?;
         reference.sample(problem.input(), &rows, &mut want)?;
-        let (found, want) = (RowBits::all(&out), RowBits::all(&want));
-        ensure!(found == want, "{what}: {found:?}, the reference has {want:?}");
+        RowBits::same(&out, &want, what)?;
+        let found = RowBits::all(&out);
         compared += 48;
         let plain = plain.get_or_insert_with(|| found.clone());
         let idle = matches!(what, "history alone" | "stops after min_tokens" | "DRY over too few tokens");

@@ -38,22 +38,12 @@ pub(super) fn exact_inputs_have_the_reference_bits(trial: &Trial<'_>, report: &m
             let problem = Problem::integers(size, weight, hidden, 31 + i as u64);
             let plan = Plan { max_rows: size.rows, max_draws: 6, max_logprobs: Some(5), canonical: false };
             let rows = rows(size.rows, 6, Some(5));
-            let Some(mut reference) = trial.reference(problem.head(), plan) else {
+            let Some(want) = trial.expected(&problem, plan, &rows)? else {
                 report.note("this factorisation has no reference; its laws are checked by statistics");
                 return Ok(());
             };
             let found = trial.sample(&problem, plan, &rows)?;
-            let mut want = Samples::new();
-            reference.sample(problem.input(), &rows, &mut want)?;
-            for r in 0..size.rows {
-                let (found, want) = (RowBits::of(&found, r), RowBits::of(&want, r));
-                ensure!(
-                    found == want,
-                    "{} x {}, {size:?}, row {r}: {found:?}, the reference has {want:?}",
-                    weight.name(),
-                    hidden.name()
-                );
-            }
+            RowBits::same(&found, &want, format!("{} x {}, {size:?}", weight.name(), hidden.name()))?;
             compared += size.rows * 6;
         }
         report.agreed(format!("draws on integers, {} x {}", weight.name(), hidden.name()), compared);
@@ -145,10 +135,7 @@ pub(super) fn real_inputs_stay_within_the_rounding_bound(
         let rows = rows(size.rows, 16, None);
         let found = trial.sample(&problem, plan, &rows)?;
         let weight_norm = largest_norm(&problem.weight.matrix());
-        let mut want = Samples::new();
-        if let Some(mut reference) = trial.reference(problem.head(), plan) {
-            reference.sample(problem.input(), &rows, &mut want)?;
-        }
+        let want = trial.expected(&problem, plan, &rows)?.unwrap_or_default();
         let (mut worst, mut mismatches) = (0.0f64, 0);
         for (r, row) in rows.iter().enumerate() {
             let raw = problem.raw_logits(r);
@@ -253,17 +240,11 @@ pub(super) fn canonical_plans_have_the_reference_bits(trial: &Trial<'_>, report:
             Problem { hidden: problem.hidden.select(&(0..adjusted.len()).collect::<Vec<_>>()), ..problem.clone() };
         Reference::new(part.head(), plan, scheme.clone()).sample(part.input(), &adjusted, &mut want)?;
         let found = trial.sample(&part, plan, &adjusted)?;
-        for r in 0..adjusted.len() {
-            let (found, want) = (RowBits::of(&found, r), RowBits::of(&want, r));
-            ensure!(found == want, "{name}, adjusted row {r}: {found:?}, the reference has {want:?}");
-        }
+        RowBits::same(&found, &want, format!("{name}, adjusted"))?;
         report.agreed(format!("draws with a canonical plan and adjustments, {name}"), adjusted.len() * 16);
         Reference::new(problem.head(), plan, scheme).sample(problem.input(), &rows, &mut want)?;
         let found = trial.sample(problem, plan, &rows)?;
-        for r in 0..size.rows {
-            let (found, want) = (RowBits::of(&found, r), RowBits::of(&want, r));
-            ensure!(found == want, "{name}, row {r}: {found:?}, the reference has {want:?}");
-        }
+        RowBits::same(&found, &want, name)?;
         report.agreed(format!("draws with a canonical plan, {name}"), size.rows * 16);
     }
     Ok(())

@@ -5,7 +5,7 @@ use crate::logits::{LogitShape, softmax, spread, spread_index};
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::statistics::Bins;
-use crate::trial::{RowBits, Trial};
+use crate::trial::{RowBits, Trial, drawn, rows_of_call};
 use flash_sampling_core::{
     DType, History, Knob, Knobs, LogprobsMode, Order, PerturbedArgmax, Plan, RowParams, Samples,
 };
@@ -211,47 +211,30 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
         ("llama.cpp's order, top_p and typical_p", RowParams { order: Order::LlamaCpp, ..typical }, 2..4),
     ];
     let mut sampler = trial.sampler(problem.head(), Plan { max_rows: rows, max_draws: 8, ..Plan::default() })?;
-    let mut out = Samples::new();
     for (i, (what, row, kept)) in cases.into_iter().enumerate() {
         if !row.enabled().without(can).is_empty() {
             continue;
         }
         let mut law = vec![0.0; p.len()];
         law[kept.clone()].copy_from_slice(&softmax(&halved[kept.clone()]));
-        let mut tokens = Vec::new();
-        for call in 0..trial.draws(40) as u64 {
-            let rows: Vec<RowParams<'_>> = (0..rows as u64)
-                .map(|r| RowParams { seed: 940 + i as u64, position: call << 8 | r, draws: 8, ..row })
-                .collect();
-            sampler.sample(problem.input(), &rows, &mut out)?;
-            for row in out.iter() {
-                tokens.extend(row?.draws.iter().map(|d| spread_index(d.token)));
-            }
-        }
+        let row = RowParams { seed: 940 + i as u64, draws: 8, ..row };
+        let calls = (0..trial.draws(40) as u64).map(|call| rows_of_call(row, call, rows));
+        let tokens: Vec<_> = drawn(&mut *sampler, &problem, calls)?.iter().map(|d| spread_index(d.token)).collect();
         ensure!(tokens.iter().all(|t| kept.contains(t)), "{what}: a token came that is not among {kept:?}");
-        if let Some(outcome) = Bins::of(&law, &tokens, p.len(), |t| t).chi_square() {
-            report.p_value(format!("{what}: tokens, chi-square"), tokens.len(), outcome.statistic, outcome.p);
-        }
+        let outcome = Bins::of(&law, &tokens, p.len(), |t| t).chi_square();
+        report.p_value(format!("{what}: tokens, chi-square"), tokens.len(), outcome);
     }
     if can.contains(Knob::XtcThreshold) {
         // A row tosses its coin once. Each row therefore gives one draw, from a mixture of both laws.
         let mut law: Vec<f64> = softmax(&halved).iter().map(|p| 0.25 * p).collect();
         law[3..].iter_mut().zip(softmax(&halved[3..])).for_each(|(law, p)| *law += 0.75 * p);
-        let mut tokens = Vec::new();
-        for call in 0..trial.draws(80) as u64 {
-            let row = RowParams { xtc_threshold: 0.1, xtc_probability: 0.75, seed: 939, ..base };
-            let rows: Vec<_> = (0..rows as u64).map(|r| RowParams { position: call << 8 | r, ..row }).collect();
-            sampler.sample(problem.input(), &rows, &mut out)?;
-            for row in out.iter() {
-                tokens.extend(row?.draws.iter().map(|d| spread_index(d.token)));
-            }
-        }
+        let row = RowParams { xtc_threshold: 0.1, xtc_probability: 0.75, seed: 939, ..base };
+        let calls = (0..trial.draws(80) as u64).map(|call| rows_of_call(row, call, rows));
+        let tokens: Vec<_> = drawn(&mut *sampler, &problem, calls)?.iter().map(|d| spread_index(d.token)).collect();
         let between = tokens.iter().find(|&&t| t >= law.len());
         ensure!(between.is_none(), "xtc: a token came that cannot");
-        if let Some(outcome) = Bins::of(&law, &tokens, law.len(), |t| t).chi_square() {
-            let what = "xtc 0.1 in three of four rows: tokens, chi-square";
-            report.p_value(what.to_owned(), tokens.len(), outcome.statistic, outcome.p);
-        }
+        let outcome = Bins::of(&law, &tokens, law.len(), |t| t).chi_square();
+        report.p_value("xtc 0.1 in three of four rows: tokens, chi-square", tokens.len(), outcome);
     }
     Ok(())
 }

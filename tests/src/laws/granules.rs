@@ -5,7 +5,7 @@ use crate::logits::{LogitShape, softmax};
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::statistics::Bins;
-use crate::trial::{RowBits, Trial};
+use crate::trial::{RowBits, Trial, drawn, rows_of_call};
 use flash_sampling_core::backend::is_allowed;
 use flash_sampling_core::noise::granule::{self, TOKENS};
 use flash_sampling_core::{DType, Domain, Head, Noise, PerturbedArgmax, Plan, RowParams, Samples};
@@ -52,10 +52,7 @@ pub(super) fn granules_may_be_cut(trial: &Trial<'_>, report: &mut LawReport) -> 
         let Some(mut reference) = trial.reference(head, plan) else { continue };
         trial.sampler(head, plan)?.sample(integers.input(), &rows, &mut found)?;
         reference.sample(integers.input(), &rows, &mut want)?;
-        for (r, (found, want)) in RowBits::all(&found).iter().zip(RowBits::all(&want)).enumerate() {
-            let (tokens, mask) = (head.tokens(), r % masks.len());
-            ensure!(*found == want, "tokens {tokens:?}, mask {mask}: {found:?}, but the reference has {want:?}");
-        }
+        RowBits::same(&found, &want, format!("tokens {:?}, {} masks in turn", head.tokens(), masks.len()))?;
         compared += ROWS;
     }
     report.agreed("rows of cut granules", compared);
@@ -70,21 +67,14 @@ pub(super) fn granules_may_be_cut(trial: &Trial<'_>, report: &mut LawReport) -> 
         };
         let law = softmax(&(0..VOCAB).map(kept).collect::<Vec<_>>());
         let mut sampler = trial.sampler(head, plan)?;
-        let mut drawn = Vec::new();
-        for call in 0..trial.draws(2) as u64 {
-            let row = RowParams { seed: 804, draws: 128, mask: Some(mask), ..RowParams::default() };
-            let rows: Vec<RowParams<'_>> =
-                (0..ROWS as u64).map(|r| RowParams { position: call << 8 | r, ..row }).collect();
-            sampler.sample(problem.input(), &rows, &mut found)?;
-            for row in found.iter() {
-                drawn.extend(row?.draws.iter().map(|d| d.token as usize));
-            }
-        }
+        let row = RowParams { seed: 804, draws: 128, mask: Some(mask), ..RowParams::default() };
+        let calls = (0..trial.draws(2) as u64).map(|call| rows_of_call(row, call, ROWS));
+        let drawn: Vec<_> = drawn(&mut *sampler, &problem, calls)?.iter().map(|d| d.token as usize).collect();
         ensure!(drawn.iter().all(|&token| law[token] > 0.0), "tokens {tokens:?}: drew a masked token");
         let outcome = Bins::of(&law, &drawn, law.len(), |i| i).chi_square();
         let outcome = outcome.ok_or(Broken(format!("tokens {tokens:?}: one bin is left")))?;
         let what = format!("masked draws of tokens {tokens:?}, chi-square");
-        report.p_value(what, drawn.len(), outcome.statistic, outcome.p);
+        report.p_value(what, drawn.len(), outcome);
     }
     Ok(())
 }

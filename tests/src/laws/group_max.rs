@@ -42,7 +42,7 @@ pub(super) fn winning_scores_are_gumbel(trial: &Trial<'_>, report: &mut LawRepor
         });
         let mut uniform: Vec<f64> = scores.into_iter().map(gumbel_cdf).collect();
         let outcome = kolmogorov_smirnov(&mut uniform);
-        report.p_value(format!("{shape:?}: winning scores, Kolmogorov-Smirnov"), n, outcome.statistic, outcome.p);
+        report.p_value(format!("{shape:?}: winning scores, Kolmogorov-Smirnov"), n, outcome);
         (trial.progress)((i + 1) as f64 / 5.0);
     }
     Ok(())

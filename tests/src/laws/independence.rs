@@ -4,9 +4,9 @@ use crate::logits::{LogitShape, softmax};
 use crate::problem::Problem;
 use crate::report::{Broken, LawReport};
 use crate::statistics::{contingency, correlation, gumbel_cdf};
-use crate::trial::{Trial, groups_of};
+use crate::trial::{Trial, drawn, groups_of};
 use flash_sampling_core::reference::log_mass;
-use flash_sampling_core::{Draw, Plan, RowParams, Samples};
+use flash_sampling_core::{Draw, Plan, RowParams};
 
 const VOCAB: usize = 37;
 const CLASSES: usize = 5;
@@ -26,18 +26,8 @@ fn draw(trial: &Trial<'_>, keys: &[(u64, u64)], first: u32, draws: u32) -> Resul
     let problem = problem();
     let plan = Plan { max_rows: ROWS, max_draws: draws, ..Plan::default() };
     let mut sampler = trial.sampler(problem.head(), plan)?;
-    let (mut all, mut out) = (Vec::new(), Samples::new());
-    for chunk in keys.chunks(ROWS) {
-        let rows: Vec<RowParams<'_>> = chunk
-            .iter()
-            .map(|&(seed, position)| RowParams { seed, position, first_draw: first, draws, ..RowParams::default() })
-            .collect();
-        sampler.sample(problem.input().row_range(0..rows.len()), &rows, &mut out)?;
-        for row in out.iter() {
-            all.extend_from_slice(row?.draws);
-        }
-    }
-    Ok(all)
+    let row = |&(seed, position)| RowParams { seed, position, first_draw: first, draws, ..RowParams::default() };
+    drawn(&mut *sampler, &problem, keys.chunks(ROWS).map(|keys| keys.iter().map(row).collect()))
 }
 
 /// Tests independence: of tokens by a contingency table, of scores by correlation.
@@ -47,9 +37,8 @@ fn compare(trial: &Trial<'_>, report: &mut LawReport, what: &str, a: &[Draw], b:
     let classes = class_law(&softmax(&logits));
     let class = |d: &Draw| d.token as usize % CLASSES;
     let pairs: Vec<(usize, usize)> = a.iter().zip(b).map(|(a, b)| (class(a), class(b))).collect();
-    if let Some(outcome) = contingency(&pairs, &classes, &classes) {
-        report.p_value(format!("{what}: tokens, contingency table"), pairs.len(), outcome.statistic, outcome.p);
-    }
+    let outcome = contingency(&pairs, &classes, &classes);
+    report.p_value(format!("{what}: tokens, contingency table"), pairs.len(), outcome);
     let head = problem.head();
     if let Some(scheme) = trial.factory.reference_variant(&head) {
         let groups = groups_of(&scheme, &head);
@@ -59,8 +48,7 @@ fn compare(trial: &Trial<'_>, report: &mut LawReport, what: &str, a: &[Draw], b:
             gumbel_cdf(f64::from(d.score) - mass)
         };
         let pairs: Vec<(f64, f64)> = a.iter().zip(b).map(|(a, b)| (uniform(a), uniform(b))).collect();
-        let outcome = correlation(&pairs);
-        report.p_value(format!("{what}: scores, correlation"), pairs.len(), outcome.statistic, outcome.p);
+        report.p_value(format!("{what}: scores, correlation"), pairs.len(), correlation(&pairs));
     }
 }
 
@@ -123,27 +111,17 @@ pub(super) fn shards_are_independent(trial: &Trial<'_>, report: &mut LawReport) 
     for head in problem.head().split(&starts) {
         let start = head.tokens().start;
         let mut sampler = trial.sampler(head, Plan { max_rows: 32, max_draws: 400, ..Plan::default() })?;
-        let (mut classes, mut out) = (Vec::new(), Samples::new());
-        let mut position = 0;
-        while classes.len() < n {
-            let rows: Vec<RowParams<'_>> = (0..32)
-                .map(|r| RowParams { seed: 500, position: position + r, draws: 400, ..RowParams::default() })
-                .collect();
-            sampler.sample(problem.input(), &rows, &mut out)?;
-            for row in out.iter() {
-                classes.extend(row?.draws.iter().map(|d| (d.token - start) as usize % CLASSES));
-            }
-            position += 32;
-        }
+        let row = |position| RowParams { seed: 500, position, draws: 400, ..RowParams::default() };
+        let calls = (0..n.div_ceil(32 * 400) as u64).map(|call| (32 * call..32 * (call + 1)).map(row).collect());
+        let draws = drawn(&mut *sampler, &problem, calls)?;
+        let classes: Vec<_> = draws.iter().map(|d| (d.token - start) as usize % CLASSES).collect();
         shards.push(classes);
     }
     for a in 0..copies {
         for b in a + 1..copies {
             let pairs: Vec<(usize, usize)> = shards[a].iter().copied().zip(shards[b].iter().copied()).collect();
-            if let Some(outcome) = contingency(&pairs, &law, &law) {
-                let what = format!("local winners of shards {a} and {b}, contingency table");
-                report.p_value(what, pairs.len(), outcome.statistic, outcome.p);
-            }
+            let what = format!("local winners of shards {a} and {b}, contingency table");
+            report.p_value(what, pairs.len(), contingency(&pairs, &law, &law));
         }
     }
     Ok(())

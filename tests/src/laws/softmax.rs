@@ -17,9 +17,7 @@ fn decade(p: f64) -> usize {
 fn compare(name: &str, law: &[f64], draws: &[usize], report: &mut LawReport) {
     let (vocab, n) = (law.len(), draws.len());
     let mut chi_square = |what: &str, bins: Bins| {
-        if let Some(outcome) = bins.chi_square() {
-            report.p_value(format!("{name}: {what}, chi-square"), n, outcome.statistic, outcome.p);
-        }
+        report.p_value(format!("{name}: {what}, chi-square"), n, bins.chi_square());
     };
     let coarse = vocab.min(64);
     chi_square("index bins", Bins::of(law, draws, coarse, |i| i * coarse / vocab));
@@ -37,7 +35,7 @@ fn compare(name: &str, law: &[f64], draws: &[usize], report: &mut LawReport) {
             continue;
         }
         let outcome = binomial(hits as u64, n as u64, p);
-        report.p_value(format!("{name}: tokens below {limit:e} pooled, binomial"), n, outcome.statistic, outcome.p);
+        report.p_value(format!("{name}: tokens below {limit:e} pooled, binomial"), n, outcome);
     }
     let points = (0..DECADES).rev().filter(|&d| decades.expected[d] > 0.0).map(|d| Point {
         x: -(d as f64),

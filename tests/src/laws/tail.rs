@@ -24,7 +24,7 @@ pub(super) fn rare_tokens_are_drawn_as_often_as_they_should(
         let drawn = part.collect(&problem, draws, 0x7a11 + i as u64)?;
         let hits = drawn.iter().filter(|d| d.token as usize != vocab / 2).count();
         let outcome = binomial(hits as u64, drawn.len() as u64, 1.0 - law[vocab / 2]);
-        report.p_value(format!("{vocab} tokens of {p:e} pooled, binomial"), drawn.len(), outcome.statistic, outcome.p);
+        report.p_value(format!("{vocab} tokens of {p:e} pooled, binomial"), drawn.len(), outcome);
     }
     Ok(())
 }

@@ -4,9 +4,9 @@ use crate::logits::{LogitShape, softmax};
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::statistics::Bins;
-use crate::trial::{RowBits, Trial};
+use crate::trial::{RowBits, Trial, drawn};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{DType, Knob, PerturbedArgmax, Plan, RowError, RowParams, Samples};
+use flash_sampling_core::{DType, Draw, Knob, PerturbedArgmax, Plan, RowError, RowParams, Samples};
 
 /// Returns whether the sampler draws lists. If it does not, checks that it refuses such rows by name.
 fn supported(trial: &Trial<'_>, report: &mut LawReport) -> Result<bool, Broken> {
@@ -50,26 +50,13 @@ pub(super) fn lists_follow_plackett_luce(trial: &Trial<'_>, report: &mut LawRepo
         let problem = Problem::of_logits(&shape.logits(vocab, 600 + i as u64), rows);
         let law = plackett_luce(&softmax(&problem.raw_logits(0)));
         let mut sampler = trial.sampler(problem.head(), Plan { max_rows: rows, max_draws: 3, ..Plan::default() })?;
-        let (mut lists, mut out) = (Vec::new(), Samples::new());
-        for call in 0..trial.draws(300) as u64 {
-            let params: Vec<RowParams<'_>> = (0..rows as u64)
-                .map(|r| RowParams {
-                    seed: 600 + r,
-                    position: call,
-                    draws: 3,
-                    without_replacement: true,
-                    ..RowParams::default()
-                })
-                .collect();
-            sampler.sample(problem.input(), &params, &mut out)?;
-            for row in out.iter() {
-                lists.push(row?.draws.iter().fold(0, |list, d| list * vocab + d.token as usize));
-            }
-        }
-        if let Some(outcome) = Bins::of(&law, &lists, law.len(), |i| i).chi_square() {
-            let what = format!("{shape:?}: ordered lists of 3 of 6, chi-square");
-            report.p_value(what, lists.len(), outcome.statistic, outcome.p);
-        }
+        let row = RowParams { draws: 3, without_replacement: true, ..RowParams::default() };
+        let rows_of = |position| (0..rows as u64).map(|r| RowParams { seed: 600 + r, position, ..row }).collect();
+        let draws = drawn(&mut *sampler, &problem, (0..trial.draws(300) as u64).map(rows_of))?;
+        let list = |list: &[Draw]| list.iter().fold(0, |list, d| list * vocab + d.token as usize);
+        let lists: Vec<_> = draws.chunks(3).map(list).collect();
+        let outcome = Bins::of(&law, &lists, law.len(), |i| i).chi_square();
+        report.p_value(format!("{shape:?}: ordered lists of 3 of 6, chi-square"), lists.len(), outcome);
         (trial.progress)((i + 1) as f64 / 3.0);
     }
     Ok(())

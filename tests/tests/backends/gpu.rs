@@ -9,9 +9,11 @@ use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
     Capabilities, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, StreamError,
 };
+use flash_sampling_cuda::cudarc::driver::CudaStream;
 use flash_sampling_cuda::{
     CudaError, CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device, KernelChoice, NoiseMath,
 };
+use std::sync::Arc;
 
 /// The bytes of a block of a streamed weight. Heads of the suite have one block to some dozens.
 const BLOCK: usize = 1 << 18;
@@ -45,9 +47,14 @@ impl Gpu {
     pub(crate) const TILED: Gpu = Gpu::Tiled(KernelChoice::Fastest);
     pub(crate) const STANDALONE: Gpu = Gpu::Standalone(NoiseMath::Exact);
 
-    /// Returns whether a test of this variant runs on this machine; a skip counts as one test.
-    pub(crate) fn runs(self) -> bool {
-        runs(&self.name(), self.unavailable(), 1)
+    /// Returns the GPU of a test of this variant. Without one, the test counts as one skipped test.
+    pub(crate) fn device(self) -> Option<Arc<Device>> {
+        runs(&self.name(), self.unavailable(), 1).then(|| Device::new(0).unwrap())
+    }
+
+    /// Returns the GPU of a test, as [`Gpu::device`], and a stream there.
+    pub(crate) fn with_stream(self) -> Option<(Arc<Device>, Arc<CudaStream>)> {
+        self.device().map(|device| (device.clone(), device.context().new_stream().unwrap()))
     }
 
     fn variant(self) -> &'static str {
@@ -67,7 +74,7 @@ impl Gpu {
         }
     }
 
-    fn sampler<'w>(self, head: Head<'w>, plan: Plan, device: &std::sync::Arc<Device>) -> Result<Built<'w>, CudaError> {
+    fn sampler<'w>(self, head: Head<'w>, plan: Plan, device: &Arc<Device>) -> Result<Built<'w>, CudaError> {
         Ok(match self {
             Gpu::Shared => Box::new(Copied::new(head, plan)?),
             Gpu::Tiled(choice) => Box::new(CudaTiled::with_kernels(head, plan, device, choice)?),

@@ -101,7 +101,7 @@ pub(crate) struct Results {
     pub(crate) tokens: CudaSlice<i64>,
     scores: CudaSlice<f32>,
     logits: CudaSlice<f32>,
-    pub(crate) statuses: CudaSlice<u32>,
+    statuses: CudaSlice<u32>,
 }
 
 impl Results {

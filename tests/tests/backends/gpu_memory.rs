@@ -1,13 +1,16 @@
 //! Device memory for tests: copied matrices, a sampler over copied heads, and captured launches.
 
+use super::gpu_columns::Arrays;
 use flash_sampling_conformance::problem::Problem;
 use flash_sampling_conformance::suite::capture_lock;
 use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_cuda::abi::TokenColumns;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
 use flash_sampling_cuda::{
     CudaError, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler, DeviceScales, abi,
 };
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The value of draws before a launch writes them.
@@ -143,6 +146,12 @@ pub(crate) fn copied(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> (CudaSlice
     (memory, DeviceMatrix { address, dtype, rows, cols, row_stride: cols })
 }
 
+/// Some rows of a matrix in device memory.
+pub(crate) fn part(matrix: &DeviceMatrix, rows: Range<usize>) -> DeviceMatrix {
+    let at = rows.start * matrix.row_stride * matrix.dtype.block_bytes();
+    DeviceMatrix { address: matrix.address.add(at), rows: rows.len(), ..*matrix }
+}
+
 impl Copied {
     pub(crate) fn new(head: Head<'_>, plan: Plan) -> Result<Self, CudaError> {
         // As an engine has them, in a context of its own over the same GPU.
@@ -187,6 +196,21 @@ impl Copied {
         // sampler.
         let sampler = unsafe { DeviceSampler::new(on_device, head.vocab_size(), plan, device) }?;
         Ok(Copied { sampler, stream, held: (memory, [bias, scales.map(|(_, memory)| memory)]) })
+    }
+
+    /// Makes a call that waits.
+    pub(crate) fn waited(&mut self, hidden: &DeviceMatrix, rows: &[RowParams<'_>]) -> Samples {
+        let mut out = Samples::new();
+        // SAFETY: tests hold the hidden states on this device, and this call waits.
+        unsafe { self.sampler.sample(&self.stream, hidden, rows, &mut out) }.unwrap();
+        out
+    }
+
+    /// Makes a call that does not wait, with room for `max_adjusted` tokens of a row.
+    pub(crate) fn enqueue(&mut self, hidden: &DeviceMatrix, arrays: &Arrays, out: &TokenColumns, max_adjusted: usize) {
+        self.sampler.prepare_enqueue(&arrays.columns, out, max_adjusted).unwrap();
+        // SAFETY: tests hold all arrays on this device, with an element a row, until they compare the results.
+        unsafe { self.sampler.enqueue(&self.stream, hidden, &arrays.columns, out) }.unwrap();
     }
 }
 

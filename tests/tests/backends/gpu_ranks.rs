@@ -14,7 +14,6 @@ use flash_sampling_cuda::cudarc::driver::CudaStream;
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, NcclEndpoint, NcclId};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 /// The environment variable of the driver's number of queues on a GPU.
 const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -150,27 +149,6 @@ impl Rank<'_> {
             None => self.sampler.sample(input, rows, out),
         }
     }
-}
-
-/// Builds two ranks in threads, with shards from tokens 0 and 500, and calls `of` with each rank.
-pub(crate) fn two_ranks<'w>(
-    head: Head<'w>,
-    plan: Plan,
-    limit: Duration,
-    gpus: Gpus,
-    options: CudaRankOptions,
-    of: impl Fn(usize, CudaRank<'w, Loopback>) + Sync,
-) {
-    thread::scope(|scope| {
-        for (shard, transport) in head.split(&[0, 500]).into_iter().zip(Loopback::group(2)) {
-            let of = &of;
-            scope.spawn(move || {
-                let rank = transport.rank();
-                let options = CudaRankOptions { device: gpus.device(rank), ..options };
-                of(rank, CudaRank::new(shard, plan, transport.with_time_limit(limit), &options).unwrap());
-            });
-        }
-    });
 }
 
 /// Idle groups of NCCL. Laws build many samplers, and NCCL takes half a second to form a group.

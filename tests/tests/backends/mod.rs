@@ -3,11 +3,14 @@
 
 pub(crate) mod gpu;
 pub(crate) mod gpu_columns;
+pub(crate) mod gpu_logprobs;
 pub(crate) mod gpu_memory;
 pub(crate) mod gpu_ranks;
 pub(crate) mod gpu_rows;
 pub(crate) mod quantised;
+pub(crate) mod rank_tests;
 pub(crate) mod ranks;
+pub(crate) mod referee;
 pub(crate) mod shadow;
 
 use flash_sampling_conformance::factory::FromLogits;
@@ -89,6 +92,27 @@ pub(crate) fn assert_twice(
         sampler.sample(problem.input(), rows, &mut found).unwrap();
         assert_same(&found, want, what);
     }
+}
+
+/// Asserts that rows have the same bits in batches of many sizes, at several places. Returns these bits.
+pub(crate) fn same_in_batches(
+    factory: &dyn SamplerFactory,
+    problem: &Problem,
+    plan: Plan,
+    rows: &[RowParams<'_>],
+) -> Vec<RowBits> {
+    let mut sampler = factory.build(problem.head(), plan).unwrap();
+    let mut out = Samples::new();
+    sampler.sample(problem.input(), rows, &mut out).unwrap();
+    let all = RowBits::all(&out);
+    for batch in [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 200, 255] {
+        for first in [0, 1, rows.len() - batch] {
+            let part = first..first + batch;
+            sampler.sample(problem.input().row_range(part.clone()), &rows[part.clone()], &mut out).unwrap();
+            assert_eq!(RowBits::all(&out), all[part], "{}: rows {first}.. in a batch of {batch}", factory.name());
+        }
+    }
+    all
 }
 
 pub(crate) fn boxed<'w, S: PerturbedArgmax + 'w, E: core::error::Error>(
@@ -181,7 +205,7 @@ impl PerturbedArgmax for Streamed<'_> {
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         let weight = self.head.weight();
-        let mut reader = Trickle::new((0..weight.rows()).flat_map(move |row| weight.row_bytes(row)).copied());
+        let mut reader = Trickle((0..weight.rows()).flat_map(move |row| weight.row_bytes(row)).copied());
         self.stream.sample(&mut reader, input, rows, out).map_err(|e| match e {
             StreamError::Call(e) => e,
             e => SampleError::Backend { backend: "cpu", source: Box::new(e) },
@@ -190,13 +214,7 @@ impl PerturbedArgmax for Streamed<'_> {
 }
 
 /// A reader that yields at most 1000 bytes per read, like a pipe.
-pub(crate) struct Trickle<I>(I);
-
-impl<I> Trickle<I> {
-    pub(crate) fn new(bytes: I) -> Self {
-        Trickle(bytes)
-    }
-}
+pub(crate) struct Trickle<I>(pub(crate) I);
 
 impl<I: Iterator<Item = u8>> Read for Trickle<I> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
@@ -263,22 +281,5 @@ impl SamplerFactory for Shards<'_> {
         let shards = heads.zip(self.shards.iter().cycle()).map(|(head, f)| f.build(head, shard_plan));
         let shards = shards.collect::<Result<_, _>>()?;
         boxed(Sharded::new(shards, self.merge).and_then(|sharded| sharded.with_plan(plan)))
-    }
-}
-
-/// A factory of references as shards.
-pub(crate) struct Referee;
-
-impl SamplerFactory for Referee {
-    fn name(&self) -> String {
-        "reference/tiled".into()
-    }
-
-    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
-        Some(ReferenceVariant::Tiled)
-    }
-
-    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
-        Ok(Box::new(Reference::new(head, plan, ReferenceVariant::Tiled)))
     }
 }

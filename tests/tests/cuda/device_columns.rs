@@ -1,19 +1,17 @@
 //! Calls of `DeviceSampler::enqueue`: parameters and results in device memory, without a wait.
 
+use super::backends::gpu::Gpu;
 use super::backends::gpu_columns::{Arrays, Results, VOCAB, histories, mask, rows};
-use super::backends::gpu_memory::{Copied, captured, copied};
-use super::runs_here;
+use super::backends::gpu_memory::{Copied, captured, copied, part};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_outside_captures;
-use flash_sampling_core::{DType, Knob, Plan, RowParams, Samples};
+use flash_sampling_core::{DType, Knob, Plan, RowParams};
+use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::abi::{RowColumns, invalid_parameter, status};
-use flash_sampling_cuda::{Device, DeviceAddress, DeviceMatrix};
 
 #[test]
 fn calls_that_do_not_wait_have_the_bits_of_calls_that_do() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let (mask, histories) = (mask(VOCAB), histories());
     // More rows than a launch has.
     let count = 300;
@@ -25,20 +23,11 @@ fn calls_that_do_not_wait_have_the_bits_of_calls_that_do() {
     // Calls of one row have few arrays, so they differ in kernels.
     for which in [0..count, 0..17, 0..1, 1..2, 2..3, 3..4, 4..5, 5..6, 6..7, 7..8, 8..9, 9..10, 10..11] {
         let rows = &all[which.clone()];
-        let hidden = DeviceMatrix {
-            address: hidden.address.add(which.start * hidden.row_stride * hidden.dtype.block_bytes()),
-            rows: rows.len(),
-            ..hidden
-        };
-        let mut want = Samples::new();
-        // SAFETY: the hidden states are on this device, and this call waits.
-        unsafe { there.sampler.sample(&there.stream, &hidden, rows, &mut want) }.unwrap();
+        let hidden = part(&hidden, which.clone());
+        let want = there.waited(&hidden, rows);
         let arrays = Arrays::of(rows, VOCAB, &there.stream);
         let results = Results::new(rows.len(), &there.stream);
-        there.sampler.prepare_enqueue(&arrays.columns, &results.columns(&there.stream), 256).unwrap();
-        // SAFETY: all arrays are on this device, with an element a row, and live until the results are compared.
-        unsafe { there.sampler.enqueue(&there.stream, &hidden, &arrays.columns, &results.columns(&there.stream)) }
-            .unwrap();
+        there.enqueue(&hidden, &arrays, &results.columns(&there.stream), 256);
         results.check(&want, &there.stream, &format!("{which:?}"));
     }
     drop_outside_captures(there);
@@ -48,9 +37,7 @@ fn calls_that_do_not_wait_have_the_bits_of_calls_that_do() {
 /// memory has logits of earlier calls. A call of one row has no other octet.
 #[test]
 fn a_few_rows_with_filters_have_the_bits_of_single_rows() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let (count, vocab) = (40, 20_008);
     let problem = Problem::gaussian(Size::new(count, vocab, 136), DType::BF16, DType::BF16, 23);
     let mut there = Copied::new(problem.head(), Plan { max_rows: count, ..Plan::default() }).unwrap();
@@ -75,17 +62,10 @@ fn a_few_rows_with_filters_have_the_bits_of_single_rows() {
             let rows: Vec<_> = (0..count).map(row).collect();
             let arrays = Arrays::of(&rows, vocab, &there.stream);
             let results = Results::new(count, &there.stream);
-            let out = results.columns(&there.stream);
-            there.sampler.prepare_enqueue(&arrays.columns, &out, 0).unwrap();
-            // SAFETY: all arrays are on this device, with an element a row, and live until the results are compared.
-            unsafe { there.sampler.enqueue(&there.stream, &hidden, &arrays.columns, &out) }.unwrap();
+            there.enqueue(&hidden, &arrays, &results.columns(&there.stream), 0);
             let found = there.stream.clone_dtoh(&results.tokens).unwrap();
             for (r, row) in rows.iter().enumerate() {
-                let address = hidden.address.add(r * hidden.row_stride * hidden.dtype.block_bytes());
-                let mut want = Samples::new();
-                let alone = &DeviceMatrix { address, rows: 1, ..hidden };
-                // SAFETY: the hidden states are on this device, and this call waits.
-                unsafe { there.sampler.sample(&there.stream, alone, core::slice::from_ref(row), &mut want) }.unwrap();
+                let want = there.waited(&part(&hidden, r..r + 1), core::slice::from_ref(row));
                 assert_eq!(
                     found[r],
                     i64::from(want.row(0).unwrap().token()),
@@ -99,12 +79,8 @@ fn a_few_rows_with_filters_have_the_bits_of_single_rows() {
 
 #[test]
 fn a_captured_call_reads_its_parameters_when_it_runs() {
-    if !runs_here() {
-        return;
-    }
+    let Some((device, stream)) = Gpu::TILED.with_stream() else { return };
     let problem = Problem::gaussian(Size::new(9, VOCAB, 136), DType::BF16, DType::BF16, 18);
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
     let mut there = Copied::on(&device, stream, problem.head(), Plan { max_rows: 9, ..Plan::default() }).unwrap();
     let (_memory, hidden) = copied(problem.input(), &there.stream);
     let (mut positions, temperatures) = (there.stream.alloc_zeros::<u64>(9).unwrap(), vec![0.7f32; 9]);
@@ -138,10 +114,7 @@ fn a_captured_call_reads_its_parameters_when_it_runs() {
         stream.memcpy_htod(&rows.iter().map(|row| row.position).collect::<Vec<_>>(), &mut positions).unwrap();
         graph.launch().unwrap();
         stream.synchronize().unwrap();
-        let mut want = Samples::new();
-        // SAFETY: the hidden states are on this device, and this call waits.
-        unsafe { there.sampler.sample(&stream, &hidden, &rows, &mut want) }.unwrap();
-        results.check(&want, &stream, &format!("step {step}"));
+        results.check(&there.waited(&hidden, &rows), &stream, &format!("step {step}"));
         tokens.push(stream.clone_dtoh(&results.tokens).unwrap());
     }
     assert!(tokens.windows(2).all(|pair| pair[0] != pair[1]), "{tokens:?}");
@@ -153,14 +126,10 @@ fn a_captured_call_reads_its_parameters_when_it_runs() {
 /// logits overflows.
 #[test]
 fn a_captured_call_makes_the_passes_that_its_rows_need() {
-    if !runs_here() {
-        return;
-    }
+    let Some((device, stream)) = Gpu::TILED.with_stream() else { return };
     const ROWS: usize = 9;
     let shape = Size::new(ROWS, 20_011, 136);
     let problem = Problem::gaussian(shape, DType::BF16, DType::BF16, 20);
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
     let plan = Plan { max_rows: ROWS, ..Plan::default() };
     let mut there = Copied::on(&device, stream, problem.head(), plan).unwrap();
     let (mut memory, hidden) = copied(problem.input(), &there.stream);
@@ -203,10 +172,7 @@ fn a_captured_call_makes_the_passes_that_its_rows_need() {
         stream.memcpy_htod(&states, &mut memory).unwrap();
         graph.launch().unwrap();
         stream.synchronize().unwrap();
-        let mut want = Samples::new();
-        // SAFETY: the hidden states are on this device, and this call waits.
-        unsafe { there.sampler.sample(&stream, &hidden, &rows, &mut want) }.unwrap();
-        results.check(&want, &stream, &format!("step {step}"));
+        results.check(&there.waited(&hidden, &rows), &stream, &format!("step {step}"));
     }
     drop(graph);
     drop_outside_captures(there);
@@ -214,36 +180,27 @@ fn a_captured_call_makes_the_passes_that_its_rows_need() {
 
 #[test]
 fn an_invalid_parameter_is_its_rows_status_alone() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let problem = Problem::gaussian(Size::new(6, VOCAB, 136), DType::BF16, DType::BF16, 19);
     let mut there = Copied::new(problem.head(), Plan { max_rows: 6, ..Plan::default() }).unwrap();
     let (_memory, hidden) = copied(problem.input(), &there.stream);
     let valid: Vec<_> = (0..6).map(|seed| RowParams { seed, ..RowParams::default() }).collect();
-    let mut want = Samples::new();
-    // SAFETY: the hidden states are on this device, and this call waits.
-    unsafe { there.sampler.sample(&there.stream, &hidden, &valid, &mut want) }.unwrap();
+    let want = there.waited(&hidden, &valid);
     let mut rows = valid;
     (rows[1].temperature, rows[4].top_p) = (f32::NAN, 2.0);
     rows[2].banned = &[1, 2, 3];
     let arrays = Arrays::of(&rows, VOCAB, &there.stream);
     let results = Results::new(6, &there.stream);
     // Room for fewer adjusted tokens than row 2 has.
-    there.sampler.prepare_enqueue(&arrays.columns, &results.columns(&there.stream), 2).unwrap();
-    // SAFETY: all arrays are on this device, with an element a row, and live until the results are read.
-    unsafe { there.sampler.enqueue(&there.stream, &hidden, &arrays.columns, &results.columns(&there.stream)) }.unwrap();
-    let (tokens, statuses) =
-        (there.stream.clone_dtoh(&results.tokens).unwrap(), there.stream.clone_dtoh(&results.statuses).unwrap());
-    there.stream.synchronize().unwrap();
-    for r in 0..6 {
+    there.enqueue(&hidden, &arrays, &results.columns(&there.stream), 2);
+    for (r, (found, token, ..)) in results.read(&there.stream).into_iter().enumerate() {
         let expected = match r {
             1 => (-1, status::PARAMETERS, Some(Knob::Temperature)),
             2 => (-1, status::PARAMETERS, None),
             4 => (-1, status::PARAMETERS, Some(Knob::TopP)),
             _ => (i64::from(want.row(r).unwrap().token()), status::DRAWN, None),
         };
-        assert_eq!((tokens[r], statuses[r] & 0xff, invalid_parameter(statuses[r])), expected, "row {r}");
+        assert_eq!((token, found & 0xff, invalid_parameter(found)), expected, "row {r}");
     }
     drop_outside_captures(there);
 }

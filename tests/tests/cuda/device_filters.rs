@@ -1,8 +1,7 @@
 //! Filters over device memory: rows that one pass decides, captured calls, and refused addresses.
 
-use super::backends::gpu::CHOICES;
+use super::backends::gpu::{CHOICES, Gpu};
 use super::backends::gpu_memory::{OnDevice, captured};
-use super::runs_here;
 use flash_sampling_conformance::data::{hash, normal};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::capture_lock;
@@ -14,7 +13,7 @@ use flash_sampling_core::{
 use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::cudarc::driver::CudaSlice;
 use flash_sampling_cuda::{
-    CudaError, CudaTiled, Device, DeviceDraws, DeviceFilters, DeviceMatrix, DeviceStandalone, DeviceTiled, FilterKinds,
+    CudaError, CudaTiled, DeviceDraws, DeviceFilters, DeviceMatrix, DeviceStandalone, DeviceTiled, FilterKinds,
     KernelChoice, RowFeatures, abi,
 };
 use std::sync::MutexGuard;
@@ -144,9 +143,7 @@ pub(super) fn like_a_models(rows: usize, seed: u64) -> Tensor {
 /// Counts undecided rows as the benchmark does. The control has rows of equal logits, which no list can decide.
 #[test]
 fn rows_like_a_models_are_decided_in_one_pass() {
-    if !runs_here() {
-        return;
-    }
+    let Some(device) = Gpu::TILED.device() else { return };
     const VOCAB: usize = 151_936;
     const ROWS: usize = 256;
     let base = RowParams { seed: 101, ..RowParams::default() };
@@ -164,7 +161,6 @@ fn rows_like_a_models_are_decided_in_one_pass() {
     let sets = 4;
     for set in 0..sets {
         let problem = Problem::new(weight.clone(), like_a_models(ROWS, 103 + set));
-        let device = Device::new(0).unwrap();
         let (mut host, mut want) = (CudaTiled::new(problem.head(), plan, &device).unwrap(), Samples::new());
         let mut calls = DeviceCalls::new(&problem, KernelChoice::Fastest);
         for (((what, row, is_listed), counts), once) in cases.iter().zip(&mut counts).zip(&mut onces) {
@@ -188,7 +184,7 @@ fn rows_like_a_models_are_decided_in_one_pass() {
             }
         }
     }
-    let hopper = Device::new(0).unwrap().capability() == (9, 0);
+    let hopper = device.capability() == (9, 0);
     for (((what, _, is_listed), [stored, listed]), once) in cases.iter().zip(counts).zip(onces) {
         let all = ROWS * sets as usize;
         println!(
@@ -202,7 +198,7 @@ fn rows_like_a_models_are_decided_in_one_pass() {
     }
     // The control: lists of equal logits overflow and must not decide, so the host sampler counts further passes.
     let flat = Problem::new(weight.clone(), Tensor::from_fn(DType::BF16, 16, TALL + BULK, |_, _| 0.0));
-    let (mut host, mut out) = (CudaTiled::new(flat.head(), plan, &Device::new(0).unwrap()).unwrap(), Samples::new());
+    let (mut host, mut out) = (CudaTiled::new(flat.head(), plan, &device).unwrap(), Samples::new());
     host.sample(flat.input(), &[RowParams { min_p: 0.05, ..base }; 16], &mut out).unwrap();
     let repeated = out.iter().filter(|row| row.is_ok_and(|row| row.passes > 1)).count();
     if hopper && repeated < 16 {
@@ -236,10 +232,8 @@ enum LaunchKind {
 /// filters.
 #[test]
 fn captured_calls_with_filters_have_the_reference_bits() {
-    if !runs_here() {
-        return;
-    }
-    let hopper = Device::new(0).unwrap().capability() == (9, 0);
+    let Some(device) = Gpu::TILED.device() else { return };
+    let hopper = device.capability() == (9, 0);
     // Each of these row counts has its own kernel, compiled at first use.
     for count in [7, 20] {
         for choice in &CHOICES[..2] {
@@ -321,9 +315,7 @@ fn within<T, U>(address: DeviceAddress<T>, bytes: u64) -> DeviceAddress<U> {
 /// A launch with these addresses would break every later call on the GPU.
 #[test]
 fn addresses_within_an_element_are_layout_errors() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let problem = Problem::integers(Size::new(3, 700, 64), DType::BF16, DType::BF16, 107);
     let mut calls = DeviceCalls::new(&problem, KernelChoice::Fastest);
     calls.set(&[RowParams { top_k: 5, ..RowParams::default() }; 3]);

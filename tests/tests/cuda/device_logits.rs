@@ -11,14 +11,10 @@ use flash_sampling_core::{DType, Order, PerturbedArgmax, Plan, RowError, RowPara
 use flash_sampling_cpu::{CpuOptions, Isa, Standalone};
 use flash_sampling_cuda::abi::{RowColumns, TokenColumns, status};
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
-use flash_sampling_cuda::{CudaError, Device, DeviceAddress, DeviceMatrix, DeviceSampler};
+use flash_sampling_cuda::{CudaError, DeviceAddress, DeviceMatrix, DeviceSampler};
 use std::sync::Arc;
 
 pub(super) const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
-
-fn runs_here() -> bool {
-    Gpu::SharedLogits.runs()
-}
 
 /// Logits of standard deviation 2, with a few far above.
 pub(super) fn logits(dtype: DType, rows: usize, vocab: usize, seed: u64) -> Tensor {
@@ -74,11 +70,7 @@ fn filtered_rows(count: usize, is_kept: bool) -> Vec<RowParams<'static>> {
 
 #[test]
 fn rows_with_filters_have_the_bits_and_the_kept_tokens_of_the_cpu() {
-    if !runs_here() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = Gpu::SharedLogits.with_stream() else { return };
     // The last size has more draws than a launch with filters.
     for (i, (count, vocab)) in
         [(9usize, 61usize), (9, 2051), (18, 50_257), (9, 151_936), (300, 640)].into_iter().enumerate()
@@ -109,11 +101,7 @@ fn rows_with_filters_have_the_bits_and_the_kept_tokens_of_the_cpu() {
 
 #[test]
 fn calls_that_do_not_wait_have_the_bits_of_the_cpu() {
-    if !runs_here() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = Gpu::SharedLogits.with_stream() else { return };
     let (mask, histories) = (mask(VOCAB), histories());
     // More rows than a launch has.
     let count = 300;
@@ -138,11 +126,7 @@ fn calls_that_do_not_wait_have_the_bits_of_the_cpu() {
 
 #[test]
 fn a_captured_call_reads_logits_and_parameters_when_it_runs() {
-    if !runs_here() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = Gpu::SharedLogits.with_stream() else { return };
     for dtype in TYPES {
         let plan = Plan { max_rows: 4, ..Plan::default() };
         let (mut memory, there) = placed(&logits(dtype, 4, VOCAB, 80), (0, 0), &stream);
@@ -180,11 +164,7 @@ fn a_captured_call_reads_logits_and_parameters_when_it_runs() {
 
 #[test]
 fn bad_logits_are_errors_of_their_rows() {
-    if !runs_here() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = Gpu::SharedLogits.with_stream() else { return };
     for dtype in TYPES {
         let logits = Tensor::from_fn(dtype, 4, VOCAB, |r, t| match (r, t) {
             (1, 2000) => f32::NAN,
@@ -205,22 +185,17 @@ fn bad_logits_are_errors_of_their_rows() {
         let (arrays, results) = (Arrays::of(&rows, VOCAB, &stream), Results::new(4, &stream));
         // SAFETY: all arrays are on this device, with an element a row, and live until the results are read.
         unsafe { sampler.enqueue(&stream, &there, &arrays.columns, &results.columns(&stream)) }.unwrap();
-        let (tokens, statuses) =
-            (stream.clone_dtoh(&results.tokens).unwrap(), stream.clone_dtoh(&results.statuses).unwrap());
-        stream.synchronize().unwrap();
-        assert_eq!(tokens, [i64::from(want.row(0).unwrap().token()), -1, -1, -1]);
-        assert_eq!(statuses, [status::DRAWN, status::NAN, status::POSITIVE_INFINITY, status::NO_FINITE_LOGIT]);
+        let found: Vec<_> = results.read(&stream).into_iter().map(|(status, token, ..)| (status, token)).collect();
+        let drawn = (status::DRAWN, i64::from(want.row(0).unwrap().token()));
+        let failed = [status::NAN, status::POSITIVE_INFINITY, status::NO_FINITE_LOGIT].map(|status| (status, -1));
+        assert_eq!(found, [&[drawn][..], &failed].concat());
         drop_outside_captures(sampler);
     }
 }
 
 #[test]
 fn wrong_calls_are_typed_errors() {
-    if !runs_here() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = Gpu::SharedLogits.with_stream() else { return };
     let plan = Plan { max_rows: 2, ..Plan::default() };
     let canonical = DeviceSampler::for_logits(VOCAB, Plan { canonical: true, ..plan }, &device);
     assert!(matches!(canonical, Err(CudaError::Unsupported { .. })), "{canonical:?}");

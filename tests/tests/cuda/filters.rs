@@ -2,7 +2,6 @@
 
 use super::backends::gpu::{CHOICES, Gpu};
 use super::backends::{assert_same, assert_twice, reference};
-use super::runs_here;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::logits::LogitShape;
 use flash_sampling_conformance::problem::{Problem, Size};
@@ -13,11 +12,28 @@ use flash_sampling_core::{DType, History, Order, PerturbedArgmax, Plan, RowParam
 
 const VOCAB: usize = 30_011;
 
+/// Compares the rows of calls with the reference, for the kernels with filters of their own. Returns the rows of the
+/// reference.
+fn compare(what: &str, problem: &Problem, plan: Plan, calls: &[Vec<RowParams<'_>>]) -> Vec<Samples> {
+    let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
+    let build = |&choice| (choice, Gpu::Tiled(choice).build(problem.head(), plan).unwrap());
+    let mut samplers: Vec<_> = CHOICES[..2].iter().map(build).collect();
+    let mut found = Samples::new();
+    let compare = |(c, rows): (usize, &Vec<RowParams<'_>>)| {
+        let (input, mut want) = (problem.input().row_range(0..rows.len()), Samples::new());
+        reference.sample(input, rows, &mut want).unwrap();
+        for (choice, sampler) in &mut samplers {
+            sampler.sample(input, rows, &mut found).unwrap();
+            assert_same(&found, &want, &format!("{what}, call {c}, {choice:?}, {:?}", rows[0]));
+        }
+        want
+    };
+    calls.iter().enumerate().map(compare).collect()
+}
+
 #[test]
 fn filtered_draws_of_long_rows_have_the_reference_bits() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let llm: Vec<f32> = LogitShape::LlmLike.logits(VOCAB, 71).iter().map(|l| (l * 8.0).round() / 8.0).collect();
     let flat: Vec<f32> = (0..VOCAB).map(|t| (t % 5) as f32 * 0.25).collect();
     let mut integers = Problem::integers(Size::new(3, VOCAB, 40), DType::BF16, DType::BF16, 72);
@@ -40,34 +56,25 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
         RowParams { mask: Some(&mask), ..base },
     ];
     let plan = Plan { max_rows: 3, max_draws: 6, ..Plan::default() };
-    let (mut found, mut want) = (Samples::new(), Samples::new());
+    let filters = |row| {
+        [
+            RowParams { min_p: 0.05, ..row },
+            RowParams { min_p: 1e-6, ..row },
+            RowParams { top_k: 20, ..row },
+            RowParams { top_k: 1024, ..row },
+            RowParams { top_k: 50, top_p: 0.9, ..row },
+            RowParams { top_p: 0.2, ..row },
+            RowParams { top_p: 0.95, ..row },
+            RowParams { min_p: 0.01, top_p: 0.8, ..row },
+            RowParams { min_p: 0.01, top_k: 300, top_p: 0.8, ..row },
+            // This min-p is too small for a list, so it filters the list of the top-k.
+            RowParams { min_p: 3e-4, top_k: 50, ..row },
+        ]
+        .map(|row| (0..3).map(|position| RowParams { position, ..row }).collect())
+    };
+    let calls: Vec<Vec<_>> = bases.into_iter().flat_map(filters).collect();
     for (name, problem) in &problems {
-        let mut samplers: Vec<_> =
-            CHOICES[..2].iter().map(|&choice| Gpu::Tiled(choice).build(problem.head(), plan).unwrap()).collect();
-        let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
-        for (b, row) in bases.into_iter().enumerate() {
-            let filters = [
-                RowParams { min_p: 0.05, ..row },
-                RowParams { min_p: 1e-6, ..row },
-                RowParams { top_k: 20, ..row },
-                RowParams { top_k: 1024, ..row },
-                RowParams { top_k: 50, top_p: 0.9, ..row },
-                RowParams { top_p: 0.2, ..row },
-                RowParams { top_p: 0.95, ..row },
-                RowParams { min_p: 0.01, top_p: 0.8, ..row },
-                RowParams { min_p: 0.01, top_k: 300, top_p: 0.8, ..row },
-                // This min-p is too small for a list, so it filters the list of the top-k.
-                RowParams { min_p: 3e-4, top_k: 50, ..row },
-            ];
-            for (f, row) in filters.into_iter().enumerate() {
-                let rows = [0, 1, 2].map(|position| RowParams { position, ..row });
-                reference.sample(problem.input(), &rows, &mut want).unwrap();
-                for (choice, sampler) in CHOICES.iter().zip(&mut samplers) {
-                    sampler.sample(problem.input(), &rows, &mut found).unwrap();
-                    assert_same(&found, &want, &format!("{name}, rows {b}, filters {f}, {choice:?}"));
-                }
-            }
-        }
+        compare(name, problem, plan, &calls);
     }
 }
 
@@ -75,9 +82,7 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
 /// with a hundredth of the list's mass.
 #[test]
 fn a_small_min_p_acts_on_the_list_of_a_top_k() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let vocab = 5_003;
     let logit = |t: usize| match t {
         1207 => 8.25,
@@ -89,25 +94,15 @@ fn a_small_min_p_acts_on_the_list_of_a_top_k() {
     let problem = Problem::of_logits(&logits, 3);
     let base = RowParams { seed: 79, draws: 500, min_p: 3e-4, top_k: 50, ..RowParams::default() };
     let plan = Plan { max_rows: 3, max_draws: 500, ..Plan::default() };
-    let (mut found, mut want) = (Samples::new(), Samples::new());
-    let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
-    let mut samplers: Vec<_> =
-        CHOICES[..2].iter().map(|&choice| Gpu::Tiled(choice).build(problem.head(), plan).unwrap()).collect();
-    for row in [base, RowParams { top_p: 0.999, ..base }]
-        .map(|row| [row, RowParams { order: Order::LlamaCpp, ..row }])
-        .concat()
-    {
-        let rows = [0, 1, 2].map(|position| RowParams { position, ..row });
+    let orders = |row| [row, RowParams { order: Order::LlamaCpp, ..row }];
+    let rows = |row| [0, 1, 2].map(|position| RowParams { position, ..row }).to_vec();
+    let calls = [base, RowParams { top_p: 0.999, ..base }].map(orders).concat().into_iter().map(rows);
+    let calls: Vec<_> = calls.collect();
+    for (rows, want) in calls.iter().zip(compare("a small min-p", &problem, plan, &calls)) {
         // The control: results without the min-p differ.
-        reference.sample(problem.input(), &rows.map(|row| RowParams { min_p: 0.0, ..row }), &mut want).unwrap();
-        let dropped = RowBits::all(&want);
-        reference.sample(problem.input(), &rows, &mut want).unwrap();
-        let want = RowBits::all(&want);
-        assert!(want != dropped);
-        for (choice, sampler) in CHOICES.iter().zip(&mut samplers) {
-            sampler.sample(problem.input(), &rows, &mut found).unwrap();
-            assert!(RowBits::all(&found) == want, "{choice:?}, {row:?}");
-        }
+        let without: Vec<_> = rows.iter().map(|row| RowParams { min_p: 0.0, ..*row }).collect();
+        let without = reference(&problem, plan, ReferenceVariant::Tiled, &without);
+        assert_ne!(RowBits::all(&want), RowBits::all(&without));
     }
 }
 
@@ -115,9 +110,7 @@ fn a_small_min_p_acts_on_the_list_of_a_top_k() {
 /// without filters, block maxima (only top-p), and a min-p that is too small for a list.
 #[test]
 fn a_small_call_takes_every_filter_path() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     // More tokens than a list holds.
     let problem = Problem::integers(Size::new(6, 4_603, 72), DType::BF16, DType::BF16, 78);
     let mask: Vec<u32> = (0..144).map(|word: u32| 0x0101_0101 << (word % 8)).collect();
@@ -137,24 +130,12 @@ fn a_small_call_takes_every_filter_path() {
     let [small_last, both_last] = [small, both].map(|row| RowParams { order: Order::LlamaCpp, ..row });
     let beside = [small, both, base, small_last, both_last, base];
     let plan = Plan { max_rows: 6, ..Plan::default() };
-    let (mut found, mut want) = (Samples::new(), Samples::new());
-    let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
-    let build = |&choice| (choice, Gpu::Tiled(choice).build(problem.head(), plan).unwrap());
-    let mut samplers: Vec<_> = CHOICES[..2].iter().map(build).collect();
-    for rows in [rows, alone, beside] {
-        reference.sample(problem.input(), &rows, &mut want).unwrap();
-        for (choice, sampler) in &mut samplers {
-            sampler.sample(problem.input(), &rows, &mut found).unwrap();
-            assert_eq!(RowBits::all(&found), RowBits::all(&want), "{choice:?}");
-        }
-    }
+    compare("a small call", &problem, plan, &[rows, alone, beside].map(Vec::from));
 }
 
 #[test]
 fn filtered_draws_have_the_reference_bits_for_every_tile() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let vocab = 5_003;
     let mask: Vec<u32> = (0..157).map(|word: u32| 1 << (word * 7 % 32)).collect();
     let history = History::new(&(0..700).collect::<Vec<_>>());
@@ -182,9 +163,7 @@ fn filtered_draws_have_the_reference_bits_for_every_tile() {
 /// Mixes rows of different paths in one call: the fused draw, a list, stored logits, the host.
 #[test]
 fn rows_have_the_reference_bits_whatever_other_rows_request() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let history = History::new(&(0..1000).map(|t| t * 29 % VOCAB as u32).collect::<Vec<_>>());
     let mask: Vec<u32> = (0..VOCAB.div_ceil(32) as u32).map(|word| u32::from(word % 300 == 7)).collect();
     let base = RowParams { seed: 81, temperature: 0.8, ..RowParams::default() };
@@ -207,19 +186,11 @@ fn rows_have_the_reference_bits_whatever_other_rows_request() {
     let mut problem = Problem::integers(Size::new(100, VOCAB, 40), DType::BF16, DType::BF16, 82);
     problem.scale = Some(0.25);
     let plan = Plan { max_rows: 100, max_draws: 2, max_logprobs: Some(3), canonical: false };
-    let (mut found, mut want) = (Samples::new(), Samples::new());
+    let rows = |count: usize, shift: usize| -> Vec<_> {
+        (0..count).map(|r| RowParams { position: r as u64, ..kinds[(r + shift) % kinds.len()] }).collect()
+    };
     for count in [1, 2, 13, 60, 100] {
-        for shift in [0, 3, 5] {
-            let row = |r: usize| RowParams { position: r as u64, ..kinds[(r + shift) % kinds.len()] };
-            let rows: Vec<_> = (0..count).map(row).collect();
-            let input = problem.input().row_range(0..count);
-            Reference::new(problem.head(), plan, ReferenceVariant::Tiled).sample(input, &rows, &mut want).unwrap();
-            for choice in &CHOICES[..2] {
-                let mut sampler = Gpu::Tiled(*choice).build(problem.head(), plan).unwrap();
-                sampler.sample(input, &rows, &mut found).unwrap();
-                assert_same(&found, &want, &format!("{count} rows from kind {shift} on, {choice:?}"));
-            }
-        }
+        compare(&format!("{count} rows"), &problem, plan, &[0, 3, 5].map(|shift| rows(count, shift)));
     }
 }
 
@@ -227,9 +198,7 @@ fn rows_have_the_reference_bits_whatever_other_rows_request() {
 /// short. Top-p uses the largest number of blocks per row.
 #[test]
 fn lists_of_the_largest_logits_have_the_reference_bits_at_full_size() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let (count, vocab) = (70, 151_936);
     let mut problem = Problem::integers(Size::new(count, vocab, 72), DType::BF16, DType::BF16, 91);
     problem.scale = Some(0.125);
@@ -262,9 +231,7 @@ fn lists_of_the_largest_logits_have_the_reference_bits_at_full_size() {
 /// Checks that a masked NaN or infinite logit is an error of its row, for every kernel and all neighbours in the batch.
 #[test]
 fn an_invalid_logit_under_a_mask_is_its_rows_error() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let (count, vocab, at) = (12, 5003, 700);
     let good = Problem::integers(Size::new(count, vocab, 72), DType::BF16, DType::BF16, 93);
     let few: Vec<u32> = (0..157).map(|word: u32| u32::from(word % 8 == 3)).collect();
@@ -286,15 +253,7 @@ fn an_invalid_logit_under_a_mask_is_its_rows_error() {
             (0..count).map(|r| RowParams { min_p: 0.1, ..[dense, sparse][r % 2] }).collect(),
         ];
         let plan = Plan { max_rows: count, ..Plan::default() };
-        let want = calls.each_ref().map(|rows| reference(&problem, plan, ReferenceVariant::Tiled, rows));
-        let mut found = Samples::new();
-        for &choice in &CHOICES[..2] {
-            let mut sampler = Gpu::Tiled(choice).build(problem.head(), plan).unwrap();
-            for (i, (rows, want)) in calls.iter().zip(&want).enumerate() {
-                assert!(want.iter().all(|row| row.is_err()));
-                sampler.sample(problem.input(), rows, &mut found).unwrap();
-                assert_same(&found, want, &format!("{poison}, call {i}, {choice:?}"));
-            }
-        }
+        let want = compare(&format!("{poison}"), &problem, plan, &calls);
+        assert!(want.iter().flat_map(Samples::iter).all(|row| row.is_err()));
     }
 }

@@ -1,8 +1,7 @@
 //! Device memory of any layout, and stored logits.
 
-use super::backends::gpu::CHOICES;
+use super::backends::gpu::{CHOICES, Gpu};
 use super::backends::gpu_memory::{POISON, bits};
-use super::runs_here;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_conformance::tensor::Tensor;
@@ -11,7 +10,7 @@ use flash_sampling_core::{DType, HeadError};
 use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_cuda::{
-    CudaError, Device, DeviceGroups, DeviceHead, DeviceMatrix, DeviceTiled, GroupRule, KernelChoice, RowFeatures, abi,
+    CudaError, DeviceGroups, DeviceHead, DeviceMatrix, DeviceTiled, GroupRule, KernelChoice, RowFeatures, abi,
 };
 use std::sync::Arc;
 
@@ -83,11 +82,7 @@ fn draws(
 
 #[test]
 fn every_layout_of_device_memory_and_every_kernel_gives_the_same_bits() {
-    if !runs_here() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = Gpu::TILED.with_stream() else { return };
     // Bytes before the matrix and elements between rows, for the weight and the hidden states. Rows have 193 elements.
     let layouts = [
         [(0, 7), (0, 7)],
@@ -129,11 +124,7 @@ fn every_layout_of_device_memory_and_every_kernel_gives_the_same_bits() {
 
 #[test]
 fn stored_logits_are_those_of_the_plain_sum_and_nothing_else_is_written() {
-    if !runs_here() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = Gpu::TILED.with_stream() else { return };
     use DType::{BF16, F16, F32};
     for (count, tokens, hidden) in [(1, 1, 1), (5, 700, 130), (33, 1111, 64), (130, 257, 40), (256, 300, 96)] {
         for (of_weight, of_hidden) in [(BF16, BF16), (F16, F16), (F32, F32), (BF16, F32), (F32, F16), (F16, BF16)] {
@@ -175,11 +166,7 @@ fn stored_logits_are_those_of_the_plain_sum_and_nothing_else_is_written() {
 
 #[test]
 fn nonsense_is_refused() {
-    if !runs_here() {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    let stream = device.context().new_stream().unwrap();
+    let Some((device, stream)) = Gpu::TILED.with_stream() else { return };
     let problem = Problem::integers(Size::new(2, 40, 16), DType::BF16, DType::BF16, 1);
     let (weight, hidden) = (There::new(&problem.weight, 0, 0, &stream), There::new(&problem.hidden, 0, 0, &stream));
     stream.synchronize().unwrap();

@@ -2,7 +2,6 @@
 
 use super::backends::gpu::{CHOICES, Gpu};
 use super::backends::{assert_twice, reference};
-use super::runs_here;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, LogprobsMode, Plan, RowParams};
@@ -10,9 +9,7 @@ use flash_sampling_core::{DType, LogprobsMode, Plan, RowParams};
 /// Uses rows of three blocks, small enough for the sanitizers.
 #[test]
 fn logprobs_of_several_blocks_have_the_reference_bits() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let vocab = 20_003;
     let mut problem = Problem::integers(Size::new(6, vocab, 24), DType::BF16, DType::BF16, 97);
     problem.scale = Some(0.25);
@@ -32,9 +29,7 @@ fn logprobs_of_several_blocks_have_the_reference_bits() {
 /// Uses more rows than the 83 that fit into the workspace of stored logits, and copies single logits for up to 8 draws.
 #[test]
 fn raw_logprobs_of_more_rows_than_are_stored_at_once_have_the_reference_bits() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let (count, vocab) = (100, 200_003);
     let mut problem = Problem::integers(Size::new(count, vocab, 24), DType::BF16, DType::BF16, 95);
     problem.scale = Some(0.25);

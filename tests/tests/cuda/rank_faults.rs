@@ -2,12 +2,13 @@
 
 use super::backends::gpu_columns::VOCAB;
 use super::backends::gpu_ranks::GpuRanks;
+use super::backends::rank_tests::of_cuda;
 use super::rank_group::{OnRank, OnRankArrays, call, each_rank, group, prepare};
 use super::{TIME_LIMIT, load_kernels};
 use flash_sampling::GpuExchange;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_outside_captures;
-use flash_sampling_core::{DType, Plan, RowParams, SampleError};
+use flash_sampling_core::{DType, Plan, RowParams};
 use flash_sampling_cuda::CudaError;
 use flash_sampling_cuda::abi::{failed_rank, status};
 use std::time::{Duration, Instant};
@@ -69,11 +70,6 @@ pub(crate) fn a_skipped_call_is_detected(factory: GpuRanks) {
         assert_eq!(statuses(&ranks[1], &last[1]), [(met, Some(0)); 5], "control: {is_control}, {top_p}");
         drop_outside_captures(ranks);
     }
-}
-
-pub(crate) fn of_cuda(error: SampleError) -> CudaError {
-    let SampleError::Backend { source, .. } = error else { panic!("{error}") };
-    source.downcast_ref::<CudaError>().cloned().unwrap_or_else(|| panic!("{source}"))
 }
 
 pub(crate) fn is_late(waited: &Result<(), CudaError>, expected: &[usize]) -> bool {

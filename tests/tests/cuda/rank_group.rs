@@ -1,7 +1,7 @@
 //! Ranks whose weight, hidden states, parameters and results are in device memory, for calls that do not wait.
 
 use super::backends::gpu_columns::{Arrays, Results};
-use super::backends::gpu_memory::{HeldHead, copied};
+use super::backends::gpu_memory::{HeldHead, copied, part};
 use super::backends::gpu_ranks::{GpuRanks, Rank, in_place};
 use super::backends::shard_starts;
 use flash_sampling::CudaRank;
@@ -45,8 +45,7 @@ impl OnRank {
 
     /// The hidden states of some rows.
     pub(crate) fn states(&self, rows: Range<usize>) -> DeviceMatrix {
-        let at = rows.start * self.hidden.row_stride * self.hidden.dtype.block_bytes();
-        DeviceMatrix { address: self.hidden.address.add(at), rows: rows.len(), ..self.hidden }
+        part(&self.hidden, rows)
     }
 
     pub(crate) fn enqueue(

@@ -1,6 +1,6 @@
 //! Ranks whose weight and hidden states are in device memory of the caller.
 
-use super::{Gpus, in_place, load_kernels, ranks, two_ranks};
+use super::{Gpus, load_kernels, of_cuda, ranks, ranks_in_place, two_ranks};
 use crate::backends::gpu_memory::{Copied, CopiedHidden};
 use crate::backends::{assert_same, reference};
 use flash_sampling::distributed::Loopback;
@@ -57,7 +57,7 @@ pub(crate) fn results_have_the_reference_bits(gpus: Gpus, world: u32) {
     ];
     let build = |factory: super::GpuRanks| factory.build(problem.head(), plan).unwrap();
     let mut on_host = build(ranks(GpuExchange::Peers, gpus, Some(world)));
-    let mut on_device = build(in_place(GpuExchange::Peers, gpus, Some(world)));
+    let mut on_device = build(ranks_in_place(GpuExchange::Peers, gpus, Some(world)));
     let is_hopper = Device::new(0).unwrap().capability() == (9, 0);
     let mut found = Samples::new();
     for (name, rows) in &calls {
@@ -141,11 +141,6 @@ pub(crate) fn other_alignment_is_named() {
             }
         }
     });
-}
-
-fn of_cuda(error: SampleError) -> CudaError {
-    let SampleError::Backend { source, .. } = error else { panic!("{error}") };
-    source.downcast_ref::<CudaError>().cloned().unwrap_or_else(|| panic!("{source}"))
 }
 
 /// Another GPU, another width, another number of rows, and a canonical plan. The sampler also takes host memory.

@@ -1,6 +1,6 @@
 //! Scans of shards on a GPU. For exact dot products, row summaries have the reference's bits.
 
-use super::runs_here;
+use super::backends::gpu::Gpu;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::backend::selection::PrefixMass;
@@ -163,9 +163,7 @@ fn compare(name: &str, head: Head<'_>, input: Matrix<'_>, rows: &[RowParams<'_>]
 
 #[test]
 fn scans_of_shards_have_the_reference_bits() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let masks = |vocab: usize| {
         let words = vocab.div_ceil(32);
         ((0..words as u32).map(|w| w.wrapping_mul(0x9e37_79b9) | 1 << (w % 32)).collect::<Vec<_>>(), vec![0; words])
@@ -201,15 +199,13 @@ fn scans_of_shards_have_the_reference_bits() {
 /// Each logit is minus half of its token's noise, so every token is on the frontier.
 #[test]
 fn a_frontier_of_all_tokens_fits() {
-    if !runs_here() {
-        return;
-    }
+    let Some(device) = Gpu::TILED.device() else { return };
     let (vocab, noise) = (9000, Noise::new(8, 1).unwrap());
     let logits: Vec<f32> = (0..vocab).map(|t| -0.5 * noise.gumbel(Domain::Token, 0, t)).collect();
     let row = RowParams { seed: 8, position: 1, top_p: 0.9, ..RowParams::default() };
     let rows = vec![row; 12];
     let problem = Problem::of_logits(&logits, rows.len());
-    let mut cuda = CudaTiled::new(problem.head(), PLAN, &Device::new(0).unwrap()).unwrap();
+    let mut cuda = CudaTiled::new(problem.head(), PLAN, &device).unwrap();
     let mut reference = Reference::new(problem.head(), PLAN, ReferenceVariant::Tiled);
     let requests = vec![Request::Overview; rows.len()];
     let want = scan(&mut reference, problem.input(), &rows, &requests);

@@ -3,7 +3,6 @@
 use super::backends::assert_same;
 use super::backends::gpu::Gpu;
 use super::device_filters::{BULK, DeviceCalls, TALL, like_a_models, scattered};
-use super::runs_here;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::problem::{Problem, Size};
@@ -17,9 +16,7 @@ use flash_sampling_cuda::{KernelChoice, abi};
 /// logits decide. The logits have ties, a peak or none, or equal maxima, and vocabularies end within a granule.
 #[test]
 fn calls_that_know_their_rows_draw_the_same_with_top_p_alone() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let base = RowParams { seed: 107, ..RowParams::default() };
     let top_p = |top_p| RowParams { top_p, ..base };
     let kinds =
@@ -92,9 +89,7 @@ fn calls_that_know_their_rows_draw_the_same_with_top_p_alone() {
 /// share a block of random words only for some of these heads.
 #[test]
 fn shards_that_begin_anywhere_have_the_reference_bits_with_top_p_alone() {
-    if !runs_here() {
-        return;
-    }
+    let Some(_) = Gpu::TILED.device() else { return };
     let (count, vocab) = (64, 6_007);
     let problem = Problem::integers(Size::new(count, vocab, 72), DType::BF16, DType::BF16, 111);
     let plan = Plan { max_rows: count, ..Plan::default() };

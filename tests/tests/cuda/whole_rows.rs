@@ -1,73 +1,27 @@
 //! Log-probabilities and kept tokens of calls of ranks that do not wait.
 
 use super::backends::gpu_columns::{Arrays, Results, VOCAB, histories, mask, rows};
+use super::backends::gpu_logprobs;
 use super::backends::gpu_memory::{Copied, captured, copied};
 use super::backends::gpu_ranks::GpuRanks;
-use super::rank_faults::of_cuda;
+use super::backends::rank_tests::of_cuda;
 use super::rank_group::{call, group, prepare};
 use super::{TIME_LIMIT, load_kernels};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_core::{DType, Plan};
-use flash_sampling_cuda::abi::{KeptColumns, LogprobColumns, TokenColumns};
-use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
+use flash_sampling_cuda::abi::{LogprobColumns, TokenColumns};
+use flash_sampling_cuda::cudarc::driver::CudaStream;
 use flash_sampling_cuda::{Device, DeviceAddress};
 use std::sync::Arc;
 
-/// Log-probabilities in both laws, and kept tokens, of a call.
-struct WholeRows {
-    floats: CudaSlice<f32>,
-    log_z: CudaSlice<f64>,
-    ints: CudaSlice<i32>,
-    begin: CudaSlice<i64>,
-    rows: usize,
-}
-
-impl WholeRows {
-    const TOP: usize = 4;
-    const KEPT: usize = 1 << 18;
-
-    fn new(rows: usize, stream: &Arc<CudaStream>) -> WholeRows {
-        let each = 1 + WholeRows::TOP;
-        WholeRows {
-            floats: stream.clone_htod(&vec![7f32; 2 * each * rows]).unwrap(),
-            log_z: stream.clone_htod(&vec![7f64; 2 * rows]).unwrap(),
-            ints: stream.clone_htod(&vec![7; 2 * each * rows + WholeRows::KEPT]).unwrap(),
-            begin: stream.clone_htod(&vec![7; rows + 1]).unwrap(),
-            rows,
-        }
-    }
-
-    /// The results of a call, which also has the arrays of `out`.
-    fn columns(&self, out: TokenColumns, stream: &CudaStream) -> TokenColumns {
-        let (rows, top) = (self.rows, WholeRows::TOP);
-        let (floats, ints) = (DeviceAddress::of(&self.floats, stream), DeviceAddress::of(&self.ints, stream));
-        let log_z = DeviceAddress::of(&self.log_z, stream);
-        let of_law = |law: usize| {
-            let at = law * (1 + top) * rows;
-            LogprobColumns {
-                log_z: log_z.add(law * rows),
-                log_probs: floats.add(at),
-                top_log_probs: floats.add(at + rows),
-                ranks: ints.add(at),
-                top_tokens: ints.add(at + rows),
-                top_n: top as u32,
-                ..LogprobColumns::default()
-            }
-        };
-        let tokens = ints.add(2 * (1 + top) * rows);
-        let begin = DeviceAddress::of(&self.begin, stream);
-        let kept = KeptColumns { begin, tokens, capacity: WholeRows::KEPT as u64 };
-        TokenColumns { processed: of_law(0), raw: of_law(1), kept, ..out }
-    }
-
-    /// Waits for the stream, and returns the bits of all results.
-    fn read(&self, stream: &Arc<CudaStream>) -> (Vec<u32>, Vec<u64>, Vec<i32>, Vec<i64>) {
-        let (floats, log_z) = (stream.clone_dtoh(&self.floats).unwrap(), stream.clone_dtoh(&self.log_z).unwrap());
-        let (ints, begin) = (stream.clone_dtoh(&self.ints).unwrap(), stream.clone_dtoh(&self.begin).unwrap());
-        stream.synchronize().unwrap();
-        (floats.iter().map(|x| x.to_bits()).collect(), log_z.iter().map(|x| x.to_bits()).collect(), ints, begin)
-    }
+/// The results of a call with the arrays of `out`, and with log-probabilities and kept tokens, but none of given tokens.
+fn columns(whole: &gpu_logprobs::Results, out: TokenColumns, stream: &CudaStream) -> TokenColumns {
+    let TokenColumns { processed, raw, kept, .. } = whole.columns(stream);
+    let (token_ids, token_log_probs) = (DeviceAddress::NULL, DeviceAddress::NULL);
+    let [processed, raw] =
+        [processed, raw].map(|law| LogprobColumns { token_ids, token_log_probs, token_count: 0, ..law });
+    TokenColumns { processed, raw, kept, ..out }
 }
 
 /// Log-probabilities, ranks, the most probable tokens and kept tokens have the bits of one GPU, in calls and in a graph.
@@ -82,18 +36,17 @@ pub(crate) fn are_those_of_one_gpu(factory: GpuRanks) {
     let mut ranks = group(factory, &problem, plan, TIME_LIMIT);
     prepare(&mut ranks, 256, true);
     let rows = rows(count, &mask, &histories);
-    let of_one = (Arrays::of(&rows, VOCAB, &alone.stream), WholeRows::new(count, &alone.stream));
-    let results = Results::new(count, &alone.stream);
-    let out = of_one.1.columns(results.columns(&alone.stream), &alone.stream);
-    alone.sampler.prepare_enqueue(&of_one.0.columns, &out, 256).unwrap();
-    // SAFETY: all arrays are on this device, with an element a row, and live until the results are compared.
-    unsafe { alone.sampler.enqueue(&alone.stream, &hidden, &of_one.0.columns, &out) }.unwrap();
-    let want = (results.read(&alone.stream), of_one.1.read(&alone.stream));
+    let whole_rows = |stream: &Arc<CudaStream>| gpu_logprobs::Results::new(count, 4, 1 << 18, stream);
+    let (results, of_one) = (Results::new(count, &alone.stream), whole_rows(&alone.stream));
+    let out = columns(&of_one, results.columns(&alone.stream), &alone.stream);
+    let arrays = Arrays::of(&rows, VOCAB, &alone.stream);
+    alone.enqueue(&hidden, &arrays, &out, 256);
+    let want = (results.read(&alone.stream), of_one.bits(&alone.stream));
     for is_captured in [false, true] {
         let mut arrays: Vec<_> = ranks.iter().map(|rank| rank.arrays(&rows, VOCAB)).collect();
-        let whole: Vec<_> = ranks.iter().map(|rank| WholeRows::new(count, &rank.stream)).collect();
+        let whole: Vec<_> = ranks.iter().map(|rank| whole_rows(&rank.stream)).collect();
         for ((rank, arrays), whole) in ranks.iter().zip(&mut arrays).zip(&whole) {
-            arrays.out = whole.columns(arrays.out, &rank.stream);
+            arrays.out = columns(whole, arrays.out, &rank.stream);
             rank.stream.synchronize().unwrap();
         }
         if is_captured {
@@ -113,10 +66,11 @@ pub(crate) fn are_those_of_one_gpu(factory: GpuRanks) {
             call(&mut ranks, 0..count, &arrays);
         }
         for (rank, (arrays, whole)) in ranks.iter().zip(arrays.iter().zip(&whole)) {
-            let found = (arrays.results.read(&rank.stream), whole.read(&rank.stream));
+            let found = (arrays.results.read(&rank.stream), whole.bits(&rank.stream));
             assert!(found == want, "captured: {is_captured}: {found:?}, {want:?}");
         }
     }
-    assert!(want.1.3.last().is_some_and(|&kept| kept > 100), "{:?}", want.1.3);
+    let begin = &want.1.2;
+    assert!(begin.last().is_some_and(|&kept| kept > 100), "{begin:?}");
     drop_outside_captures((alone, ranks));
 }

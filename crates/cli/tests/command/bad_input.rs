@@ -1,7 +1,8 @@
 //! Bad input: one clear line on standard error, exit code 2, and no output. A bad row: its own error, exit code 1.
 
 use crate::common::{
-    Files, assert_refusals, bf16_bytes, f32_bytes, has_cuda, run, run_logging, small_head, values, with, words,
+    Files, assert_refusals, bf16_bytes, checkpoint, f32_bytes, has_cuda, run, run_logging, small_head, values, with,
+    words,
 };
 use safetensors::tensor::Dtype;
 
@@ -33,8 +34,7 @@ fn texts_without_an_end_are_refused() {
     for (name, limit) in limits.into_iter().chain([("tokenizer.json", 256)]) {
         for copied in ["config.json", "model.safetensors", "tokenizer.json"] {
             let _ = std::fs::remove_file(files.path(copied));
-            let llama = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/checkpoints/llama/");
-            std::fs::copy(format!("{llama}{copied}"), files.path(copied)).unwrap();
+            std::fs::copy(checkpoint(&format!("llama/{copied}")), files.path(copied)).unwrap();
         }
         let _ = std::fs::remove_file(files.path(name));
         std::os::unix::fs::symlink("/dev/zero", files.path(name)).unwrap();

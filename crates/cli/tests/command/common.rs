@@ -1,6 +1,7 @@
 //! Runs of the command, and files for it.
 
 use safetensors::tensor::{Dtype, TensorView};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
@@ -48,7 +49,7 @@ pub(crate) fn run_command(command: &mut Command, log: &str) -> Run {
 
 impl Run {
     /// The rows of `--format json`.
-    pub(crate) fn rows(&self) -> Vec<serde_json::Value> {
+    pub(crate) fn rows(&self) -> Vec<Value> {
         self.stdout.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line")).collect()
     }
 
@@ -61,8 +62,7 @@ impl Run {
 
     pub(crate) fn tokens(&self) -> Vec<Vec<u64>> {
         assert_eq!(self.code, 0, "{self:#?}");
-        let tokens =
-            |row: &serde_json::Value| row["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
+        let tokens = |row: &Value| row["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
         self.rows().iter().map(tokens).collect()
     }
 }
@@ -172,6 +172,45 @@ pub(crate) fn words(text: &str) -> Vec<String> {
 /// `base` and more flags, separated by spaces.
 pub(crate) fn with(base: &[String], more: &str) -> Vec<String> {
     [base, &words(more)].concat()
+}
+
+/// The path of a file or folder in `tests/checkpoints`.
+pub(crate) fn checkpoint(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints").join(name);
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+/// Runs `generate --format json` with more flags; returns one object per sequence.
+pub(crate) fn generate(flags: &str) -> Vec<Value> {
+    let run = run(&words(&format!("generate --format json {flags}")));
+    assert_eq!(run.code, 0, "{run:#?}");
+    run.rows()
+}
+
+/// Asserts that two sequences have the same tokens, and log-probabilities that differ by less than `nats`.
+pub(crate) fn assert_same_sequence(found: &Value, want: &Value, nats: f64, what: &str) {
+    assert_eq!(found["tokens"], want["tokens"], "{what}");
+    let logprobs = |of: &Value| -> Vec<f64> {
+        of["logprobs"].as_array().unwrap().iter().map(|logprob| logprob.as_f64().unwrap()).collect()
+    };
+    for (at, (found, want)) in logprobs(found).iter().zip(logprobs(want)).enumerate() {
+        assert!((found - want).abs() < nats, "{what} at {at}: {found} for {want}");
+    }
+}
+
+/// Asserts that a model has the greedy tokens and log-probabilities of `transformers` on a checkpoint.
+pub(crate) fn assert_greedy(model: &str, name: &str) {
+    let expected = std::fs::read(checkpoint(&format!("{name}/greedy.json"))).unwrap();
+    let expected: Vec<Value> = serde_json::from_slice(&expected).unwrap();
+    assert_eq!(expected.len(), 3);
+    for expected in expected {
+        let (prompt, count) = (expected["prompt"].as_str().unwrap(), expected["tokens"].as_array().unwrap().len());
+        let args = ["generate", "--format", "json", "--model", model, "--prompt", prompt].map(String::from);
+        let found = run(&with(&args, &format!("--max-tokens {count} --temperature 0 --logprobs 2")));
+        let found = &found.rows()[0];
+        assert_eq!(found["prompt_tokens"], expected["prompt_tokens"], "{name}");
+        assert_same_sequence(found, &expected, 1e-4, &format!("{name}: {prompt}"));
+    }
 }
 
 /// Whether the library in the command has the feature `cuda`; a build of the whole workspace adds it.

@@ -1,6 +1,6 @@
 //! int8 and fp8 weights with scales from safetensors: models of `generate` and heads of `sample`.
 
-use crate::common::{Files, f32_bytes, run, values, words};
+use crate::common::{Files, assert_same_sequence, f32_bytes, generate, run, values, words};
 use crate::eight_bit_files::{EightBits, Form, Stored, scale_bytes, write, write_shards};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
@@ -56,12 +56,6 @@ fn forms() -> Vec<Form> {
     ]
 }
 
-fn generate(files: &Files, flags: &str) -> Value {
-    let run = run(&words(&format!("generate --format json --model {} {flags}", files.folder().display())));
-    assert_eq!(run.code, 0, "{run:#?}");
-    run.rows()[0].clone()
-}
-
 #[test]
 fn eight_bit_checkpoints_give_the_greedy_tokens_of_their_float32_expansion() {
     for form in forms() {
@@ -69,14 +63,9 @@ fn eight_bit_checkpoints_give_the_greedy_tokens_of_their_float32_expansion() {
         form.write(&files, &expanded);
         for prompt in ["a", "The~naive~fox", "0123456789"] {
             let flags = format!("--temperature 0 --max-tokens 24 --logprobs 1 --prompt {prompt}");
-            let [found, wide] = [&files, &expanded].map(|files| generate(files, &flags));
-            assert_eq!(found["tokens"], wide["tokens"], "{form:?}: {prompt}");
-            let logprobs = |of: &Value| -> Vec<f64> {
-                of["logprobs"].as_array().unwrap().iter().map(|logprob| logprob.as_f64().unwrap()).collect()
-            };
-            for (found, wide) in logprobs(&found).iter().zip(logprobs(&wide)) {
-                assert!((found - wide).abs() < 1e-4, "{form:?}: {prompt}: {found} for {wide}");
-            }
+            let [found, wide] =
+                [&files, &expanded].map(|files| generate(&format!("--model {} {flags}", files.folder().display())));
+            assert_same_sequence(&found[0], &wide[0], 1e-4, &format!("{form:?}: {prompt}"));
         }
     }
 }

@@ -1,12 +1,12 @@
 //! 8-bit weights with scales, and checkpoints of them, made by the tests.
 
-use crate::common::{Files, bf16_bytes, f32_bytes};
+use crate::common::{Files, bf16_bytes, checkpoint, f32_bytes};
 use half::f16;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A tensor of a file: name, type, shape, bytes.
 pub(crate) type Stored = (String, Dtype, Vec<usize>, Vec<u8>);
@@ -120,7 +120,7 @@ pub(crate) struct Form {
 impl Form {
     /// Writes the checkpoint to `files` in two shards, scales in the second, and its float32 expansion to `expanded`.
     pub(crate) fn write(&self, files: &Files, expanded: &Files) {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints").join(self.of);
+        let folder = PathBuf::from(checkpoint(self.of));
         let (mut weights, mut scales, mut wide) = (Vec::new(), Vec::new(), Vec::new());
         for (name, dtype, shape, bytes) in tensors(&folder) {
             let values = floats(&bytes, dtype);

@@ -1,15 +1,8 @@
 //! `generate`: the built-in model, checkpoints that `transformers` wrote, and replay.
 
-use crate::common::{Files, Run, assert_refusals, run, run_logging, with, words};
+use crate::common::{Files, Run, assert_greedy, assert_refusals, checkpoint, generate, run, run_logging, with, words};
 use serde_json::Value;
 use std::path::PathBuf;
-
-/// Runs `generate --format json` with more flags; returns one object per sequence.
-fn generate(flags: &str) -> Vec<Value> {
-    let run = run(&words(&format!("generate --format json {flags}")));
-    assert_eq!(run.code, 0, "{run:#?}");
-    run.rows()
-}
 
 /// Runs `generate` with more flags; returns its text.
 fn text(flags: &str) -> Run {
@@ -20,31 +13,11 @@ fn tokens(sequence: &Value) -> Vec<u64> {
     sequence["tokens"].as_array().unwrap().iter().map(|token| token.as_u64().unwrap()).collect()
 }
 
-fn checkpoint(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints").join(name)
-}
-
 /// `tools/checkpoints/make.py` made the checkpoints and, by `transformers` in float32, the expected values.
 #[test]
 fn checkpoints_of_transformers_give_its_greedy_tokens_and_log_probabilities() {
     for name in ["llama", "qwen3"] {
-        let folder = checkpoint(name);
-        let expected: Vec<Value> = serde_json::from_slice(&std::fs::read(folder.join("greedy.json")).unwrap()).unwrap();
-        assert_eq!(expected.len(), 3);
-        for expected in expected {
-            let (prompt, count) = (expected["prompt"].as_str().unwrap(), tokens(&expected).len().to_string());
-            let args = ["generate", "--format", "json", "--model", folder.to_str().unwrap(), "--prompt", prompt];
-            let found = run(&[&args[..], &["--max-tokens", &count, "--temperature", "0", "--logprobs", "2"]].concat());
-            let found = &found.rows()[0];
-            assert_eq!(found["prompt_tokens"], expected["prompt_tokens"], "{name}");
-            assert_eq!(tokens(found), tokens(&expected), "{name}: {prompt}");
-            let logprobs = |of: &Value| -> Vec<f64> {
-                of["logprobs"].as_array().unwrap().iter().map(|logprob| logprob.as_f64().unwrap()).collect()
-            };
-            for (at, (found, expected)) in logprobs(found).iter().zip(logprobs(&expected)).enumerate() {
-                assert!((found - expected).abs() < 1e-4, "{name}: {prompt} at {at}: {found} for {expected}");
-            }
-        }
+        assert_greedy(&checkpoint(name), name);
     }
 }
 
@@ -95,7 +68,7 @@ fn a_draft_changes_no_text() {
         let (least, most) = if layers == 4 { (proposed * 9 / 10, proposed) } else { (1, proposed - 1) };
         assert!(proposed > 20 && (least..=most).contains(&hold), "{layers} layers: {report}");
     }
-    text(&format!("--draft {}", checkpoint("llama").display())).assert_refused("different tokens");
+    text(&format!("--draft {}", checkpoint("llama"))).assert_refused("different tokens");
     text("--draft-tokens 3").assert_refused("--draft");
 }
 
@@ -128,7 +101,7 @@ fn a_stop_ends_the_text_before_it() {
 #[test]
 fn a_text_cut_by_the_position_limit_is_a_warning() {
     let (llama, prompt) = (checkpoint("llama"), "a".repeat(501)); // as many tokens, where the model has 512 positions
-    let base = words(&format!("generate --model {} --prompt {prompt} --format json --min-tokens 11", llama.display()));
+    let base = words(&format!("generate --model {} --prompt {prompt} --format json --min-tokens 11", llama));
     let of = |max| run_logging("warn", &with(&base, &format!("--max-tokens {max}")));
     let (whole, cut) = (of(11), of(12));
     assert_eq!((whole.code, whole.stderr.as_str(), cut.code), (0, "", 0), "{whole:#?}");
@@ -200,7 +173,7 @@ fn bad_input_is_one_clear_line() {
     let files = Files::new();
     let refused = |changed: &str, bytes: Option<&[u8]>, says: &str| {
         for name in ["config.json", "tokenizer.json", "model.safetensors"] {
-            std::fs::copy(checkpoint("llama").join(name), files.path(name)).unwrap();
+            std::fs::copy(checkpoint(&format!("llama/{name}")), files.path(name)).unwrap();
         }
         match bytes {
             Some(bytes) => drop(files.bytes(changed, bytes)),
@@ -218,7 +191,7 @@ fn bad_input_is_one_clear_line() {
     ] {
         refused(name, bytes, says);
     }
-    let config = std::fs::read_to_string(checkpoint("llama").join("config.json")).unwrap();
+    let config = std::fs::read_to_string(checkpoint("llama/config.json")).unwrap();
     for (from, to, says) in [
         ("\"llama\"", "\"gpt2\"", "model_type is \"gpt2\""),
         ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", "model.layers.2."),
@@ -234,7 +207,7 @@ fn bad_input_is_one_clear_line() {
     let says = ": generation_config.json: eos_token_id names token 300, but the vocabulary has size 257";
     refused("generation_config.json", Some(eos), says);
     let prompt = "a".repeat(512);
-    text(&format!("--model {} --prompt {prompt}", checkpoint("llama").display())).assert_refused("513 tokens");
+    text(&format!("--model {} --prompt {prompt}", checkpoint("llama"))).assert_refused("513 tokens");
 }
 
 #[test]

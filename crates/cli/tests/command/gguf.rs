@@ -1,22 +1,9 @@
 //! GGUF files as the model of `generate` and as the head of `sample`.
 
-use crate::common::{Files, f32_bytes, run, run_logging, values, words};
+use crate::common::{Files, assert_greedy, assert_same_sequence, f32_bytes, generate, run, run_logging, values, words};
 use crate::gguf_files::{F32, GgufBuilder, fixture, random_matrix};
 use flash_sampling::DType;
 use flash_sampling_models::gguf::Value;
-use serde_json::Value as Json;
-use std::path::PathBuf;
-
-/// Runs `generate --format json` on a model, with more flags.
-fn generate(model: &str, flags: &str) -> Vec<Json> {
-    let run = run(&[words(&format!("generate --format json --model {model}")), words(flags)].concat());
-    assert_eq!(run.code, 0, "{run:#?}");
-    run.rows()
-}
-
-fn numbers(sequence: &Json, key: &str) -> Vec<f64> {
-    sequence[key].as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect()
-}
 
 /// The content of a fixture. Python's `gguf` writes no empty list, which is what a tokenizer of bytes has as merges.
 fn read(name: &str) -> GgufBuilder {
@@ -31,21 +18,7 @@ fn gguf_files_give_the_greedy_tokens_of_transformers() {
     let files = Files::new();
     for name in ["llama", "qwen3"] {
         let model = files.bytes("model.gguf", &read(&format!("{name}.gguf")).build());
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints").join(name);
-        let expected: Vec<Json> = serde_json::from_slice(&std::fs::read(folder.join("greedy.json")).unwrap()).unwrap();
-        for expected in expected {
-            let prompt = expected["prompt"].as_str().unwrap();
-            let args = ["generate", "--format", "json", "--model", &model, "--prompt", prompt];
-            let count = numbers(&expected, "tokens").len().to_string();
-            let found = run(&[&args[..], &["--max-tokens", &count, "--temperature", "0", "--logprobs", "2"]].concat());
-            let found = &found.rows()[0];
-            for key in ["prompt_tokens", "tokens"] {
-                assert_eq!(numbers(found, key), numbers(&expected, key), "{name}: {prompt}");
-            }
-            for (found, expected) in numbers(found, "logprobs").iter().zip(numbers(&expected, "logprobs")) {
-                assert!((found - expected).abs() < 1e-4, "{name}: {prompt}: {found} for {expected}");
-            }
-        }
+        assert_greedy(&model, name);
     }
 }
 
@@ -53,13 +26,13 @@ fn gguf_files_give_the_greedy_tokens_of_transformers() {
 fn the_order_of_query_and_key_rows_belongs_to_the_architecture() {
     let (files, mut file) = (Files::new(), read("llama.gguf"));
     let flags = "--temperature 0 --max-tokens 24 --prompt a~b~c~d~e~f~g";
-    let whole = generate(&files.bytes("whole.gguf", &file.build()), flags);
+    let whole = generate(&format!("--model {} {flags}", files.bytes("whole.gguf", &file.build())));
     // In Hugging Face's order, heads of width 8 have the first elements of all pairs before the second elements.
     let hugging_face = |row: usize| row / 8 * 8 + row % 4 * 2 + row % 8 / 4;
     for part in ["attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias"] {
         file = file.reordered(&format!("blk.0.{part}"), hugging_face).reordered(&format!("blk.1.{part}"), hugging_face);
     }
-    let changed = generate(&files.bytes("changed.gguf", &file.build()), flags);
+    let changed = generate(&format!("--model {} {flags}", files.bytes("changed.gguf", &file.build())));
     assert_ne!(changed[0]["tokens"], whole[0]["tokens"]);
     assert_eq!(changed[0]["prompt_tokens"], whole[0]["prompt_tokens"]);
 }
@@ -68,23 +41,22 @@ fn the_order_of_query_and_key_rows_belongs_to_the_architecture() {
 fn a_quantised_model_gives_the_greedy_tokens_of_its_float32_expansion() {
     let files = Files::new();
     let stories = fixture("stories.gguf");
-    let (stories, expanded) =
-        (stories.to_str().unwrap(), files.bytes("f32.gguf", &read("stories.gguf").expanded().build()));
+    let expanded = files.bytes("f32.gguf", &read("stories.gguf").expanded().build());
     for prompt in ["Once~there~was", "Long~ago,~a~fox", ""] {
         let flags = format!("--temperature 0 --max-tokens 60 --prompt={prompt}");
-        let [found, wide] = [stories, &expanded].map(|model| generate(model, &flags));
+        let [found, wide] = [&stories, &expanded].map(|model| generate(&format!("--model {model} {flags}")));
         assert_eq!(found[0]["tokens"], wide[0]["tokens"], "{prompt}");
-        let batch = generate(stories, &format!("{flags} -n 3"));
+        let batch = generate(&format!("--model {stories} {flags} -n 3"));
         assert!(batch.iter().all(|sequence| sequence["tokens"] == wide[0]["tokens"]), "{prompt}");
     }
     // A batch of different sequences, each as in a run of its own; and with a draft in another type.
-    let flags = "--max-tokens 40 --top-p 0.95 --prompt Once~there~was";
-    let batch = generate(stories, &format!("{flags} --seed 5 -n 4"));
+    let flags = format!("--model {stories} --max-tokens 40 --top-p 0.95 --prompt Once~there~was");
+    let batch = generate(&format!("{flags} --seed 5 -n 4"));
     for (sequence, seed) in batch.iter().zip(5..) {
-        assert_eq!(&generate(stories, &format!("{flags} --seed {seed}"))[0], sequence);
+        assert_eq!(&generate(&format!("{flags} --seed {seed}"))[0], sequence);
     }
     assert_ne!(batch[0]["tokens"], batch[1]["tokens"]);
-    assert_eq!(generate(stories, &format!("{flags} --seed 5 -n 4 --draft {expanded}")), batch);
+    assert_eq!(generate(&format!("{flags} --seed 5 -n 4 --draft {expanded}")), batch);
 }
 
 /// A qwen3 of random weights, one type for each matrix of a layer, with a tokenizer of bytes.
@@ -137,11 +109,8 @@ fn every_type_of_block_gives_the_tokens_of_its_float32_expansion() {
     let expanded = files.bytes("f32.gguf", &file.expanded().build());
     for prompt in ["a", "The~naive~fox", "0123456789"] {
         let flags = format!("--temperature 0 --max-tokens 20 --logprobs 1 --prompt {prompt}");
-        let [found, wide] = [&blocks, &expanded].map(|model| generate(model, &flags));
-        assert_eq!(found[0]["tokens"], wide[0]["tokens"], "{prompt}");
-        for (found, wide) in numbers(&found[0], "logprobs").iter().zip(numbers(&wide[0], "logprobs")) {
-            assert!((found - wide).abs() < 2e-3, "{prompt}: {found} for {wide}");
-        }
+        let [found, wide] = [&blocks, &expanded].map(|model| generate(&format!("--model {model} {flags}")));
+        assert_same_sequence(&found[0], &wide[0], 2e-3, prompt);
     }
 }
 
@@ -155,7 +124,6 @@ fn draw(files: &Files, flags: &str) -> Vec<Vec<u64>> {
 fn sample_takes_the_head_of_a_gguf_file() {
     let files = Files::new();
     let (stories, file) = (fixture("stories.gguf"), read("stories.gguf"));
-    let stories = stories.display();
     // A canonical plan draws the same token from the same real weights in any type.
     let expected = draw(&files, &format!("--weight {}", files.bytes("f32.gguf", &file.expanded().build())));
     assert_eq!(draw(&files, &format!("--weight {stories}")), expected);

@@ -1,15 +1,15 @@
 //! GGUF files, built or changed by the tests.
 
+use crate::common::checkpoint;
 use flash_sampling::{DType, Matrix};
 use flash_sampling_models::gguf::{Gguf, Value};
-use std::path::PathBuf;
 
 /// ggml's numbers of types.
 pub(crate) const F32: u32 = 0;
 
 /// A file of `tests/checkpoints/gguf`, which `tools/checkpoints/gguf_file.py` made.
-pub(crate) fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/gguf").join(name)
+pub(crate) fn fixture(name: &str) -> String {
+    checkpoint(&format!("gguf/{name}"))
 }
 
 /// Keys and tensors in the order of the file.

@@ -1,13 +1,8 @@
 //! `shadow`: the file of a shadow gives the draws without a shadow, and another file is an error.
 
-use crate::common::{Files, bf16_bytes, f32_bytes, run, run_logging, small_head, values, with, words};
+use crate::common::{Files, bf16_bytes, checkpoint, f32_bytes, run, run_logging, small_head, values, with, words};
 use safetensors::tensor::Dtype;
 use std::path::PathBuf;
-
-fn checkpoint(name: &str) -> String {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints").join(name);
-    path.to_str().unwrap().to_owned()
-}
 
 /// Runs `shadow`; returns its output.
 fn shadow(flags: &str) -> String {

@@ -1,12 +1,18 @@
-//! A head with exact dot products, its shards, and a comparison of every bit.
+//! A head with exact dot products, its shards, ranks in threads, and a comparison of every bit.
 
+use core::error::Error;
 use flash_sampling_core::backend::MassHistogram;
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{Draw, Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples};
+use flash_sampling_core::{Draw, Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples};
+use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler};
+use std::sync::LazyLock;
+use std::thread;
 
 pub(crate) const VOCAB: usize = 1000;
 pub(crate) const HIDDEN: usize = 24;
 pub(crate) const PLAN: Plan = Plan { max_rows: 16, max_draws: 12, max_logprobs: Some(6), canonical: false };
+
+pub(crate) const MERGES: [ShardMerge; 2] = [ShardMerge::Winners, ShardMerge::LogMass];
 
 /// Shards of very different sizes, three of them empty.
 pub(crate) const STARTS: [u32; 8] = [0, 0, 3, 4, 500, 500, 940, 1000];
@@ -26,12 +32,48 @@ pub(crate) fn head(weight: &[f32]) -> Head<'_> {
     Head::new(Matrix::new(weight, weight.len() / HIDDEN, HIDDEN).unwrap()).unwrap().with_scale(0.125).unwrap()
 }
 
+/// The head of most tests.
+pub(crate) fn integer_head() -> Head<'static> {
+    static WEIGHT: LazyLock<Vec<f32>> = LazyLock::new(|| integers(VOCAB * HIDDEN, 1));
+    head(&WEIGHT)
+}
+
 pub(crate) fn reference<'w>(head: Head<'w>, plan: Plan, scheme: ReferenceVariant) -> Box<dyn PerturbedArgmax + 'w> {
     Box::new(Reference::new(head, plan, scheme))
 }
 
 pub(crate) fn shards<'w>(head: &Head<'w>, starts: &[u32], plan: Plan) -> Vec<Box<dyn PerturbedArgmax + 'w>> {
     head.split(starts).into_iter().map(|shard| reference(shard, plan, ReferenceVariant::Tiled)).collect()
+}
+
+/// Runs each rank in a thread, and returns the ranks' results.
+pub(crate) fn group<R: Send>(world: usize, rank: impl Fn(usize, Loopback) -> R + Sync) -> Vec<R> {
+    let rank = &rank;
+    thread::scope(|scope| {
+        let ranks = Loopback::group(world).into_iter().enumerate();
+        let threads: Vec<_> = ranks.map(|(r, transport)| scope.spawn(move || rank(r, transport))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// [`group`] with each rank's sampler of its shard.
+pub(crate) fn samplers<R: Send>(
+    head: &Head<'_>,
+    starts: &[u32],
+    plan: Plan,
+    options: impl Into<ShardOptions>,
+    rank: impl Fn(usize, &mut ShardSampler<'_, Loopback>) -> R + Sync,
+) -> Vec<R> {
+    let options = options.into();
+    group(starts.len(), |r, transport| {
+        let local = shards(head, starts, plan).swap_remove(r);
+        rank(r, &mut ShardSampler::new(local, transport, options).unwrap())
+    })
+}
+
+/// The error of the shards in an error of a call.
+pub(crate) fn source(error: &SampleError) -> &ShardError {
+    error.source().and_then(|e| e.downcast_ref()).unwrap()
 }
 
 /// One row of every kind; `mask` allows tokens 2, 3 and 999.

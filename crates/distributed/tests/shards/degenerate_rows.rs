@@ -1,16 +1,12 @@
 //! Bad logits on any shard, and shards that break their contract.
 
 use crate::common::*;
-use core::error::Error;
 use flash_sampling_core::backend::Candidate;
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
     Capabilities, LogprobsMode, Matrix, PerturbedArgmax, RowError, RowParams, SampleError, Samples, Shape,
 };
-use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded};
-use std::thread;
-
-const MERGES: [ShardMerge; 2] = [ShardMerge::Winners, ShardMerge::LogMass];
+use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, Sharded};
 
 /// Bad logits at both stages, for [`rows_with_bad_logits`]. Some hidden states give bad raw logits of tokens 700 and
 /// 960. The raw logits of tokens 3 and 520 are finite, and a transform may make them infinite.
@@ -67,19 +63,9 @@ fn the_error_over_shards_is_that_of_a_sampler_without() {
         let mut sharded = Sharded::new(shards(&head, &starts, plan), ShardMerge::Winners).unwrap();
         assert_eq!(errors(&sample(&mut sharded, &hidden, &rows)), want, "{world} shards");
         let options = ShardOptions { check_tokens: true, ..ShardOptions::new(ShardMerge::Winners) };
-        let rank = |(r, transport): (usize, Loopback)| {
-            let local = shards(&head, &starts, plan).swap_remove(r);
-            let mut sampler = ShardSampler::new(local, transport, options).unwrap();
+        let got = samplers(&head, &starts, plan, options, |_, sampler| {
             // A call without bad logits reuses no result of the first call.
-            (
-                errors(&sample(&mut sampler, &hidden, &rows)),
-                errors(&sample(&mut sampler, &hidden[..HIDDEN], &rows[..1])),
-            )
-        };
-        let (rank, ranks) = (&rank, Loopback::group(world as usize).into_iter().enumerate());
-        let got: Vec<_> = thread::scope(|scope| {
-            let threads: Vec<_> = ranks.map(|rank_of| scope.spawn(move || rank(rank_of))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            (errors(&sample(sampler, &hidden, &rows)), errors(&sample(sampler, &hidden[..HIDDEN], &rows[..1])))
         });
         assert!(got.iter().all(|got| *got == (want.clone(), vec![None])), "{world} ranks: {got:?}");
     }
@@ -139,8 +125,7 @@ impl PerturbedArgmax for Broken<'_> {
 
 #[test]
 fn an_answer_that_does_not_fit_is_an_error_and_not_a_panic() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
+    let head = integer_head();
     for merge in MERGES {
         let mut parts = shards(&head, &[0, 500], PLAN);
         parts[1] = Box::new(Broken(reference(head.slice(500..1000), PLAN, ReferenceVariant::Tiled)));
@@ -150,8 +135,7 @@ fn an_answer_that_does_not_fit_is_an_error_and_not_a_panic() {
             let mut out = Samples::new();
             let error = sharded.sample(Matrix::new(&hidden, 1, HIDDEN).unwrap(), &[row], &mut out).unwrap_err();
             assert!(out.is_empty());
-            let source = error.source().and_then(|e| e.downcast_ref::<ShardError>());
-            assert!(matches!(source, Some(ShardError::Answer { shard: 1, row: 0, .. })), "{error:?}");
+            assert!(matches!(source(&error), ShardError::Answer { shard: 1, row: 0, .. }), "{error:?}");
         };
         call(RowParams { draws: 2, ..RowParams::default() });
         call(RowParams { logprobs: Some(1), ..RowParams::default() });

@@ -3,8 +3,7 @@
 use crate::common::*;
 use core::error::Error;
 use flash_sampling_core::{History, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
-use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Transforms};
-use std::thread;
+use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, Transforms};
 
 /// The results of two ranks in a call for which rank 1 has other hidden states or parameters than rank 0.
 fn called(
@@ -12,22 +11,13 @@ fn called(
     params: [RowParams<'_>; 2],
     columns: [[f32; HIDDEN]; 2],
 ) -> Vec<Result<u32, ShardError>> {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
-    let rank = |(r, transport): (usize, Loopback)| {
-        let local = shards(&head, &[0, 500], PLAN).swap_remove(r);
-        let mut sampler = ShardSampler::new(local, transport, options).unwrap();
-        let (input, mut out) = (Matrix::new(&columns[r], 1, HIDDEN).unwrap(), Samples::new());
-        match sampler.sample(input, &[params[r]], &mut out) {
+    samplers(&integer_head(), &[0, 500], PLAN, options, |rank, sampler| {
+        let (input, mut out) = (Matrix::new(&columns[rank], 1, HIDDEN).unwrap(), Samples::new());
+        match sampler.sample(input, &[params[rank]], &mut out) {
             Ok(()) => Ok(out.row(0).unwrap().token()),
             Err(SampleError::Backend { source, .. }) => Err(*source.downcast().unwrap()),
             Err(error) => panic!("{error}: {:?}", error.source()),
         }
-    };
-    thread::scope(|scope| {
-        let threads: Vec<_> =
-            Loopback::group(2).into_iter().enumerate().map(|rank_of| scope.spawn(|| rank(rank_of))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
@@ -88,8 +78,7 @@ fn hidden_states_are_compared_where_tokens_are() {
 
 #[test]
 fn heads_that_do_something_else_to_their_dot_products_are_refused() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let plain = head(&weight);
+    let plain = integer_head();
     let capped = plain.with_soft_cap(30.0).unwrap();
     for (mine, theirs, says) in [
         (
@@ -100,14 +89,9 @@ fn heads_that_do_something_else_to_their_dot_products_are_refused() {
         (capped, capped.with_scale(2.0).unwrap(), "shard 1 has a head with no bias, soft-cap 30, scale 2"),
     ] {
         let heads = [mine, theirs];
-        let errors = thread::scope(|scope| {
-            let rank = |(r, transport): (usize, Loopback)| {
-                let options = ShardOptions::new(ShardMerge::Winners).of_head(&heads[r]);
-                ShardSampler::new(shards(&heads[r], &[0, 500], PLAN).swap_remove(r), transport, options).unwrap_err()
-            };
-            let threads: Vec<_> =
-                Loopback::group(2).into_iter().enumerate().map(|rank_of| scope.spawn(move || rank(rank_of))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        let errors = group(2, |r, transport| {
+            let options = ShardOptions::new(ShardMerge::Winners).of_head(&heads[r]);
+            ShardSampler::new(shards(&heads[r], &[0, 500], PLAN).swap_remove(r), transport, options).unwrap_err()
         });
         for error in errors {
             let ShardError::Mismatch { shard: 1, other: 0, found, .. } = &error else { panic!("{error}") };

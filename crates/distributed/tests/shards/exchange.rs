@@ -1,41 +1,15 @@
 //! Ranks in threads: the samples of shards in one process, and typed errors on every rank if one rank fails.
 
 use crate::common::*;
-use core::error::Error;
 use flash_sampling_core::{Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use flash_sampling_distributed::{
     CallStatus, Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Transport, TransportError,
 };
 use std::sync::Barrier;
-use std::thread;
 
-const MERGES: [ShardMerge; 2] = [ShardMerge::Winners, ShardMerge::LogMass];
-
-/// Runs a rank in each of eight threads, over the shards that begin at [`STARTS`], and returns each rank's result.
-fn ranks<R: Send>(rank: impl Fn(usize, Loopback) -> R + Sync) -> Vec<R> {
-    group(STARTS.len(), rank)
-}
-
-fn group<R: Send>(world: usize, rank: impl Fn(usize, Loopback) -> R + Sync) -> Vec<R> {
-    let rank = &rank;
-    thread::scope(|scope| {
-        let threads: Vec<_> = Loopback::group(world)
-            .into_iter()
-            .enumerate()
-            .map(|(r, transport)| scope.spawn(move || rank(r, transport)))
-            .collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    })
-}
-
-/// [`ranks`] over the shards of one head, with the merge by winners.
-fn samplers<R: Send>(rank: impl Fn(usize, &mut ShardSampler<'_, Loopback>) -> R + Sync) -> Vec<R> {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
-    ranks(|number, transport| {
-        let local = shards(&head, &STARTS, PLAN).swap_remove(number);
-        rank(number, &mut ShardSampler::new(local, transport, ShardMerge::Winners).unwrap())
-    })
+/// Runs a rank in each of eight threads, over the shards that begin at [`STARTS`], with the merge by winners.
+fn ranks(rank: impl Fn(usize, &mut ShardSampler<'_, Loopback>) + Sync) {
+    samplers(&integer_head(), &STARTS, PLAN, ShardMerge::Winners, rank);
 }
 
 /// A call of a sampler with the first columns of hidden states.
@@ -45,26 +19,19 @@ fn call(sampler: &mut impl PerturbedArgmax, rows: &[RowParams<'_>], columns: usi
     sampler.sample(input, rows, &mut Samples::new())
 }
 
-fn source(error: &SampleError) -> &ShardError {
-    error.source().and_then(|e| e.downcast_ref()).unwrap()
-}
-
 #[test]
 fn every_rank_gets_the_samples_of_all_shards_in_one_process() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
+    let head = integer_head();
     let (mask, none) = (mask_of(&[2, 3, 999]), mask_of(&[]));
     let calls = [rows(&mask, &none), lists(&mask)];
     for merge in MERGES {
         let mut sharded = Sharded::new(shards(&head, &STARTS, PLAN), merge).unwrap();
         let want: Vec<_> = calls.iter().map(|rows| all(&sample(&mut sharded, &hidden(rows.len()), rows))).collect();
-        let got = ranks(|rank, transport| {
-            let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
-            let mut sampler = ShardSampler::new(local, transport, merge).unwrap();
+        let got = samplers(&head, &STARTS, PLAN, merge, |_, sampler| {
             // Several steps, so that ranks run ahead of one another.
             let mut last = Vec::new();
             for _ in 0..20 {
-                last = calls.iter().map(|rows| all(&sample(&mut sampler, &hidden(rows.len()), rows))).collect();
+                last = calls.iter().map(|rows| all(&sample(sampler, &hidden(rows.len()), rows))).collect();
             }
             last
         });
@@ -76,9 +43,8 @@ fn every_rank_gets_the_samples_of_all_shards_in_one_process() {
 
 #[test]
 fn every_rank_learns_that_the_shards_do_not_fit() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
-    let errors = ranks(|rank, transport| {
+    let head = integer_head();
+    let errors = group(STARTS.len(), |rank, transport| {
         // Rank 4 lacks its last tokens.
         let local = if rank == 4 { head.slice(4..490) } else { head.split(&STARTS).swap_remove(rank) };
         let local = reference(local, PLAN, flash_sampling_core::reference::ReferenceVariant::Tiled);
@@ -92,9 +58,8 @@ fn every_rank_learns_that_the_shards_do_not_fit() {
 
 #[test]
 fn ranks_must_agree_on_the_merge() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
-    let errors = ranks(|rank, transport| {
+    let head = integer_head();
+    let errors = group(STARTS.len(), |rank, transport| {
         let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
         ShardSampler::new(local, transport, MERGES[usize::from(rank == 6)]).unwrap_err()
     });
@@ -103,7 +68,7 @@ fn ranks_must_agree_on_the_merge() {
 
 #[test]
 fn other_seeds_rows_or_types_on_a_rank_are_an_error_on_every_rank() {
-    samplers(|rank, sampler| {
+    ranks(|rank, sampler| {
         // A seed that differs between ranks would make the draw wrong on every rank.
         let seeds = [RowParams::default(), RowParams { seed: (rank == 5).into(), ..RowParams::default() }];
         let error = call(sampler, &seeds, HIDDEN).unwrap_err();
@@ -132,7 +97,7 @@ fn other_seeds_rows_or_types_on_a_rank_are_an_error_on_every_rank() {
 
 #[test]
 fn a_failed_call_is_an_error_on_every_rank() {
-    samplers(|rank, sampler| {
+    ranks(|rank, sampler| {
         // Rank 5 also has a mismatch. The failure takes precedence on every rank.
         let rows = [RowParams { seed: (rank == 5).into(), ..RowParams::default() }];
         match call(sampler, &rows, if rank == 2 { HIDDEN - 1 } else { HIDDEN }).unwrap_err() {
@@ -149,7 +114,7 @@ fn a_failed_call_is_an_error_on_every_rank() {
 /// A call that is exchanged outside the transport.
 #[test]
 fn a_rank_that_cannot_call_is_an_error_on_every_other_rank() {
-    samplers(|rank, sampler| {
+    ranks(|rank, sampler| {
         let hidden = hidden(1);
         let input = Matrix::new(&hidden, 1, HIDDEN).unwrap();
         let rows = |seed| [RowParams { seed, ..RowParams::default() }];
@@ -172,7 +137,7 @@ fn a_rank_that_cannot_call_is_an_error_on_every_other_rank() {
 /// One rank compares no results: its call outside the transport failed, or it looks for a mismatch.
 #[test]
 fn a_rank_without_results_is_not_taken_for_one_with_other_hidden_states() {
-    samplers(|rank, sampler| {
+    ranks(|rank, sampler| {
         let hidden = hidden(1);
         let (input, rows) = (Matrix::new(&hidden, 1, HIDDEN).unwrap(), [RowParams::default()]);
         let mut out = Samples::new();
@@ -191,7 +156,7 @@ fn a_rank_without_results_is_not_taken_for_one_with_other_hidden_states() {
 
 #[test]
 fn the_check_of_tokens_names_a_rank_with_another_result() {
-    samplers(|rank, sampler| {
+    ranks(|rank, sampler| {
         let hidden = hidden(3);
         let (input, rows) = (Matrix::new(&hidden, 3, HIDDEN).unwrap(), [RowParams::default(); 3]);
         let [drawn, other] = [0, 1].map(|seed| {
@@ -211,7 +176,7 @@ fn the_check_of_tokens_names_a_rank_with_another_result() {
 fn a_rank_that_is_gone_is_an_error_on_the_others() {
     // A rank with an error waits for the others. If it left early, the others would name it too.
     let leaves = Barrier::new(STARTS.len() - 1);
-    samplers(|rank, sampler| {
+    ranks(|rank, sampler| {
         if rank != 3 {
             let error = call(sampler, &[RowParams::default()], HIDDEN).unwrap_err();
             leaves.wait();
@@ -225,17 +190,12 @@ fn a_rank_that_is_gone_is_an_error_on_the_others() {
 #[test]
 fn sixty_four_ranks_of_which_many_are_empty_draw_as_in_one_process() {
     let starts: Vec<u32> = (0..64).map(|rank| [0, 0, 7, 7, 8, 500, 500, 1000][rank / 8]).collect();
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let (head, mask, none) = (head(&weight), mask_of(&[2, 3, 999]), mask_of(&[]));
+    let (head, mask, none) = (integer_head(), mask_of(&[2, 3, 999]), mask_of(&[]));
     let rows = rows(&mask, &none);
     for merge in MERGES {
         let mut sharded = Sharded::new(shards(&head, &starts, PLAN), merge).unwrap();
         let want = all(&sample(&mut sharded, &hidden(rows.len()), &rows));
-        let got = group(starts.len(), |rank, transport| {
-            let local = shards(&head, &starts, PLAN).swap_remove(rank);
-            let mut sampler = ShardSampler::new(local, transport, merge).unwrap();
-            all(&sample(&mut sampler, &hidden(rows.len()), &rows))
-        });
+        let got = samplers(&head, &starts, PLAN, merge, |_, sampler| all(&sample(sampler, &hidden(rows.len()), &rows)));
         assert!(got.into_iter().all(|got| got == want), "{merge:?}");
     }
 }
@@ -243,8 +203,7 @@ fn sixty_four_ranks_of_which_many_are_empty_draw_as_in_one_process() {
 /// Differences of the last of two ranks, by the names of the API. Of a plan, only the differing fields are named.
 #[test]
 fn a_rank_with_another_plan_merge_or_check_is_named_with_what_differs() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
+    let head = integer_head();
     let options = ShardOptions::new(ShardMerge::Winners);
     let more = Plan { max_rows: 17, max_logprobs: None, ..PLAN };
     for (plan, other, says) in [
@@ -275,10 +234,9 @@ fn a_rank_with_another_plan_merge_or_check_is_named_with_what_differs() {
 /// The handshake refuses a description of another version.
 #[test]
 fn a_rank_of_another_version_is_named_by_all() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
+    let head = integer_head();
     let of = |says: &'static [u8]| {
-        let errors = ranks(|rank, mut transport| {
+        let errors = group(STARTS.len(), |rank, mut transport| {
             if rank == 6 {
                 transport.all_gather(says, &mut Vec::new()).unwrap();
                 return None;
@@ -300,10 +258,9 @@ fn a_rank_of_another_version_is_named_by_all() {
 
 #[test]
 fn one_rank_is_a_group() {
-    let weight = integers(VOCAB * HIDDEN, 1);
     let transport: Box<dyn flash_sampling_distributed::Transport> = Box::new(Loopback::group(1).remove(0));
     let plan = Plan { max_logprobs: Some(0), ..Plan::default() };
-    let local = shards(&head(&weight), &[0], plan).remove(0);
+    let local = shards(&integer_head(), &[0], plan).remove(0);
     let mut sampler = ShardSampler::new(local, transport, ShardMerge::LogMass).unwrap();
     assert!(sample(&mut sampler, &hidden(1), &[RowParams::default()]).row(0).is_ok());
 }

@@ -4,11 +4,10 @@ use crate::common::*;
 use flash_sampling_core::backend::{Batch, Request, RowSummary, Scan};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Capabilities, Draw, History, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, RowError, RowParams,
-    SampleError, Samples, Shape,
+    Capabilities, Draw, Head, History, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, RowError,
+    RowParams, SampleError, Samples, Shape,
 };
-use flash_sampling_distributed::{Loopback, ShardMerge, ShardOptions, ShardSampler, Sharded};
-use std::thread;
+use flash_sampling_distributed::{ShardMerge, ShardOptions, Sharded};
 
 const PLAN: Plan = Plan { max_rows: 64, max_draws: 12, max_logprobs: Some(6), canonical: false };
 
@@ -72,20 +71,18 @@ fn cuts(world: u32) -> Vec<u32> {
     (0..world).map(|k| start(if k % 5 == 4 { (k + 1).min(world - 1) } else { k })).collect()
 }
 
-fn case<R>(run: impl FnOnce(&[f32], &[f32], &[RowParams<'_>]) -> R) -> R {
-    let weight = integers(VOCAB * HIDDEN, 1);
+fn case<R>(run: impl FnOnce(&Head<'_>, &[f32], &[RowParams<'_>]) -> R) -> R {
     let (mask, none, history) = (mask_of(&[2, 3, 500, 501, 999]), mask_of(&[]), History::new(&[1, 2, 500, 998]));
     let rows = filtered_rows(&mask, &none, &history);
-    run(&weight, &hidden(rows.len()), &rows)
+    run(&integer_head(), &hidden(rows.len()), &rows)
 }
 
 #[test]
 fn filters_give_every_bit_of_the_unsharded_sampler() {
-    case(|weight, hidden, rows| {
-        let head = head(weight);
+    case(|head, hidden, rows| {
         // The wanted result: one shard, which makes the same passes. Its draws are equal to those of the reference.
-        let mut want = Sharded::new(shards(&head, &[0], PLAN), ShardMerge::Winners).unwrap();
-        let mut reference = reference(head, PLAN, ReferenceVariant::Tiled);
+        let mut want = Sharded::new(shards(head, &[0], PLAN), ShardMerge::Winners).unwrap();
+        let mut reference = reference(*head, PLAN, ReferenceVariant::Tiled);
         for position in [0, 1_000_000] {
             let rows: Vec<_> = rows.iter().map(|row| RowParams { position, ..*row }).collect();
             let want = sample(&mut want, hidden, &rows);
@@ -101,7 +98,7 @@ fn filters_give_every_bit_of_the_unsharded_sampler() {
                 assert_eq!(kept.clone().map(|k| (k.0, k.2)).unzip(), (count, tokens), "row {r}");
             }
             for starts in [cuts(1), cuts(2), cuts(3), cuts(7), cuts(64), STARTS.to_vec()] {
-                let mut sharded = Sharded::new(shards(&head, &starts, PLAN), ShardMerge::Winners).unwrap();
+                let mut sharded = Sharded::new(shards(head, &starts, PLAN), ShardMerge::Winners).unwrap();
                 assert_eq!(whole(&sample(&mut sharded, hidden, &rows)), want, "shards at {starts:?}");
             }
         }
@@ -110,19 +107,11 @@ fn filters_give_every_bit_of_the_unsharded_sampler() {
 
 /// Runs a rank in a thread for each shard; returns the results of two calls of each rank.
 fn by_ranks(starts: &[u32]) -> Vec<Vec<Vec<Filtered>>> {
-    case(|weight, hidden, rows| {
-        let head = head(weight);
+    case(|head, hidden, rows| {
         let options = ShardOptions { check_tokens: true, ..ShardOptions::new(ShardMerge::Winners) };
-        let rank = |(r, transport): (usize, Loopback)| {
-            let local = shards(&head, starts, PLAN).swap_remove(r);
-            let mut sampler = ShardSampler::new(local, transport, options).unwrap();
+        samplers(head, starts, PLAN, options, |_, sampler| {
             let few = &hidden[..3 * HIDDEN];
-            vec![whole(&sample(&mut sampler, hidden, rows)), whole(&sample(&mut sampler, few, &rows[..3]))]
-        };
-        thread::scope(|scope| {
-            let ranks = Loopback::group(starts.len()).into_iter().enumerate();
-            let threads: Vec<_> = ranks.map(|r| scope.spawn(move || rank(r))).collect();
-            threads.into_iter().map(|t| t.join().unwrap()).collect()
+            vec![whole(&sample(sampler, hidden, rows)), whole(&sample(sampler, few, &rows[..3]))]
         })
     })
 }
@@ -188,8 +177,7 @@ impl Scan for CutsAlone<'_> {
 
 #[test]
 fn a_shard_that_filters_by_its_own_threshold_is_detected() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
+    let head = integer_head();
     let hidden = hidden(1);
     let row = RowParams { seed: 5, top_p: 0.5, kept: true, temperature: 2.0, ..RowParams::default() };
     let kept = |shards: Vec<Box<dyn PerturbedArgmax + '_>>| {
@@ -207,8 +195,7 @@ fn a_shard_that_filters_by_its_own_threshold_is_detected() {
 
 #[test]
 fn what_cannot_be_merged_is_refused_by_name() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
+    let head = integer_head();
     let rows = [
         RowParams { top_p: 0.5, ..RowParams::default() },
         RowParams { kept: true, ..RowParams::default() },

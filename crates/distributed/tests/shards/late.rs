@@ -5,7 +5,6 @@ use core::error::Error;
 use core::time::Duration;
 use flash_sampling_core::{Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
 use flash_sampling_distributed::{CallStatus, Loopback, ShardError, ShardMerge, ShardSampler};
-use std::thread;
 
 const LIMIT: Duration = Duration::from_secs(15);
 
@@ -51,18 +50,8 @@ fn first_exchange(sampler: &mut ShardSampler<'_, Loopback>, exchange: FirstExcha
 
 /// The error of each rank.
 fn errors(ranks: &[FirstExchange]) -> Vec<ShardError> {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let (head, starts) = (head(&weight), [0, 300, 600]);
-    let rank = |(r, transport): (usize, Loopback)| {
-        let local = shards(&head, &starts[..ranks.len()], PLAN).swap_remove(r);
-        let mut sampler = ShardSampler::new(local, transport, ShardMerge::Winners).unwrap();
-        first_exchange(&mut sampler, ranks[r])
-    };
-    thread::scope(|scope| {
-        let group = Loopback::group(ranks.len()).into_iter().enumerate();
-        let threads: Vec<_> = group.map(|rank_of| scope.spawn(move || rank(rank_of))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+    let starts = &[0, 300, 600][..ranks.len()];
+    samplers(&integer_head(), starts, PLAN, ShardMerge::Winners, |rank, sampler| first_exchange(sampler, ranks[rank]))
 }
 
 #[test]

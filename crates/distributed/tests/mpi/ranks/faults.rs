@@ -1,7 +1,7 @@
 //! Ranks that die and ranks that hang.
 
 use super::common::*;
-use super::{say, source};
+use super::say;
 use crate::LIMIT;
 use core::time::Duration;
 use flash_sampling_core::{Matrix, PerturbedArgmax, RowParams, Samples};
@@ -108,8 +108,7 @@ pub(super) fn handshake(mpi: Mpi, signal: Signal, when: SignalTime) {
     let mut transport = mpi.with_time_limit(LIMIT);
     let (rank, world) = (transport.rank(), transport.world());
     let (faulty, late) = faulty_and_late_rank(world);
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
+    let head = integer_head();
     let local = || shards(&head, &super::starts(world), PLAN).swap_remove(rank);
     let mut sender = (rank == faulty).then(|| signal.to_me(when));
     if rank == late {
@@ -140,8 +139,7 @@ pub(super) fn draw(mpi: Mpi, signal: Signal) {
     let mut transport = mpi.with_time_limit(LIMIT);
     let (rank, world) = (transport.rank(), transport.world());
     let (faulty, _) = faulty_and_late_rank(world);
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let local = shards(&head(&weight), &super::starts(world), PLAN).swap_remove(rank);
+    let local = shards(&integer_head(), &super::starts(world), PLAN).swap_remove(rank);
     let mut sampler = ShardSampler::new(local, &mut transport, ShardMerge::Winners).unwrap();
     let (hidden, mut out) = (hidden(2), Samples::new());
     let mut draw = |position: u64| {

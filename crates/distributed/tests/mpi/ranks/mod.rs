@@ -7,7 +7,6 @@ mod faults;
 
 use crate::LIMIT;
 use common::*;
-use core::error::Error;
 use faults::{NextAction, Signal, SignalTime};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, LogprobsMode, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
@@ -61,12 +60,11 @@ fn agree(mut mpi: Mpi) {
         mpi.all_gather(&message(rank, step), &mut all).unwrap();
         assert_eq!(all, (0..world).map(|r| message(r, step)).collect::<Vec<_>>(), "step {step}");
     }
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let (head, starts) = (head(&weight), starts(world));
+    let (head, starts) = (integer_head(), starts(world));
     let (mask, none) = (mask_of(&[2, 3, 999]), mask_of(&[]));
     let calls = [rows(&mask, &none), lists(&mask), filters()];
     let mut transport = mpi;
-    for merge in [ShardMerge::Winners, ShardMerge::LogMass] {
+    for merge in MERGES {
         let options = ShardOptions { merge, check_tokens: true, weight: Some(DType::F32), transforms: None };
         let local = shards(&head, &starts, PLAN).swap_remove(rank);
         let mut sampler = ShardSampler::new(local, &mut transport, options).unwrap();
@@ -99,10 +97,6 @@ fn all_of(sampler: &mut dyn PerturbedArgmax, rows: &[RowParams<'_>]) -> Vec<Row>
     all(&sample(sampler, &hidden(rows.len()), rows))
 }
 
-fn source(error: &SampleError) -> &ShardError {
-    error.source().and_then(|e| e.downcast_ref()).unwrap()
-}
-
 /// The last rank has another shard table, weight type, hidden size or seed. The others name it; for the seed, it names
 /// rank 0.
 fn differ(mpi: Mpi) {
@@ -110,8 +104,7 @@ fn differ(mpi: Mpi) {
     let (rank, world) = (transport.rank(), transport.world());
     let (last, starts) = (world - 1, starts(world));
     let (is_last, options) = (rank == last, ShardOptions::new(ShardMerge::Winners));
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
+    let head = integer_head();
     let slice = if is_last { head.slice(starts[last] + 5..1000) } else { head.split(&starts).swap_remove(rank) };
     let error =
         ShardSampler::new(reference(slice, PLAN, ReferenceVariant::Tiled), &mut transport, options).unwrap_err();
