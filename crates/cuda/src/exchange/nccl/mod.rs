@@ -62,6 +62,7 @@ pub(crate) fn failed(action: &'static str) -> impl Fn(NcclError) -> CudaError {
 pub struct DeviceNccl {
     /// Dropped first: dropping waits for the GPU until the timeout, then aborts work that waits for other ranks.
     comm: Communicator,
+    /// The kernels and the memory, which were loaded and allocated before the connection.
     endpoint: NcclEndpoint,
     mark: u64,
 }

@@ -83,7 +83,7 @@ struct Tile {
     static_assert(CONSUMER_WARPS == GRANULES, "a consumer warp has a granule of a tile");
 
     // A block starts with an equal number of registers per thread, and then redistributes them.
-    static constexpr int SCOUT_REGISTERS = TILE_UNITS == 4 ? 64 : 72;
+    static constexpr int SCOUT_REGISTERS = 72;
     static constexpr int CONSUMER_REGISTERS =
         (THREADS * (65536 / THREADS / 8 * 8) - FIRST_CONSUMER * SCOUT_REGISTERS) / CONSUMERS / 8 * 8;
 };
