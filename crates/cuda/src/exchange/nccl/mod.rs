@@ -67,7 +67,7 @@ pub struct DeviceNccl {
     mark: u64,
 }
 
-/// A rank that has loaded and allocated all it needs, and has not connected.
+/// What a rank loads and allocates before it connects.
 ///
 /// Failures of a single rank happen here, because the other ranks would wait for it while they connect.
 #[derive(Debug)]

@@ -18,9 +18,9 @@ __device__ __forceinline__ void load_fp8(u32 (&a)[4], const u8* row) {
 }
 
 // Warpgroups queue their products in turn. `await_turn` waits for the turn of a warpgroup, and `give_turn` starts the turn of the
-// next. The barrier of a turn has 256 threads: the warpgroup that waits for the turn, and the warpgroup that gives the turn.
-__device__ __forceinline__ void await_turn(u32 group) { ptx::named_barrier(TURN_BARRIER + group, 256); }
-__device__ __forceinline__ void give_turn(u32 to_group) { ptx::named_arrive(TURN_BARRIER + to_group, 256); }
+// next.
+__device__ __forceinline__ void await_turn(u32 group) { ptx::named_barrier(TURN_BARRIER + group, TURN_THREADS); }
+__device__ __forceinline__ void give_turn(u32 to_group) { ptx::named_arrive(TURN_BARRIER + to_group, TURN_THREADS); }
 
 // Multiplies as multiply() does, with weights that threads convert to bf16. While the tensor cores multiply for one warpgroup, the
 // threads of other warpgroups convert their next elements.
