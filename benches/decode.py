@@ -12,12 +12,14 @@ are likely, as in text. The samplers:
     vllm        the matmul, then vLLM's Triton kernels for top-k, top-p and Gumbel noise. The environment variable
                 VLLM_SOURCE names the folder of vLLM's package
 
-Before each replay of a graph, a write to other memory clears the caches, because the layers of a step clear them too.
-The record names the samplers that are left out because a package is absent. "Saved" compares a sampler with ours. It is
-the median difference between the times of their steps, divided by the median difference between their times of head and
-draw alone. "Saved" is 1 if our step is shorter by the same time as our head and draw. A second table shows how one row
-with filters changes the tokens of the other rows and the time of a call. It also shows whether a row has the same token
-alone as in the batch.
+Before each replay of a graph, a write to other memory evicts all weights from the caches of the GPU. Within a step, the
+layers evict the weight of the LM head in the same way.
+
+The record names the samplers that are left out because a package is absent. "Saved" compares a sampler with ours.
+"Saved" is the median difference between the times of their steps, divided by the median difference between their times
+of head and draw alone. "Saved" is 1 if our step is shorter by the same time as our head and draw. A second table shows
+how one row with filters changes the tokens of the other rows and the time of a call. The second table also shows
+whether a row has the same token alone as in the batch.
 """
 
 import argparse

@@ -245,11 +245,12 @@ impl RowBits {
         (0..out.len()).map(|row| RowBits::of(out, row)).collect()
     }
 
-    /// Stops a law at the first row that differs from the reference's.
+    /// Stops a law at the first row that differs from the reference's, or if rows are missing.
     ///
     /// # Errors
     /// Names the row, after `what`.
     pub fn same(found: &Samples, want: &Samples, what: impl fmt::Display) -> Result<(), Broken> {
+        ensure!(found.len() == want.len(), "{what}: {} rows, the reference has {}", found.len(), want.len());
         for (r, (found, want)) in RowBits::all(found).iter().zip(&RowBits::all(want)).enumerate() {
             ensure!(found == want, "{what}, row {r}: {found:?}, the reference has {want:?}");
         }

@@ -249,23 +249,29 @@ fn logits_are_within_the_error_bound() {
 fn rows_of_fp8_have_the_same_draws_in_every_batch() {
     let Some(_) = Gpu::TILED.device() else { return };
     const ROWS: usize = 200;
-    let case = Case::new(DType::F8_E4M3, [ROWS, 1030, 1040], Some([1, 1040]), false);
-    let hidden = States::all(&case.hidden).into_iter().nth(1).unwrap();
-    let rows: Vec<_> = rows(ROWS).into_iter().map(|row| RowParams { logprobs: None, ..row }).collect();
-    let plan = Plan { max_rows: ROWS, max_draws: 3, ..Plan::default() };
-    let [mut all, mut some] = [Samples::new(), Samples::new()];
-    Gpu::TILED.build(case.head(false), plan).unwrap().sample(hidden.matrix(1040), &rows, &mut all).unwrap();
-    for choice in CHOICES {
-        let mut sampler = Gpu::Tiled(choice).build(case.head(false), plan).unwrap();
-        for count in [1, 8, 20, 50, 100, 128, 129] {
-            let range = ROWS - count..ROWS;
-            let states = hidden.matrix(1040).row_range(range.clone());
-            sampler.sample(states, &rows[range.clone()], &mut some).unwrap();
-            for (r, at) in range.enumerate() {
-                let (found, want) = (some.row(r), all.row(at));
-                let [found, want] = [found, want].map(|row| row.unwrap().draws.to_vec());
-                let bits = |draw: &flash_sampling_core::Draw| (draw.token, draw.score.to_bits(), draw.logit.to_bits());
-                assert!(found.iter().map(bits).eq(want.iter().map(bits)), "row {at} of {count}, {choice:?}");
+    // With few tokens, a block of the Hopper kernel has a single tile of 16 tokens. With many tokens, it has several tiles,
+    // and every warpgroup has tokens.
+    for [vocab, cols] in [[1030, 1040], [60_011, 144]] {
+        let case = Case::new(DType::F8_E4M3, [ROWS, vocab, cols], Some([1, cols]), false);
+        let hidden = States::all(&case.hidden).into_iter().nth(1).unwrap();
+        let rows: Vec<_> = rows(ROWS).into_iter().map(|row| RowParams { logprobs: None, ..row }).collect();
+        let plan = Plan { max_rows: ROWS, max_draws: 3, ..Plan::default() };
+        let [mut all, mut some] = [Samples::new(), Samples::new()];
+        Gpu::TILED.build(case.head(false), plan).unwrap().sample(hidden.matrix(cols), &rows, &mut all).unwrap();
+        for choice in CHOICES {
+            let mut sampler = Gpu::Tiled(choice).build(case.head(false), plan).unwrap();
+            for count in [1, 8, 20, 50, 100, 128, 129] {
+                let range = ROWS - count..ROWS;
+                let states = hidden.matrix(cols).row_range(range.clone());
+                sampler.sample(states, &rows[range.clone()], &mut some).unwrap();
+                for (r, at) in range.enumerate() {
+                    let (found, want) = (some.row(r), all.row(at));
+                    let [found, want] = [found, want].map(|row| row.unwrap().draws.to_vec());
+                    let bits =
+                        |draw: &flash_sampling_core::Draw| (draw.token, draw.score.to_bits(), draw.logit.to_bits());
+                    let is_same = found.iter().map(bits).eq(want.iter().map(bits));
+                    assert!(is_same, "row {at} of {count}, {vocab} tokens, {choice:?}");
+                }
             }
         }
     }

@@ -1,5 +1,5 @@
-// The entry point of the fused Hopper kernel. The build defines FS_COLUMNS, FS_SLABS, FS_CLUSTER and FS_OPERAND; FS_FP8 for a
-// weight in F8_E4M3; and one variant at most, except as stated:
+// The entry point of the fused Hopper kernel. The build defines FS_COLUMNS, FS_SLABS, FS_CLUSTER, FS_UNITS and FS_OPERAND; FS_FP8
+// for a weight in F8_E4M3; and one variant at most, except as stated:
 //
 //   FS_MASKS_PENALTIES  takes rows with penalties, and stores raw logits on request
 //   FS_LISTS            takes rows with penalties, and lists the largest logits of rows with filters

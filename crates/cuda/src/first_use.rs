@@ -1,8 +1,8 @@
-//! Kernels and memory that the first call with a need for them makes.
+//! Kernels and memory that are created by the first call that needs them.
 
 use crate::error::CudaError;
 
-/// Returns the value of a slot, and makes it at first use.
+/// Returns the value of `slot`. If `slot` is empty, first fills it with the result of `make`.
 pub(crate) fn get_or_make<T>(
     slot: &mut Option<T>,
     make: impl FnOnce() -> Result<T, CudaError>,

@@ -154,7 +154,7 @@ pub(crate) fn part(matrix: &DeviceMatrix, rows: Range<usize>) -> DeviceMatrix {
 
 impl Copied {
     pub(crate) fn new(head: Head<'_>, plan: Plan) -> Result<Self, CudaError> {
-        // As an engine has them, in a context of its own over the same GPU.
+        // The stream has its own context over the same GPU, like the stream of an engine.
         Copied::on(&Device::new(0)?, CudaContext::new(0).unwrap().per_thread_stream(), head, plan)
     }
 

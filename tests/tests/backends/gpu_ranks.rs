@@ -15,7 +15,7 @@ use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, NcclEndpoi
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// The environment variable of the driver's number of queues on a GPU.
+/// The environment variable that sets the driver's number of queues on a GPU.
 const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
 /// The GPUs of the ranks.
@@ -38,7 +38,7 @@ impl Gpus {
 pub(crate) struct GpuRanks {
     pub(crate) exchange: GpuExchange,
     pub(crate) gpus: Gpus,
-    /// The number of equal shards; without it, four unequal shards, one of them empty.
+    /// The number of equal shards; `None`: four unequal shards, one of them empty.
     pub(crate) equal: Option<u32>,
     /// Whether weight and hidden states are in device memory of the caller.
     pub(crate) in_place: bool,
@@ -106,7 +106,7 @@ impl SamplerFactory for GpuRanks {
     }
 }
 
-/// A rank, and where weight and hidden states are in device memory, its stream and the weight.
+/// A rank. If its weight and hidden states are in device memory, also its stream and the weight.
 pub(crate) struct Rank<'w> {
     pub(crate) sampler: CudaRank<'w, Loopback>,
     pub(crate) on_device: Option<(Arc<CudaStream>, HeldHead)>,
@@ -253,7 +253,7 @@ impl PerturbedArgmax for RankGroup<'_> {
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        // Before any rank launches: a copy could stand behind a rank that waits on the same GPU.
+        // All copies end before any rank launches, because a copy could queue behind a rank that waits on the same GPU.
         let copied: Vec<_> = self.ranks.iter().map(|rank| rank.copy(input)).collect();
         let Some((first, others)) = self.ranks.split_first_mut() else { return Ok(()) };
         thread::scope(|scope| {

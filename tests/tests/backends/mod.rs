@@ -227,7 +227,7 @@ impl<I: Iterator<Item = u8>> Read for Trickle<I> {
     }
 }
 
-/// Returns the starts of `equal` equal shards of a head; without `equal`, of four unequal shards, one of them empty.
+/// Returns the starts of `equal` equal shards of a head; with `None`, of four unequal shards, one of them empty.
 pub(crate) fn shard_starts(head: &Head<'_>, equal: Option<u32>) -> Vec<u32> {
     let tokens = head.tokens();
     match equal {
@@ -249,7 +249,7 @@ pub(crate) struct Shards<'f> {
     pub(crate) name: &'static str,
     pub(crate) merge: ShardMerge,
     pub(crate) shards: &'f [&'f dyn SamplerFactory],
-    /// The number of equal shards; without it, four unequal shards, one of them empty.
+    /// The number of equal shards; `None`: four unequal shards, one of them empty.
     pub(crate) equal: Option<u32>,
 }
 

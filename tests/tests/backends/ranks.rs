@@ -23,7 +23,7 @@ pub(crate) struct Ranks<'f> {
     pub(crate) name: &'static str,
     pub(crate) merge: ShardMerge,
     pub(crate) local: &'f dyn SamplerFactory,
-    /// The number of equal shards; without it, four unequal shards, one of them empty.
+    /// The number of equal shards; `None`: four unequal shards, one of them empty.
     pub(crate) equal: Option<u32>,
     pub(crate) transports: &'f Transports,
 }

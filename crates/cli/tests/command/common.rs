@@ -193,7 +193,9 @@ pub(crate) fn assert_same_sequence(found: &Value, want: &Value, nats: f64, what:
     let logprobs = |of: &Value| -> Vec<f64> {
         of["logprobs"].as_array().unwrap().iter().map(|logprob| logprob.as_f64().unwrap()).collect()
     };
-    for (at, (found, want)) in logprobs(found).iter().zip(logprobs(want)).enumerate() {
+    let (found, want) = (logprobs(found), logprobs(want));
+    assert_eq!(found.len(), want.len(), "{what}");
+    for (at, (found, want)) in found.iter().zip(want).enumerate() {
         assert!((found - want).abs() < nats, "{what} at {at}: {found} for {want}");
     }
 }

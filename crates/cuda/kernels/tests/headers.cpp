@@ -404,7 +404,7 @@ int main() {
     put(broken + broken_thresholds_out_of_range());
     put(broken_runs());
     put(broken_schedules<1, false>() + broken_schedules<2, false>() + broken_schedules<1, true>() +
-        broken_schedules<2, true>() + broken_schedules<2, true, 3>());
+        broken_schedules<2, true>() + broken_schedules<2, false, 3>() + broken_schedules<2, true, 3>());
     put(broken_swizzle<32>() + broken_swizzle<64>() + broken_swizzle<128>());
     put(broken_noise_bounds());
     put(keys_broken());

@@ -62,11 +62,12 @@ pub(crate) fn failed(action: &'static str) -> impl Fn(NcclError) -> CudaError {
 pub struct DeviceNccl {
     /// Dropped first: dropping waits for the GPU until the timeout, then aborts work that waits for other ranks.
     comm: Communicator,
+    /// The kernels and the memory, which were loaded and allocated before the connection.
     endpoint: NcclEndpoint,
     mark: u64,
 }
 
-/// A rank that has loaded and allocated all it needs, and has not connected.
+/// What a rank loads and allocates before it connects.
 ///
 /// Failures of a single rank happen here, because the other ranks would wait for it while they connect.
 #[derive(Debug)]

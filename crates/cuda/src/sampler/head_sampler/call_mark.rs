@@ -1,14 +1,23 @@
-//! The marks of calls that do not wait, which an exchange compares between ranks.
+//! The marks of calls that do not wait.
+//!
+//! A mark is a digest of a call. An exchange compares the marks of all ranks, so ranks notice that their calls differ.
 
 use crate::abi::RowColumns;
 use flash_sampling_core::backend::digest::of_words;
 use flash_sampling_core::{DType, Knob};
 
-/// The first word of the marks of these calls, which differ from the marks of calls that wait.
+/// The first word of a mark. With this word, marks of calls that do not wait differ from marks of calls that wait.
 const MARK: u64 = u64::from_le_bytes(*b"enqueue\0");
 
-/// The mark of a launch, which differs if ranks have other arrays, hidden states of another type, other numbers of rows,
-/// or another plan of adjusted tokens.
+/// Returns the mark of a launch for some rows of a call.
+///
+/// `first` is the index of the launch's first row, and `count` is the number of rows of the call. Marks differ if ranks
+/// differ in one of these:
+/// * the arrays that are present, and the number of words of a mask,
+/// * whether a parameter or result needs all logits of a row (`whole_row`),
+/// * the type of the hidden states,
+/// * the planned number of adjusted tokens,
+/// * `first` and `count`.
 pub(super) fn mark_of(
     (columns, whole_row): (&RowColumns, Option<Knob>),
     (dtype, max_adjusted): (DType, usize),
@@ -19,7 +28,7 @@ pub(super) fn mark_of(
     of_words(words.into_iter().chain(arrays))
 }
 
-/// A bit for each array that is present.
+/// Returns one bit for each array: 1 if the array is present.
 fn presence(columns: &RowColumns) -> u64 {
     let &RowColumns { logit_bias, banned, stop_tokens, prompt, output, .. } = columns;
     let present = [
@@ -71,7 +80,7 @@ mod tests {
         }
     }
 
-    /// Two ranks have the arrays of their own memory, at other addresses.
+    /// The arrays of two ranks are in different memory, so their addresses differ.
     #[test]
     fn marks_do_not_depend_on_addresses() {
         let at = |address| RowColumns { seed: DeviceAddress::new(address), ..RowColumns::default() };

@@ -17,6 +17,7 @@ __device__ __forceinline__ void consume(const Call& call, const WeightScales& sc
     const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
     Ring<T> ring;
     float d[T::ACCUMULATORS];
+    // The first warpgroup has the first turn. Its wait after the last tile balances this arrival.
     if (T::IN_TURN && self.group + 1 == T::TILE_UNITS) give_turn(0);
 
     for (u32 t = 0; t < schedule.tiles; ++t) {

@@ -7,8 +7,8 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Loads a thread's operands of a product of 16 columns: elements of two rows of the weight in shared memory, `row` and the eighth
-// row after it.
+// Loads a thread's operands of a product of 16 columns, and converts them to bf16: elements of two weight rows in shared memory,
+// `row` and the eighth row after `row`.
 __device__ __forceinline__ void load_fp8(u32 (&a)[4], const u8* row) {
     const auto two = [&](u32 at) { return widen_e4m3(*reinterpret_cast<const u16*>(row + at)); };
     a[0] = two(0);
@@ -17,20 +17,23 @@ __device__ __forceinline__ void load_fp8(u32 (&a)[4], const u8* row) {
     a[3] = two(1024 + 8);
 }
 
-// Waits until the warpgroup before this one has queued its products.
-__device__ __forceinline__ void await_turn(u32 group) { ptx::named_barrier(TURN_BARRIER + group, 256); }
-__device__ __forceinline__ void give_turn(u32 to_group) { ptx::named_arrive(TURN_BARRIER + to_group, 256); }
+// Warpgroups queue their products in turn. `await_turn` waits for the turn of a warpgroup, and `give_turn` starts the turn of the
+// next.
+__device__ __forceinline__ void await_turn(u32 group) { ptx::named_barrier(TURN_BARRIER + group, TURN_THREADS); }
+__device__ __forceinline__ void give_turn(u32 to_group) { ptx::named_arrive(TURN_BARRIER + to_group, TURN_THREADS); }
 
-// Multiplies as multiply() does. While the tensor cores multiply for a warpgroup, the other warpgroups decode their next elements.
+// Multiplies as multiply() does, with weights that threads convert to bf16. While the tensor cores multiply for one warpgroup, the
+// threads of other warpgroups convert their next elements.
 template <class T>
 __device__ __forceinline__ void multiply_fp8(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring, u32 steps,
                                              const Consumer<T>& self, const WeightScales& scales) {
     static_assert(!T::SKIPS, "every warp releases every stage");
-    constexpr u32 CHUNKS = T::SLAB_ROW_BYTES / 16;  // of a slab's row; each is the operand of a product
+    constexpr u32 CHUNKS = T::SLAB_ROW_BYTES / 16;  // chunks of 16 bytes in a slab's row; each product takes one
     const u32 base = ptx::uniform(ptx::shared_address(stages));
     const u32 hidden = ptx::operand_address(base + T::WEIGHT_BYTES);
     const u32 empty = ptx::cluster_address(&self.shared.empty[0], self.lane % T::CLUSTER);
-    // The thread's row in the unit, and its columns in a swizzled chunk of 16 bytes.
+    // The thread's first row in the tile, and the offset of its first elements. Swizzling permutes the chunks of a row, so chunk k
+    // is at `offset ^ k * 16`.
     const u32 row = self.slab() + self.lane / 4;
     const u32 offset = row * T::SLAB_ROW_BYTES + self.lane / 4 * 16 + self.lane % 4 * 2;
     u32 a[CHUNKS][4];

@@ -15,8 +15,9 @@ namespace flash_sampling::fused_hopper {
 // ListedCandidates also takes rows with filters.
 enum class FusedVariant { Plain, MasksPenalties, Lists, LogZ, FanOut, StoreLogits, Candidates, ListedCandidates };
 
-// The shape of a tile. COLUMNS rows of the batch (wgmma's N), SLABS slabs of 128 bytes of a weight row per stage, CLUSTER blocks
-// that share the hidden states, a consumer warpgroup for each of UNITS units of 64 tokens. FP8: a weight in F8_E4M3.
+// The shape of a tile. COLUMNS: rows of the batch (wgmma's N). SLABS: slabs of a stage; a slab has 128 bytes of each weight row.
+// CLUSTER: blocks that share the hidden states. UNITS: units of 64 tokens, each with a warpgroup of consumers. FP8: whether the
+// weight is in F8_E4M3.
 template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain, bool FP8_ = false, int UNITS = 2>
 struct Tile {
     static constexpr bool LISTS = VARIANT == FusedVariant::Lists || VARIANT == FusedVariant::ListedCandidates;
@@ -36,22 +37,22 @@ struct Tile {
     static constexpr int DIGITS = CANDIDATES ? 2 : 1;  // columns of the products for each row of the batch
     static constexpr int SLAB_ROW_BYTES = 128;         // one swizzle row
     static constexpr int DEPTH = SLAB_ROW_BYTES / ELEMENT_BYTES;  // hidden elements of a slab
-    static constexpr int HIDDEN_PARTS = FP8 ? 2 : 1;              // boxes of a slab of hidden states
+    static constexpr int HIDDEN_PARTS = FP8 ? 2 : 1;              // TMA boxes that hold the hidden states of a slab
     static constexpr int TILE_UNITS = UNITS;
     static constexpr int UNIT_GRANULES = UNIT / GRANULE;
     static constexpr int GRANULES = TILE_UNITS * UNIT_GRANULES;
     static constexpr int TOKENS = TILE_UNITS * UNIT;
-    static constexpr u32 PLACES = TOKENS <= 128 ? 128 : 256;  // a power of two that holds every token of a tile
+    static constexpr u32 PLACES = TOKENS <= 128 ? 128 : 256;  // a power of two above every token's index in a tile
     static_assert(GRANULE == Granule::TOKENS, "a slab of a shard that begins with a granule is a granule of the noise");
     static constexpr bool EVEN = COLUMNS <= 96;    // see schedule.cuh
     static constexpr bool SKIPS = COLUMNS >= 192;  // see schedule.cuh
     // The number of steps of products in flight when the next step begins. With 0, a stage is free for loads one step earlier,
-    // which matters if loads are the limit. Measured: 37984 x 4096 at 64 / 128 rows, 0.97 / 0.94 of the time; with one step ahead
-    // 0.975 / 0.95.
+    // which matters if loads are the limit. Measured against an earlier version, 37984 x 4096 at 64 / 128 rows: 0.97 / 0.94 of the
+    // time with 0, and 0.975 / 0.95 with 1.
     static constexpr u32 AHEAD = COLUMNS == 256;
-    // Whether warpgroups queue their products in turn. A warpgroup waits while its products are queued, so without turns all
-    // warpgroups multiply at the same time, and then all decode.
-    static constexpr bool IN_TURN = FP8 && COLUMNS >= 64;
+    // Whether warpgroups queue their products in turn (fp8.cuh). Without turns, all warpgroups wait for their products at the same
+    // time. Then all of them convert elements, and the tensor cores are idle.
+    static constexpr bool IN_TURN = TILE_UNITS > 2;
     // Whether early blocks wait for the estimates of other blocks. Measured without the wait, 37984 x 4096, logits of deviation
     // 2.2, noise version 1: 1.08 at 256 rows, 1.07 at 192 rows, 1.00 and 1.09 at 128 rows on two GPUs.
     static constexpr bool AWAITS_ESTIMATES = COLUMNS >= 64;
@@ -73,7 +74,7 @@ struct Tile {
     static constexpr int WORDS = ACCUMULATORS / WORD_BITS;
     static_assert(WORDS * WORD_BITS == ACCUMULATORS, "every accumulator has a bit");
 
-    // One loading warp, three scouts, a warpgroup of consumers for each unit.
+    // A block has one loading warp, three scout warps, and a warpgroup of consumers for each unit.
     static constexpr int FIRST_CONSUMER = 128;
     static constexpr int CONSUMERS = 128 * TILE_UNITS;
     static constexpr int CONSUMER_WARPS = CONSUMERS / 32;
@@ -82,7 +83,7 @@ struct Tile {
     static_assert(CONSUMER_WARPS == GRANULES, "a consumer warp has a granule of a tile");
 
     // A block starts with an equal number of registers per thread, and then redistributes them.
-    static constexpr int SCOUT_REGISTERS = TILE_UNITS == 4 ? 64 : 72;
+    static constexpr int SCOUT_REGISTERS = 72;
     static constexpr int CONSUMER_REGISTERS =
         (THREADS * (65536 / THREADS / 8 * 8) - FIRST_CONSUMER * SCOUT_REGISTERS) / CONSUMERS / 8 * 8;
 };
@@ -157,6 +158,7 @@ struct Ring {
 constexpr u32 CONSUMERS_BARRIER = 1;
 constexpr u32 PREPARED_BARRIER = 2;
 constexpr u32 SCOUTS_BARRIER = 3;
-constexpr u32 TURN_BARRIER = 4;  // of the first warpgroup of consumers; the next warpgroups have the next barriers
+constexpr u32 TURN_THREADS = 256;  // the warpgroup that waits for the turn, and the warpgroup that gives the turn
+constexpr u32 TURN_BARRIER = 4;  // the turn of the first warpgroup of consumers; later warpgroups have the next numbers
 
 }  // namespace flash_sampling::fused_hopper
