@@ -17,7 +17,7 @@ const LANES: usize = 16;
 /// has [`TILE`] floats per hidden row.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn multiply(shadow: &Shadow<'_>, hidden: &Digits, out: &mut [f32]) {
-    // SAFETY: by this function's contract; the rows of a block exist.
+    // SAFETY: by this function's contract; the rows of a register block exist.
     unsafe {
         register_blocks!(shadow.rows(), hidden.rows.len(), 2 x 2, 4 x 1: |i, r| {
             register_block::<MR, NR>(shadow, i, (hidden, r), out)

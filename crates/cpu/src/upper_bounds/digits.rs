@@ -15,27 +15,30 @@ pub(crate) const GROUP: usize = 64;
 pub(crate) enum DigitLayout {
     /// Rows of groups: the high digits of 64 elements, then their low digits.
     Groups,
-    /// Groups, each followed by 16 numbers in i32: minus this offset times the sum of four elements' integers.
+    /// As [`DigitLayout::Groups`], but 16 numbers in i32 follow each group. A number is the sum of four elements'
+    /// integers `256 * high + low`, times minus this offset.
     #[cfg(target_arch = "x86_64")]
     GroupsAndOffsets(i32),
-    /// Groups, each followed by 16 numbers in f32: the sum of four elements' integers.
+    /// As [`DigitLayout::Groups`], but 16 numbers in f32 follow each group. A number is the sum of four elements'
+    /// integers `256 * high + low`.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     GroupsAndSums,
-    /// AMX tiles of 64 elements by 16 columns, in panels of 16 columns. The columns alternate between the high and the
-    /// low digits of a row.
+    /// AMX tiles of 64 elements by 16 columns, in panels of 16 columns. A hidden row has two adjacent columns: its high
+    /// digits, and its low digits.
     #[cfg(target_arch = "x86_64")]
     Panels,
-    /// As [`DigitLayout::Panels`], but a single panel has only [`columns`] columns. After all panels, 16 numbers in f32
-    /// for each panel and [`SPAN`] elements: the sums of the columns' digits, which are repeated for fewer columns.
+    /// As [`DigitLayout::Panels`], but if one panel holds all rows, it has only [`columns`] columns. After all panels,
+    /// there are 16 numbers in f32 for each panel and each [`SPAN`] elements: the sum of each column's digits. With
+    /// fewer than 16 columns, these sums are repeated.
     #[cfg(target_arch = "x86_64")]
     PanelsAndSums,
 }
 
-/// The elements of a sum in [`DigitLayout::PanelsAndSums`].
+/// The number of elements of a sum in [`DigitLayout::PanelsAndSums`].
 #[cfg(target_arch = "x86_64")]
 pub(crate) const SPAN: usize = 32;
 
-/// The columns of the panels of `rows` rows in [`DigitLayout::PanelsAndSums`].
+/// The number of columns of each panel, for `rows` hidden rows in [`DigitLayout::PanelsAndSums`].
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn columns(rows: usize) -> usize {
     (2 * rows).next_power_of_two().clamp(4, 16)
@@ -53,7 +56,7 @@ impl DigitLayout {
         }
     }
 
-    /// Whether the rows of a panel are interleaved.
+    /// Whether the digits are in panels, in which rows are interleaved.
     const fn has_panels(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return matches!(self, DigitLayout::Panels | DigitLayout::PanelsAndSums);
@@ -83,12 +86,12 @@ impl DigitLayout {
     }
 }
 
-/// A hidden state: `scale * (256 * high + low)`.
+/// The numbers of a packed hidden state. Its elements are about `scale * (256 * high + low)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowDigits {
     pub(crate) scale: f32,
     pub(crate) bound: ShadowBound,
-    /// The sums of the high digits, and of the low digits, in [`DigitLayout::Groups`].
+    /// The sums of the high digits, and of the low digits, in [`DigitLayout::Groups`]; otherwise 0.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) totals: [i32; 2],
 }
@@ -155,7 +158,7 @@ impl Digits {
         crate::dot::pack::PackedRows::panels(2 * self.rows.len(), code_stride(self.cols) / 2, &self.lines)
     }
 
-    /// A panel, and its sums, in [`DigitLayout::PanelsAndSums`].
+    /// The digits and the sums of a panel, in [`DigitLayout::PanelsAndSums`].
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn panel(&self, panel: usize) -> (&[u8], &[u8]) {
         assert_eq!(self.layout, DigitLayout::PanelsAndSums);

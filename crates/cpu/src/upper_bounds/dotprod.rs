@@ -32,11 +32,11 @@ fn sdot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
 
 /// The sums of an output in two vectors.
 ///
-/// A shadow has integer sums: of products with the high digits, and with the low digits. Blocks have float32 sums: of
-/// even halves, and of odd halves.
+/// With a shadow, the vectors hold integer sums of products with the high digits, and with the low digits. With blocks,
+/// the vectors hold float32 sums over the even and over the odd runs of 16 weights.
 type Sums = [int32x4_t; 2];
 
-/// The codes of rows, `stride` bytes apart.
+/// A type of codes, and its products with digits.
 pub(super) trait Codes {
     /// The layout of the digits.
     const DIGITS: DigitLayout;
@@ -52,7 +52,7 @@ pub(super) trait Codes {
         sums: &mut [[Sums; MR]; NR],
     );
 
-    /// Returns the product that the sums of an output add up to.
+    /// Returns an output from its sums.
     ///
     /// # Safety
     /// NEON is available.
@@ -159,7 +159,7 @@ pub(super) unsafe fn multiply<T: Codes>(
     hidden: &Digits,
     out: &mut [f32],
 ) {
-    // SAFETY: by this function's contract; the rows of a block exist.
+    // SAFETY: by this function's contract; the rows of a register block exist.
     unsafe {
         register_blocks!(rows, hidden.rows.len(), 2 x 4, 4 x 2, 4 x 1: |i, r| {
             register_block::<T, MR, NR>((codes, stride), i, cols, (hidden, r), out)

@@ -60,9 +60,9 @@ pub(crate) const MAX_ROWS: usize = 64;
 /// The largest number of draws of a call with bounds. Each draw may need other logits.
 const MAX_DRAWS: usize = 64;
 
-/// The scales and errors of the rows of a quantised weight. The products contain the scales of the blocks, and the
-/// blocks are the weight.
+/// The scales of the rows of a quantised weight: products already contain the scales of the blocks.
 const ONES: [f32; TILE] = [1.0; TILE];
+/// The errors of the rows of a quantised weight: its codes and scales define the weight exactly.
 const ZEROS: [f32; TILE] = [0.0; TILE];
 
 /// The instructions of the products.
@@ -82,7 +82,7 @@ enum Kernel {
     /// AVX-512 VNNI.
     #[cfg(target_arch = "x86_64")]
     Vnni,
-    /// AMX-INT8, which is faster than the others for more rows.
+    /// AMX-INT8, the fastest kernel for calls of many rows.
     #[cfg(target_arch = "x86_64")]
     Amx,
 }
@@ -94,9 +94,9 @@ pub(crate) struct BoundsMemory {
     pub(crate) logits: usize,
     /// Bytes of a weight row.
     pub(crate) weight_row: usize,
-    /// Bytes of the codes and scales of some rows.
+    /// Bytes of the codes and scales of 16 quantised rows, for AMX tiles.
     pub(crate) codes: usize,
-    /// Integer sums.
+    /// Integer sums of AMX tiles over a shadow.
     #[cfg(target_arch = "x86_64")]
     pub(crate) integers: usize,
 }
@@ -104,7 +104,7 @@ pub(crate) struct BoundsMemory {
 /// The kernels of a head's upper bounds, and the norms of its rows, computed once.
 #[derive(Debug)]
 pub(crate) struct UpperBounds {
-    /// The kernels of this machine for this head: for few rows, and for more.
+    /// The kernels of this machine for this head: for calls of few rows, and for calls of more rows.
     kernels: [Option<Kernel>; 2],
     /// The norms of the rows of a quantised weight; empty for a head with a shadow.
     norms: Vec<f32>,
@@ -114,22 +114,23 @@ pub(crate) struct UpperBounds {
     terms: usize,
 }
 
-/// The bytes of a worker's memory for 16 quantised rows: a byte for each code, and at most four bytes for 16 codes of a
-/// row.
+/// The bytes of a worker's memory for 16 quantised rows: a byte for each code, and at most four bytes of scales and
+/// minima for 16 codes of a row.
 fn slab_bytes(cols: usize) -> usize {
     cols.next_multiple_of(64) * 20
 }
 
-/// The kernels for a weight of this type and size: for few rows of a call, and for more.
+/// The kernels for a weight of this type and size: for calls of few rows, and for calls of more rows.
 fn kernels(isa: Isa, weight: &Matrix<'_>) -> [Option<Kernel>; 2] {
     #[cfg(target_arch = "x86_64")]
     {
         let is_wide = matches!(isa, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx);
         let vnni = is_wide && is_x86_feature_detected!("avx512vnni");
         let is_float = weight.dtype().is_float();
-        // The tiles of blocks have byte offsets of up to 15 rows in 32 bits.
+        // The kernel with AMX tiles of blocks keeps the offsets of 16 rows, in bytes, as 32-bit integers.
         let is_near = is_float || weight.row_stride_bytes() < 1 << 27;
         let amx = isa == Isa::Amx && is_near && crate::dot::amx::has_integers();
+        // The kernels read quantised rows in whole units: two blocks of 32 weights, or one block of 256.
         let has_units = is_float || weight.cols().is_multiple_of(64);
         let few = match is_float {
             true if !vnni => Some(if isa == Isa::Portable { Kernel::Plain } else { Kernel::Avx2 }),
@@ -173,27 +174,28 @@ impl UpperBounds {
             // No hidden state has bounds.
             return None;
         }
-        // In AMX tiles, the sums of each digit may be larger than the sum of both.
+        // In AMX tiles of blocks, the products with high and with low digits have separate sums. Each of them may be
+        // larger than their total, so its roundings may be larger.
         let more = if head.shadow().is_none() && kernels[1].is_some() { weight.cols() / 8 } else { 0 };
         let terms = weight.cols() + more + extra_terms(weight.dtype());
         Some(UpperBounds { kernels, norms, largest_norm, terms })
     }
 
-    /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds, whatever the draws.
+    /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds, for any draws.
     fn kernel(&self, head: &Head<'_>, rows: usize) -> Option<Kernel> {
         let is_quantised = !self.norms.is_empty();
         if head.shadow().is_some() == is_quantised {
             return None;
         }
-        // Measured on a Zen 4, a Zen 5 and a Xeon with AMX.
+        // Measured on a Zen 4, a Zen 5 and a Xeon with AMX (docs/weights.md and docs/shadow.md have the records).
         let (few, most) = match (is_quantised, self.kernels[1].is_some()) {
-            // AMX tiles took 1.1 to 1.75 times VNNI's time at one row of 4096 columns, and 0.55 to 0.83 times this time
-            // at 4 rows. With a scale for only 16 weights, they took 1.1 times this time at 4 rows.
+            // Time of AMX tiles, divided by the time of VNNI, at 4096 columns: 1.1 to 1.75 at one row, and 0.55 to
+            // 0.83 at 4 rows. With a scale for only 16 weights (Q6_K): 1.1 at 4 rows.
             (true, true) => (if head.weight().dtype() == DType::Q6_K { 4 } else { 1 }, MAX_ROWS),
             (true, false) => (16, 16),
             (false, true) => (4, 16),
             (false, false) => match self.kernels[0] {
-                // Nothing is gained from 2 rows on (measured on a Zen 3).
+                // From 2 rows on, bounds save no time (measured on a Zen 3).
                 #[cfg(target_arch = "x86_64")]
                 Some(Kernel::Avx2) => (1, 1),
                 #[cfg(target_arch = "aarch64")]
@@ -253,7 +255,7 @@ impl UpperBounds {
         Digits::new(max_rows, head.hidden(), layouts)
     }
 
-    /// Packs hidden states as digits. Returns false if the call is faster without bounds, or a row has none.
+    /// Packs hidden states as digits. Returns false if the call is faster without bounds, or a row has no bounds.
     pub(crate) fn pack(&self, head: &Head<'_>, hidden: &Matrix<'_>, digits: &mut Digits) -> bool {
         let Some(kernel) = self.kernel(head, hidden.rows()) else { return false };
         digits.pack(self.layout(head, kernel), hidden, self.largest_norm, self.terms)
@@ -296,11 +298,11 @@ impl UpperBounds {
         let (codes, stride, rows) = (shadow.codes().as_ptr().cast::<u8>(), code_stride(shadow.cols()), shadow.rows());
         #[cfg(target_arch = "x86_64")]
         if hidden.layout() == DigitLayout::Panels {
-            // SAFETY: the codes are as many bytes.
+            // SAFETY: a code is one byte, so the memory has as many bytes as codes.
             let codes = unsafe { core::slice::from_raw_parts(codes, shadow.codes().len()) };
             return multiply_panels(codes, stride, hidden, out, scratch, |codes, digits, out, scratch| {
-                // SAFETY: `kernels` found AMX-INT8. The codes and the panels have equally many pairs, and `out` has a
-                // row for each row of digits.
+                // SAFETY: `kernels` found AMX-INT8. A row of codes has as many pairs of bytes as a column of the
+                // panels, and `out` has a row for each column.
                 unsafe { crate::dot::amx::integer_tile(codes, digits, out, scratch) }
             });
         }
@@ -336,8 +338,8 @@ fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32], scratc
     let operands = vnni::Operands { codes, stride, rows, hidden, groups: weight.cols() / 64, out: out.as_mut_ptr() };
     macro_rules! multiply {
         ($format:ident) => {
-            // SAFETY: as for shadows. `kernels` has checked that a row has whole units. Digits are in panels only if
-            // `kernels` found AMX-INT8 and a stride below 2^27 bytes.
+            // SAFETY: `kernels` found the instructions, and checked that a row has whole units. `tile` has checked the
+            // size of `out`. Digits are in panels only if `kernels` found AMX-INT8 and a stride below 2^27 bytes.
             unsafe {
                 match hidden.layout() {
                     DigitLayout::PanelsAndSums => {
@@ -357,7 +359,7 @@ fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32], _: &mu
     let (codes, size) = ((weight.bytes().as_ptr(), weight.row_stride_bytes()), [weight.rows(), weight.cols()]);
     macro_rules! multiply {
         ($format:ident) => {
-            // SAFETY: as for shadows.
+            // SAFETY: `kernels` found the instructions, and `tile` has checked the size of `out`.
             unsafe { dotprod::multiply::<$format>(codes, size, hidden, out) }
         };
     }

@@ -4,8 +4,9 @@ use flash_sampling_core::Matrix;
 use flash_sampling_core::backend::canonical::norm;
 use rayon::prelude::*;
 
-/// An upper bound of the norm of each row; as for a shadow. The codes and scales of blocks are the weight, so the error
-/// of a row is 0.
+/// Returns an upper bound of the norm of each row.
+///
+/// A shadow also stores an error of each row. Codes and scales of blocks define the weight exactly, so this error is 0.
 pub(super) fn of_blocks(weight: &Matrix<'_>) -> Vec<f32> {
     let norm = |row: &mut Vec<f32>, r: usize| {
         row.resize(weight.cols(), 0.0);

@@ -1,8 +1,10 @@
-//! The loops over register blocks, which the kernels of single dot products share.
+//! The loops over register blocks, shared by the kernels for AVX2, AVX-512 VNNI and ARM's dot products.
 
-/// Divides the outputs of `$rows` weight rows and `$hidden` hidden rows into blocks. Evaluates `$block` for each, which
-/// computes `MR x NR` outputs from weight row `$i` and hidden row `$r` on. The hidden rows that are left take the first
-/// shape that fits. The last shape has one hidden row.
+/// Divides the outputs of `$rows` weight rows and `$hidden` hidden rows into register blocks.
+///
+/// Evaluates `$block` for each register block: `MR` weight rows from `$i` on, by `NR` hidden rows from `$r` on. The
+/// shapes `MR x NR` are in descending order of `NR`, and the last `NR` is 1. Each shape takes as many of the remaining
+/// hidden rows as possible. Weight rows that do not fill a block of a shape have blocks of one weight row.
 macro_rules! register_blocks {
     ($rows:expr, $hidden:expr, $($mr:literal x $nr:literal),+: |$i:ident, $r:ident| $block:expr) => {
         // Weight rows that stay in the second-level cache while all hidden rows are multiplied by them.

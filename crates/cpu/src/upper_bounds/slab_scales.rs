@@ -5,30 +5,32 @@ use crate::dot::blocks::formats::Format;
 use core::arch::x86_64::*;
 use flash_sampling_core::DType;
 
-/// How the tiles of a block type are read.
+/// A block type that AMX tiles multiply. A *span* is the weights that share a scale.
 pub(super) trait SlabFormat: Codes + Format {
-    /// Whether tiles read the codes in place. A block is then a scale in f16, and the codes as bytes.
+    /// Whether tiles are loaded directly from the weight. A block of such a type is a scale in f16, followed by codes
+    /// of one byte.
     const IN_PLACE: bool = matches!(Self::DTYPE, DType::Q8_0);
-    /// The weights of a scale.
+    /// The number of weights in a span.
     const SPAN: usize = if matches!(Self::DTYPE, DType::Q6_K) { 16 } else { 32 };
-    /// The spans of a unit.
+    /// The number of spans in a unit.
     const SPANS: usize = Self::GROUPS * 64 / Self::SPAN;
-    /// The vectors of a unit: the scale of each span, then the minimum of each span for types with minima.
+    /// The number of vectors of a unit: the scale of each span, then the minimum of each span for types with minima.
     const VECTORS: usize = Self::SPANS * if Self::HAS_MINIMA { 2 } else { 1 };
 }
 
 impl<T: Codes + Format> SlabFormat for T {}
 
-/// The same unit of 16 tokens.
+/// The units of 16 tokens at one position of their rows.
 #[derive(Clone, Copy)]
 pub(super) struct Units {
+    /// The address of the first token's unit.
     pub(super) first: *const u8,
-    /// The byte offset of each token's unit, in one lane for each token.
+    /// The offset of each token's unit from the first, in bytes, with one token in each lane.
     pub(super) offsets: __m512i,
 }
 
 impl Units {
-    /// The four bytes at `at` of each unit.
+    /// Returns the four bytes at offset `at` of each unit.
     ///
     /// # Safety
     /// AVX-512 F is available, and the bytes are readable.
@@ -47,7 +49,7 @@ impl Units {
         // SAFETY: by this function's contract; the words are inside a unit.
         unsafe {
             match T::DTYPE {
-                // As `packed_scales_and_minima` for one token.
+                // `packed_scales_and_minima` decodes the same bits of one token.
                 DType::Q4_K | DType::Q5_K => {
                     let [factors, a, b, c] = [self.words(0), self.words(4), self.words(8), self.words(12)];
                     let masked = |words: __m512i, mask: i32| _mm512_and_si512(words, _mm512_set1_epi32(mask));
@@ -59,14 +61,14 @@ impl Units {
                     let low = masked(_mm512_srli_epi32::<4>(c), 0x0f0f_0f0f);
                     write_bytes(_mm512_or_si512(low, two_high_bits(b)), false, minimum, out.add(192));
                 }
-                // The factor is in the last two bytes.
+                // The factor of all scales is in the last two bytes of the block.
                 DType::Q6_K => {
                     let factor = halves(_mm512_srli_epi32::<16>(self.words(206)));
                     for four in 0..4 {
                         write_bytes(self.words(192 + 4 * four), true, factor, out.add(64 * four));
                     }
                 }
-                // The scale of each of two blocks is at its start.
+                // A unit is two blocks, each with its scale at the start.
                 _ => {
                     for block in 0..2 {
                         let words = self.words(block * T::UNIT_BYTES / 2);
@@ -79,7 +81,7 @@ impl Units {
     }
 }
 
-/// The low halves of words as f16, in float32.
+/// Converts the low half of each word, an f16, to float32.
 ///
 /// # Safety
 /// AVX-512 F is available.
@@ -89,8 +91,8 @@ unsafe fn halves(words: __m512i) -> __m512 {
     unsafe { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)) }
 }
 
-/// The scales whose exponents are the low bytes of words; as
-/// [`mxfp4_scale`](flash_sampling_core::backend::mxfp4_scale).
+/// Converts the low byte of each word, an exponent, to a scale, as
+/// [`mxfp4_scale`](flash_sampling_core::backend::mxfp4_scale) does.
 ///
 /// # Safety
 /// AVX-512 F is available.
@@ -106,7 +108,7 @@ unsafe fn powers(words: __m512i) -> __m512 {
     }
 }
 
-/// Writes the products of a factor and the four bytes of each word, 16 floats each.
+/// Multiplies the four bytes of each word by the factor of its lane. Writes 16 floats for each of the four bytes.
 ///
 /// # Safety
 /// AVX-512 F is available, and 64 floats are writable.
@@ -115,11 +117,38 @@ unsafe fn write_bytes(words: __m512i, is_signed: bool, factor: __m512, out: *mut
     for byte in 0..4u32 {
         // SAFETY: by this function's contract.
         unsafe {
-            // The byte becomes the highest one. The second shift extends it with its sign, or with zeros.
+            // The first shift moves the byte to the top of its word. The second shift moves the byte to the bottom, and
+            // extends it by its sign or by zeros.
             let high = _mm512_sllv_epi32(words, _mm512_set1_epi32(24 - 8 * byte as i32));
             let byte_of_each = if is_signed { _mm512_srai_epi32::<24>(high) } else { _mm512_srli_epi32::<24>(high) };
             let product = _mm512_mul_ps(_mm512_cvtepi32_ps(byte_of_each), factor);
             _mm512_storeu_ps(out.add(16 * byte as usize), product);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flash_sampling_core::backend::mxfp4_scale;
+
+    /// # Safety
+    /// AVX-512 F is available.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn check() {
+        for e in 0..=255u8 {
+            let mut found = [0f32; 16];
+            // SAFETY: by this function's contract; the array has 16 floats. The higher bytes of a word do not count.
+            unsafe { _mm512_storeu_ps(found.as_mut_ptr(), powers(_mm512_set1_epi32(0x0731_0500 | i32::from(e)))) };
+            assert_eq!(found.map(f32::to_bits), [mxfp4_scale(e).to_bits(); 16], "{e}");
+        }
+    }
+
+    #[test]
+    fn powers_are_the_scales_of_mxfp4() {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: just checked.
+            unsafe { check() }
         }
     }
 }

@@ -8,13 +8,16 @@
 //! product = 256 * sums[token][high column] + sums[token][low column]
 //! ```
 //! Deviations:
-//! 1. The integers of a span are one tile product: 16 tokens by the columns. The tile of `Q8_0` codes is read in place.
-//!    For other types, a slab's codes are first unpacked to bytes, 16 KiB for 1024 columns.
-//! 2. The scales of a slab are read once, with one token in each lane.
-//! 3. A tile has 4, 8 or 16 columns, as the rows need. A vector of 16 integers has several tokens for fewer columns.
-//!    So the cost of the scales is proportional to the columns.
-//! 4. The integers of a step of two spans are added some steps later. So vectors and tiles work at the same time.
-//! 5. The first panel prefetches the next slab. The last slab of a tile may overlap its predecessor.
+//! 1. One product of AMX tiles computes all integers of a span: 16 tokens by the columns of the panel. Codes of `Q8_0`
+//!    are loaded directly from the weight. For other types, the codes of a slab are first unpacked to bytes: 16 KiB for
+//!    weight rows of 1024 elements.
+//! 2. The scales of a slab are decoded once, with one token in each lane of a vector.
+//! 3. A panel has 4, 8 or 16 columns, the fewest that hold the rows of the call. With 4 or 8 columns, a vector of 16
+//!    integers holds several tokens. So the cost of the multiplication by scales is proportional to the columns.
+//! 4. A step multiplies two spans. Their integers are added to the sums some steps later, so the vector unit and the
+//!    tile unit work at the same time.
+//! 5. The first panel prefetches the next slab. The last slab ends with the last token, so it may overlap
+//!    the slab before.
 
 use super::digits::columns;
 use super::slab_bytes;
@@ -31,12 +34,12 @@ const SLAB: usize = 16;
 /// The bytes of the unpacked codes of 64 weights.
 const CODE_BYTES: usize = SLAB * 64;
 
-/// The integers of several steps: 4 KiB, so that no two of them have the same address in a page.
+/// The integers of several steps. They fill 4 KiB, so no two of them have the same offset in a page of memory.
 #[repr(C, align(64))]
 struct Integers([i32; 1024]);
 
-/// Writes the product of a tile of codes, `stride` bytes apart, and a tile of digits to memory, without gaps. A row of
-/// digits and of the product has `line` bytes.
+/// Multiplies a tile of codes by a tile of digits, and writes the product to memory. Rows of codes begin `stride` bytes
+/// apart. Rows of digits and rows of the product have `line` bytes, without gaps.
 macro_rules! product {
     ($product:literal = $codes:literal, $digits:literal; $operands:expr, $line:expr) => {{
         let (codes, stride, digits, product) = $operands;
@@ -57,18 +60,20 @@ macro_rules! product {
     }};
 }
 
-/// A slab, decoded.
+/// A decoded slab.
 struct Slab {
-    /// The first token's weights.
+    /// The address of the first token's blocks.
     first: *const u8,
+    /// The unpacked codes, unless tiles are loaded directly from the blocks.
     codes: *const u8,
     scales: *const f32,
-    /// The index of the first token in the tile, and the number of tokens.
+    /// The index of the first token among the rows of [`Operands::codes`].
     at: usize,
+    /// The number of tokens.
     count: usize,
 }
 
-/// For each vector, the token of each lane.
+/// The token of each lane, for each vector of a product.
 const fn tokens_of_lanes<const COLUMNS: usize>() -> [[i32; 16]; COLUMNS] {
     let mut out = [[0; 16]; COLUMNS];
     let mut i = 0;
@@ -79,7 +84,7 @@ const fn tokens_of_lanes<const COLUMNS: usize>() -> [[i32; 16]; COLUMNS] {
     out
 }
 
-/// A factor of each lane's token, from 16 factors of tokens.
+/// Returns the factor of each lane's token, from the factors of 16 tokens.
 ///
 /// # Safety
 /// AVX-512 F is available, and 16 floats are readable.
@@ -121,16 +126,16 @@ impl Operands<'_> {
     unsafe fn slabs<T: SlabFormat, const COLUMNS: usize>(&self, memory: &mut [Line]) {
         let (rows, count) = (self.hidden.rows.len(), self.rows.min(SLAB));
         if count == 0 || rows == 0 {
-            return; // An empty shard has a tile, too.
+            return; // An empty shard has a tile without rows.
         }
         assert!(memory.len() * 64 >= slab_bytes(64 * self.groups));
         let (codes, scales) = memory.split_at_mut(self.groups * CODE_BYTES / 64);
         let (codes, scales) = (codes.as_mut_ptr().cast::<u8>(), scales.as_mut_ptr().cast::<f32>());
         let mut integers = Integers([0; 1024]);
         let offset = |token: usize| token.min(count - 1) * self.stride;
-        // SAFETY: by this function's contract. The tokens from `at` on exist; a missing token is a copy of the last.
+        // SAFETY: by this function's contract. `count` tokens exist from `at` on; the last one replaces missing tokens.
         unsafe {
-            // Tiles 0 and 1 are integers, 2 and 3 codes, 4 and 5 digits.
+            // Tile registers 0 and 1 hold integers, 2 and 3 codes, 4 and 5 digits.
             let (bytes, span, tokens) = (4 * COLUMNS as u16, T::SPAN as u16, count as u8);
             let rows_of_digits = (T::SPAN / 4) as u8;
             let config = Config::new(
@@ -182,7 +187,7 @@ impl Operands<'_> {
         let (digits, digit_sums) = self.hidden.panel(panel);
         let (digits, digit_sums) = (digits.as_ptr(), digit_sums.as_ptr().cast::<f32>());
         let integers = integers.0.as_mut_ptr();
-        // The steps between a product and the use of its integers. The memory has room for twice as many steps.
+        // The integers of a step are added `lag` steps later. The memory has room for the integers of `2 * lag` steps.
         let (lag, steps, size) = (16 / COLUMNS, self.groups * 32 / T::SPAN, SLAB * COLUMNS);
         // SAFETY: by this function's contract; the integers of a span have no gaps.
         unsafe {
@@ -235,14 +240,14 @@ impl Operands<'_> {
     }
 }
 
-/// Changes 16 tokens of `COLUMNS` numbers to `COLUMNS` vectors of 16 tokens.
+/// Transposes the numbers of 16 tokens, `COLUMNS` for each, to one vector of 16 tokens for each column.
 ///
 /// # Safety
 /// AVX-512 F is available.
 #[inline(always)]
 unsafe fn transpose<const COLUMNS: usize>(mut from: [__m512; COLUMNS]) -> [__m512; COLUMNS] {
-    // The place of a number has the bits of its token, then the bits of its column. Each round moves the lowest bit to
-    // the top.
+    // The position of a number in binary is its token, followed by its column. Each round moves the lowest bit of all
+    // positions to the top.
     for _ in 0..COLUMNS.ilog2() {
         let mut to = from;
         for i in 0..COLUMNS / 2 {

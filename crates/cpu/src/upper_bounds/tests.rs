@@ -25,7 +25,7 @@ fn noise(i: usize) -> f32 {
     (x >> 40) as f32 / (1u64 << 23) as f32 - 1.0
 }
 
-/// Weights of several kinds: name, and the weight at row and column.
+/// Weights `[VOCAB, COLS]` of several kinds, each with a name.
 fn heads() -> Vec<(&'static str, Vec<f32>)> {
     let each = |f: &dyn Fn(usize, usize) -> f32| (0..VOCAB * COLS).map(|i| f(i / COLS, i % COLS)).collect();
     let plain = |v: usize, k: usize| noise(v * COLS + k);
@@ -51,7 +51,7 @@ fn hidden(rows: usize, cols: usize, salt: usize) -> Vec<f32> {
 /// The masks, biases and tokens of rows.
 struct Lists {
     mask: Vec<u32>,
-    /// Allows five tokens.
+    /// A mask that allows five tokens.
     few: Vec<u32>,
     bias: [(u32, f32); 3],
     history: History,
@@ -67,7 +67,8 @@ impl Lists {
     }
 }
 
-/// Rows without filters, rows with a top-k first, and rows with a min-p first. The last kind needs the mass of all tokens.
+/// The kinds of rows without filters, with a top-k as the first filter, and with a min-p as the first filter. The last
+/// kind of all has only a top-p, which needs the mass of all tokens.
 const PLAIN: Range<usize> = 0..6;
 const TOP_K: Range<usize> = 6..18;
 const MIN_P: Range<usize> = 18..26;
@@ -94,7 +95,7 @@ fn kind<'a>(kind: usize, lists: &'a Lists, row: RowParams<'a>) -> RowParams<'a> 
             frequency_penalty: 0.2,
             ..row
         },
-        // More than the finite logits.
+        // These rows have fewer finite logits than `top_k`.
         10 => RowParams { top_k: 9, mask: few, draws: 3, ..row },
         11 => RowParams { top_k: 1000, top_p: 0.5, mask: few, ..row },
         12 => RowParams { top_k: 4, without_replacement: true, draws: 3, logit_bias: &lists.bias, ..row },
@@ -137,7 +138,7 @@ fn compare(a: &mut Tiled<'_>, b: &mut Tiled<'_>, steps: u64, kinds: Range<usize>
                 samples.row(r).map(|row| row.draws.iter().map(bits).collect::<Vec<_>>())
             };
             let (found, expected_draws) = (bits(&out), bits(&expected));
-            // Kept tokens, log-probabilities, ranks and passes.
+            // The text of a row also contains kept tokens, log-probabilities, ranks and passes.
             let all = [&out, &expected].map(|samples| format!("{:?}", samples.row(r)));
             if found != expected_draws || all[0] != all[1] {
                 return Err(format!("step {step}, row {r}, {params:?}: {} instead of {}", all[0], all[1]));
@@ -188,7 +189,7 @@ fn draws_of_quantised_weights_are_the_draws_without_bounds() {
     }
 }
 
-/// Calls `check` with each kernel of this machine for a head, and digits of `hidden` in the kernel's layout.
+/// Calls `check` with each kernel that this machine has for a head, and with `hidden` in the kernel's layout.
 fn for_each_kernel(
     head: &Head<'_>,
     hidden: &Matrix<'_>,
@@ -242,7 +243,7 @@ fn products_of_a_shadow_are_those_of_plain_rust() {
     }
 }
 
-/// Every kernel of blocks, for the type's layout of digits, compared with float64.
+/// Compares the products of every kernel of blocks with products in float64.
 #[test]
 fn products_of_blocks_are_those_of_the_weights_and_the_digits() {
     for (dtype, vocab, cols) in DType::ALL.into_iter().flat_map(|dtype| [(dtype, 37, 512), (dtype, 5, 1280)]) {
@@ -305,7 +306,7 @@ fn upper_bounds_are_above_the_exact_products() {
             head = head.with_shadow(buffer.shadow()).unwrap();
         }
         for rows in [1, 2, 4, 8, 17] {
-            // Rows of both signs, so that lower bounds are tested too.
+            // Every other row is negated, so the test covers errors of both signs.
             let mut floats = hidden(rows, cols, 3);
             floats.chunks_exact_mut(cols).step_by(2).for_each(|row| row.iter_mut().for_each(|x| *x = -*x));
             for_each_kernel(&head, &Matrix::new(&floats, rows, cols).unwrap(), |bounds, kernel, digits, scratch| {
@@ -353,7 +354,7 @@ fn draws_without_the_errors_of_the_shadow_differ() {
     }
 }
 
-/// The negative control: floors of top-k above the last of the first logits change some draws.
+/// The negative control: if the floors of a top-k are too high, some draws differ.
 #[test]
 fn draws_with_floors_that_are_too_high_differ() {
     let (_, floats) = heads().swap_remove(0);
