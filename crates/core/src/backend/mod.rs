@@ -13,7 +13,7 @@
 //! | check a call and its rows | [`check_call`], [`check_scan`], [`check_rows`], [`Batch`], [`Row`] |
 //! | make one pass over a shard | [`Scan`], [`Request`], [`RowSummary`], [`Progress`]; from calls of a sampler that has no scan, [`SampledRows`] |
 //! | decode weights | [`widen`]; of blocks, [`Span`], [`IQ4_NL`], [`E2M1`], [`mxfp4_scale`] |
-//! | find the tokens that can win from a shadow | [`ShadowBound`], [`hidden_digits`], [`code_stride`], [`shadow_row`], [`ShadowRows`] |
+//! | find the tokens that can win from a shadow | [`ShadowBound`], [`hidden_digits`], [`digits`], [`code_stride`], [`shadow_row`], [`ShadowRows`] |
 //! | transform the logits of a row | [`RowTransform`], [`Adjustments`], [`is_allowed`], [`Filters`] |
 //! | refuse a bad logit | [`any_invalid`], [`first_invalid`], [`StagedError`] |
 //! | keep and merge maxima | [`Winner`], [`Candidate`], [`TopList`], [`Frontier`] |
@@ -45,7 +45,7 @@ pub use crate::params::filters::{Filter, Filters};
 pub use crate::params::history::Occurrence;
 pub use crate::params::transform::{RowTransform, any_invalid, first_invalid, is_allowed};
 pub use crate::sampler::{check_call, reuse_vec};
-pub use crate::shadow::{ShadowBound, ShadowRows, code_stride, hidden_digits, shadow_row};
+pub use crate::shadow::{ShadowBound, ShadowRows, code_stride, digits, hidden_digits, shadow_row};
 pub use crate::summary::frontier::Frontier;
 pub use crate::summary::group_summary::{GroupSummary, group_size};
 pub use crate::summary::log_mass::LogMass;

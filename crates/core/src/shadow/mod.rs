@@ -267,26 +267,45 @@ impl ShadowBound {
     }
 }
 
-/// Converts a hidden state to two 8-bit digits per element: `hidden[k]` is about `scale * (256 * high + low)`.
+/// Converts a hidden state to integers of two 8-bit [`digits`]: `hidden[k]` is about `scale * integers[k]`.
 ///
-/// Calls `digit(k, [high, low])` for every element. Returns the scale, the Euclidean norm of the hidden state, and the
-/// norm of the difference between hidden state and digits. For a NaN or an infinity, the norms are not finite.
-pub fn hidden_digits(hidden: &[f32], mut digit: impl FnMut(usize, [i8; 2])) -> (f32, f64, f64) {
+/// Returns the scale, the Euclidean norm of the hidden state, and the norm of the difference between hidden state and
+/// integers. For a NaN or an infinity, the norms are not finite.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn hidden_digits(hidden: &[f32], integers: &mut [i32]) -> (f32, f64, f64) {
     /// The largest integer of two digits, `256 * 127 + 127`.
     const MAX_INTEGER: f32 = 32_639.0;
-    let largest = hidden.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-    let scale = (largest / MAX_INTEGER).next_up();
+    /// A sum of this number and a float32 below 2^22 is rounded to an integer, ties to even. Without SSE 4.1,
+    /// `round_ties_even` is a function call: two digits of 16 rows of 1024 elements took 0.3 ms.
+    const ROUND: f32 = 12_582_912.0;
+    const LANES: usize = 8;
+    assert_eq!(hidden.len(), integers.len());
+    let mut most = [0.0f32; LANES];
+    for hidden in hidden.chunks(LANES) {
+        most.iter_mut().zip(hidden).for_each(|(most, x)| *most = if x.abs() > *most { x.abs() } else { *most });
+    }
+    let scale = (most.into_iter().fold(0.0, f32::max) / MAX_INTEGER).next_up();
     let scale = if scale.is_normal() { scale } else { 0.0 };
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    let (mut norm, mut error) = (0.0f64, 0.0f64);
-    for (k, x) in hidden.iter().enumerate() {
-        let integer = (x * inverse).round_ties_even().clamp(-MAX_INTEGER, MAX_INTEGER) as i32;
-        let low = integer as i8;
-        digit(k, [((integer - i32::from(low)) >> 8) as i8, low]);
-        let x = f64::from(*x);
-        let difference = x - f64::from(scale) * f64::from(integer);
-        norm += x * x;
-        error += difference * difference;
+    let (mut norm, mut error) = ([0.0f64; LANES], [0.0f64; LANES]);
+    for (hidden, integers) in hidden.chunks(LANES).zip(integers.chunks_mut(LANES)) {
+        for ((&x, integer), (norm, error)) in hidden.iter().zip(integers).zip(norm.iter_mut().zip(&mut error)) {
+            // The product is at most `MAX_INTEGER` and two roundings, so it is rounded to at most `MAX_INTEGER`.
+            let rounded = x * inverse + ROUND;
+            *integer = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+            let (x, copy) = (f64::from(x), f64::from(scale) * f64::from(rounded - ROUND));
+            *norm += x * x;
+            *error += (x - copy) * (x - copy);
+        }
     }
-    (scale, norm.sqrt(), error.sqrt() + 1e-15 * norm.sqrt())
+    let [norm, error] = [norm, error].map(|squares| squares.iter().sum::<f64>().sqrt());
+    (scale, norm, error + 1e-15 * norm)
+}
+
+/// The digits `[high, low]` of an integer of [`hidden_digits`], which is `256 * high + low`.
+#[inline(always)]
+pub fn digits(integer: i32) -> [i8; 2] {
+    [(integer.wrapping_add(128) >> 8) as i8, integer as i8]
 }

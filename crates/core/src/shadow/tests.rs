@@ -7,15 +7,16 @@ fn values(count: usize, salt: f32) -> Vec<f32> {
     (0..count).map(|i| ((i as f32 * 1.37 + salt).sin() * 2.0).powi(3)).collect()
 }
 
-/// The largest ratio of error and bound over all tokens, with `digits` digits per element of the hidden state.
-fn largest_share(weight: &[f32], cols: usize, hidden: &[f32], digits: usize, shrink: f64) -> f64 {
+/// The largest ratio of error and bound over all tokens, with `count` digits per element of the hidden state.
+fn largest_share(weight: &[f32], cols: usize, hidden: &[f32], count: usize, shrink: f64) -> f64 {
     let rows = weight.len() / cols;
     let buffer = ShadowBuffer::new(&Matrix::new(weight, rows, cols).unwrap()).unwrap();
     let shadow = buffer.shadow();
     let mut integers = vec![0i32; cols];
-    let (scale, size, error) = hidden_digits(hidden, |k, [high, low]| {
-        integers[k] = 256 * i32::from(high) + if digits == 2 { i32::from(low) } else { 0 };
-    });
+    let (scale, size, error) = hidden_digits(hidden, &mut integers);
+    if count == 1 {
+        integers.iter_mut().for_each(|integer| *integer = 256 * i32::from(digits(*integer)[0]));
+    }
     let largest = (0..rows).map(|v| f64::from(shadow.errors()[v] + shadow.norms()[v])).fold(0.0, f64::max);
     let bound = ShadowBound::new(cols, size, error, largest).unwrap();
     let share = |v: usize| {
@@ -84,18 +85,37 @@ fn digits_hold_a_hidden_state() {
     let mut hidden = values(500, 0.7);
     hidden[77] = -40.0;
     let mut copy = vec![0i32; 500];
-    let (scale, size, error) =
-        hidden_digits(&hidden, |k, [high, low]| copy[k] = 256 * i32::from(high) + i32::from(low));
+    let (scale, size, error) = hidden_digits(&hidden, &mut copy);
     assert_eq!(copy[77], -32_639);
+    for (x, &integer) in hidden.iter().zip(&copy) {
+        let [high, low] = digits(integer).map(i32::from);
+        assert_eq!((256 * high + low, integer), (integer, (x * (1.0 / scale)).round_ties_even() as i32), "{x}");
+    }
     let difference: Vec<f32> =
         hidden.iter().zip(&copy).map(|(x, c)| (f64::from(*x) - f64::from(scale) * f64::from(*c)) as f32).collect();
     assert!((size - norm(&hidden)).abs() < 1e-9 && (error - norm(&difference)).abs() < 1e-6);
     assert!(error < 1e-3 * size);
     for bad in [f32::NAN, f32::INFINITY] {
-        let (_, size, _) = hidden_digits(&[1.0, bad], |_, _| {});
+        let (_, size, _) = hidden_digits(&[1.0, bad], &mut [0; 2]);
         assert!(!size.is_finite() && ShadowBound::new(2, size, 0.0, 1.0).is_none());
     }
-    assert_eq!(hidden_digits(&[0.0; 3], |_, digits| assert_eq!(digits, [0, 0])), (0.0, 0.0, 0.0));
+    let mut zeros = [1; 3];
+    assert_eq!((hidden_digits(&[0.0; 3], &mut zeros), zeros), ((0.0, 0.0, 0.0), [0; 3]));
+    // The scale of these would be subnormal.
+    let (scale, size, error) = hidden_digits(&[1e-34, -1e-34], &mut zeros[..2]);
+    assert!(scale == 0.0 && zeros == [0; 3] && error >= size);
+    for largest in [f32::MAX, 4e-34, 32_639.0] {
+        // Halves, of which many products with the inverse scale are ties.
+        let scale = (largest / 32_639.0).next_up();
+        let mut halves: Vec<f32> = (0..200).map(|i| (i as f32 - 99.5) * scale).collect();
+        halves.push(-largest);
+        let mut integers = vec![0; halves.len()];
+        assert_eq!(hidden_digits(&halves, &mut integers).0, scale);
+        let is_tie = |x: &&f32| (**x * (1.0 / scale)).fract().abs() == 0.5;
+        assert!(halves.iter().filter(is_tie).count() > 50, "{largest}");
+        let want: Vec<i32> = halves.iter().map(|x| (x * (1.0 / scale)).round_ties_even() as i32).collect();
+        assert_eq!(integers, want, "{largest}");
+    }
     assert!(ShadowBound::new(2, 1e20, 0.0, 1e20).is_none());
 }
 

@@ -70,20 +70,3 @@ entry_points!(
     $ #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     Avx512, Spans512 of f32, 4 x 4, 8
 );
-
-/// Writes the codes of a quantised weight's rows, `stride` bytes apart, by the scales of
-/// [`shadow_row`](flash_sampling_core::backend::shadow_row).
-///
-/// # Safety
-/// AVX-512 F, BW, DQ and VL are available.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn requantise(weight: &Matrix<'_>, scales: &[f32], stride: usize, out: &mut [u8]) {
-    assert!(stride >= weight.cols());
-    macro_rules! requantise {
-        ($format:ident) => {
-            // SAFETY: by this function's contract, and the type is that of the weight.
-            unsafe { blocks::x86::requantise::<Avx512<f32>, Spans512<$format>>(weight, scales, stride, out) }
-        };
-    }
-    for_format!(weight.dtype(), requantise, unreachable!("a type without blocks"));
-}

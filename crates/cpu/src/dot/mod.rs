@@ -32,7 +32,7 @@ pub(crate) struct DotScratch {
     /// Weight rows copied into AMX tiles.
     #[cfg(target_arch = "x86_64")]
     pub(crate) tiles: Vec<pack::Line>,
-    /// Decoded rows of a quantised weight, or their codes.
+    /// Decoded rows of a quantised weight, or codes and scales of some rows.
     pub(crate) decoded: Vec<pack::Line>,
     /// Integer sums.
     #[cfg(target_arch = "x86_64")]
@@ -149,7 +149,7 @@ impl Dot {
 }
 
 /// Makes room for decoded rows. Allocates only for rows of 16 Ki weights or more, and once.
-fn reserve(decoded: &mut Vec<pack::Line>, floats: usize) {
+pub(crate) fn reserve(decoded: &mut Vec<pack::Line>, floats: usize) {
     if decoded.len() < floats.div_ceil(16) {
         decoded.resize(floats.div_ceil(16), pack::Line::ZERO);
     }

@@ -1,13 +1,12 @@
 //! Products of a shadow by AVX2: codes and digits are widened to 16 bits.
 
 use super::digits::{DigitLayout, Digits, GROUP};
+use super::register_blocks::register_blocks;
 use crate::dot::TILE;
 use core::arch::x86_64::*;
 use flash_sampling_core::Shadow;
 use flash_sampling_core::backend::code_stride;
 
-/// Weight rows that stay in the cache while all hidden rows are multiplied by them.
-const BLOCK: usize = 32;
 /// The elements of a vector.
 const LANES: usize = 16;
 
@@ -18,30 +17,11 @@ const LANES: usize = 16;
 /// has [`TILE`] floats per hidden row.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn multiply(shadow: &Shadow<'_>, hidden: &Digits, out: &mut [f32]) {
-    for start in (0..shadow.rows()).step_by(BLOCK) {
-        let rows = start..shadow.rows().min(start + BLOCK);
-        let mut r = 0;
-        while r < hidden.rows.len() {
-            macro_rules! panel {
-                ($mr:literal x $nr:literal) => {{
-                    let whole = rows.end - rows.len() % $mr;
-                    // SAFETY: by this function's contract; the rows exist.
-                    unsafe {
-                        for i in (rows.start..whole).step_by($mr) {
-                            register_block::<$mr, $nr>(shadow, i, (hidden, r), out);
-                        }
-                        for i in whole..rows.end {
-                            register_block::<1, $nr>(shadow, i, (hidden, r), out);
-                        }
-                    }
-                    r += $nr;
-                }};
-            }
-            match hidden.rows.len() - r {
-                2.. => panel!(2 x 2),
-                _ => panel!(4 x 1),
-            }
-        }
+    // SAFETY: by this function's contract; the rows of a register block exist.
+    unsafe {
+        register_blocks!(shadow.rows(), hidden.rows.len(), 2 x 2, 4 x 1: |i, r| {
+            register_block::<MR, NR>(shadow, i, (hidden, r), out)
+        });
     }
 }
 

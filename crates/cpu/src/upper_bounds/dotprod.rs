@@ -1,14 +1,12 @@
 //! Products of codes and digits, by ARM's dot products of 8-bit integers (`sdot`).
 
 use super::digits::{DigitLayout, Digits, GROUP};
+use super::register_blocks::register_blocks;
 use crate::dot::TILE;
 use crate::dot::blocks::Halves;
 use core::arch::aarch64::*;
 use core::arch::asm;
 use core::mem::MaybeUninit;
-
-/// Weight rows that stay in the cache while all hidden rows are multiplied by them.
-const BLOCK: usize = 32;
 
 /// Whether this machine has the instructions.
 pub(super) fn is_available() -> bool {
@@ -34,11 +32,11 @@ fn sdot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
 
 /// The sums of an output in two vectors.
 ///
-/// A shadow has integer sums: of products with the high digits, and with the low digits. Blocks have float32 sums: of
-/// even halves, and of odd halves.
+/// With a shadow, the vectors hold integer sums of products with the high digits, and with the low digits. With blocks,
+/// the vectors hold float32 sums over the even and over the odd runs of 16 weights.
 type Sums = [int32x4_t; 2];
 
-/// The codes of rows, `stride` bytes apart.
+/// A type of codes, and its products with digits.
 pub(super) trait Codes {
     /// The layout of the digits.
     const DIGITS: DigitLayout;
@@ -54,7 +52,7 @@ pub(super) trait Codes {
         sums: &mut [[Sums; MR]; NR],
     );
 
-    /// Returns the product that the sums of an output add up to.
+    /// Returns an output from its sums.
     ///
     /// # Safety
     /// NEON is available.
@@ -161,31 +159,11 @@ pub(super) unsafe fn multiply<T: Codes>(
     hidden: &Digits,
     out: &mut [f32],
 ) {
-    for start in (0..rows).step_by(BLOCK) {
-        let rows = start..rows.min(start + BLOCK);
-        let mut r = 0;
-        while r < hidden.rows.len() {
-            macro_rules! panel {
-                ($mr:literal x $nr:literal) => {{
-                    let whole = rows.end - rows.len() % $mr;
-                    // SAFETY: by this function's contract; the rows exist.
-                    unsafe {
-                        for i in (rows.start..whole).step_by($mr) {
-                            register_block::<T, $mr, $nr>((codes, stride), i, cols, (hidden, r), out);
-                        }
-                        for i in whole..rows.end {
-                            register_block::<T, 1, $nr>((codes, stride), i, cols, (hidden, r), out);
-                        }
-                    }
-                    r += $nr;
-                }};
-            }
-            match hidden.rows.len() - r {
-                4.. => panel!(2 x 4),
-                2.. => panel!(4 x 2),
-                _ => panel!(4 x 1),
-            }
-        }
+    // SAFETY: by this function's contract; the rows of a register block exist.
+    unsafe {
+        register_blocks!(rows, hidden.rows.len(), 2 x 4, 4 x 2, 4 x 1: |i, r| {
+            register_block::<T, MR, NR>((codes, stride), i, cols, (hidden, r), out)
+        });
     }
 }
 

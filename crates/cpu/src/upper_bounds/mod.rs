@@ -14,9 +14,8 @@
 //!    (`scan/tile/possible_winners.rs`).
 //!
 //! A product is the dot product of a row of codes and a hidden state in two 8-bit digits per element. The codes come
-//! from the head's [`Shadow`](flash_sampling_core::Shadow), or from a quantised weight. The AMX kernel needs one scale
-//! for a row of codes. So for AMX, a worker *requantises* some rows of a quantised weight at a time: it computes codes
-//! with one scale for a row. Proof of the bounds: `docs/exactness.md`.
+//! from the head's [`Shadow`](flash_sampling_core::Shadow), or from a quantised weight. Proof of the bounds:
+//! `docs/exactness.md`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -25,28 +24,34 @@ mod codes;
 mod digits;
 #[cfg(target_arch = "aarch64")]
 mod dotprod;
+mod norms;
 #[cfg(target_arch = "x86_64")]
 mod panels;
 mod plain;
-mod row_numbers;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod register_blocks;
+#[cfg(target_arch = "x86_64")]
+mod slab_scales;
+#[cfg(target_arch = "x86_64")]
+mod slabs;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
+#[cfg(target_arch = "x86_64")]
+use crate::dot::reserve;
 use crate::dot::{DotScratch, TILE};
 use crate::isa::Isa;
 use crate::options::Threads;
 use core::ops::Range;
 use digits::DigitLayout;
 pub(crate) use digits::Digits;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use flash_sampling_core::DType;
 use flash_sampling_core::backend::canonical::extra_terms;
-use flash_sampling_core::{Head, Matrix, Shadow};
+use flash_sampling_core::backend::code_stride;
+use flash_sampling_core::{DType, Head, Matrix, Shadow};
 #[cfg(target_arch = "x86_64")]
-use panels::{integer_tile, multiply_panels, multiply_requantised};
-use row_numbers::{RowNumbers, largest_norm};
+use panels::multiply_panels;
 
 /// The largest number of columns for which integer sums cannot overflow.
 const MAX_COLS: usize = 1 << 17;
@@ -54,8 +59,11 @@ const MAX_COLS: usize = 1 << 17;
 pub(crate) const MAX_ROWS: usize = 64;
 /// The largest number of draws of a call with bounds. Each draw may need other logits.
 const MAX_DRAWS: usize = 64;
-/// The number of weight rows that a worker requantises at a time.
-const REQUANTISED_ROWS: usize = 64;
+
+/// The scales of the rows of a quantised weight: products already contain the scales of the blocks.
+const ONES: [f32; TILE] = [1.0; TILE];
+/// The errors of the rows of a quantised weight: its codes and scales define the weight exactly.
+const ZEROS: [f32; TILE] = [0.0; TILE];
 
 /// The instructions of the products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +82,7 @@ enum Kernel {
     /// AVX-512 VNNI.
     #[cfg(target_arch = "x86_64")]
     Vnni,
-    /// AMX-INT8, which is faster than the others for more rows.
+    /// AMX-INT8, the fastest kernel for calls of many rows.
     #[cfg(target_arch = "x86_64")]
     Amx,
 }
@@ -86,40 +94,49 @@ pub(crate) struct BoundsMemory {
     pub(crate) logits: usize,
     /// Bytes of a weight row.
     pub(crate) weight_row: usize,
-    /// Bytes of requantised rows.
+    /// Bytes of the codes and scales of 16 quantised rows, for AMX tiles.
     pub(crate) codes: usize,
-    /// Integer sums.
+    /// Integer sums of AMX tiles over a shadow.
     #[cfg(target_arch = "x86_64")]
     pub(crate) integers: usize,
 }
 
-/// The kernels of a head's upper bounds, and the numbers of its rows, computed once.
+/// The kernels of a head's upper bounds, and the norms of its rows, computed once.
 #[derive(Debug)]
 pub(crate) struct UpperBounds {
-    /// The kernels of this machine for this head: for few rows, and for more.
+    /// The kernels of this machine for this head: for calls of few rows, and for calls of more rows.
     kernels: [Option<Kernel>; 2],
-    /// For the blocks of a quantised weight; empty for a head with a shadow, or without the kernel for few rows.
-    blocks: RowNumbers,
-    /// For the requantised rows of a quantised weight; empty for a head with a shadow, or without AMX.
-    requantised: RowNumbers,
+    /// The norms of the rows of a quantised weight; empty for a head with a shadow.
+    norms: Vec<f32>,
     /// The largest sum of a token's norm and error.
     largest_norm: f64,
     /// The number of terms of a dot product, for the bound of its rounding.
     terms: usize,
 }
 
-/// The kernels for a weight of this type and size: for few rows of a call, and for more.
+/// The bytes of a worker's memory for 16 quantised rows: a byte for each code, and at most four bytes of scales and
+/// minima for 16 codes of a row.
+fn slab_bytes(cols: usize) -> usize {
+    cols.next_multiple_of(64) * 20
+}
+
+/// The kernels for a weight of this type and size: for calls of few rows, and for calls of more rows.
 fn kernels(isa: Isa, weight: &Matrix<'_>) -> [Option<Kernel>; 2] {
     #[cfg(target_arch = "x86_64")]
     {
         let is_wide = matches!(isa, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx);
         let vnni = is_wide && is_x86_feature_detected!("avx512vnni");
-        let amx = isa == Isa::Amx && crate::dot::amx::has_integers();
-        let few = match weight.dtype().is_float() {
+        let is_float = weight.dtype().is_float();
+        // The kernel with AMX tiles of blocks keeps the offsets of 16 rows, in bytes, as 32-bit integers.
+        let is_near = is_float || weight.row_stride_bytes() < 1 << 27;
+        let amx = isa == Isa::Amx && is_near && crate::dot::amx::has_integers();
+        // The kernels read quantised rows in whole units: two blocks of 32 weights, or one block of 256.
+        let has_units = is_float || weight.cols().is_multiple_of(64);
+        let few = match is_float {
             true if !vnni => Some(if isa == Isa::Portable { Kernel::Plain } else { Kernel::Avx2 }),
-            is_float => (vnni && (is_float || weight.cols().is_multiple_of(64))).then_some(Kernel::Vnni),
+            _ => (vnni && has_units).then_some(Kernel::Vnni),
         };
-        [few, amx.then_some(Kernel::Amx)]
+        [few, (amx && has_units).then_some(Kernel::Amx)]
     }
     #[cfg(target_arch = "aarch64")]
     if isa == Isa::Neon {
@@ -142,39 +159,43 @@ impl UpperBounds {
         if !has_codes || weight.cols() > MAX_COLS || kernels == [None; 2] {
             return None;
         }
-        let (blocks, requantised) = match head.shadow() {
-            Some(_) => Default::default(),
-            None => threads.install(|| {
-                let blocks = kernels[0].map(|_| RowNumbers::of_blocks(&weight)).unwrap_or_default();
-                (blocks, kernels[1].map(|_| RowNumbers::of_requantised(&weight)).unwrap_or_default())
-            }),
+        let norms = match head.shadow() {
+            Some(_) => Vec::new(),
+            None => threads.install(|| norms::of_blocks(&weight)),
         };
         let largest_norm = match head.shadow() {
-            Some(shadow) => largest_norm(shadow.errors(), shadow.norms()),
-            None => blocks.largest_norm().max(requantised.largest_norm()),
+            Some(shadow) => {
+                let sizes = shadow.errors().iter().zip(shadow.norms());
+                sizes.map(|(error, norm)| f64::from(*error) + f64::from(*norm)).fold(0.0, f64::max)
+            }
+            None => norms.iter().map(|&norm| f64::from(norm)).fold(0.0, f64::max),
         };
         if largest_norm >= 2f64.powi(100) {
             // No hidden state has bounds.
             return None;
         }
-        let terms = weight.cols() + extra_terms(weight.dtype());
-        Some(UpperBounds { kernels, blocks, requantised, largest_norm, terms })
+        // In AMX tiles of blocks, the products with high and with low digits have separate sums. Each of them may be
+        // larger than their total, so its roundings may be larger.
+        let more = if head.shadow().is_none() && kernels[1].is_some() { weight.cols() / 8 } else { 0 };
+        let terms = weight.cols() + more + extra_terms(weight.dtype());
+        Some(UpperBounds { kernels, norms, largest_norm, terms })
     }
 
-    /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds, whatever the draws.
+    /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds, for any draws.
     fn kernel(&self, head: &Head<'_>, rows: usize) -> Option<Kernel> {
-        let is_quantised = !self.blocks.scales.is_empty() || !self.requantised.scales.is_empty();
+        let is_quantised = !self.norms.is_empty();
         if head.shadow().is_some() == is_quantised {
             return None;
         }
-        // Measured on a Zen 4, on a Zen 5 (docs/records/2026-11-27-epyc-q8.txt) and on a Xeon with AMX
-        // (docs/records/2026-11-27-xeon-16-bounds.txt).
+        // Measured on a Zen 4, a Zen 5 and a Xeon with AMX (docs/weights.md and docs/shadow.md have the records).
         let (few, most) = match (is_quantised, self.kernels[1].is_some()) {
-            (true, true) => (8, MAX_ROWS),
+            // Time of AMX tiles, divided by the time of VNNI, at 4096 columns: 1.1 to 1.75 at one row, and 0.55 to
+            // 0.83 at 4 rows. With a scale for only 16 weights (Q6_K): 1.1 at 4 rows.
+            (true, true) => (if head.weight().dtype() == DType::Q6_K { 4 } else { 1 }, MAX_ROWS),
             (true, false) => (16, 16),
             (false, true) => (4, 16),
             (false, false) => match self.kernels[0] {
-                // Nothing is gained from 2 rows on (measured on a Zen 3).
+                // From 2 rows on, bounds save no time (measured on a Zen 3).
                 #[cfg(target_arch = "x86_64")]
                 Some(Kernel::Avx2) => (1, 1),
                 #[cfg(target_arch = "aarch64")]
@@ -195,13 +216,12 @@ impl UpperBounds {
     pub(crate) fn memory(&self, head: &Head<'_>, max_rows: usize) -> BoundsMemory {
         let rows = max_rows.min(MAX_ROWS);
         let has_amx = self.kernels[1].is_some();
-        let code_bytes = flash_sampling_core::backend::code_stride(head.hidden());
         BoundsMemory {
             logits: rows * TILE,
             weight_row: head.weight().dtype().bytes(head.hidden()).unwrap_or(0),
-            codes: if has_amx && head.shadow().is_none() { REQUANTISED_ROWS * code_bytes } else { 0 },
+            codes: if has_amx && head.shadow().is_none() { slab_bytes(head.hidden()) } else { 0 },
             #[cfg(target_arch = "x86_64")]
-            integers: if has_amx { 2 * rows * TILE } else { 0 },
+            integers: if has_amx && head.shadow().is_some() { 2 * rows * TILE } else { 0 },
         }
     }
 
@@ -217,17 +237,15 @@ impl UpperBounds {
             }};
         }
         match kernel {
-            Kernel::Plain => DigitLayout::Groups,
-            #[cfg(target_arch = "aarch64")]
-            Kernel::Neon => DigitLayout::Groups,
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2 => DigitLayout::Groups,
             #[cfg(target_arch = "aarch64")]
             Kernel::Dotprod => crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups),
             #[cfg(target_arch = "x86_64")]
-            Kernel::Amx => DigitLayout::Panels,
-            #[cfg(target_arch = "x86_64")]
             Kernel::Vnni => crate::dot::blocks::for_format!(head.weight().dtype(), layout, DigitLayout::Groups),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Amx if head.shadow().is_some() => DigitLayout::Panels,
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Amx => DigitLayout::PanelsAndSums,
+            _ => DigitLayout::Groups,
         }
     }
 
@@ -237,7 +255,7 @@ impl UpperBounds {
         Digits::new(max_rows, head.hidden(), layouts)
     }
 
-    /// Packs hidden states as digits. Returns false if the call is faster without bounds, or a row has none.
+    /// Packs hidden states as digits. Returns false if the call is faster without bounds, or a row has no bounds.
     pub(crate) fn pack(&self, head: &Head<'_>, hidden: &Matrix<'_>, digits: &mut Digits) -> bool {
         let Some(kernel) = self.kernel(head, hidden.rows()) else { return false };
         digits.pack(self.layout(head, kernel), hidden, self.largest_norm, self.terms)
@@ -262,15 +280,9 @@ impl UpperBounds {
                 self.multiply_shadow(&shadow, hidden, out, scratch);
                 [shadow.scales(), shadow.errors(), shadow.norms()]
             }
-            #[cfg(target_arch = "x86_64")]
-            None if hidden.layout() == DigitLayout::Panels => {
-                let numbers = self.requantised.rows(rows);
-                multiply_requantised(&weight, numbers[0], hidden, out, scratch);
-                numbers
-            }
             None => {
-                multiply_blocks(&weight, hidden, out);
-                self.blocks.rows(rows)
+                multiply_blocks(&weight, hidden, out, scratch);
+                [&ONES[..count], &ZEROS[..count], &self.norms[rows]]
             }
         };
         for (r, row) in hidden.rows.iter().enumerate() {
@@ -281,66 +293,73 @@ impl UpperBounds {
         }
     }
 
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     fn multiply_shadow(&self, shadow: &Shadow<'_>, hidden: &Digits, out: &mut [f32], scratch: &mut DotScratch) {
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = scratch;
+        let (codes, stride, rows) = (shadow.codes().as_ptr().cast::<u8>(), code_stride(shadow.cols()), shadow.rows());
         #[cfg(target_arch = "x86_64")]
-        {
-            let stride = flash_sampling_core::backend::code_stride(shadow.cols());
-            let codes = shadow.codes().as_ptr().cast::<u8>();
-            if hidden.layout() == DigitLayout::Panels {
-                // SAFETY: the codes are as many bytes.
-                let codes = unsafe { core::slice::from_raw_parts(codes, shadow.codes().len()) };
-                return multiply_panels(codes, stride, hidden, out, scratch, integer_tile);
-            }
-            if self.kernels[0] == Some(Kernel::Vnni) {
-                let (rows, groups, out) = (shadow.rows(), stride / 64, out.as_mut_ptr());
-                let operands = vnni::Operands { codes, stride, rows, hidden, groups, out };
-                // SAFETY: `kernels` found VNNI and AVX-512. The shadow has `rows` rows of whole groups; the hidden rows are
-                // as long, and `tile` has checked the size of `out`.
-                return unsafe { operands.multiply::<codes::ShadowCodes>() };
-            }
-            if self.kernels[0] == Some(Kernel::Avx2) {
-                // SAFETY: `kernels` found AVX2. The digits are in groups, and `tile` has checked the size of `out`.
-                return unsafe { avx2::multiply(shadow, hidden, out) };
-            }
+        if hidden.layout() == DigitLayout::Panels {
+            // SAFETY: a code is one byte, so the memory has as many bytes as codes.
+            let codes = unsafe { core::slice::from_raw_parts(codes, shadow.codes().len()) };
+            return multiply_panels(codes, stride, hidden, out, scratch, |codes, digits, out, scratch| {
+                // SAFETY: `kernels` found AMX-INT8. A row of codes has as many pairs of bytes as a column of the
+                // panels, and `out` has a row for each column.
+                unsafe { crate::dot::amx::integer_tile(codes, digits, out, scratch) }
+            });
         }
-        #[cfg(target_arch = "aarch64")]
-        if self.kernels[0] == Some(Kernel::Dotprod) {
-            let stride = flash_sampling_core::backend::code_stride(shadow.cols());
-            let (codes, size) = (shadow.codes().as_ptr().cast(), [shadow.rows(), stride]);
-            // SAFETY: `kernels` found the instructions. The rows of codes and the hidden rows have `stride` elements, and
-            // `tile` has checked the size of `out`.
-            return unsafe { dotprod::multiply::<dotprod::ShadowCodes>((codes, stride), size, hidden, out) };
+        // SAFETY (every block below): `kernels` found the instructions. The shadow has `rows` rows of whole groups, with
+        // `stride` bytes each. The hidden rows are as long, and `tile` has checked the size of `out`.
+        match self.kernels[0] {
+            #[cfg(target_arch = "x86_64")]
+            Some(Kernel::Vnni) => {
+                let operands =
+                    vnni::Operands { codes, stride, rows, hidden, groups: stride / 64, out: out.as_mut_ptr() };
+                // SAFETY: as above.
+                unsafe { operands.multiply::<codes::ShadowCodes>() }
+            }
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Some(Kernel::Avx2) => unsafe { avx2::multiply(shadow, hidden, out) },
+            #[cfg(target_arch = "aarch64")]
+            Some(Kernel::Dotprod) => {
+                // SAFETY: as above.
+                unsafe { dotprod::multiply::<dotprod::ShadowCodes>((codes, stride), [rows, stride], hidden, out) }
+            }
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Some(Kernel::Neon) => unsafe { plain::neon(shadow, hidden, out) },
+            _ => plain::portable(shadow, hidden, out),
         }
-        #[cfg(target_arch = "aarch64")]
-        if self.kernels[0] == Some(Kernel::Neon) {
-            // SAFETY: `kernels` was given this instruction set.
-            return unsafe { plain::neon(shadow, hidden, out) };
-        }
-        plain::portable(shadow, hidden, out);
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32]) {
+fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32], scratch: &mut DotScratch) {
     let (codes, stride, rows) = (weight.bytes().as_ptr(), weight.row_stride_bytes(), weight.rows());
     let operands = vnni::Operands { codes, stride, rows, hidden, groups: weight.cols() / 64, out: out.as_mut_ptr() };
     macro_rules! multiply {
         ($format:ident) => {
-            // SAFETY: as for shadows. `kernels` has checked that a row has whole units.
-            unsafe { operands.multiply::<$format>() }
+            // SAFETY: `kernels` found the instructions, and checked that a row has whole units. `tile` has checked the
+            // size of `out`. Digits are in panels only if `kernels` found AMX-INT8 and a stride below 2^27 bytes.
+            unsafe {
+                match hidden.layout() {
+                    DigitLayout::PanelsAndSums => {
+                        reserve(&mut scratch.decoded, slab_bytes(weight.cols()) / 4);
+                        operands.multiply_slabs::<$format>(&mut scratch.decoded)
+                    }
+                    _ => operands.multiply::<$format>(),
+                }
+            }
         };
     }
     crate::dot::blocks::for_format!(weight.dtype(), multiply, unreachable!("a type without blocks"));
 }
 
 #[cfg(target_arch = "aarch64")]
-fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32]) {
+fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32], _: &mut DotScratch) {
     let (codes, size) = ((weight.bytes().as_ptr(), weight.row_stride_bytes()), [weight.rows(), weight.cols()]);
     macro_rules! multiply {
         ($format:ident) => {
-            // SAFETY: as for shadows.
+            // SAFETY: `kernels` found the instructions, and `tile` has checked the size of `out`.
             unsafe { dotprod::multiply::<$format>(codes, size, hidden, out) }
         };
     }
@@ -348,6 +367,6 @@ fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32]) {
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn multiply_blocks(_: &Matrix<'_>, _: &Digits, _: &mut [f32]) {
+fn multiply_blocks(_: &Matrix<'_>, _: &Digits, _: &mut [f32], _: &mut DotScratch) {
     unreachable!("quantised weights have bounds only with VNNI, AMX or the dot products of ARM");
 }

@@ -1,13 +1,15 @@
-#[cfg(target_arch = "aarch64")]
-mod arm;
-#[cfg(target_arch = "x86_64")]
-mod x86;
+//! Tests of all kernels of upper bounds, and of draws with them.
 
+use super::digits::{DigitLayout, Digits};
+use super::{Kernel, UpperBounds, multiply_blocks, plain};
 use crate::dot::tests::bytes;
+use crate::dot::{Dot, DotScratch, TILE};
 use crate::isa::Isa;
-use crate::options::CpuOptions;
+use crate::options::{CpuOptions, Threads};
 use crate::variants::Tiled;
 use core::ops::Range;
+use flash_sampling_core::backend::canonical::{canonical_dot, norm};
+use flash_sampling_core::backend::hidden_digits;
 use flash_sampling_core::{
     DType, Draw, Head, History, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples, Shadow, ShadowBuffer, bf16,
 };
@@ -23,7 +25,7 @@ fn noise(i: usize) -> f32 {
     (x >> 40) as f32 / (1u64 << 23) as f32 - 1.0
 }
 
-/// Weights of several kinds: name, and the weight at row and column.
+/// Weights `[VOCAB, COLS]` of several kinds, each with a name.
 fn heads() -> Vec<(&'static str, Vec<f32>)> {
     let each = |f: &dyn Fn(usize, usize) -> f32| (0..VOCAB * COLS).map(|i| f(i / COLS, i % COLS)).collect();
     let plain = |v: usize, k: usize| noise(v * COLS + k);
@@ -49,7 +51,7 @@ fn hidden(rows: usize, cols: usize, salt: usize) -> Vec<f32> {
 /// The masks, biases and tokens of rows.
 struct Lists {
     mask: Vec<u32>,
-    /// Allows five tokens.
+    /// A mask that allows five tokens.
     few: Vec<u32>,
     bias: [(u32, f32); 3],
     history: History,
@@ -65,7 +67,8 @@ impl Lists {
     }
 }
 
-/// Rows without filters, rows with a top-k first, and rows with a min-p first. The last kind needs the mass of all tokens.
+/// The kinds of rows without filters, with a top-k as the first filter, and with a min-p as the first filter. The last
+/// kind of all has only a top-p, which needs the mass of all tokens.
 const PLAIN: Range<usize> = 0..6;
 const TOP_K: Range<usize> = 6..18;
 const MIN_P: Range<usize> = 18..26;
@@ -92,7 +95,7 @@ fn kind<'a>(kind: usize, lists: &'a Lists, row: RowParams<'a>) -> RowParams<'a> 
             frequency_penalty: 0.2,
             ..row
         },
-        // More than the finite logits.
+        // These rows have fewer finite logits than `top_k`.
         10 => RowParams { top_k: 9, mask: few, draws: 3, ..row },
         11 => RowParams { top_k: 1000, top_p: 0.5, mask: few, ..row },
         12 => RowParams { top_k: 4, without_replacement: true, draws: 3, logit_bias: &lists.bias, ..row },
@@ -135,7 +138,7 @@ fn compare(a: &mut Tiled<'_>, b: &mut Tiled<'_>, steps: u64, kinds: Range<usize>
                 samples.row(r).map(|row| row.draws.iter().map(bits).collect::<Vec<_>>())
             };
             let (found, expected_draws) = (bits(&out), bits(&expected));
-            // Kept tokens, log-probabilities, ranks and passes.
+            // The text of a row also contains kept tokens, log-probabilities, ranks and passes.
             let all = [&out, &expected].map(|samples| format!("{:?}", samples.row(r)));
             if found != expected_draws || all[0] != all[1] {
                 return Err(format!("step {step}, row {r}, {params:?}: {} instead of {}", all[0], all[1]));
@@ -186,6 +189,146 @@ fn draws_of_quantised_weights_are_the_draws_without_bounds() {
     }
 }
 
+/// Calls `check` with each kernel that this machine has for a head, and with `hidden` in the kernel's layout.
+fn for_each_kernel(
+    head: &Head<'_>,
+    hidden: &Matrix<'_>,
+    mut check: impl FnMut(&UpperBounds, Kernel, &Digits, &mut DotScratch),
+) {
+    for isa in Isa::available() {
+        let Some(bounds) = UpperBounds::new(head, isa, &Threads::One) else { continue };
+        for kernel in bounds.kernels.into_iter().flatten() {
+            let mut digits = bounds.digits(hidden.rows(), head);
+            assert!(digits.pack(bounds.layout(head, kernel), hidden, bounds.largest_norm, bounds.terms));
+            check(&bounds, kernel, &digits, &mut Dot::scratch(isa, head.weight().dtype(), hidden.rows()));
+        }
+    }
+}
+
+#[test]
+fn products_of_a_shadow_are_those_of_plain_rust() {
+    for (vocab, cols, rows) in [(256, 4096, 1), (77, 100, 9), (33, 64, 64), (256, 1000, 17), (5, 63, 3), (64, 129, 40)]
+    {
+        let weight: Vec<f32> = (0..vocab * cols).map(noise).collect();
+        let weight = Matrix::new(&weight, vocab, cols).unwrap();
+        let buffer = ShadowBuffer::new(&weight).unwrap();
+        let (shadow, floats) = (buffer.shadow(), hidden(rows, cols, 0));
+        let head = Head::new(weight).unwrap().with_shadow(shadow).unwrap();
+        let hidden = Matrix::new(&floats, rows, cols).unwrap();
+        let mut digits = Digits::new(rows, cols, vec![DigitLayout::Groups]);
+        digits.pack(DigitLayout::Groups, &hidden, 1.0, cols);
+        let mut want = vec![f32::NAN; rows * TILE];
+        plain::portable(&shadow, &digits, &mut want);
+        let check = |out: &[f32], name: &dyn core::fmt::Debug| {
+            let is_same = out.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(is_same, "{name:?}, [{vocab}, {cols}], {rows}");
+        };
+        for_each_kernel(&head, &hidden, |bounds, kernel, digits, scratch| {
+            let mut out = vec![f32::NAN; rows * TILE];
+            bounds.multiply_shadow(&shadow, digits, &mut out, scratch);
+            check(&out, &kernel);
+        });
+        #[cfg(target_arch = "x86_64")]
+        {
+            let mut digits = Digits::new(rows, cols, vec![DigitLayout::Panels]);
+            digits.pack(DigitLayout::Panels, &hidden, 1.0, cols);
+            let codes: Vec<u8> = shadow.codes().iter().map(|code| *code as u8).collect();
+            let (mut out, mut scratch) = (vec![f32::NAN; rows * TILE], DotScratch::default());
+            let stride = flash_sampling_core::backend::code_stride(cols);
+            super::multiply_panels(&codes, stride, &digits, &mut out, &mut scratch, |pairs, panels, integers, _| {
+                crate::dot::amx::plain::integer_tile(pairs, panels, integers);
+            });
+            check(&out, &"tiles in plain Rust");
+        }
+    }
+}
+
+/// Compares the products of every kernel of blocks with products in float64.
+#[test]
+fn products_of_blocks_are_those_of_the_weights_and_the_digits() {
+    for (dtype, vocab, cols) in DType::ALL.into_iter().flat_map(|dtype| [(dtype, 37, 512), (dtype, 5, 1280)]) {
+        if dtype.block_elements() == 1 {
+            continue;
+        }
+        let weight = bytes(vocab, cols, 5, dtype, false);
+        let weight = Matrix::from_bytes(&weight, dtype, vocab, cols, cols).unwrap();
+        let head = Head::new(weight).unwrap();
+        for rows in [1, 2, 3, 8, 9, 33] {
+            let floats = hidden(rows, cols, 0);
+            for_each_kernel(&head, &Matrix::new(&floats, rows, cols).unwrap(), |_, kernel, digits, scratch| {
+                let mut out = vec![f32::NAN; rows * TILE];
+                multiply_blocks(&weight, digits, &mut out, scratch);
+                let (mut w, mut magnitudes, mut integers) = (vec![0.0; cols], vec![0.0; cols], vec![0; cols]);
+                for (r, floats) in floats.chunks_exact(cols).enumerate() {
+                    hidden_digits(floats, &mut integers);
+                    let (out, rest) = out[r * TILE..][..TILE].split_at(vocab);
+                    assert!(rest.iter().all(|x| x.is_nan()), "{dtype:?}, {kernel:?}: more than the tile was written");
+                    for (i, out) in out.iter().enumerate() {
+                        weight.row_to_f64(i, &mut w);
+                        weight.row_magnitudes(i, &mut magnitudes);
+                        let want: f64 = w.iter().zip(&integers).map(|(w, h)| w * f64::from(*h)).sum();
+                        let terms = magnitudes.iter().zip(&integers);
+                        let size: f64 = terms.map(|(w, h)| f64::from(*w) * f64::from(h.abs())).sum();
+                        let error = (f64::from(*out) - want).abs();
+                        assert!(error <= 1e-5 * size, "{dtype:?}, {kernel:?}, [{r}, {i}] of {rows}: {error:e}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn rows_that_are_far_apart_have_no_tiles() {
+    let weight = Matrix::from_bytes(&[0; 68], DType::Q8_0, 1, 64, 1 << 27).unwrap();
+    assert_eq!(super::kernels(Isa::Amx, &weight)[1], None);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+#[should_panic(expected = "has_panels")]
+fn panels_are_not_read_as_groups() {
+    let mut digits = Digits::new(1, 64, vec![DigitLayout::PanelsAndSums]);
+    digits.pack(DigitLayout::PanelsAndSums, &Matrix::new(&[1.0f32; 64], 1, 64).unwrap(), 1.0, 64);
+    digits.first_group();
+}
+
+#[test]
+fn upper_bounds_are_above_the_exact_products() {
+    let cols = 1024;
+    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.block_elements() > 1 || *dtype == DType::BF16) {
+        let weight = bytes(300, cols, 2, dtype, false);
+        let weight = Matrix::from_bytes(&weight, dtype, 300, cols, cols).unwrap();
+        let buffer = dtype.is_float().then(|| ShadowBuffer::new(&weight).unwrap());
+        let mut head = Head::new(weight).unwrap();
+        if let Some(buffer) = &buffer {
+            head = head.with_shadow(buffer.shadow()).unwrap();
+        }
+        for rows in [1, 2, 4, 8, 17] {
+            // Every other row is negated, so the test covers errors of both signs.
+            let mut floats = hidden(rows, cols, 3);
+            floats.chunks_exact_mut(cols).step_by(2).for_each(|row| row.iter_mut().for_each(|x| *x = -*x));
+            for_each_kernel(&head, &Matrix::new(&floats, rows, cols).unwrap(), |bounds, kernel, digits, scratch| {
+                let (mut out, mut row) = (vec![f32::NAN; rows * TILE], vec![0.0; cols]);
+                for tile in [0..256, 250..300] {
+                    bounds.tile(&head, tile.clone(), digits, &mut out, scratch);
+                    for (i, token) in tile.enumerate() {
+                        weight.row_to_f32(token, &mut row);
+                        for (r, floats) in floats.chunks_exact(cols).enumerate() {
+                            let (bound, product) = (f64::from(out[r * TILE + i]), canonical_dot(&row, floats));
+                            let size = norm(&row) * norm(floats);
+                            let width = if dtype.is_float() { 0.1 } else { 0.01 } * size;
+                            let is_close = (product..product + width).contains(&bound);
+                            assert!(is_close, "{dtype:?}, {kernel:?}, {rows}: {bound} for {product} of {size}");
+                        }
+                    }
+                }
+            });
+        }
+    }
+}
+
 /// A head, and a shadow of its weight.
 fn with_shadow(floats: &[f32]) -> (Head<'_>, ShadowBuffer) {
     let weight = Matrix::new(floats, VOCAB, COLS).unwrap();
@@ -211,7 +354,7 @@ fn draws_without_the_errors_of_the_shadow_differ() {
     }
 }
 
-/// The negative control: floors of top-k above the last of the first logits change some draws.
+/// The negative control: if the floors of a top-k are too high, some draws differ.
 #[test]
 fn draws_with_floors_that_are_too_high_differ() {
     let (_, floats) = heads().swap_remove(0);

@@ -2,13 +2,11 @@
 
 use super::codes::Codes;
 use super::digits::{DigitLayout, Digits};
+use super::register_blocks::register_blocks;
 use crate::dot::TILE;
 use core::arch::x86_64::*;
-use core::ops::Range;
 
-/// Weight rows that stay in the second-level cache while all hidden rows are multiplied by them.
-const BLOCK: usize = 32;
-/// The distance of prefetches, in weight rows.
+/// The number of weight rows from a row to the row that it prefetches.
 const AHEAD: usize = 8;
 
 /// The layout of the digits for codes of `T`.
@@ -34,8 +32,8 @@ pub(super) struct Operands<'a> {
     pub(super) out: *mut f32,
 }
 
-/// The sums of an output. With one scale for a row: the integer sums of the high and of the low digits. Otherwise: the
-/// float sums of both in the first vector.
+/// The sums of an output. With one scale for a row, the two vectors hold integer sums of products with the high digits,
+/// and with the low digits. Otherwise, the first vector holds float32 sums of products with both digits.
 #[derive(Clone, Copy)]
 struct Accumulator([__m512i; 2]);
 
@@ -78,7 +76,8 @@ impl Accumulator {
         // SAFETY: by this function's contract.
         unsafe {
             if T::HAS_ROW_SCALE {
-                // Sums of products with the offset may wrap around; the differences do not.
+                // The codes have an offset, so the sums of products may wrap around. The sums without the offset fit
+                // into 32 bits, so wrapping subtraction gives them exactly.
                 let [high, low] = [_mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(second)];
                 let signed = |sum: i32, total: i32| sum.wrapping_sub(total.wrapping_mul(T::OFFSET)) as f32;
                 return 256.0 * signed(high, totals[0]) + signed(low, totals[1]);
@@ -96,44 +95,15 @@ impl Operands<'_> {
     /// in the [`layout`] for `T`, and have at least as many groups; `out` has [`TILE`] floats per hidden row.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     pub(super) unsafe fn multiply<T: Codes>(&self) {
-        for start in (0..self.rows).step_by(BLOCK) {
-            let rows = start..self.rows.min(start + BLOCK);
-            let mut r = 0;
-            while r < self.hidden.rows.len() {
-                // SAFETY: by this function's contract; a panel has at most the hidden rows that are left.
-                r += unsafe {
-                    match self.hidden.rows.len() - r {
-                        4.. => self.panel::<T, 2, 4>(rows.clone(), r),
-                        2.. => self.panel::<T, 4, 2>(rows.clone(), r),
-                        _ => self.panel::<T, 4, 1>(rows.clone(), r),
-                    }
-                };
-            }
-        }
-    }
-
-    /// Multiplies the rows `rows` of the codes by `NR` hidden rows, starting at `r`, and returns `NR`.
-    ///
-    /// # Safety
-    /// As for [`Operands::multiply`]; the rows exist.
-    #[inline(always)]
-    unsafe fn panel<T: Codes, const MR: usize, const NR: usize>(&self, rows: Range<usize>, r: usize) -> usize {
-        let mut i = rows.start;
-        // SAFETY: `i + MR <= rows.end` in the first loop and `i < rows.end` in the second.
+        // SAFETY: by this function's contract; the rows of a register block exist.
         unsafe {
-            while i + MR <= rows.end {
-                self.register_block::<T, MR, NR>(i, r);
-                i += MR;
-            }
-            while i < rows.end {
-                self.register_block::<T, 1, NR>(i, r);
-                i += 1;
-            }
+            register_blocks!(self.rows, self.hidden.rows.len(), 2 x 4, 4 x 2, 4 x 1: |i, r| {
+                self.register_block::<T, MR, NR>(i, r)
+            });
         }
-        NR
     }
 
-    /// Computes `MR x NR` outputs. The first panel of hidden rows prefetches later rows of the codes.
+    /// Computes `MR x NR` outputs. If `r` is 0, also prefetches later rows of the codes.
     ///
     /// # Safety
     /// As for [`Operands::multiply`]; `MR` and `NR` rows exist from `i` and `r` on.

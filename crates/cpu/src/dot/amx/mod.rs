@@ -29,6 +29,7 @@ use super::pack::{Line, PackedRows};
 use super::{DotScratch, TILE};
 use copy::copy_unit;
 use flash_sampling_core::Matrix;
+pub(crate) use multiply::Config;
 pub(crate) use permission::{has_integers, is_available};
 use schedule::{CHUNK, Schedule};
 

@@ -10,9 +10,9 @@
 use super::{Amx, AmxIntegers, Block, Unit};
 use core::arch::asm;
 
-/// Palette 1; all eight tiles have 16 rows of 64 bytes.
+/// The sizes of the eight tiles, in palette 1.
 #[repr(C, align(64))]
-struct Config {
+pub(crate) struct Config {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -20,18 +20,20 @@ struct Config {
     rows: [u8; 16],
 }
 
-const fn config() -> Config {
-    let mut c = Config { palette: 1, start_row: 0, reserved: [0; 14], column_bytes: [0; 16], rows: [0; 16] };
-    let mut t = 0;
-    while t < 8 {
-        c.column_bytes[t] = 64;
-        c.rows[t] = 16;
-        t += 1;
+impl Config {
+    /// Tiles of these bytes of a row, and of these rows.
+    pub(crate) const fn new(column_bytes: [u16; 8], rows: [u8; 8]) -> Self {
+        let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], column_bytes: [0; 16], rows: [0; 16] };
+        let mut tile = 0;
+        while tile < 8 {
+            (config.column_bytes[tile], config.rows[tile]) = (column_bytes[tile], rows[tile]);
+            tile += 1;
+        }
+        config
     }
-    c
 }
 
-static CONFIG: Config = config();
+static CONFIG: Config = Config::new([64; 8], [16; 8]);
 
 /// Copies one line of each of four weight rows, starting at `{s}`, to four lines at `{target}` + 256 `$at`. Prefetches
 /// the same lines of a later unit, starting at `{p}`.

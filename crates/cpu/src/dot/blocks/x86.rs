@@ -6,8 +6,8 @@ use crate::dot::lanes::Lanes;
 use core::arch::x86_64::*;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
+use flash_sampling_core::DType;
 use flash_sampling_core::backend::{E2M1, IQ4_NL, mxfp4_scale};
-use flash_sampling_core::{DType, Matrix};
 
 /// The operations of a block type.
 ///
@@ -267,43 +267,6 @@ impl<T: Spans, F: Lanes<Weights = [__m512; 2]>> Decoder<F> for Spans512<T> {
                 let (scale, minimum) = (_mm512_set1_ps(scale), _mm512_set1_ps(minimum));
                 if T::HAS_MINIMA { _mm512_fmsub_ps(wide, scale, minimum) } else { _mm512_mul_ps(wide, scale) }
             })
-        }
-    }
-}
-
-/// Writes the codes of all rows, `stride` bytes apart; see [`shadow_row`](flash_sampling_core::backend::shadow_row).
-///
-/// # Safety
-/// AVX-512 F, BW, DQ and VL are available, and the weight has `D`'s type.
-#[inline(always)]
-pub(crate) unsafe fn requantise<F: Lanes<Weights = [__m512; 2]>, D: Decoder<F>>(
-    weight: &Matrix<'_>,
-    scales: &[f32],
-    stride: usize,
-    out: &mut [u8],
-) {
-    let (elements, steps) = (D::DTYPE.block_elements(), D::DTYPE.block_elements() / F::STEP);
-    let ahead = super::AHEAD * weight.row_stride_bytes();
-    for ((row, &scale), out) in (0..weight.rows()).zip(scales).zip(out.chunks_exact_mut(stride)) {
-        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-        let blocks = weight.row_bytes(row).chunks_exact(D::DTYPE.block_bytes());
-        for (block, out) in blocks.zip(out.chunks_exact_mut(elements)) {
-            // SAFETY: by this function's contract; `block` is a whole block, and `out` has a byte for each weight.
-            unsafe {
-                (0..D::DTYPE.block_bytes())
-                    .step_by(64)
-                    .for_each(|line| F::prefetch(block.as_ptr().wrapping_add(ahead + line)));
-                let mut of_block = MaybeUninit::uninit();
-                D::scales(block.as_ptr(), &mut of_block);
-                for step in 0..steps {
-                    let weights = D::weights(block.as_ptr(), step, of_block.assume_init_ref());
-                    for (half, weights) in weights.into_iter().enumerate() {
-                        let integers = _mm512_cvtps_epi32(_mm512_mul_ps(weights, _mm512_set1_ps(inverse)));
-                        let at = out.as_mut_ptr().add(step * F::STEP + half * 16);
-                        _mm_storeu_si128(at.cast(), _mm512_cvtsepi32_epi8(integers));
-                    }
-                }
-            }
         }
     }
 }
