@@ -130,6 +130,7 @@ unsafe fn write_bytes(words: __m512i, is_signed: bool, factor: __m512, out: *mut
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::Isa;
     use flash_sampling_core::backend::mxfp4_scale;
 
     /// # Safety
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn powers_are_the_scales_of_mxfp4() {
-        if is_x86_feature_detected!("avx512f") {
+        if Isa::Avx512.is_available() {
             // SAFETY: just checked.
             unsafe { check() }
         }
