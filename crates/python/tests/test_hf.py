@@ -311,7 +311,8 @@ def test_each_family_has_the_tokens_of_the_command_alone_and_in_a_batch(command,
     model = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINTS / family, dtype=torch.float32).eval()
     texts, seeds = ["The fox", "42", "One cold morning, a"], [3, 2**64 - 1, 5]
     flags = f"--max-tokens 20 --temperature {temperature} --top-p 0.95".split()
-    rows = [generated(command, CHECKPOINTS / family, text, *flags, "--seed", str(seed))[0] for text, seed in zip(texts, seeds)]
+    given = [(text, *flags, "--seed", str(seed)) for text, seed in zip(texts, seeds)]
+    rows = [generated(command, CHECKPOINTS / family, *each)[0] for each in given]
     prompts, want = [row["prompt_tokens"] for row in rows], [row["tokens"] for row in rows]
     assert len({len(prompt) for prompt in prompts}) == 3 and min(len({*tokens}) for tokens in want) > 10
     settings = {"temperature": temperature, "top_p": 0.95, "max_new_tokens": 20, "pad_token_id": 0}
