@@ -15,20 +15,27 @@ are likely, as in text. The samplers:
 Before each replay of a graph, a write to other memory evicts all weights from the caches of the GPU. Within a step, the
 layers evict the weight of the LM head in the same way.
 
-The record names the samplers that are left out because a package is absent. "Saved" compares a sampler with ours.
-"Saved" is the median difference between the times of their steps, divided by the median difference between their times
-of head and draw alone. "Saved" is 1 if our step is shorter by the same time as our head and draw. A second table shows
-how one row with filters changes the tokens of the other rows and the time of a call. The second table also shows
-whether a row has the same token alone as in the batch.
+The record begins with the versions of the packages and the commit of this project, which the environment variable
+FLASH_SAMPLING_COMMIT names. It also names the samplers that are left out because a package is absent.
+
+"Saved" compares a sampler with ours. "Saved" is the median difference between the times of their steps, divided by the
+median difference between their times of head and draw alone. The differences are those of the same round. "Saved" is 1
+if our step is shorter by the same time as our head and draw.
+
+A second table shows how one row with filters or another seed changes the tokens of the other rows and the time of a
+call. The second table also shows whether a row has the same token alone as in the batch. torch has no seed for a row,
+so an engine can only seed the stream of all rows anew. The table counts the tokens that this changes, and has no time.
 """
 
 import argparse
 import functools
 import importlib.util
 import os
+import runpy
 import sys
 import types
 from contextlib import nullcontext
+from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from statistics import mean, median
 from time import sleep
@@ -45,6 +52,7 @@ SHAPES = {"0.6b": (28, 1024, 3072, 16), "1.7b": (28, 2048, 6144, 16), "8b": (36,
 FILTERS = {"none": {}, "top-p 0.95": {"top_p": 0.95}, "top-k 50, top-p 0.9": {"top_k": 50, "top_p": 0.9}}
 LOGITS_STD = 4.0
 NEIGHBOURS, POSITIONS = 64, 8
+ANOTHER_SEED, NO_SEEDS = "another seed", "no seeds"
 NEIGHBOUR_ROUNDS = 15
 STEPS, DRAWS = 2, 16  # replays in a measurement of steps, and of head and draw
 PAUSE, SPIN = 0.03, 1_000_000  # seconds, and clock cycles of the GPU
@@ -101,6 +109,8 @@ class Layers:
 
 
 class Ours:
+    has_seeds = True  # of rows
+
     def __init__(self, lm_head: Tensor, rows: int):
         self.sampler = flash_sampling.Sampler(flash_sampling.Head(lm_head), max_rows=rows)
 
@@ -110,6 +120,8 @@ class Ours:
 
 class Matmul:
     """The base of the samplers that draw from the logits of a plain matmul."""
+
+    has_seeds = True
 
     def __init__(self, lm_head: Tensor, rows: int):
         self.lm_head = lm_head
@@ -122,6 +134,8 @@ class Matmul:
 
 
 class Torch(Matmul):
+    has_seeds = False
+
     def draw(self, hidden: Tensor, out: Tensor, keys: dict[str, Tensor], filters: dict[str, Tensor]):
         logits = self.logits(hidden)
         if filters:
@@ -276,38 +290,69 @@ def microseconds(
 
 
 def neighbours(layers: Layers, model: str, rows: int, say):
-    """Writes how a row with filters changes the other rows, and whether a row alone has the same token."""
+    """Writes how filters or another seed of a row change the other rows, and whether a row has the same token alone."""
     tokens = torch.randint(VOCAB, (rows,), device=DEVICE)
     start = torch.full((rows,), CONTEXT, device=DEVICE)
     hidden = layers.step(tokens, start, layers.cache(rows)).clone()
     seeds = torch.arange(1, rows + 1, device=DEVICE)
+    others, positions, everyone = slice(0, rows - 1), range(POSITIONS), slice(None)
     off = {"top_k": torch.full((rows,), VOCAB, device=DEVICE, dtype=torch.int32), "top_p": torch.ones(rows, device=DEVICE)}
     samplers = made(layers.lm_head, rows, lambda line: None)
-    for (what, filters), (name, sampler) in product(list(FILTERS.items())[1:], samplers.items()):
+    cases = [*list(FILTERS.items())[1:], (ANOTHER_SEED, {})]
+    for (what, filters), (name, sampler) in product(cases, samplers.items()):
         columns = {key: off[key].clone() for key in filters}
         for key, value in filters.items():
             columns[key][-1] = value
+        has_another_seed, new_seeds = what == ANOTHER_SEED, seeds.clone()
+        if has_another_seed:
+            new_seeds[-1] = rows + 1
 
-        def drawn(at: slice, position: int, columns: dict[str, Tensor]) -> Tensor:
-            torch.manual_seed(position)
-            keys = {"seed": seeds[at], "position": start[at] + position}
+        def drawn(at: slice, position: int, changed: bool = False) -> Tensor:
+            """Draws with or without the filters or the other seed of the last row."""
+            # The seed of torch's stream.
+            torch.manual_seed(position + POSITIONS * (changed and has_another_seed))
+            keys = {"seed": (new_seeds if changed else seeds)[at], "position": start[at] + position}
             out = torch.zeros(len(keys["seed"]), device=DEVICE, dtype=torch.int64)
-            sampler.draw(hidden[at], out, keys, {name: column[at] for name, column in columns.items()})
+            given = columns if changed else {}
+            sampler.draw(hidden[at], out, keys, {name: column[at] for name, column in given.items()})
             return out
 
-        others, positions = slice(0, rows - 1), range(POSITIONS)
-        plain = torch.stack([drawn(slice(None), position, {}) for position in positions])
-        beside = torch.stack([drawn(slice(None), position, columns) for position in positions])
+        plain = torch.stack([drawn(everyone, position) for position in positions])
+        beside = torch.stack([drawn(everyone, position, changed=True) for position in positions])
         alone = torch.stack(
-            [torch.cat([drawn(slice(row, row + 1), position, {}) for row in range(rows)]) for position in positions]
+            [torch.cat([drawn(slice(row, row + 1), position) for row in range(rows)]) for position in positions]
         )
-        out, keys = torch.zeros_like(tokens), {"seed": seeds, "position": start.clone()}
-        graphs = [captured(lambda: sampler.draw(hidden, out, keys, given)) for given in ({}, columns)]
-        before, after = map(median, microseconds(graphs, keys["position"], NEIGHBOUR_ROUNDS, DRAWS))
-        changed = [(plain[:, others] != beside[:, others]).sum().item(), (plain != alone).sum().item()]
-        cells = [model, what, name, f"{changed[0]} of {plain[:, others].numel()}", f"{changed[1]} of {plain.numel()}"]
-        cells += [f"{before:.1f}", f"{after:.1f}", f"{after / before:.3f}"]
+        out, moving = torch.zeros_like(tokens), start.clone()
+        calls = [(seeds, {}), (new_seeds, columns)][: 2 if sampler.has_seeds or not has_another_seed else 1]
+        graphs = []
+        for of_rows, given in calls:
+            keys = {"seed": of_rows, "position": moving}
+            graphs.append(captured(lambda: sampler.draw(hidden, out, keys, given)))
+        medians = [median(series) for series in microseconds(graphs, moving, NEIGHBOUR_ROUNDS, DRAWS)]
+        counts = [(plain[:, others] != beside[:, others]).sum().item(), (plain != alone).sum().item()]
+        cells = [model, what, name, f"{counts[0]} of {plain[:, others].numel()}", f"{counts[1]} of {plain.numel()}"]
+        cells += [f"{time:.1f}" for time in medians] + [NO_SEEDS] * (2 - len(medians))
+        cells += [f"{medians[1] / medians[0]:.3f}" if len(medians) == 2 else NO_SEEDS]
         say("| " + " | ".join(cells) + " |")
+        if has_another_seed and torch.equal(plain[:, -1], beside[:, -1]):
+            say(f"{name}: the other seed changes no token of its own row")
+
+
+def versions() -> str:
+    """Returns the GPU, the versions of all packages, and the commit of this project."""
+    try:
+        flashinfer = version("flashinfer-python")
+    except PackageNotFoundError:
+        flashinfer = "absent"
+    try:
+        vllm = runpy.run_path(os.path.join(os.environ["VLLM_SOURCE"], "_version.py"))["__version__"]
+    except KeyError:
+        vllm = "absent"
+    except OSError:
+        vllm = "of an unknown version"
+    commit = os.environ.get("FLASH_SAMPLING_COMMIT", "unknown")
+    ours = f"flash-sampling {flash_sampling.__version__}, commit {commit}"
+    return f"{torch.cuda.get_device_name()}; torch {torch.__version__}; {ours}; FlashInfer {flashinfer}; vLLM {vllm}"
 
 
 def made(lm_head: Tensor, rows: int, say) -> dict[str, object]:
@@ -335,7 +380,7 @@ def main():
         if record:
             print(line, file=record, flush=True)
 
-    say(f"{torch.cuda.get_device_name()}; torch {torch.__version__}; flash-sampling {flash_sampling.__version__}")
+    say(versions())
     say(f"{CONTEXT} tokens of context, logits' standard deviation {LOGITS_STD}; medians of {args.rounds}; microseconds")
     torch.manual_seed(1)
     with torch.inference_mode():
@@ -348,8 +393,8 @@ def main():
                 times(layers, model, rows, args, say)
                 torch.cuda.empty_cache()
             header = "tokens of others that it changes | tokens that differ alone | without it | with it | ratio"
-            say(f"\nOne of {NEIGHBOURS} rows with filters; microseconds of head and draw")
-            say(f"| model | filters | sampler | {header} |")
+            say(f"\nOne of {NEIGHBOURS} rows has filters or another seed; microseconds of head and draw")
+            say(f"| model | one row has | sampler | {header} |")
             say("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |")
             neighbours(layers, model, NEIGHBOURS, say)
             del layers

@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from decode import FILTERS, LOGITS_STD, SHAPES, VOCAB, Torch, Vllm, captured, replay_time
+from decode import FILTERS, LOGITS_STD, SHAPES, VOCAB, Torch, Vllm, captured, replay_time, versions
 
 import flash_sampling
 from flash_sampling.torch import group
@@ -67,7 +67,7 @@ def main():
             if record:
                 print(line, file=record, flush=True)
 
-    say(f"{world} x {torch.cuda.get_device_name()}; torch {torch.__version__}; flash-sampling {flash_sampling.__version__}")
+    say(f"{world} x {versions()}")
     say(f"logits' standard deviation {LOGITS_STD}; medians of {args.rounds}; microseconds")
     say("| model | sequences | filters | sampler | head and draw | over ours |")
     say("| --- | ---: | --- | --- | ---: | ---: |")

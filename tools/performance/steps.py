@@ -1,5 +1,5 @@
 """Tables of benches/decode.py, decode_ranks.py and vllm_engine.py: decode steps from Python, what a neighbour with filters
-changes, head and draw over two GPUs, and steps of vLLM."""
+or another seed changes, head and draw over two GPUs, and steps of vLLM."""
 
 from markdown import table
 from records import RECORDS
@@ -36,7 +36,7 @@ def python_steps():
 def neighbours():
     names = {"ours": "ours", "torch": "torch", "flashinfer": "FlashInfer", "vllm": "vLLM"}
     body = [[model.upper(), filters, names[sampler], *rest] for model, filters, sampler, *rest in cells(8)]
-    return table(["Qwen3", "filters", "sampler", "tokens of others that change", "tokens that differ alone", "us without it", "us with it",
+    return table(["Qwen3", "one sequence has", "sampler", "tokens of others that change", "tokens that differ alone", "us without it", "us with it",
                   "ratio"], body, ["---", "---", "---", *["---:"] * 5])
 
 

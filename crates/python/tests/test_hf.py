@@ -281,16 +281,44 @@ def test_the_script_of_the_readme_runs(monkeypatch):
     assert run(scripts()[3]).startswith("['Once upon")
 
 
+CHECKPOINTS = Path(__file__).parents[3] / "crates/cli/tests/checkpoints"
+
+
+def generated(command, folder, prompt, *flags):
+    """The sequences that the command generates."""
+    arguments = [command, "generate", "--model", folder, "--prompt", prompt, "--format", "json", *flags]
+    output = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    return [json.loads(line) for line in output.splitlines()]
+
+
 def test_tokens_are_those_of_the_command(command):
     """On the stories model, whose layers run in float32 here and there."""
     folder = Path(__file__).parents[3] / "crates/cli/models/stories"
-    flags = "--max-tokens 40 --seed 3 -n 3 --temperature 0.9 --top-p 0.95 --format json".split()
-    arguments = [command, "generate", "--model", folder, "--prompt", "Once upon", *flags]
-    output = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
-    rows = [json.loads(line) for line in output.splitlines()]
+    flags = "--max-tokens 40 --seed 3 -n 3 --temperature 0.9 --top-p 0.95".split()
+    rows = generated(command, folder, "Once upon", *flags)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     settings = {"temperature": 0.9, "top_p": 0.95, "max_new_tokens": 40, "seeds": [3, 4, 5], "pad_token_id": 0}
     prompts = [row["prompt_tokens"] for row in rows]
     for row, tokens in zip(rows, drawn(model, prompts, **settings)):
         assert tokens[: len(row["tokens"])] == row["tokens"]
         assert len(row["tokens"]) > 10
+
+
+# The tied head of Qwen3 repeats a token at lower temperatures.
+@pytest.mark.parametrize("family, temperature", [("llama", 0.8), ("qwen3", 4.0)])
+def test_each_family_has_the_tokens_of_the_command_alone_and_in_a_batch(command, family, temperature):
+    """On random models, for prompts of three lengths."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINTS / family, dtype=torch.float32).eval()
+    texts, seeds = ["The fox", "42", "One cold morning, a"], [3, 2**64 - 1, 5]
+    flags = f"--max-tokens 20 --temperature {temperature} --top-p 0.95".split()
+    given = [(text, *flags, "--seed", str(seed)) for text, seed in zip(texts, seeds)]
+    rows = [generated(command, CHECKPOINTS / family, *each)[0] for each in given]
+    prompts, want = [row["prompt_tokens"] for row in rows], [row["tokens"] for row in rows]
+    assert len({len(prompt) for prompt in prompts}) == 3 and min(len({*tokens}) for tokens in want) > 10
+    settings = {"temperature": temperature, "top_p": 0.95, "max_new_tokens": 20, "pad_token_id": 0}
+    together = drawn(model, prompts, seeds=seeds, **settings)
+    for prompt, seed, tokens, in_batch in zip(prompts, seeds, want, together):
+        [alone] = drawn(model, [prompt], seeds=[seed], **settings)
+        assert alone[: len(tokens)] == in_batch[: len(tokens)] == tokens
+        # The negative control: another seed.
+        assert drawn(model, [prompt], seeds=[seed - 1], **settings)[0] != alone

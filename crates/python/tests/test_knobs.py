@@ -4,8 +4,10 @@ import copy
 import math
 import pickle
 
+import grammars
 import numpy
 import pytest
+from conftest import Problem
 
 from flash_sampling import Head, History, Sampler, SamplingParams
 
@@ -35,6 +37,24 @@ def test_masks_and_allowed_tokens_both_restrict(problem, sampler, shared):
             bits[token // 32] |= numpy.uint32(1 << token % 32)
         both[row] &= bits
     assert [row.token for row in rows] == sampler(problem.hidden, mask=both, **problem.keys).tolist()
+
+
+@pytest.mark.parametrize("engine", grammars.ENGINES)
+def test_the_bitmask_of_a_grammar_engine_is_a_mask(engine):
+    """The words of the engine, unchanged. The definition selects the same tokens by booleans."""
+    mask, allowed = grammars.bitmask(engine)
+    rows, vocab = allowed.shape
+    problem, of_other_texts = Problem(rows, vocab), mask[[*range(1, rows), 0]]
+    sampler, differ = Sampler(Head(problem.weight)), 0
+    problem.logits = numpy.where(allowed, problem.logits, numpy.float32(-numpy.inf))
+    for position in range(40):
+        problem.positions = [position] * rows
+        keys = {"seed": problem.seeds, "position": problem.positions}
+        want = problem.argmax_with_noise()
+        assert numpy.array_equal(sampler(problem.hidden, mask=mask, **keys), want)
+        # The negative control: each row has the mask of another text.
+        differ += (sampler(problem.hidden, mask=of_other_texts, **keys) != want).sum()
+    assert differ > 20 * rows
 
 
 def test_log_probabilities_are_those_of_the_softmax(problem, sampler):

@@ -6,8 +6,8 @@ use flash_sampling_cuda::abi::{KeptColumns, LogprobColumns, TokenColumns};
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
 use std::sync::Arc;
 
-/// Tokens with requested log-probabilities.
-pub(crate) const GIVEN: [u32; 3] = [0, 77, 200];
+/// Tokens with requested log-probabilities, in the first and the last shard of a vocabulary of 3004 tokens.
+pub(crate) const GIVEN: [u32; 3] = [0, 77, 2900];
 
 /// The results of a call in one law.
 struct Law {
@@ -21,7 +21,7 @@ struct Law {
     token_log_probs: CudaSlice<f32>,
 }
 
-/// The bits of all floats of a law, and all its integers, except those of given tokens.
+/// The bits of all floats of a law, and all its integers.
 pub(crate) type LawBits = (Vec<u64>, Vec<i32>);
 
 /// The GPU's logarithm may differ in its last bit, and so may a log-probability.
@@ -47,7 +47,8 @@ impl Law {
     /// Waits for the stream, and returns the results.
     fn bits(&self, stream: &Arc<CudaStream>) -> LawBits {
         let log_z = stream.clone_dtoh(&self.log_z).unwrap();
-        let floats = [&self.log_probs, &self.top_log_probs].map(|floats| stream.clone_dtoh(floats).unwrap()).concat();
+        let floats = [&self.log_probs, &self.top_log_probs, &self.token_log_probs];
+        let floats = floats.map(|floats| stream.clone_dtoh(floats).unwrap()).concat();
         let ints = [&self.ranks, &self.top_tokens].map(|ints| stream.clone_dtoh(ints).unwrap()).concat();
         stream.synchronize().unwrap();
         let floats = floats.into_iter().map(|x| u64::from(x.to_bits()));

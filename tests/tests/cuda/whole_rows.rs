@@ -10,21 +10,19 @@ use super::{TIME_LIMIT, load_kernels};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_outside_captures;
 use flash_sampling_core::{DType, Plan};
-use flash_sampling_cuda::abi::{LogprobColumns, TokenColumns};
+use flash_sampling_cuda::Device;
+use flash_sampling_cuda::abi::TokenColumns;
 use flash_sampling_cuda::cudarc::driver::CudaStream;
-use flash_sampling_cuda::{Device, DeviceAddress};
 use std::sync::Arc;
 
-/// The results of a call with the arrays of `out`, and with log-probabilities and kept tokens, but none of given tokens.
+/// The results of a call with the arrays of `out`, and with log-probabilities and kept tokens.
 fn columns(whole: &gpu_logprobs::Results, out: TokenColumns, stream: &CudaStream) -> TokenColumns {
     let TokenColumns { processed, raw, kept, .. } = whole.columns(stream);
-    let (token_ids, token_log_probs) = (DeviceAddress::NULL, DeviceAddress::NULL);
-    let [processed, raw] =
-        [processed, raw].map(|law| LogprobColumns { token_ids, token_log_probs, token_count: 0, ..law });
     TokenColumns { processed, raw, kept, ..out }
 }
 
-/// Log-probabilities, ranks, the most probable tokens and kept tokens have the bits of one GPU, in calls and in a graph.
+/// Log-probabilities, ranks, the most probable tokens, given tokens of two shards, and kept tokens have the bits of one
+/// GPU, in calls and in a graph.
 pub(crate) fn are_those_of_one_gpu(factory: GpuRanks) {
     let (mask, histories, count) = (mask(VOCAB), histories(), 40);
     let problem = Problem::gaussian(Size::new(count, VOCAB, 136), DType::BF16, DType::BF16, 23);
