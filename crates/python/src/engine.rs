@@ -1,5 +1,6 @@
 //! The Rust sampler behind a Python `Sampler`, and its construction.
 
+use crate::column::integer;
 use crate::cuda::OnDevice;
 use crate::device_call::DeviceCall;
 use crate::error::{failed, invalid, of_ranks};
@@ -10,7 +11,7 @@ use core::fmt::Display;
 use core::str::FromStr;
 use flash_sampling::distributed::{ShardOptions, ShardSampler};
 use flash_sampling::{
-    Backend, BackendConfig, BuildError, Capabilities, HeadError, HeadOwner, PerturbedArgmax, Plan, RowParams,
+    Backend, BackendConfig, BuildError, Capabilities, HeadError, HeadOwner, Isa, PerturbedArgmax, Plan, RowParams,
     SampleError, Samples, ShardMerge, VariantConfig, build_from_logits, build_owned,
 };
 use pyo3::prelude::*;
@@ -24,12 +25,12 @@ pub(crate) enum Engine {
 
 /// The arguments of a sampler.
 pub(crate) struct Options<'a> {
-    pub(crate) max_rows: usize,
+    pub(crate) max_rows: i128,
     pub(crate) variant: &'a str,
-    pub(crate) max_draws: u32,
-    pub(crate) max_logprobs: Option<u32>,
-    pub(crate) max_adjusted: Option<usize>,
-    pub(crate) threads: Option<usize>,
+    pub(crate) max_draws: i128,
+    pub(crate) max_logprobs: Option<i128>,
+    pub(crate) max_adjusted: Option<i128>,
+    pub(crate) threads: Option<i128>,
     pub(crate) backend: Option<&'a str>,
     pub(crate) canonical: bool,
     pub(crate) shadow: bool,
@@ -38,21 +39,23 @@ pub(crate) struct Options<'a> {
 impl Options<'_> {
     fn config(&self) -> PyResult<BackendConfig> {
         let mut backend: Backend = parse("backend", self.backend.unwrap_or("cpu"))?;
-        match (&mut backend, self.threads) {
-            (_, None) => {}
-            (Backend::Cpu(options), threads) => options.threads = threads,
-            _ => return Err(invalid("threads", "threads must be None with a backend other than the CPU")),
+        if let Some(threads) = self.threads {
+            let Backend::Cpu(options) = &mut backend else {
+                return Err(invalid("threads", "threads must be None with a backend other than the CPU"));
+            };
+            options.threads = Some(integer("threads", threads, 1)?);
         }
-        let &Options { max_rows, max_draws, max_logprobs, canonical, .. } = self;
-        for (knob, is_zero) in
-            [("max_rows", max_rows == 0), ("max_draws", max_draws == 0), ("threads", self.threads == Some(0))]
-        {
-            if is_zero {
-                return Err(invalid(knob, format!("{knob} is 0, but must be at least 1")));
-            }
-        }
-        let plan = Plan { max_rows, max_draws, max_logprobs, canonical };
+        let plan = Plan {
+            max_rows: integer("max_rows", self.max_rows, 1)?,
+            max_draws: integer("max_draws", self.max_draws, 1)?,
+            max_logprobs: self.max_logprobs.map(|most| integer("max_logprobs", most, 0)).transpose()?,
+            canonical: self.canonical,
+        };
         Ok(BackendConfig { backend, variant: parse("variant", self.variant)?, plan, shadow: self.shadow })
+    }
+
+    fn max_adjusted(&self) -> PyResult<Option<usize>> {
+        self.max_adjusted.map(|most| integer("max_adjusted", most, 0)).transpose()
     }
 
     /// Refuses options of samplers whose inputs are in memory of a GPU.
@@ -65,7 +68,11 @@ impl Options<'_> {
 }
 
 fn parse<T: FromStr<Err: Display>>(knob: &str, text: &str) -> PyResult<T> {
-    text.parse().map_err(|error: T::Err| invalid(knob, error.to_string()))
+    text.parse().map_err(|error: T::Err| {
+        let isas = if text.starts_with("cpu:") { Isa::ALL.map(Isa::name).join(", ") } else { String::new() };
+        let isas = if isas.is_empty() { isas } else { format!("; the instruction sets are {isas}") };
+        invalid(knob, format!("{error}{isas}"))
+    })
 }
 
 /// Loads NVIDIA's run-time compiler from PyPI packages if the loader's path lacks it.
@@ -117,7 +124,7 @@ impl Engine {
             ));
         }
         preload(py)?;
-        let limits = (config.plan, options.max_adjusted);
+        let limits = (config.plan, options.max_adjusted()?);
         py.detach(|| OnDevice::of_head(parts, limits, config.shadow, group))
             .map(|sampler| Engine::Device(Box::new(sampler)))
     }
@@ -127,7 +134,7 @@ impl Engine {
         let config = options.config()?;
         if let Backend::Cuda { device } = config.backend {
             preload(py)?;
-            let limits = (config.plan, options.max_adjusted);
+            let limits = (config.plan, options.max_adjusted()?);
             let sampler = py.detach(|| OnDevice::for_logits(vocab_size, limits, device))?;
             return Ok(Engine::Device(Box::new(sampler)));
         }

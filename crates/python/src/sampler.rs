@@ -1,21 +1,19 @@
 //! The class `Sampler`.
 
+use crate::column::integer;
 use crate::device_call::DeviceCall;
 use crate::engine::{Engine, Options};
-use crate::error::{invalid, of_rows};
+use crate::error::{RowErrors, invalid, invalid_type};
 use crate::group::Group;
 use crate::head::Head;
-use crate::history::History;
 use crate::result::{RowSample, deliver};
 use crate::rows::{Columns, Requests};
 use crate::tensor::{Place, Tensor};
-use flash_sampling::{Exactness, Plan, RowError, RowParams, RowSample as Sample, Samples};
+use core::mem::take;
+use flash_sampling::{Exactness, Plan, RowParams, RowSample as Sample, Samples};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use std::sync::{Mutex, PoisonError};
-
-/// The indices of failed rows, and their errors.
-type RowErrors = Vec<(usize, RowError)>;
 
 /// Draws tokens for rows of hidden states, or of logits (`Sampler.for_logits`).
 ///
@@ -62,7 +60,8 @@ impl Sampler {
         let place = engine.place();
         let (can, plan, vocab_size) = (engine.capabilities(), engine.plan(), engine.vocab_size());
         let (backend, exactness) = (can.backend, can.exactness);
-        Sampler { state: Mutex::new((engine, Samples::new())), plan, vocab_size, place, backend, exactness, input }
+        let state = Mutex::new((engine, Samples::new()));
+        Sampler { state, plan, vocab_size, place, backend, exactness, input }
     }
 
     /// Borrows the input `[rows, cols]` of a call, and returns it with its number of rows.
@@ -76,28 +75,26 @@ impl Sampler {
         Ok((tensor, rows))
     }
 
-    /// Draws without the GIL. Returns each row's result, converted by `convert`, and the errors of failed rows.
+    /// Draws without the GIL. Returns each row's result, converted by `convert`. Adds the errors of failed rows to
+    /// `errors`; rows that have an error already get no result.
     fn draw<'a, R: Send>(
         &self,
         py: Python<'_>,
         input: &Tensor,
         rows: impl Iterator<Item = RowParams<'a>> + Send,
+        errors: &mut RowErrors,
         convert: impl Fn(Option<Sample<'_>>) -> R + Send,
-    ) -> PyResult<(Vec<R>, RowErrors)> {
+    ) -> PyResult<Vec<R>> {
         py.detach(move || {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let (engine, samples) = &mut *state;
             let rows: Vec<RowParams<'_>> = rows.collect();
             engine.sample(input, self.input, &rows, samples)?;
-            let mut errors = Vec::new();
-            let results = samples.iter().enumerate().map(|(row, sample)| match sample {
-                Ok(sample) => convert(Some(sample)),
-                Err(error) => {
-                    errors.push((row, error));
-                    convert(None)
-                }
+            let results = samples.iter().enumerate().map(|(row, sample)| {
+                sample.as_ref().err().iter().for_each(|error| errors.add_error(row, error));
+                convert(sample.ok().filter(|_| !errors.has(row)))
             });
-            Ok((results.collect(), errors))
+            Ok(results.collect())
         })
     }
 }
@@ -110,18 +107,22 @@ impl Sampler {
     #[allow(clippy::too_many_arguments)]
     fn of_head(
         py: Python<'_>,
-        head: &Bound<'_, Head>,
-        max_rows: usize,
+        head: &Bound<'_, PyAny>,
+        max_rows: i128,
         variant: &str,
-        max_draws: u32,
-        max_logprobs: Option<u32>,
-        max_adjusted: Option<usize>,
-        threads: Option<usize>,
+        max_draws: i128,
+        max_logprobs: Option<i128>,
+        max_adjusted: Option<i128>,
+        threads: Option<i128>,
         backend: Option<&str>,
         canonical: bool,
         shadow: bool,
         group: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Sampler> {
+        let Ok(head) = head.cast::<Head>() else {
+            let found = head.get_type().name()?;
+            return Err(invalid_type(format!("head must be a Head, not {found}: use Sampler(Head(weight))")));
+        };
         let group = group.map(Group::of).transpose()?;
         let options =
             Options { max_rows, variant, max_draws, max_logprobs, max_adjusted, threads, backend, canonical, shadow };
@@ -139,14 +140,15 @@ impl Sampler {
     #[allow(clippy::too_many_arguments)]
     fn for_logits(
         py: Python<'_>,
-        vocab_size: usize,
-        max_rows: usize,
-        max_draws: u32,
-        max_logprobs: Option<u32>,
-        max_adjusted: Option<usize>,
-        threads: Option<usize>,
+        vocab_size: i128,
+        max_rows: i128,
+        max_draws: i128,
+        max_logprobs: Option<i128>,
+        max_adjusted: Option<i128>,
+        threads: Option<i128>,
         backend: Option<&str>,
     ) -> PyResult<Sampler> {
+        let vocab_size = integer("vocab_size", vocab_size, 1)?;
         let (variant, canonical, shadow) = ("tiled", false, false);
         let options =
             Options { max_rows, variant, max_draws, max_logprobs, max_adjusted, threads, backend, canonical, shadow };
@@ -189,11 +191,11 @@ impl Sampler {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (tensor, rows) = self.borrow(input)?;
         let knobs = [temperature, top_k, top_p, min_p, mask];
-        let columns = Columns::read(rows, self.vocab_size, seed, position, knobs)?;
+        let mut columns = Columns::read(rows, self.vocab_size, seed, position, knobs)?;
+        let mut errors = take(&mut columns.errors);
         let token = |sample: Option<Sample<'_>>| sample.map_or(-1, |sample| i64::from(sample.token())).to_ne_bytes();
-        let (tokens, errors) = self.draw(py, &tensor, columns.params(), token)?;
-        let tokens = deliver(py, input, tokens.as_flattened(), "int64", out)?;
-        if errors.is_empty() { Ok(tokens) } else { Err(of_rows(py, &errors, tokens)) }
+        let tokens = self.draw(py, &tensor, columns.params(), &mut errors, token)?;
+        errors.or(deliver(py, input, tokens.as_flattened(), "int64", out)?)
     }
 
     /// Draws one token for each row on a GPU, without waiting. All arguments are tensors on the sampler's GPU, except
@@ -290,19 +292,19 @@ impl Sampler {
         py: Python<'py>,
         input: &Bound<'py, PyAny>,
         params: &Bound<'py, PyAny>,
-        histories: Option<Vec<Bound<'py, History>>>,
+        histories: Option<&Bound<'py, PyAny>>,
         seed: Option<&Bound<'py, PyAny>>,
         position: Option<&Bound<'py, PyAny>>,
         first_draw: Option<&Bound<'py, PyAny>>,
         mask: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (tensor, rows) = self.borrow(input)?;
-        let arguments = [seed, position, first_draw, mask];
-        let requests = Requests::read(rows, self.vocab_size, params, histories, arguments)?;
+        let arguments = [histories, seed, position, first_draw, mask];
+        let mut requests = Requests::read(rows, self.vocab_size, params, arguments)?;
+        let mut errors = take(&mut requests.errors);
         let result = |sample: Option<Sample<'_>>| sample.map(RowSample::from);
-        let (results, errors) = self.draw(py, &tensor, requests.params(), result)?;
-        let results = PyList::new(py, results)?.into_any();
-        if errors.is_empty() { Ok(results) } else { Err(of_rows(py, &errors, results)) }
+        let results = self.draw(py, &tensor, requests.params(), &mut errors, result)?;
+        errors.or(PyList::new(py, results)?.into_any())
     }
 
     /// The number of tokens of the vocabulary.
