@@ -6,6 +6,7 @@ use crate::tensor::{Kind, Place, Tensor};
 use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use std::sync::Arc;
 
 /// DLPack's codes of unsupported types of 8 bits.
 const FLOAT8: [(u8, &str); 4] =
@@ -83,7 +84,7 @@ impl Tensor {
             }
             None => dlpack::contiguous(&shape),
         };
-        let owner = Box::new(object.clone().unbind());
+        let owner = Arc::new(object.clone().unbind());
         let (data, place, stream) = (data as *const u8, Place::Host, 0);
         Ok(Tensor { data, place, kind, size, shape, strides, is_read_only, stream, owner })
     }

@@ -53,15 +53,17 @@ pub(crate) struct Sampler {
     exactness: Exactness,
     /// The argument's name: "hidden" or "logits".
     input: &'static str,
+    /// Whether a call may have more than `max_rows` rows, and draws them in parts.
+    has_parts: bool,
 }
 
 impl Sampler {
     fn new(engine: Engine, input: &'static str) -> Sampler {
         let place = engine.place();
         let (can, plan, vocab_size) = (engine.capabilities(), engine.plan(), engine.vocab_size());
-        let (backend, exactness) = (can.backend, can.exactness);
+        let (backend, exactness, has_parts) = (can.backend, can.exactness, false);
         let state = Mutex::new((engine, Samples::new()));
-        Sampler { state, plan, vocab_size, place, backend, exactness, input }
+        Sampler { state, plan, vocab_size, place, backend, exactness, input, has_parts }
     }
 
     /// Borrows the input `[rows, cols]` of a call, and returns it with its number of rows.
@@ -89,12 +91,17 @@ impl Sampler {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let (engine, samples) = &mut *state;
             let rows: Vec<RowParams<'_>> = rows.collect();
-            engine.sample(input, self.input, &rows, samples)?;
-            let results = samples.iter().enumerate().map(|(row, sample)| {
-                sample.as_ref().err().iter().for_each(|error| errors.add_error(row, error));
-                convert(sample.ok().filter(|_| !errors.has(row)))
-            });
-            Ok(results.collect())
+            let part = if self.has_parts { self.plan.max_rows } else { rows.len() };
+            let mut results = Vec::with_capacity(rows.len());
+            for first in (0..rows.len().max(1)).step_by(part.max(1)) {
+                let rows = &rows[first..rows.len().min(first + part)];
+                engine.sample(&input.rows(first..first + rows.len()), self.input, rows, samples)?;
+                results.extend(samples.iter().zip(first..).map(|(sample, row)| {
+                    sample.as_ref().err().iter().for_each(|error| errors.add_error(row, error));
+                    convert(sample.ok().filter(|_| !errors.has(row)))
+                }));
+            }
+            Ok(results)
         })
     }
 }
@@ -153,6 +160,13 @@ impl Sampler {
         let options =
             Options { max_rows, variant, max_draws, max_logprobs, max_adjusted, threads, backend, canonical, shadow };
         Ok(Sampler::new(Engine::of_logits(py, vocab_size, &options)?, "logits"))
+    }
+
+    /// Makes a sampler for `from_logits`: its calls may have any number of rows, and draw `max_rows` at a time.
+    #[staticmethod]
+    fn _in_parts(py: Python<'_>, vocab_size: i128, max_rows: i128, backend: &str) -> PyResult<Sampler> {
+        let sampler = Sampler::for_logits(py, vocab_size, max_rows, 1, None, None, None, Some(backend))?;
+        Ok(Sampler { has_parts: true, ..sampler })
     }
 
     /// Draws one token for each row.

@@ -242,6 +242,8 @@ class Sampler:
     ) -> Sampler:
         """Makes a sampler of existing logits [rows, vocab_size]. The backend "cuda:GPU" reads logits on that GPU."""
 
+    @staticmethod
+    def _in_parts(vocab_size: int, max_rows: int, backend: str) -> Sampler: ...
     def __call__(
         self,
         input: _Tensor,
