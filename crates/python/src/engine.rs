@@ -4,6 +4,7 @@ use crate::column::integer;
 use crate::cuda::OnDevice;
 use crate::device_call::DeviceCall;
 use crate::error::{failed, invalid, of_ranks};
+use crate::fork::Home;
 use crate::group::Group;
 use crate::head::{Head, HeadParts, Owner};
 use crate::tensor::{Place, Tensor};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 
 /// A sampler over tensors in host memory, or over tensors on a GPU; also a rank of a group.
 pub(crate) enum Engine {
-    Host(Box<dyn PerturbedArgmax>),
+    Host(Box<dyn PerturbedArgmax>, Home),
     Device(Box<OnDevice>),
 }
 
@@ -150,26 +151,35 @@ impl Engine {
         if matches!(config.backend, Backend::Cuda { .. }) {
             preload(py)?;
         }
-        py.detach(build).map(Engine::Host).map_err(|error| failed(&error))
+        let home = Home::of_sampler(config)?;
+        py.detach(build).map(|sampler| Engine::Host(sampler, home)).map_err(|error| failed(&error))
+    }
+
+    /// The process whose threads the sampler uses.
+    pub(crate) fn home(&self) -> Home {
+        match self {
+            Engine::Host(_, home) => *home,
+            Engine::Device(_) => Home::NONE,
+        }
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
         match self {
-            Engine::Host(sampler) => sampler.capabilities(),
+            Engine::Host(sampler, _) => sampler.capabilities(),
             Engine::Device(sampler) => sampler.capabilities(),
         }
     }
 
     pub(crate) fn plan(&self) -> Plan {
         match self {
-            Engine::Host(sampler) => sampler.plan(),
+            Engine::Host(sampler, _) => sampler.plan(),
             Engine::Device(sampler) => sampler.plan(),
         }
     }
 
     pub(crate) fn vocab_size(&self) -> u32 {
         match self {
-            Engine::Host(sampler) => sampler.shape().vocab_size,
+            Engine::Host(sampler, _) => sampler.shape().vocab_size,
             Engine::Device(sampler) => sampler.vocab_size(),
         }
     }
@@ -177,7 +187,7 @@ impl Engine {
     /// The memory of the inputs.
     pub(crate) fn place(&self) -> Place {
         match self {
-            Engine::Host(_) => Place::Host,
+            Engine::Host(..) => Place::Host,
             Engine::Device(sampler) => sampler.place(),
         }
     }
@@ -186,7 +196,7 @@ impl Engine {
     pub(crate) fn enqueue(&mut self, input: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
         match self {
             Engine::Device(sampler) => sampler.enqueue(input, what, call),
-            Engine::Host(_) => Err(invalid(what, format!("{what} must be on a GPU, and the sampler on the same GPU"))),
+            Engine::Host(..) => Err(invalid(what, format!("{what} must be on a GPU, and the sampler on the same GPU"))),
         }
     }
 
@@ -199,7 +209,7 @@ impl Engine {
         out: &mut Samples,
     ) -> PyResult<()> {
         let sampled = match self {
-            Engine::Host(sampler) => sampler.sample(input.matrix(what)?, rows, out),
+            Engine::Host(sampler, _) => sampler.sample(input.matrix(what)?, rows, out),
             Engine::Device(sampler) => sampler.sample(input, what, rows, out)?,
         };
         sampled.map_err(|error| match error {

@@ -4,6 +4,7 @@ use crate::column::integer;
 use crate::device_call::DeviceCall;
 use crate::engine::{Engine, Options};
 use crate::error::{RowErrors, invalid, invalid_type};
+use crate::fork::Home;
 use crate::group::Group;
 use crate::head::Head;
 use crate::result::{RowSample, deliver};
@@ -53,6 +54,7 @@ pub(crate) struct Sampler {
     exactness: Exactness,
     /// The argument's name: "hidden" or "logits".
     input: &'static str,
+    home: Home,
     /// Whether a call may have more than `max_rows` rows, and draws them in parts.
     has_parts: bool,
 }
@@ -61,9 +63,9 @@ impl Sampler {
     fn new(engine: Engine, input: &'static str) -> Sampler {
         let place = engine.place();
         let (can, plan, vocab_size) = (engine.capabilities(), engine.plan(), engine.vocab_size());
-        let (backend, exactness, has_parts) = (can.backend, can.exactness, false);
+        let (backend, exactness, home, has_parts) = (can.backend, can.exactness, engine.home(), false);
         let state = Mutex::new((engine, Samples::new()));
-        Sampler { state, plan, vocab_size, place, backend, exactness, input, has_parts }
+        Sampler { state, plan, vocab_size, place, backend, exactness, input, home, has_parts }
     }
 
     /// Borrows the input `[rows, cols]` of a call, and returns it with its number of rows.
@@ -87,6 +89,7 @@ impl Sampler {
         errors: &mut RowErrors,
         convert: impl Fn(Option<Sample<'_>>) -> R + Send,
     ) -> PyResult<Vec<R>> {
+        self.home.check()?;
         py.detach(move || {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let (engine, samples) = &mut *state;
