@@ -159,8 +159,8 @@ fn of_library(object: &Bound<'_, PyAny>, what: &str, error: PyErr) -> PyErr {
     invalid(what, format!("{what} cannot be read: {}{hint}", error.value(py)))
 }
 
-/// Copies a tensor on a GPU to host memory (torch's `cpu`, CuPy's `get`), and returns any other object itself. `what` is
-/// the argument's name.
+/// Copies a tensor on a GPU to host memory (torch's `cpu`, CuPy's `get`), and returns any other object itself. `what`
+/// is the argument's name.
 pub(crate) fn in_host_memory<'py>(object: &Bound<'py, PyAny>, what: &str) -> PyResult<Bound<'py, PyAny>> {
     on_host(object).map_err(|error| of_library(object, what, error))
 }

@@ -10,8 +10,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The parameters of a request, with the names of vLLM's `SamplingParams`.
 ///
-/// Every parameter is optional; the stub file `_lib.pyi` lists names, types and defaults. Parameters of vLLM that do
-/// not affect a draw (`max_tokens`, `stop`, ...) may only have values without effect. An unknown parameter is an error.
+/// Every parameter is an optional keyword argument. A parameter of vLLM that does not affect a draw (max_tokens, stop,
+/// ...) must be None or have a neutral value. Any other value and an unknown parameter are errors.
+///
+/// n: the number of draws (default 1).
+/// temperature: divides the logits; 0 takes the largest logit (default 1.0).
+/// top_p, top_k, min_p, top_n_sigma, epsilon_cutoff, typical_p, xtc_threshold, xtc_probability: the filters, which are
+///     off by default (docs/filters.md).
+/// order: the order of temperature and filters, "vllm", "hugging-face" or "llama-cpp" (default "vllm").
+/// seed: the key of the noise, 0 to 2^64 - 1; None or -1: the argument `seed` of `Sampler.sample`.
+/// presence_penalty, frequency_penalty: the penalties of tokens in the output (default 0.0).
+/// repetition_penalty: the penalty of tokens in the prompt or the output (default 1.0).
+/// dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: the DRY penalty of repeated
+///     sequences; dry_multiplier 0.0: off.
+/// logit_bias: a dict of token ids and values that are added to their logits (default None).
+/// allowed_token_ids: the only tokens that may be drawn; None: all.
+/// banned_token_ids: tokens that are never drawn (default None).
+/// min_tokens: the stop tokens are banned while the output has fewer tokens (default 0).
+/// stop_token_ids: the tokens that min_tokens bans (default None).
+/// logprobs: the number of most likely tokens with log-probabilities; 0: only drawn tokens; -1: all; None: off.
+/// logprobs_mode: "processed_logprobs", in the distribution of the draws, or "raw_logprobs", from the model's own
+///     logits.
+/// logprob_token_ids: tokens whose log-probabilities are returned (default None).
+/// ranks: whether the ranks of drawn tokens are returned (default False).
+/// without_replacement: whether the draws of a row are different tokens (default False).
+/// kept: whether the tokens that the filters keep are returned (default False).
 #[pyclass(frozen, module = "flash_sampling")]
 pub(crate) struct SamplingParams {
     fields: SamplingParamsBuilder,
@@ -106,8 +129,8 @@ impl SamplingParams {
     }
 }
 
-/// Checks the type of a parameter's value, and the range of integers. `SamplingParams` calls this function if the reader
-/// of the fields refuses a value, because the reader's errors have the names of Rust's types.
+/// Checks the type of a parameter's value, and the range of integers. `SamplingParams` calls this function if the
+/// reader of the fields refuses a value, because the reader's errors have the names of Rust's types.
 fn check(name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
     let is_list = name == "dry_sequence_breakers" || name == "logit_bias" || name.ends_with("_token_ids");
     let (least, bits) = match name {

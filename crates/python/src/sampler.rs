@@ -21,17 +21,21 @@ use std::sync::{Mutex, PoisonError};
 /// Noise is a pure function of (seed, position, draw, token). So a row's token does not depend on the other rows of the
 /// batch, on threads or on tiles. Calls release the GIL; calls of one sampler run one after another.
 ///
+/// Arguments of the construction:
+///
 /// head: the LM head. Hidden states must be on the head's device.
 /// max_rows: the maximum number of rows of a call.
 /// variant: "tiled", "grouped:SIZE", "grouped:SIZE:reuse", "online:SIZE", "sharded:SHARDS" or
-///     "sharded:SHARDS:log-mass". (CPU)
+///     "sharded:SHARDS:log-mass". SIZE is a positive multiple of 64. (CPU)
 /// max_draws: the maximum `n` of a row.
 /// max_logprobs: the maximum `logprobs` of a row; None: no row may request log-probabilities.
 /// max_adjusted: the maximum number of distinct tokens with a bias, a ban or a penalty in a row of `enqueue`; None: no
 ///     lists of tokens. Each takes 20 bytes of GPU memory for each of up to 256 rows. (GPU)
-/// threads: the number of threads; None: all cores, in one thread pool of the process. (CPU)
-/// backend: for a head on the CPU: "cpu", "cpu:ISA" (an instruction set), "reference" (float64, slow), or "cuda:GPU",
-///     which copies the weight to that GPU; None: the backend of the head's device.
+/// threads: the number of threads; None: all cores, in one thread pool of the process. A forked child cannot use the
+///     threads of its parent. (CPU)
+/// backend: for a head on the CPU: "cpu", "cpu:ISA" or "cpu:ISA:THREADS" (ISA: portable, avx2, avx512, avx512bf16, amx
+///     or neon), "reference" (float64, slow), or "cuda:GPU", which copies the weight to that GPU; None: the backend of
+///     the head's device.
 /// canonical: draws the same tokens on every instruction set and backend; filters are errors. (CPU)
 /// shadow: makes an 8-bit copy of the weight, half the memory of a bfloat16 weight. Calls of few rows read the copy
 ///     instead of the weight, and draw the same tokens. On some processors and GPUs, they take about half the time
@@ -44,6 +48,23 @@ use std::sync::{Mutex, PoisonError};
 ///     `world`, `time_limit` in seconds, and `all_gather(message, time_limit)`, which returns the messages of all
 ///     ranks. The head is this rank's shard. All ranks construct the sampler, and call it with the same rows. Every
 ///     rank gets the tokens that one head with the whole vocabulary would draw.
+///
+/// A call `sampler(input, *, seed, position, ...)` draws one token for each row. A parameter is a number for all rows,
+/// or a sequence or tensor [rows]:
+///
+/// input: hidden states [rows, hidden], or logits [rows, vocab], in bfloat16, float16 or float32.
+/// seed: the key of a row's noise, 0 to 2^64 - 1. Independent sequences need different seeds.
+/// position: the token's index in its sequence, 0 to 2^56 - 1; never a batch index.
+/// temperature: divides the logits; 0 takes the largest logit; None: 1.
+/// top_k: keeps this many of the largest logits; None, 0 or -1: all.
+/// top_p: keeps the most likely tokens until their probabilities sum to top_p; None or 1: all.
+/// min_p: keeps tokens with at least min_p times the largest probability; None or 0: all.
+/// mask: [rows, ceil(vocab / 32)] int32, a bitmap of allowed tokens: bit t % 32 of word t / 32.
+/// out: [rows] int64, which receives the tokens and is returned.
+///
+/// The call waits for the tokens and returns them, [rows] int64. A torch or CuPy input gives an array of the same
+/// library on the input's device. Any other input gives a numpy array, or a list if numpy is not installed. If a row
+/// fails, the call raises a FlashSamplingError; its `results` has the tokens of the other rows.
 #[pyclass(frozen, weakref, module = "flash_sampling")]
 pub(crate) struct Sampler {
     state: Mutex<(Engine, Samples)>,
@@ -172,24 +193,7 @@ impl Sampler {
         Ok(Sampler { has_parts: true, ..sampler })
     }
 
-    /// Draws one token for each row.
-    ///
-    /// input: hidden states [rows, hidden], or logits [rows, vocab], in bfloat16, float16 or float32.
-    /// seed: the key of a row's noise, 0 to 2^64 - 1. Independent sequences need different seeds.
-    /// position: the token's index in its sequence, 0 to 2^56 - 1; never a batch index.
-    /// temperature: divides the logits; 0 takes the largest logit.
-    /// top_k: keeps this many of the largest logits; None, 0 or -1: all.
-    /// top_p: keeps the most likely tokens until their probabilities sum to top_p; None or 1: all.
-    /// min_p: keeps tokens with at least min_p times the largest probability; None or 0: all.
-    /// mask: [rows, ceil(vocab / 32)] int32, a bitmap of allowed tokens: bit t % 32 of word t / 32.
-    /// out: [rows] int64, which receives the tokens and is returned.
-    ///
-    /// A parameter is a number for all rows, or a sequence or tensor [rows].
-    ///
-    /// Waits for the tokens and returns them, [rows] int64. A torch or CuPy input gives an array of the same library on
-    /// the input's device. Any other input gives a numpy array, or a list if numpy is not installed.
-    ///
-    /// Raises FlashSamplingError if a row fails; its `results` has the tokens of the other rows.
+    /// Draws one token for each row. Python shows no text of this method, so the text of the class describes the call.
     #[pyo3(signature = (input, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,
         out=None))]
     #[allow(clippy::too_many_arguments)]
@@ -238,8 +242,9 @@ impl Sampler {
     ///     check that the lists are within the tokens. Lists need Sampler(max_adjusted=...).
     /// statuses: [rows] int32, which receives a status in the low byte: 0 for a drawn token; 1 if no logit is finite; 2
     ///     if a logit is NaN; 3 if a logit is +inf; 7 if a parameter is invalid, or if the row has more adjusted tokens
-    ///     than max_adjusted. With a group: 4 if a rank is late, and 5 if a rank made another call; the other bytes have
-    ///     the rank.
+    ///     than max_adjusted. The other bytes then name the parameter: 1 position, 2 temperature, 3 top_k, 4 top_p, 5
+    ///     min_p, 6 repetition_penalty, 7 frequency_penalty, 8 presence_penalty, 9 bias_values, 10 max_adjusted. With a
+    ///     group: 4 if a rank is late, and 5 if a rank made another call; the other bytes have the rank.
     /// logprobs, ranks: [rows] float32 and int32, which receive the log-probability and the rank of each drawn token;
     ///     -inf and 0 for a row that failed.
     /// log_z: [rows] float64, which receives the logarithm of the sum of e^logit over the tokens of a row.
@@ -292,16 +297,19 @@ impl Sampler {
     ///
     /// input: hidden states [rows, hidden], or logits [rows, vocab], in bfloat16, float16 or float32.
     /// params: one SamplingParams for all rows, or one for each row.
-    /// histories: one History for each row, for penalties and min_tokens; None: empty sequences.
-    /// seed: the seeds of rows whose SamplingParams have no seed.
-    /// position: the positions of the tokens in their sequences; None: the lengths of the histories.
+    /// histories: one History for each row, for penalties and min_tokens; None: empty sequences, so that min_tokens
+    ///     bans the stop tokens at every position.
+    /// seed: the seeds of rows whose SamplingParams have no seed. A row with both seeds fails.
+    /// position: the positions of the tokens in their sequences; None: the lengths of the histories, which must be
+    ///     given then.
     /// first_draw: the numbers of the rows' first draws, 0 to 2^32 - 1: a row has the draws first_draw to
     ///     first_draw + n - 1 of its seed and position; None: 0.
     /// mask: [rows, ceil(vocab / 32)] int32, a bitmap of allowed tokens for each row, for example of a grammar.
     ///
     /// Waits for the results, and returns one RowSample for each row.
     ///
-    /// Raises FlashSamplingError if a row fails; its `results` has the RowSamples of the other rows.
+    /// Raises FlashSamplingError if a row fails; its `results` has the RowSamples of the other rows. The
+    /// README lists the errors that end the whole call.
     #[pyo3(signature = (input, params, histories=None, *, seed=None, position=None, first_draw=None, mask=None))]
     #[allow(clippy::too_many_arguments)]
     fn sample<'py>(

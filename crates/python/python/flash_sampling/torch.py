@@ -95,8 +95,8 @@ def token_logprobs(sampler: Sampler, hidden: Tensor, tokens: Tensor) -> Tensor:
     if not hidden.is_cuda:
         invalid = ((tokens < 0) | (tokens >= sampler.vocab_size)).nonzero().tolist()
         for row, column in invalid:
-            token = tokens[row, column]
-            error = FlashSamplingError(f"row {row}: tokens has {token}, but the vocabulary has size {sampler.vocab_size}")
+            text = f"tokens has {tokens[row, column]}, but the vocabulary has size {sampler.vocab_size}"
+            error = FlashSamplingError(f"row {row}: {text}")
             error.row, error.knob = row, "tokens"
             raise error
     logprobs = torch.empty(tokens.shape, dtype=torch.float32, device=hidden.device)
