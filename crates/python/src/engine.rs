@@ -4,7 +4,7 @@ use crate::column::integer;
 use crate::cuda::OnDevice;
 use crate::device_call::DeviceCall;
 use crate::error::{failed, invalid, of_ranks};
-use crate::fork::Home;
+use crate::fork::ThreadProcess;
 use crate::group::Group;
 use crate::head::{Head, HeadParts, Owner};
 use crate::tensor::{Place, Tensor};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// A sampler over tensors in host memory, or over tensors on a GPU; also a rank of a group.
 pub(crate) enum Engine {
-    Host(Box<dyn PerturbedArgmax>, Home),
+    Host(Box<dyn PerturbedArgmax>, ThreadProcess),
     Device(Box<OnDevice>),
 }
 
@@ -151,15 +151,15 @@ impl Engine {
         if matches!(config.backend, Backend::Cuda { .. }) {
             preload(py)?;
         }
-        let home = Home::of_sampler(config)?;
-        py.detach(build).map(|sampler| Engine::Host(sampler, home)).map_err(|error| failed(&error))
+        let process = ThreadProcess::of_sampler(config)?;
+        py.detach(build).map(|sampler| Engine::Host(sampler, process)).map_err(|error| failed(&error))
     }
 
     /// The process whose threads the sampler uses.
-    pub(crate) fn home(&self) -> Home {
+    pub(crate) fn process(&self) -> ThreadProcess {
         match self {
-            Engine::Host(_, home) => *home,
-            Engine::Device(_) => Home::NONE,
+            Engine::Host(_, process) => *process,
+            Engine::Device(_) => ThreadProcess::NONE,
         }
     }
 

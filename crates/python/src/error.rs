@@ -129,7 +129,7 @@ impl RowErrors {
     ///
     /// # Errors
     /// The error of the first failed row, with all errors and results as attributes.
-    pub(crate) fn or<'py>(self, results: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn into_result<'py>(self, results: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let of_row = |(row, (knob, text)): (&usize, &(Option<&str>, String))| {
             at_fault(Some(*row), *knob, format!("row {row}: {text}"))
         };

@@ -4,7 +4,7 @@ use crate::column::integer;
 use crate::device_call::DeviceCall;
 use crate::engine::{Engine, Options};
 use crate::error::{RowErrors, invalid, invalid_type};
-use crate::fork::Home;
+use crate::fork::ThreadProcess;
 use crate::group::Group;
 use crate::head::Head;
 use crate::result::{RowSample, deliver};
@@ -75,7 +75,7 @@ pub(crate) struct Sampler {
     exactness: Exactness,
     /// The argument's name: "hidden" or "logits".
     input: &'static str,
-    home: Home,
+    process: ThreadProcess,
     /// Whether a call may have more than `max_rows` rows, and draws them in parts.
     has_parts: bool,
 }
@@ -84,9 +84,9 @@ impl Sampler {
     fn new(engine: Engine, input: &'static str) -> Sampler {
         let place = engine.place();
         let (can, plan, vocab_size) = (engine.capabilities(), engine.plan(), engine.vocab_size());
-        let (backend, exactness, home, has_parts) = (can.backend, can.exactness, engine.home(), false);
+        let (backend, exactness, process, has_parts) = (can.backend, can.exactness, engine.process(), false);
         let state = Mutex::new((engine, Samples::new()));
-        Sampler { state, plan, vocab_size, place, backend, exactness, input, home, has_parts }
+        Sampler { state, plan, vocab_size, place, backend, exactness, input, process, has_parts }
     }
 
     /// Borrows the input `[rows, cols]` of a call, and returns it with its number of rows.
@@ -110,7 +110,7 @@ impl Sampler {
         errors: &mut RowErrors,
         convert: impl Fn(Option<Sample<'_>>) -> R + Send,
     ) -> PyResult<Vec<R>> {
-        self.home.check()?;
+        self.process.check()?;
         py.detach(move || {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let (engine, samples) = &mut *state;
@@ -120,9 +120,12 @@ impl Sampler {
             for first in (0..rows.len().max(1)).step_by(part.max(1)) {
                 let rows = &rows[first..rows.len().min(first + part)];
                 engine.sample(&input.rows(first..first + rows.len()), self.input, rows, samples)?;
-                results.extend(samples.iter().zip(first..).map(|(sample, row)| {
-                    sample.as_ref().err().iter().for_each(|error| errors.add_error(row, error));
-                    convert(sample.ok().filter(|_| !errors.has(row)))
+                results.extend(samples.iter().zip(first..).map(|(sample, row)| match sample {
+                    Ok(sample) => convert(Some(sample).filter(|_| !errors.has(row))),
+                    Err(error) => {
+                        errors.add_error(row, &error);
+                        convert(None)
+                    }
                 }));
             }
             Ok(results)
@@ -216,7 +219,7 @@ impl Sampler {
         let mut errors = take(&mut columns.errors);
         let token = |sample: Option<Sample<'_>>| sample.map_or(-1, |sample| i64::from(sample.token())).to_ne_bytes();
         let tokens = self.draw(py, &tensor, columns.params(), &mut errors, token)?;
-        errors.or(deliver(py, input, tokens.as_flattened(), "int64", out)?)
+        errors.into_result(deliver(py, input, tokens.as_flattened(), "int64", out)?)
     }
 
     /// Draws one token for each row on a GPU, without waiting. All arguments are tensors on the sampler's GPU, except
@@ -329,7 +332,7 @@ impl Sampler {
         let mut errors = take(&mut requests.errors);
         let result = |sample: Option<Sample<'_>>| sample.map(RowSample::from);
         let results = self.draw(py, &tensor, requests.params(), &mut errors, result)?;
-        errors.or(PyList::new(py, results)?.into_any())
+        errors.into_result(PyList::new(py, results)?.into_any())
     }
 
     /// The number of tokens of the vocabulary.

@@ -56,7 +56,7 @@ def backend_of(tensor) -> str:
     """The backend of a sampler that reads the tensor in place: "cpu", or for example "cuda:0"."""
     try:
         kind, number = tensor.__dlpack_device__()
-    except Exception:  # not a tensor, or one that cannot be exported: the sampler's error names the argument
+    except Exception:  # The sampler's error names the argument.
         return "cpu"
     return f"cuda:{number}" if kind in (2, 13) else "cpu"
 
