@@ -1,11 +1,12 @@
 //! Borrows tensors of Python libraries, by numpy's array interface or by DLPack.
 
 use crate::dlpack;
-use crate::error::{invalid, invalid_type};
+use crate::error::{FlashSamplingError, invalid, invalid_type};
 use crate::tensor::{Kind, Place, Tensor};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use std::sync::Arc;
 
 /// DLPack's codes of unsupported types of 8 bits.
 const FLOAT8: [(u8, &str); 4] =
@@ -26,6 +27,10 @@ impl Tensor {
 
     /// As [`Tensor::borrow`], but returns `None` if the object is not a tensor.
     pub(crate) fn try_borrow(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Option<Tensor>> {
+        Tensor::of_object(object, what).map_err(|error| of_library(object, what, error))
+    }
+
+    fn of_object(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Option<Tensor>> {
         if let Some((tensor, stream)) = dlpack::exchange(object)? {
             return Tensor::of_exported(tensor, stream, what).map(Some);
         }
@@ -79,7 +84,7 @@ impl Tensor {
             }
             None => dlpack::contiguous(&shape),
         };
-        let owner = Box::new(object.clone().unbind());
+        let owner = Arc::new(object.clone().unbind());
         let (data, place, stream) = (data as *const u8, Place::Host, 0);
         Ok(Tensor { data, place, kind, size, shape, strides, is_read_only, stream, owner })
     }
@@ -142,8 +147,25 @@ fn place_of(device: i32, id: i32, what: &str) -> PyResult<Place> {
     }
 }
 
-/// Copies a tensor on a GPU to host memory (torch's `cpu`, CuPy's `get`), and returns any other object itself.
-pub(crate) fn in_host_memory<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+/// Adds the argument's name to the error of a library that cannot export a tensor.
+fn of_library(object: &Bound<'_, PyAny>, what: &str, error: PyErr) -> PyErr {
+    let py = object.py();
+    let has_name = error.is_instance_of::<FlashSamplingError>(py) || error.is_instance_of::<PyTypeError>(py);
+    if has_name || !error.is_instance_of::<PyException>(py) {
+        return error;
+    }
+    let library = object.get_type().module().map(|name| name.to_string()).unwrap_or_default();
+    let hint = if library.starts_with("jax") { "; inside jax.jit, arrays have no values" } else { "" };
+    invalid(what, format!("{what} cannot be read: {}{hint}", error.value(py)))
+}
+
+/// Copies a tensor on a GPU to host memory (torch's `cpu`, CuPy's `get`), and returns any other object itself. `what`
+/// is the argument's name.
+pub(crate) fn in_host_memory<'py>(object: &Bound<'py, PyAny>, what: &str) -> PyResult<Bound<'py, PyAny>> {
+    on_host(object).map_err(|error| of_library(object, what, error))
+}
+
+fn on_host<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     if !object.hasattr("__dlpack_device__")? {
         return Ok(object.clone());
     }

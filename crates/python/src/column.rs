@@ -1,10 +1,10 @@
 //! One number per row: a scalar, a sequence or a tensor.
 
 use crate::borrow::in_host_memory;
-use crate::error::{invalid, invalid_in_row, invalid_type};
+use crate::error::{RowErrors, invalid, invalid_type};
 use crate::tensor::{Number, Tensor};
 use pyo3::prelude::*;
-use pyo3::types::{PyFloat, PyInt};
+use pyo3::types::{PyDict, PyFloat, PyFrozenSet, PyInt, PyIterator, PySet};
 
 /// One number for all rows, or one number for each row.
 pub(crate) enum Column<T> {
@@ -19,6 +19,36 @@ impl<T: Copy> Column<T> {
             Column::Each(values) => values[row],
         }
     }
+
+    fn map<R>(self, to: impl Fn(T) -> R) -> Column<R> {
+        match self {
+            Column::Same(value) => Column::Same(to(value)),
+            Column::Each(values) => Column::Each(values.into_iter().map(to).collect()),
+        }
+    }
+}
+
+/// Converts an integer argument of at least `least`.
+pub(crate) fn integer<T: TryFrom<i128>>(name: &str, value: i128, least: i128) -> PyResult<T> {
+    let range = match T::try_from(value) {
+        Ok(converted) if value >= least => return Ok(converted),
+        Err(_) if value > least => format!("below 2^{}", 8 * size_of::<T>()),
+        _ => format!("at least {least}"),
+    };
+    Err(invalid(name, format!("{name} is {value}, but must be {range}")))
+}
+
+/// Iterates over a sequence; `None` if the object is not iterable.
+///
+/// # Errors
+/// `TypeError` for sets and dicts, whose order has no meaning.
+fn items<'py>(object: &Bound<'py, PyAny>, name: &str) -> PyResult<Option<Bound<'py, PyIterator>>> {
+    let is_set = object.is_instance_of::<PySet>() || object.is_instance_of::<PyFrozenSet>();
+    if is_set || object.is_instance_of::<PyDict>() {
+        let found = object.get_type().name()?;
+        return Err(invalid_type(format!("{name} must be a sequence or tensor, not {found}")));
+    }
+    Ok(object.try_iter().ok())
 }
 
 /// Reads an argument as numbers for `rows` rows.
@@ -27,12 +57,12 @@ fn numbers(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyResult<Colum
     if object.is_exact_instance_of::<PyInt>() || object.is_exact_instance_of::<PyFloat>() {
         return scalar(object, name).map(Column::Same);
     }
-    let column = match Tensor::try_borrow(&in_host_memory(object)?, name)? {
+    let column = match Tensor::try_borrow(&in_host_memory(object, name)?, name)? {
         Some(tensor) if tensor.shape.is_empty() => Column::Same(tensor.numbers(name)?[0]),
         Some(tensor) => Column::Each(tensor.numbers(name)?),
-        None => match object.try_iter() {
-            Ok(list) => Column::Each(list.map(|item| scalar(&item?, name)).collect::<PyResult<_>>()?),
-            Err(_) => Column::Same(scalar(object, name)?),
+        None => match items(object, name)? {
+            Some(list) => Column::Each(list.map(|item| scalar(&item?, name)).collect::<PyResult<_>>()?),
+            None => Column::Same(scalar(object, name)?),
         },
     };
     match &column {
@@ -54,44 +84,54 @@ fn scalar(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Number> {
     })
 }
 
-/// Reads an argument and converts each number. An error names the row.
-fn convert<T>(
+/// Reads an argument and converts each number. An invalid number of a row is an error of this row.
+fn convert<T: Default>(
     object: &Bound<'_, PyAny>,
-    name: &str,
-    rows: usize,
+    name: &'static str,
+    (rows, errors): (usize, &mut RowErrors),
     to: impl Fn(Number) -> Result<T, String>,
 ) -> PyResult<Column<T>> {
     Ok(match numbers(object, name, rows)? {
         Column::Same(number) => Column::Same(to(number).map_err(|fault| invalid(name, format!("{name} {fault}")))?),
         Column::Each(numbers) => {
-            let each = numbers.into_iter().enumerate();
-            let values = each
-                .map(|(row, number)| to(number).map_err(|fault| invalid_in_row(row, name, format!("{name} {fault}"))));
-            Column::Each(values.collect::<PyResult<_>>()?)
+            let values = numbers.into_iter().enumerate().map(|(row, number)| {
+                to(number).unwrap_or_else(|fault| {
+                    errors.add(row, name, format!("{name} {fault}"));
+                    T::default()
+                })
+            });
+            Column::Each(values.collect())
         }
     })
 }
 
-/// Reads a column of integers that `T` can hold; `range` describes them in errors.
-pub(crate) fn integers<T: TryFrom<i128>>(
+/// Reads a column of integers of at least `least` that `T` can hold; `range` describes them in errors.
+pub(crate) fn integers<T: TryFrom<i128> + Default>(
     object: &Bound<'_, PyAny>,
-    name: &str,
-    rows: usize,
-    range: &str,
+    name: &'static str,
+    rows: (usize, &mut RowErrors),
+    (least, range): (i128, &str),
 ) -> PyResult<Column<T>> {
     convert(object, name, rows, |number| match number {
-        Number::Integer(value) => T::try_from(value).map_err(|_| format!("is {value}, but must be {range}")),
+        Number::Integer(value) => match T::try_from(value) {
+            Ok(converted) if value >= least => Ok(converted),
+            _ => Err(format!("is {value}, but must be {range}")),
+        },
         Number::Float(value) => Err(format!("is {value:?}, but must be an integer")),
     })
 }
 
 /// Reads a column of numbers and rounds them to float32.
 pub(crate) fn rounded(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyResult<Column<f32>> {
-    convert(object, name, rows, |number| Ok(as_f64(number) as f32))
+    Ok(numbers(object, name, rows)?.map(|number| as_f64(number) as f32))
 }
 
 /// Reads a column of float32 for a knob. A value that rounds to 0 is an error, because 0 may turn the knob off.
-pub(crate) fn floats(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyResult<Column<f32>> {
+pub(crate) fn floats(
+    object: &Bound<'_, PyAny>,
+    name: &'static str,
+    rows: (usize, &mut RowErrors),
+) -> PyResult<Column<f32>> {
     convert(object, name, rows, |number| match (as_f64(number), as_f64(number) as f32) {
         (value, 0.0) if value != 0.0 => Err(format!("is {value:?}, which rounds to 0 as a float32")),
         (_, rounded) => Ok(rounded),
@@ -117,8 +157,12 @@ pub(crate) fn list_of_integers<T: TryFrom<i128>>(
         }
         Number::Float(value) => Err(invalid(name, format!("{name} has {value:?}, but must have integers"))),
     };
-    match Tensor::try_borrow(&in_host_memory(object)?, name)? {
-        Some(tensor) => tensor.numbers(name)?.into_iter().map(convert).collect(),
-        None => object.try_iter()?.map(|item| convert(scalar(&item?, name)?)).collect(),
+    if let Some(tensor) = Tensor::try_borrow(&in_host_memory(object, name)?, name)? {
+        return tensor.numbers(name)?.into_iter().map(convert).collect();
     }
+    let list = items(object, name)?.ok_or_else(|| {
+        let found = object.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+        invalid_type(format!("{name} must be a sequence or tensor of integers, not {found}"))
+    })?;
+    list.map(|item| convert(scalar(&item?, name)?)).collect()
 }

@@ -7,6 +7,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods};
 use pyo3::{ffi, intern};
+use std::sync::Arc;
 
 /// `DLDevice` of dlpack.h.
 #[repr(C)]
@@ -167,7 +168,7 @@ pub(crate) struct Tensor {
     /// In elements.
     pub(crate) strides: Vec<isize>,
     pub(crate) is_read_only: bool,
-    pub(crate) owner: Box<dyn Send + Sync>,
+    pub(crate) owner: Arc<dyn Send + Sync>,
 }
 
 /// Takes the tensor of a capsule, and marks the capsule as used.
@@ -227,7 +228,7 @@ unsafe fn read(tensor: &RawTensor, owner: Owner) -> Tensor {
     let strides = list(tensor.strides).map(|strides| strides.into_iter().map(|stride| stride as isize).collect());
     let strides = strides.unwrap_or_else(|| contiguous(&shape));
     let data = tensor.data.wrapping_add(tensor.byte_offset as usize);
-    let (device, dtype, owner) = (tensor.device, tensor.dtype, Box::new(owner));
+    let (device, dtype, owner) = (tensor.device, tensor.dtype, Arc::new(owner));
     Tensor { data, device, dtype, shape, strides, is_read_only: false, owner }
 }
 

@@ -1,8 +1,10 @@
 //! The Rust sampler behind a Python `Sampler`, and its construction.
 
+use crate::column::integer;
 use crate::cuda::OnDevice;
 use crate::device_call::DeviceCall;
 use crate::error::{failed, invalid, of_ranks};
+use crate::fork::ThreadProcess;
 use crate::group::Group;
 use crate::head::{Head, HeadParts, Owner};
 use crate::tensor::{Place, Tensor};
@@ -10,7 +12,7 @@ use core::fmt::Display;
 use core::str::FromStr;
 use flash_sampling::distributed::{ShardOptions, ShardSampler};
 use flash_sampling::{
-    Backend, BackendConfig, BuildError, Capabilities, HeadError, HeadOwner, PerturbedArgmax, Plan, RowParams,
+    Backend, BackendConfig, BuildError, Capabilities, HeadError, HeadOwner, Isa, PerturbedArgmax, Plan, RowParams,
     SampleError, Samples, ShardMerge, VariantConfig, build_from_logits, build_owned,
 };
 use pyo3::prelude::*;
@@ -18,18 +20,18 @@ use std::sync::Arc;
 
 /// A sampler over tensors in host memory, or over tensors on a GPU; also a rank of a group.
 pub(crate) enum Engine {
-    Host(Box<dyn PerturbedArgmax>),
+    Host(Box<dyn PerturbedArgmax>, ThreadProcess),
     Device(Box<OnDevice>),
 }
 
 /// The arguments of a sampler.
 pub(crate) struct Options<'a> {
-    pub(crate) max_rows: usize,
+    pub(crate) max_rows: i128,
     pub(crate) variant: &'a str,
-    pub(crate) max_draws: u32,
-    pub(crate) max_logprobs: Option<u32>,
-    pub(crate) max_adjusted: Option<usize>,
-    pub(crate) threads: Option<usize>,
+    pub(crate) max_draws: i128,
+    pub(crate) max_logprobs: Option<i128>,
+    pub(crate) max_adjusted: Option<i128>,
+    pub(crate) threads: Option<i128>,
     pub(crate) backend: Option<&'a str>,
     pub(crate) canonical: bool,
     pub(crate) shadow: bool,
@@ -38,21 +40,23 @@ pub(crate) struct Options<'a> {
 impl Options<'_> {
     fn config(&self) -> PyResult<BackendConfig> {
         let mut backend: Backend = parse("backend", self.backend.unwrap_or("cpu"))?;
-        match (&mut backend, self.threads) {
-            (_, None) => {}
-            (Backend::Cpu(options), threads) => options.threads = threads,
-            _ => return Err(invalid("threads", "threads must be None with a backend other than the CPU")),
+        if let Some(threads) = self.threads {
+            let Backend::Cpu(options) = &mut backend else {
+                return Err(invalid("threads", "threads must be None with a backend other than the CPU"));
+            };
+            options.threads = Some(integer("threads", threads, 1)?);
         }
-        let &Options { max_rows, max_draws, max_logprobs, canonical, .. } = self;
-        for (knob, is_zero) in
-            [("max_rows", max_rows == 0), ("max_draws", max_draws == 0), ("threads", self.threads == Some(0))]
-        {
-            if is_zero {
-                return Err(invalid(knob, format!("{knob} is 0, but must be at least 1")));
-            }
-        }
-        let plan = Plan { max_rows, max_draws, max_logprobs, canonical };
+        let plan = Plan {
+            max_rows: integer("max_rows", self.max_rows, 1)?,
+            max_draws: integer("max_draws", self.max_draws, 1)?,
+            max_logprobs: self.max_logprobs.map(|most| integer("max_logprobs", most, 0)).transpose()?,
+            canonical: self.canonical,
+        };
         Ok(BackendConfig { backend, variant: parse("variant", self.variant)?, plan, shadow: self.shadow })
+    }
+
+    fn max_adjusted(&self) -> PyResult<Option<usize>> {
+        self.max_adjusted.map(|most| integer("max_adjusted", most, 0)).transpose()
     }
 
     /// Refuses options of samplers whose inputs are in memory of a GPU.
@@ -65,7 +69,11 @@ impl Options<'_> {
 }
 
 fn parse<T: FromStr<Err: Display>>(knob: &str, text: &str) -> PyResult<T> {
-    text.parse().map_err(|error: T::Err| invalid(knob, error.to_string()))
+    text.parse().map_err(|error: T::Err| {
+        let isas = if text.starts_with("cpu:") { Isa::ALL.map(Isa::name).join(", ") } else { String::new() };
+        let isas = if isas.is_empty() { isas } else { format!("; the instruction sets are {isas}") };
+        invalid(knob, format!("{error}{isas}"))
+    })
 }
 
 /// Loads NVIDIA's run-time compiler from PyPI packages if the loader's path lacks it.
@@ -117,7 +125,7 @@ impl Engine {
             ));
         }
         preload(py)?;
-        let limits = (config.plan, options.max_adjusted);
+        let limits = (config.plan, options.max_adjusted()?);
         py.detach(|| OnDevice::of_head(parts, limits, config.shadow, group))
             .map(|sampler| Engine::Device(Box::new(sampler)))
     }
@@ -127,7 +135,7 @@ impl Engine {
         let config = options.config()?;
         if let Backend::Cuda { device } = config.backend {
             preload(py)?;
-            let limits = (config.plan, options.max_adjusted);
+            let limits = (config.plan, options.max_adjusted()?);
             let sampler = py.detach(|| OnDevice::for_logits(vocab_size, limits, device))?;
             return Ok(Engine::Device(Box::new(sampler)));
         }
@@ -143,26 +151,35 @@ impl Engine {
         if matches!(config.backend, Backend::Cuda { .. }) {
             preload(py)?;
         }
-        py.detach(build).map(Engine::Host).map_err(|error| failed(&error))
+        let process = ThreadProcess::of_sampler(config)?;
+        py.detach(build).map(|sampler| Engine::Host(sampler, process)).map_err(|error| failed(&error))
+    }
+
+    /// The process whose threads the sampler uses.
+    pub(crate) fn process(&self) -> ThreadProcess {
+        match self {
+            Engine::Host(_, process) => *process,
+            Engine::Device(_) => ThreadProcess::NONE,
+        }
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
         match self {
-            Engine::Host(sampler) => sampler.capabilities(),
+            Engine::Host(sampler, _) => sampler.capabilities(),
             Engine::Device(sampler) => sampler.capabilities(),
         }
     }
 
     pub(crate) fn plan(&self) -> Plan {
         match self {
-            Engine::Host(sampler) => sampler.plan(),
+            Engine::Host(sampler, _) => sampler.plan(),
             Engine::Device(sampler) => sampler.plan(),
         }
     }
 
     pub(crate) fn vocab_size(&self) -> u32 {
         match self {
-            Engine::Host(sampler) => sampler.shape().vocab_size,
+            Engine::Host(sampler, _) => sampler.shape().vocab_size,
             Engine::Device(sampler) => sampler.vocab_size(),
         }
     }
@@ -170,7 +187,7 @@ impl Engine {
     /// The memory of the inputs.
     pub(crate) fn place(&self) -> Place {
         match self {
-            Engine::Host(_) => Place::Host,
+            Engine::Host(..) => Place::Host,
             Engine::Device(sampler) => sampler.place(),
         }
     }
@@ -179,7 +196,7 @@ impl Engine {
     pub(crate) fn enqueue(&mut self, input: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
         match self {
             Engine::Device(sampler) => sampler.enqueue(input, what, call),
-            Engine::Host(_) => Err(invalid(what, format!("{what} must be on a GPU, and the sampler on the same GPU"))),
+            Engine::Host(..) => Err(invalid(what, format!("{what} must be on a GPU, and the sampler on the same GPU"))),
         }
     }
 
@@ -192,7 +209,7 @@ impl Engine {
         out: &mut Samples,
     ) -> PyResult<()> {
         let sampled = match self {
-            Engine::Host(sampler) => sampler.sample(input.matrix(what)?, rows, out),
+            Engine::Host(sampler, _) => sampler.sample(input.matrix(what)?, rows, out),
             Engine::Device(sampler) => sampler.sample(input, what, rows, out)?,
         };
         sampled.map_err(|error| match error {

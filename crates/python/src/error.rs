@@ -4,6 +4,8 @@ use flash_sampling::cuda::CudaError;
 use flash_sampling::{HeadError, Knob, ParamsError, RowError, SampleError, ShardError};
 use pyo3::exceptions::{PyException, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::collections::BTreeMap;
 
 pyo3::create_exception!(
     flash_sampling,
@@ -30,11 +32,6 @@ pub(crate) fn invalid(knob: &str, text: impl Into<String>) -> PyErr {
 /// A `TypeError`.
 pub(crate) fn invalid_type(text: impl Into<String>) -> PyErr {
     PyTypeError::new_err(text.into())
-}
-
-/// A `FlashSamplingError` about a row's value of an argument.
-pub(crate) fn invalid_in_row(row: usize, knob: &str, text: impl Into<String>) -> PyErr {
-    at_fault(Some(row), Some(knob), format!("row {row}: {}", text.into()))
 }
 
 /// A `FlashSamplingError` with the texts of an error and its sources. A source such as `KeyboardInterrupt` is returned
@@ -90,9 +87,8 @@ pub(crate) fn of_enqueue(error: &SampleError) -> PyErr {
 }
 
 /// A `FlashSamplingError` about a `SamplingParams`.
-pub(crate) fn params(row: Option<usize>, error: &ParamsError) -> PyErr {
-    let text = row.map_or(error.to_string(), |row| format!("row {row}: {error}"));
-    at_fault(row, Some(error.field), text)
+pub(crate) fn params(error: &ParamsError) -> PyErr {
+    invalid(error.field, error.to_string())
 }
 
 fn at_fault(row: Option<usize>, knob: Option<&str>, text: String) -> PyErr {
@@ -104,34 +100,49 @@ fn at_fault(row: Option<usize>, knob: Option<&str>, text: String) -> PyErr {
     set.err().unwrap_or(error)
 }
 
-/// Converts the error of a row, with Python's argument names.
-pub(crate) fn of_row(row: usize, error: &RowError) -> PyErr {
-    let text = match error {
-        RowError::Unplanned { knob } => format!("{knob} needs Sampler(max_{knob}=...), which is None"),
-        RowError::BeyondPlan { knob, requested, planned } => {
-            format!("{} is {requested}, but the sampler has max_{knob}={planned}", name(*knob))
-        }
-        error => error.to_string(),
-    };
-    at_fault(Some(row), knob_of(error).map(name), format!("row {row}: {text}"))
-}
+/// The errors of rows, each with the knob at fault. A row keeps its first error.
+#[derive(Default)]
+pub(crate) struct RowErrors(BTreeMap<usize, (Option<&'static str>, String)>);
 
-/// The error of a call with failed rows: the error of the first failed row, with all errors and results as attributes.
-///
-/// # Panics
-/// If there are no errors.
-pub(crate) fn of_rows<'py>(py: Python<'py>, errors: &[(usize, RowError)], results: Bound<'py, PyAny>) -> PyErr {
-    let (row, first) = &errors[0];
-    let error = of_row(*row, first);
-    let set = || -> PyResult<()> {
-        let all = pyo3::types::PyDict::new(py);
-        for (row, error) in errors {
-            all.set_item(row, of_row(*row, error).into_value(py))?;
+impl RowErrors {
+    pub(crate) fn add(&mut self, row: usize, knob: &'static str, text: String) {
+        self.0.entry(row).or_insert((Some(knob), text));
+    }
+
+    /// Adds the error of a sampler, with Python's argument names.
+    pub(crate) fn add_error(&mut self, row: usize, error: &RowError) {
+        let text = match error {
+            RowError::Unplanned { knob } => format!("{knob} needs Sampler(max_{knob}=...), which is None"),
+            RowError::BeyondPlan { knob, requested, planned } => {
+                format!("{} is {requested}, but the sampler has max_{knob}={planned}", name(*knob))
+            }
+            error => error.to_string(),
+        };
+        self.0.entry(row).or_insert((knob_of(error).map(name), text));
+    }
+
+    pub(crate) fn has(&self, row: usize) -> bool {
+        self.0.contains_key(&row)
+    }
+
+    /// Returns the results of a call if no row failed.
+    ///
+    /// # Errors
+    /// The error of the first failed row, with all errors and results as attributes.
+    pub(crate) fn into_result<'py>(self, results: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let of_row = |(row, (knob, text)): (&usize, &(Option<&str>, String))| {
+            at_fault(Some(*row), *knob, format!("row {row}: {text}"))
+        };
+        let Some(error) = self.0.iter().next().map(of_row) else { return Ok(results) };
+        let py = results.py();
+        let all = PyDict::new(py);
+        for (row, one) in self.0.keys().zip(self.0.iter().map(of_row)) {
+            all.set_item(row, one.into_value(py))?;
         }
         error.value(py).setattr("errors", all)?;
-        error.value(py).setattr("results", results)
-    };
-    set().err().unwrap_or(error)
+        error.value(py).setattr("results", results)?;
+        Err(error)
+    }
 }
 
 fn knob_of(error: &RowError) -> Option<Knob> {

@@ -1,6 +1,6 @@
 //! The LM head: a borrowed weight, and the transforms of the model.
 
-use crate::column::rounded;
+use crate::column::{integer, rounded};
 use crate::error::{invalid, of_head};
 use crate::gguf;
 use crate::scales::WeightScales;
@@ -100,8 +100,8 @@ impl Head {
         bias: Option<&Bound<'_, PyAny>>,
         soft_cap: Option<f32>,
         scale: f32,
-        vocab_size: Option<usize>,
-        first_token: usize,
+        vocab_size: Option<i128>,
+        first_token: i128,
         weight_scale: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Head> {
         let weight = Tensor::borrow(weight, "weight")?;
@@ -122,7 +122,11 @@ impl Head {
                 Some(Floats::Device(bias))
             }
         };
-        let vocab_size = vocab_size.unwrap_or(first_token.saturating_add(layout.rows));
+        let first_token: usize = integer("first_token", first_token, 0)?;
+        let vocab_size = match vocab_size {
+            Some(size) => integer("vocab_size", size, 0)?,
+            None => first_token.saturating_add(layout.rows),
+        };
         let parts = HeadParts { weight, layout, scales, bias, soft_cap, scale, vocab_size, first_token };
         if parts.weight.place == Place::Host {
             // On a GPU, the sampler makes these checks.

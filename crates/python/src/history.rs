@@ -1,6 +1,6 @@
 //! The tokens of a sequence.
 
-use crate::column::list_of_integers;
+use crate::column::{integer, list_of_integers};
 use flash_sampling::History as Tokens;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,8 +42,10 @@ impl History {
     }
 
     /// Appends a generated token. A call that reads the history at the same time does not see it.
-    fn push(&self, token: u32) {
+    fn push(&self, token: i128) -> PyResult<()> {
+        let token = integer("token", token, 0)?;
         Arc::make_mut(&mut *self.lock()).push(token);
+        Ok(())
     }
 
     /// All tokens: the prompt, then the generated tokens.

@@ -10,6 +10,7 @@
 //! | `rows` | converts the arguments of a call into the parameters of its rows |
 //! | `engine`, `cuda` | the Rust sampler behind a Python `Sampler`, on the CPU or on a GPU |
 //! | `group` | the ranks of a sampler whose vocabulary is sharded |
+//! | `fork` | refuses the threads of a parent process |
 //! | `error` | converts errors into Python exceptions |
 //!
 //! The folder `python` has the package's Python files and the stub file of this module.
@@ -24,6 +25,7 @@ mod device_call;
 mod dlpack;
 mod engine;
 mod error;
+mod fork;
 mod gguf;
 mod group;
 mod head;

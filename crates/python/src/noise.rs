@@ -1,6 +1,6 @@
 //! The function `noise`.
 
-use crate::column::list_of_integers;
+use crate::column::{integer, list_of_integers};
 use crate::error::invalid;
 use crate::history::TOKENS;
 use crate::result::deliver;
@@ -18,13 +18,14 @@ use pyo3::prelude::*;
 #[pyfunction]
 pub(crate) fn noise<'py>(
     py: Python<'py>,
-    seed: u64,
-    position: u64,
-    draw: u32,
+    seed: i128,
+    position: i128,
+    draw: i128,
     tokens: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let ids: Vec<u32> = list_of_integers(tokens, "tokens", TOKENS)?;
-    let noise = Noise::new(seed, position);
+    let draw = integer("draw", draw, 0)?;
+    let noise = Noise::new(integer("seed", seed, 0)?, integer("position", position, 0)?);
     let noise = noise.ok_or_else(|| invalid("position", format!("position is {position}, but must be below 2^56")))?;
     let bytes: Vec<u8> =
         py.detach(|| ids.iter().flat_map(|&token| noise.gumbel(Domain::Token, draw, token).to_ne_bytes()).collect());

@@ -150,7 +150,9 @@ impl RowSample {
 
     fn __repr__(&self) -> String {
         let tokens: Vec<u32> = self.draws.iter().map(|draw| draw.token).collect();
-        format!("RowSample(tokens={tokens:?})")
+        let logprobs: Option<Vec<f64>> = self.draws.iter().map(|draw| draw.logprob).collect();
+        let logprobs = logprobs.map_or(String::new(), |logprobs| format!(", logprobs={logprobs:?}"));
+        format!("RowSample(tokens={tokens:?}{logprobs})")
     }
 }
 

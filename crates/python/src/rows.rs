@@ -2,29 +2,37 @@
 
 use crate::borrow::in_host_memory;
 use crate::column::{Column, floats, integers};
-use crate::error::{invalid, invalid_in_row, invalid_type};
+use crate::error::{RowErrors, invalid, invalid_type};
 use crate::history::History;
 use crate::params::SamplingParams;
 use crate::tensor::Tensor;
-use flash_sampling::{History as Tokens, RowParams, SamplingParams as Checked};
+use flash_sampling::{History as Tokens, RowParams, SamplingParams as Checked, SamplingParamsBuilder};
 use pyo3::prelude::*;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// An optional Python argument.
 pub(crate) type Argument<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
-fn seeds(object: &Bound<'_, PyAny>, rows: usize) -> PyResult<Column<u64>> {
-    integers(object, "seed", rows, "0 to 2^64 - 1")
+/// Reads the seeds of rows.
+fn seeds(object: &Bound<'_, PyAny>, rows: (usize, &mut RowErrors)) -> PyResult<Column<u64>> {
+    integers(object, "seed", rows, (0, "0 to 2^64 - 1"))
 }
 
-fn positions(object: &Bound<'_, PyAny>, rows: usize) -> PyResult<Column<u64>> {
-    integers(object, "position", rows, "0 to 2^56 - 1")
+/// Reads the positions of rows.
+fn positions(object: &Bound<'_, PyAny>, rows: (usize, &mut RowErrors)) -> PyResult<Column<u64>> {
+    integers(object, "position", rows, (0, "0 to 2^56 - 1"))
 }
 
-/// Refuses one seed and one position for several rows, which would have the same noise.
-fn refuse_equal_noise(rows: usize) -> PyResult<()> {
-    let fault = "one seed and one position would give all rows the same noise";
-    Err(invalid("seed", format!("{fault}: give one seed, or one position, for each of {rows} rows")))
+/// Refuses one seed for rows that have the same position and first draw, because their noise would be equal. `places`
+/// has both numbers of each row with noise.
+fn refuse_equal_noise(mut places: impl Iterator<Item = (u64, u32)>) -> PyResult<()> {
+    let mut seen = HashSet::new();
+    if places.all(|place| seen.insert(place)) {
+        return Ok(());
+    }
+    let text = "one seed and one position would give several rows the same noise";
+    Err(invalid("seed", format!("{text}: give each row a seed or a position of its own")))
 }
 
 /// The parameters of a call that returns only tokens, one column for each argument.
@@ -37,6 +45,8 @@ pub(crate) struct Columns {
     top_p: Column<f32>,
     min_p: Column<f32>,
     mask: Option<Mask>,
+    /// The rows with invalid parameters. Their values in the columns have no meaning.
+    pub(crate) errors: RowErrors,
 }
 
 impl Columns {
@@ -49,32 +59,24 @@ impl Columns {
         knobs: [Argument<'_, '_>; 5],
     ) -> PyResult<Columns> {
         let [temperature, top_k, top_p, min_p, mask] = knobs;
-        let float = |object: Argument<'_, '_>, name, default| {
-            object.map_or(Ok(Column::Same(default)), |object| floats(object, name, rows))
+        let mut errors = RowErrors::default();
+        let mut float = |object: Argument<'_, '_>, name, default| {
+            object.map_or(Ok(Column::Same(default)), |object| floats(object, name, (rows, &mut errors)))
         };
-        let columns = Columns {
-            rows,
-            seed: seeds(seed, rows)?,
-            position: positions(position, rows)?,
-            temperature: float(temperature, "temperature", 1.0)?,
-            top_k: match top_k {
-                Some(object) => integers(object, "top_k", rows, "-1 to 2^31 - 1")?,
-                None => Column::Same(0),
-            },
-            top_p: float(top_p, "top_p", 1.0)?,
-            min_p: float(min_p, "min_p", 0.0)?,
-            mask: mask.map(|mask| Mask::read(mask, rows, vocab_size)).transpose()?,
+        let (temperature, top_p) = (float(temperature, "temperature", 1.0)?, float(top_p, "top_p", 1.0)?);
+        let min_p = float(min_p, "min_p", 0.0)?;
+        let seed = seeds(seed, (rows, &mut errors))?;
+        let position = positions(position, (rows, &mut errors))?;
+        let top_k = match top_k {
+            Some(object) => integers(object, "top_k", (rows, &mut errors), (-1, "-1 to 2^31 - 1"))?,
+            None => Column::Same(0),
         };
-        if let Some(row) = (0..rows).find(|&row| columns.top_k.get(row) < -1) {
-            let text = format!("top_k is {}, but must be at least -1", columns.top_k.get(row));
-            return Err(invalid_in_row(row, "top_k", text));
+        let mask = mask.map(|mask| Mask::read(mask, rows, vocab_size)).transpose()?;
+        if let Column::Same(_) = seed {
+            let has_noise = |&row: &usize| temperature.get(row) != 0.0 && !errors.has(row);
+            refuse_equal_noise((0..rows).filter(has_noise).map(|row| (position.get(row), 0)))?;
         }
-        let is_greedy = matches!(columns.temperature, Column::Same(0.0));
-        match (&columns.seed, &columns.position) {
-            (Column::Same(_), Column::Same(_)) if rows > 1 && !is_greedy => refuse_equal_noise(rows)?,
-            _ => {}
-        }
-        Ok(columns)
+        Ok(Columns { rows, seed, position, temperature, top_k, top_p, min_p, mask, errors })
     }
 
     pub(crate) fn params(&self) -> impl Iterator<Item = RowParams<'_>> {
@@ -91,6 +93,13 @@ impl Columns {
     }
 }
 
+/// Reads the argument `histories`.
+fn snapshots(histories: &Bound<'_, PyAny>) -> PyResult<Vec<Arc<Tokens>>> {
+    let list: Vec<Bound<'_, History>> =
+        histories.extract().map_err(|_| invalid_type("histories must be a list with one History for each row"))?;
+    Ok(list.iter().map(|history| history.get().snapshot()).collect())
+}
+
 /// The bitmaps of allowed tokens.
 struct Mask {
     /// The number of words of one row's bitmap.
@@ -102,7 +111,7 @@ struct Mask {
 
 impl Mask {
     fn read(mask: &Bound<'_, PyAny>, rows: usize, vocab_size: u32) -> PyResult<Mask> {
-        let mask = Tensor::borrow(&in_host_memory(mask)?, "mask")?;
+        let mask = Tensor::borrow(&in_host_memory(mask, "mask")?, "mask")?;
         let (words, bitmap) = mask.bitmap("mask")?;
         let needed = vocab_size.div_ceil(32) as usize;
         let is_shared = mask.shape.len() == 1 || mask.shape[0] == 1;
@@ -143,6 +152,8 @@ pub(crate) struct Requests {
     /// Includes the allowed tokens of the requests.
     mask: Option<Mask>,
     histories: Option<Vec<Arc<Tokens>>>,
+    /// The rows with invalid parameters. Their other parameters have no meaning.
+    pub(crate) errors: RowErrors,
 }
 
 impl Requests {
@@ -151,53 +162,63 @@ impl Requests {
         rows: usize,
         vocab_size: u32,
         params: &Bound<'_, PyAny>,
-        histories: Option<Vec<Bound<'_, History>>>,
-        arguments: [Argument<'_, '_>; 4],
+        arguments: [Argument<'_, '_>; 5],
     ) -> PyResult<Requests> {
-        let [seed, position, first_draw, mask] = arguments;
+        let [histories, seed, position, first_draw, mask] = arguments;
+        let mut errors = RowErrors::default();
         let count = |knob, len| match len == rows {
             true => Ok(()),
             false => Err(invalid(knob, format!("{knob} has {len} values for {rows} rows"))),
         };
-        let one = params.cast::<SamplingParams>();
-        let params: Vec<Arc<Checked>> = if let Ok(params) = one {
-            vec![params.get().for_vocab(vocab_size, 0)?; rows]
-        } else {
-            let fault = || invalid_type("params must be a SamplingParams, or a list with one for each row");
-            let list: Vec<Bound<'_, SamplingParams>> = params.extract().map_err(|_| fault())?;
-            count("params", list.len())?;
-            let checked = list.iter().enumerate().map(|(row, params)| params.get().for_vocab(vocab_size, row));
-            checked.collect::<PyResult<_>>()?
+        let one = params.cast::<SamplingParams>().ok();
+        let list = match one {
+            Some(params) => vec![params.clone(); rows],
+            None => params
+                .extract::<Vec<Bound<'_, SamplingParams>>>()
+                .map_err(|_| invalid_type("params must be a SamplingParams, or a list with one for each row"))?,
         };
-        let histories: Option<Vec<_>> =
-            histories.map(|list| list.iter().map(|history| history.get().snapshot()).collect());
-        histories.iter().try_for_each(|histories| count("histories", histories.len()))?;
-        let given = seed.map(|seed| seeds(seed, rows)).transpose()?;
-        let of_row = |(row, params): (usize, &Arc<Checked>)| {
-            params.fields().seed.or(given.as_ref().map(|given| given.get(row))).ok_or_else(|| {
-                invalid_in_row(row, "seed", "neither the row's SamplingParams nor the argument seed has a seed")
+        count("params", list.len())?;
+        let check = |(row, params): (usize, &Bound<'_, SamplingParams>)| {
+            params.get().for_vocab(vocab_size).unwrap_or_else(|error| {
+                errors.add(row, error.field, error.to_string());
+                let valid = SamplingParamsBuilder::default().build(vocab_size);
+                Arc::new(valid.expect("defaults are valid"))
             })
         };
-        let seeds = params.iter().enumerate().map(of_row).collect::<PyResult<Vec<u64>>>()?;
+        let params: Vec<Arc<Checked>> = list.iter().enumerate().map(check).collect();
+        let histories: Option<Vec<Arc<Tokens>>> = histories.map(snapshots).transpose()?;
+        histories.iter().try_for_each(|histories| count("histories", histories.len()))?;
+        let given = seed.map(|seed| seeds(seed, (rows, &mut errors))).transpose()?;
+        let of_row = |(row, params): (usize, &Bound<'_, SamplingParams>)| {
+            let (own, given) = (params.get().seed(), given.as_ref().map(|given| given.get(row)));
+            let fault = match (own, given) {
+                (None, None) => "neither the row's SamplingParams nor the argument seed has a seed",
+                (Some(_), Some(_)) => "the row's SamplingParams has a seed, so the argument seed must be None",
+                _ => return own.or(given).unwrap_or_default(),
+            };
+            errors.add(row, "seed", fault.into());
+            0
+        };
+        let seeds: Vec<u64> = list.iter().enumerate().map(of_row).collect();
         let positions = match (position, &histories) {
-            (Some(position), _) => positions(position, rows)?,
+            (Some(position), _) => positions(position, (rows, &mut errors))?,
             (None, Some(list)) => Column::Each(list.iter().map(|tokens| tokens.tokens().len() as u64).collect()),
             (None, None) => {
                 let text = "position must be given, or histories, whose lengths are the positions";
                 return Err(invalid("position", text));
             }
         };
-        let has_one_seed = one.is_ok_and(|params| params.get().has_seed() || matches!(given, Some(Column::Same(_))));
-        let is_greedy = params.iter().all(|params| params.fields().temperature == 0.0);
-        if rows > 1 && has_one_seed && matches!(positions, Column::Same(_)) && !is_greedy {
-            refuse_equal_noise(rows)?;
-        }
         let first_draws = match first_draw {
-            Some(object) => integers(object, "first_draw", rows, "0 to 2^32 - 1")?,
+            Some(object) => integers(object, "first_draw", (rows, &mut errors), (0, "0 to 2^32 - 1"))?,
             None => Column::Same(0),
         };
+        if matches!(given, Some(Column::Same(_))) || one.is_some_and(|params| params.get().seed().is_some()) {
+            let has_noise = |&row: &usize| params[row].fields().temperature != 0.0 && !errors.has(row);
+            let places = (0..rows).filter(has_noise).map(|row| (positions.get(row), first_draws.get(row)));
+            refuse_equal_noise(places)?;
+        }
         let mut mask = mask.map(|mask| Mask::read(mask, rows, vocab_size)).transpose()?;
-        let mut requests = Requests { params, seeds, positions, first_draws, mask: None, histories };
+        let mut requests = Requests { params, seeds, positions, first_draws, mask: None, histories, errors };
         if let Some(mask) = &mut mask {
             let allowed = requests.params().enumerate().filter_map(|(row, params)| Some((row, params.mask?)));
             for (row, allowed) in allowed {

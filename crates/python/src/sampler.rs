@@ -1,38 +1,41 @@
 //! The class `Sampler`.
 
+use crate::column::integer;
 use crate::device_call::DeviceCall;
 use crate::engine::{Engine, Options};
-use crate::error::{invalid, of_rows};
+use crate::error::{RowErrors, invalid, invalid_type};
+use crate::fork::ThreadProcess;
 use crate::group::Group;
 use crate::head::Head;
-use crate::history::History;
 use crate::result::{RowSample, deliver};
 use crate::rows::{Columns, Requests};
 use crate::tensor::{Place, Tensor};
-use flash_sampling::{Exactness, Plan, RowError, RowParams, RowSample as Sample, Samples};
+use core::mem::take;
+use flash_sampling::{Exactness, Plan, RowParams, RowSample as Sample, Samples};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use std::sync::{Mutex, PoisonError};
-
-/// The indices of failed rows, and their errors.
-type RowErrors = Vec<(usize, RowError)>;
 
 /// Draws tokens for rows of hidden states, or of logits (`Sampler.for_logits`).
 ///
 /// Noise is a pure function of (seed, position, draw, token). So a row's token does not depend on the other rows of the
 /// batch, on threads or on tiles. Calls release the GIL; calls of one sampler run one after another.
 ///
+/// Arguments of the construction:
+///
 /// head: the LM head. Hidden states must be on the head's device.
 /// max_rows: the maximum number of rows of a call.
 /// variant: "tiled", "grouped:SIZE", "grouped:SIZE:reuse", "online:SIZE", "sharded:SHARDS" or
-///     "sharded:SHARDS:log-mass". (CPU)
+///     "sharded:SHARDS:log-mass". SIZE is a positive multiple of 64. (CPU)
 /// max_draws: the maximum `n` of a row.
 /// max_logprobs: the maximum `logprobs` of a row; None: no row may request log-probabilities.
 /// max_adjusted: the maximum number of distinct tokens with a bias, a ban or a penalty in a row of `enqueue`; None: no
 ///     lists of tokens. Each takes 20 bytes of GPU memory for each of up to 256 rows. (GPU)
-/// threads: the number of threads; None: all cores, in one thread pool of the process. (CPU)
-/// backend: for a head on the CPU: "cpu", "cpu:ISA" (an instruction set), "reference" (float64, slow), or "cuda:GPU",
-///     which copies the weight to that GPU; None: the backend of the head's device.
+/// threads: the number of threads; None: all cores, in one thread pool of the process. A forked child cannot use the
+///     threads of its parent. (CPU)
+/// backend: for a head on the CPU: "cpu", "cpu:ISA" or "cpu:ISA:THREADS" (ISA: portable, avx2, avx512, avx512bf16, amx
+///     or neon), "reference" (float64, slow), or "cuda:GPU", which copies the weight to that GPU; None: the backend of
+///     the head's device.
 /// canonical: draws the same tokens on every instruction set and backend; filters are errors. (CPU)
 /// shadow: makes an 8-bit copy of the weight, half the memory of a bfloat16 weight. Calls of few rows read the copy
 ///     instead of the weight, and draw the same tokens. On some processors and GPUs, they take about half the time
@@ -45,6 +48,23 @@ type RowErrors = Vec<(usize, RowError)>;
 ///     `world`, `time_limit` in seconds, and `all_gather(message, time_limit)`, which returns the messages of all
 ///     ranks. The head is this rank's shard. All ranks construct the sampler, and call it with the same rows. Every
 ///     rank gets the tokens that one head with the whole vocabulary would draw.
+///
+/// A call `sampler(input, *, seed, position, ...)` draws one token for each row. A parameter is a number for all rows,
+/// or a sequence or tensor [rows]:
+///
+/// input: hidden states [rows, hidden], or logits [rows, vocab], in bfloat16, float16 or float32.
+/// seed: the key of a row's noise, 0 to 2^64 - 1. Independent sequences need different seeds.
+/// position: the token's index in its sequence, 0 to 2^56 - 1; never a batch index.
+/// temperature: divides the logits; 0 takes the largest logit; None: 1.
+/// top_k: keeps this many of the largest logits; None, 0 or -1: all.
+/// top_p: keeps the most likely tokens until their probabilities sum to top_p; None or 1: all.
+/// min_p: keeps tokens with at least min_p times the largest probability; None or 0: all.
+/// mask: [rows, ceil(vocab / 32)] int32, a bitmap of allowed tokens: bit t % 32 of word t / 32.
+/// out: [rows] int64, which receives the tokens and is returned.
+///
+/// The call waits for the tokens and returns them, [rows] int64. A torch or CuPy input gives an array of the same
+/// library on the input's device. Any other input gives a numpy array, or a list if numpy is not installed. If a row
+/// fails, the call raises a FlashSamplingError; its `results` has the tokens of the other rows.
 #[pyclass(frozen, weakref, module = "flash_sampling")]
 pub(crate) struct Sampler {
     state: Mutex<(Engine, Samples)>,
@@ -55,14 +75,18 @@ pub(crate) struct Sampler {
     exactness: Exactness,
     /// The argument's name: "hidden" or "logits".
     input: &'static str,
+    process: ThreadProcess,
+    /// Whether a call may have more than `max_rows` rows, and draws them in parts.
+    has_parts: bool,
 }
 
 impl Sampler {
     fn new(engine: Engine, input: &'static str) -> Sampler {
         let place = engine.place();
         let (can, plan, vocab_size) = (engine.capabilities(), engine.plan(), engine.vocab_size());
-        let (backend, exactness) = (can.backend, can.exactness);
-        Sampler { state: Mutex::new((engine, Samples::new())), plan, vocab_size, place, backend, exactness, input }
+        let (backend, exactness, process, has_parts) = (can.backend, can.exactness, engine.process(), false);
+        let state = Mutex::new((engine, Samples::new()));
+        Sampler { state, plan, vocab_size, place, backend, exactness, input, process, has_parts }
     }
 
     /// Borrows the input `[rows, cols]` of a call, and returns it with its number of rows.
@@ -76,28 +100,35 @@ impl Sampler {
         Ok((tensor, rows))
     }
 
-    /// Draws without the GIL. Returns each row's result, converted by `convert`, and the errors of failed rows.
+    /// Draws without the GIL. Returns each row's result, converted by `convert`. Adds the errors of failed rows to
+    /// `errors`; rows that have an error already get no result.
     fn draw<'a, R: Send>(
         &self,
         py: Python<'_>,
         input: &Tensor,
         rows: impl Iterator<Item = RowParams<'a>> + Send,
+        errors: &mut RowErrors,
         convert: impl Fn(Option<Sample<'_>>) -> R + Send,
-    ) -> PyResult<(Vec<R>, RowErrors)> {
+    ) -> PyResult<Vec<R>> {
+        self.process.check()?;
         py.detach(move || {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let (engine, samples) = &mut *state;
             let rows: Vec<RowParams<'_>> = rows.collect();
-            engine.sample(input, self.input, &rows, samples)?;
-            let mut errors = Vec::new();
-            let results = samples.iter().enumerate().map(|(row, sample)| match sample {
-                Ok(sample) => convert(Some(sample)),
-                Err(error) => {
-                    errors.push((row, error));
-                    convert(None)
-                }
-            });
-            Ok((results.collect(), errors))
+            let part = if self.has_parts { self.plan.max_rows } else { rows.len() };
+            let mut results = Vec::with_capacity(rows.len());
+            for first in (0..rows.len().max(1)).step_by(part.max(1)) {
+                let rows = &rows[first..rows.len().min(first + part)];
+                engine.sample(&input.rows(first..first + rows.len()), self.input, rows, samples)?;
+                results.extend(samples.iter().zip(first..).map(|(sample, row)| match sample {
+                    Ok(sample) => convert(Some(sample).filter(|_| !errors.has(row))),
+                    Err(error) => {
+                        errors.add_error(row, &error);
+                        convert(None)
+                    }
+                }));
+            }
+            Ok(results)
         })
     }
 }
@@ -110,18 +141,22 @@ impl Sampler {
     #[allow(clippy::too_many_arguments)]
     fn of_head(
         py: Python<'_>,
-        head: &Bound<'_, Head>,
-        max_rows: usize,
+        head: &Bound<'_, PyAny>,
+        max_rows: i128,
         variant: &str,
-        max_draws: u32,
-        max_logprobs: Option<u32>,
-        max_adjusted: Option<usize>,
-        threads: Option<usize>,
+        max_draws: i128,
+        max_logprobs: Option<i128>,
+        max_adjusted: Option<i128>,
+        threads: Option<i128>,
         backend: Option<&str>,
         canonical: bool,
         shadow: bool,
         group: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Sampler> {
+        let Ok(head) = head.cast::<Head>() else {
+            let found = head.get_type().name()?;
+            return Err(invalid_type(format!("head must be a Head, not {found}: use Sampler(Head(weight))")));
+        };
         let group = group.map(Group::of).transpose()?;
         let options =
             Options { max_rows, variant, max_draws, max_logprobs, max_adjusted, threads, backend, canonical, shadow };
@@ -139,38 +174,29 @@ impl Sampler {
     #[allow(clippy::too_many_arguments)]
     fn for_logits(
         py: Python<'_>,
-        vocab_size: usize,
-        max_rows: usize,
-        max_draws: u32,
-        max_logprobs: Option<u32>,
-        max_adjusted: Option<usize>,
-        threads: Option<usize>,
+        vocab_size: i128,
+        max_rows: i128,
+        max_draws: i128,
+        max_logprobs: Option<i128>,
+        max_adjusted: Option<i128>,
+        threads: Option<i128>,
         backend: Option<&str>,
     ) -> PyResult<Sampler> {
+        let vocab_size = integer("vocab_size", vocab_size, 1)?;
         let (variant, canonical, shadow) = ("tiled", false, false);
         let options =
             Options { max_rows, variant, max_draws, max_logprobs, max_adjusted, threads, backend, canonical, shadow };
         Ok(Sampler::new(Engine::of_logits(py, vocab_size, &options)?, "logits"))
     }
 
-    /// Draws one token for each row.
-    ///
-    /// input: hidden states [rows, hidden], or logits [rows, vocab], in bfloat16, float16 or float32.
-    /// seed: the key of a row's noise, 0 to 2^64 - 1. Independent sequences need different seeds.
-    /// position: the token's index in its sequence, 0 to 2^56 - 1; never a batch index.
-    /// temperature: divides the logits; 0 takes the largest logit.
-    /// top_k: keeps this many of the largest logits; None, 0 or -1: all.
-    /// top_p: keeps the most likely tokens until their probabilities sum to top_p; None or 1: all.
-    /// min_p: keeps tokens with at least min_p times the largest probability; None or 0: all.
-    /// mask: [rows, ceil(vocab / 32)] int32, a bitmap of allowed tokens: bit t % 32 of word t / 32.
-    /// out: [rows] int64, which receives the tokens and is returned.
-    ///
-    /// A parameter is a number for all rows, or a sequence or tensor [rows].
-    ///
-    /// Waits for the tokens and returns them, [rows] int64. A torch or CuPy input gives an array of the same library on
-    /// the input's device. Any other input gives a numpy array, or a list if numpy is not installed.
-    ///
-    /// Raises FlashSamplingError if a row fails; its `results` has the tokens of the other rows.
+    /// Makes a sampler for `from_logits`: its calls may have any number of rows, and draw `max_rows` at a time.
+    #[staticmethod]
+    fn _in_parts(py: Python<'_>, vocab_size: i128, max_rows: i128, backend: &str) -> PyResult<Sampler> {
+        let sampler = Sampler::for_logits(py, vocab_size, max_rows, 1, None, None, None, Some(backend))?;
+        Ok(Sampler { has_parts: true, ..sampler })
+    }
+
+    /// Draws one token for each row. Python shows no text of this method, so the text of the class describes the call.
     #[pyo3(signature = (input, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,
         out=None))]
     #[allow(clippy::too_many_arguments)]
@@ -189,11 +215,11 @@ impl Sampler {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (tensor, rows) = self.borrow(input)?;
         let knobs = [temperature, top_k, top_p, min_p, mask];
-        let columns = Columns::read(rows, self.vocab_size, seed, position, knobs)?;
+        let mut columns = Columns::read(rows, self.vocab_size, seed, position, knobs)?;
+        let mut errors = take(&mut columns.errors);
         let token = |sample: Option<Sample<'_>>| sample.map_or(-1, |sample| i64::from(sample.token())).to_ne_bytes();
-        let (tokens, errors) = self.draw(py, &tensor, columns.params(), token)?;
-        let tokens = deliver(py, input, tokens.as_flattened(), "int64", out)?;
-        if errors.is_empty() { Ok(tokens) } else { Err(of_rows(py, &errors, tokens)) }
+        let tokens = self.draw(py, &tensor, columns.params(), &mut errors, token)?;
+        errors.into_result(deliver(py, input, tokens.as_flattened(), "int64", out)?)
     }
 
     /// Draws one token for each row on a GPU, without waiting. All arguments are tensors on the sampler's GPU, except
@@ -219,8 +245,9 @@ impl Sampler {
     ///     check that the lists are within the tokens. Lists need Sampler(max_adjusted=...).
     /// statuses: [rows] int32, which receives a status in the low byte: 0 for a drawn token; 1 if no logit is finite; 2
     ///     if a logit is NaN; 3 if a logit is +inf; 7 if a parameter is invalid, or if the row has more adjusted tokens
-    ///     than max_adjusted. With a group: 4 if a rank is late, and 5 if a rank made another call; the other bytes have
-    ///     the rank.
+    ///     than max_adjusted. The other bytes then name the parameter: 1 position, 2 temperature, 3 top_k, 4 top_p, 5
+    ///     min_p, 6 repetition_penalty, 7 frequency_penalty, 8 presence_penalty, 9 bias_values, 10 max_adjusted. With a
+    ///     group: 4 if a rank is late, and 5 if a rank made another call; the other bytes have the rank.
     /// logprobs, ranks: [rows] float32 and int32, which receive the log-probability and the rank of each drawn token;
     ///     -inf and 0 for a row that failed.
     /// log_z: [rows] float64, which receives the logarithm of the sum of e^logit over the tokens of a row.
@@ -273,16 +300,19 @@ impl Sampler {
     ///
     /// input: hidden states [rows, hidden], or logits [rows, vocab], in bfloat16, float16 or float32.
     /// params: one SamplingParams for all rows, or one for each row.
-    /// histories: one History for each row, for penalties and min_tokens; None: empty sequences.
-    /// seed: the seeds of rows whose SamplingParams have no seed.
-    /// position: the positions of the tokens in their sequences; None: the lengths of the histories.
+    /// histories: one History for each row, for penalties and min_tokens; None: empty sequences, so that min_tokens
+    ///     bans the stop tokens at every position.
+    /// seed: the seeds of rows whose SamplingParams have no seed. A row with both seeds fails.
+    /// position: the positions of the tokens in their sequences; None: the lengths of the histories, which must be
+    ///     given then.
     /// first_draw: the numbers of the rows' first draws, 0 to 2^32 - 1: a row has the draws first_draw to
     ///     first_draw + n - 1 of its seed and position; None: 0.
     /// mask: [rows, ceil(vocab / 32)] int32, a bitmap of allowed tokens for each row, for example of a grammar.
     ///
     /// Waits for the results, and returns one RowSample for each row.
     ///
-    /// Raises FlashSamplingError if a row fails; its `results` has the RowSamples of the other rows.
+    /// Raises FlashSamplingError if a row fails; its `results` has the RowSamples of the other rows. The
+    /// README lists the errors that end the whole call.
     #[pyo3(signature = (input, params, histories=None, *, seed=None, position=None, first_draw=None, mask=None))]
     #[allow(clippy::too_many_arguments)]
     fn sample<'py>(
@@ -290,19 +320,19 @@ impl Sampler {
         py: Python<'py>,
         input: &Bound<'py, PyAny>,
         params: &Bound<'py, PyAny>,
-        histories: Option<Vec<Bound<'py, History>>>,
+        histories: Option<&Bound<'py, PyAny>>,
         seed: Option<&Bound<'py, PyAny>>,
         position: Option<&Bound<'py, PyAny>>,
         first_draw: Option<&Bound<'py, PyAny>>,
         mask: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (tensor, rows) = self.borrow(input)?;
-        let arguments = [seed, position, first_draw, mask];
-        let requests = Requests::read(rows, self.vocab_size, params, histories, arguments)?;
+        let arguments = [histories, seed, position, first_draw, mask];
+        let mut requests = Requests::read(rows, self.vocab_size, params, arguments)?;
+        let mut errors = take(&mut requests.errors);
         let result = |sample: Option<Sample<'_>>| sample.map(RowSample::from);
-        let (results, errors) = self.draw(py, &tensor, requests.params(), result)?;
-        let results = PyList::new(py, results)?.into_any();
-        if errors.is_empty() { Ok(results) } else { Err(of_rows(py, &errors, results)) }
+        let results = self.draw(py, &tensor, requests.params(), &mut errors, result)?;
+        errors.into_result(PyList::new(py, results)?.into_any())
     }
 
     /// The number of tokens of the vocabulary.

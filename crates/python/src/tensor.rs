@@ -7,6 +7,7 @@ use flash_sampling::{DType, Matrix, bf16, f16};
 use memmap2::Mmap;
 use pyo3::prelude::*;
 use std::fs::File;
+use std::sync::Arc;
 
 /// The memory that holds a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,8 +63,7 @@ pub(crate) struct Tensor {
     /// For a tensor on a GPU: the library's current stream. Earlier work on the tensor comes before later work on this
     /// stream.
     pub(crate) stream: u64,
-    #[expect(dead_code, reason = "kept for its drop")]
-    pub(crate) owner: Box<dyn Send + Sync>,
+    pub(crate) owner: Arc<dyn Send + Sync>,
 }
 
 // SAFETY: the invariant; a tensor only reads the memory.
@@ -219,7 +219,7 @@ impl Tensor {
         // process truncates the file, a signal ends this process; if it rewrites the file, the bytes change.
         let map = unsafe { Mmap::map(file) }?;
         let (kind, shape, strides) = (Kind::UInt, vec![map.len()], vec![1]);
-        let (data, place, owner) = (map.as_ptr(), Place::Host, Box::new(map));
+        let (data, place, owner) = (map.as_ptr(), Place::Host, Arc::new(map));
         Ok(Tensor { data, place, kind, size: 1, shape, strides, is_read_only: true, stream: 0, owner })
     }
 
@@ -230,6 +230,20 @@ impl Tensor {
     pub(crate) fn part(self, range: Range<usize>) -> Tensor {
         assert!(self.size == 1 && self.strides == [1] && range.start <= range.end && range.end <= self.shape[0]);
         Tensor { data: self.data.wrapping_add(range.start), shape: vec![range.len()], ..self }
+    }
+
+    /// A range of rows of a matrix.
+    ///
+    /// # Panics
+    /// If the tensor has no dimensions, or the range exceeds its rows.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Tensor {
+        assert!(rows.start <= rows.end && rows.end <= self.shape[0]);
+        let offset = rows.start as isize * self.strides[0] * self.size as isize;
+        let (data, mut shape) = (self.data.wrapping_offset(offset), self.shape.clone());
+        shape[0] = rows.len();
+        let &Tensor { place, kind, size, is_read_only, stream, .. } = self;
+        let (strides, owner) = (self.strides.clone(), self.owner.clone());
+        Tensor { data, place, kind, size, shape, strides, is_read_only, stream, owner }
     }
 
     /// The numbers of a tensor in host memory with one dimension, or of a scalar tensor.

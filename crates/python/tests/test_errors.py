@@ -2,6 +2,7 @@
 
 import numpy
 import pytest
+from conftest import library
 
 from flash_sampling import FlashSamplingError, Head, History, Sampler, SamplingParams, from_logits, noise, reference
 
@@ -9,6 +10,18 @@ from flash_sampling import FlashSamplingError, Head, History, Sampler, SamplingP
 @pytest.fixture
 def sampler(problem):
     return Sampler(Head(problem.weight))
+
+
+class Traced:
+    """An array inside jax.jit."""
+
+    __module__, shape = "jax._src.interpreters.partial_eval", (4, 32)
+
+    def __dlpack__(self, **options):
+        raise AttributeError("no memory")
+
+    def __dlpack_device__(self):
+        raise AttributeError("no device")
 
 
 def fails(call, match, row=None, knob=None):
@@ -26,7 +39,7 @@ def fails(call, match, row=None, knob=None):
         ({"temperature": [1, float("nan"), 1, 1]}, "row 1: temperature is NaN", "temperature"),
         ({"top_p": [1, 0, 1, 1]}, "row 1: top_p is 0", "top_p"),
         ({"min_p": [0, 2, 0, 0]}, "row 1: min_p is 2", "min_p"),
-        ({"top_k": [0, -2, 0, 0]}, "row 1: top_k is -2, but must be at least -1", "top_k"),
+        ({"top_k": [0, -2, 0, 0]}, r"row 1: top_k is -2, but must be -1 to 2\^31 - 1", "top_k"),
         ({"top_k": [0, 1.5, 0, 0]}, "row 1: top_k is 1.5, but must be an integer", "top_k"),
         ({"top_k": [0, 2**40, 0, 0]}, "row 1: top_k is 1099511627776", "top_k"),
         ({"min_p": [0, 1e-60, 0, 0]}, "row 1: min_p is 1e-60, which rounds to 0", "min_p"),
@@ -63,6 +76,27 @@ def test_the_other_rows_keep_their_results(problem, sampler):
     assert str(error.errors[3]) == "row 3: logprobs needs Sampler(max_logprobs=...), which is None"
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("top_k", [0, -2, 0, 2**40]), ("seed", [100, -1, 102, 2**64]), ("position", [0, -1, 6, 2**56]), ("min_p", [0, 2, 0, 1e-60])],
+)
+def test_the_other_rows_keep_their_tokens_beside_numbers_out_of_range(problem, sampler, name, values):
+    error = fails(lambda: sampler(problem.hidden, **{**problem.keys, name: values}), f"row 1: {name} is", 1, name)
+    assert {row: (one.row, one.knob) for row, one in error.errors.items()} == {1: (1, name), 3: (3, name)}
+    want = problem.argmax_with_noise()
+    want[[1, 3]] = -1
+    assert error.results.tolist() == want.tolist()
+
+
+def test_the_other_rows_keep_their_results_beside_unknown_tokens(problem, sampler):
+    params = [SamplingParams(), SamplingParams(allowed_token_ids=[1000]), SamplingParams(), SamplingParams(seed=1)]
+    match = "row 1: allowed_token_ids names token 1000"
+    error = fails(lambda: sampler.sample(problem.hidden, params, **problem.keys), match, 1, "allowed_token_ids")
+    want = problem.argmax_with_noise()
+    assert [result and result.token for result in error.results] == [want[0], None, want[2], None]
+    assert str(error.errors[3]) == "row 3: the row's SamplingParams has a seed, so the argument seed must be None"
+
+
 def test_bad_rows_of_logits(problem):
     problem.logits[1, 30] = numpy.inf
     problem.logits[3, :] = -numpy.inf
@@ -74,6 +108,17 @@ def test_one_seed_and_one_position_for_many_rows_are_refused(problem, sampler):
     fails(lambda: sampler(problem.hidden, seed=1, position=1), "the same noise", knob="seed")
     params = SamplingParams(seed=1)
     fails(lambda: sampler.sample(problem.hidden, params, position=1), "the same noise", knob="seed")
+    many = [
+        lambda: sampler(problem.hidden, seed=1, position=[5, 6, 7, 5]),
+        lambda: sampler.sample(problem.hidden, params, position=[1] * 4),
+        lambda: sampler.sample(problem.hidden, params, [History([5])] * 4),
+        lambda: sampler.sample(problem.hidden, [SamplingParams()] * 4, seed=1, position=1),
+        lambda: sampler.sample(problem.hidden, params, position=1, first_draw=[0, 1, 2, 0]),
+    ]
+    for call in many:
+        fails(call, "the same noise", knob="seed")
+    sampler.sample(problem.hidden, params, position=1, first_draw=range(4))
+    sampler.sample(problem.hidden, [params] * 4, position=1)
     sampler(problem.hidden, seed=1, position=range(4))
     sampler(problem.hidden[:1], seed=1, position=1)
     sampler(problem.hidden, seed=1, position=1, temperature=0)
@@ -107,6 +152,20 @@ def test_one_seed_and_one_position_for_many_rows_are_refused(problem, sampler):
         (lambda s, p: reference(s, p.hidden, **p.keys), None, None),
         (lambda s, p: noise(0, 2**56, 0, [1]), "position is", "position"),
         (lambda s, p: noise(0, 0, 0, [2**32]), "tokens has 4294967296", "tokens"),
+        (lambda s, p: noise(-1, 0, 0, [1]), "seed is -1, but must be at least 0", "seed"),
+        (lambda s, p: noise(0, 0, 2**32, [1]), r"draw is 4294967296, but must be below 2\^32", "draw"),
+        (lambda s, p: noise(0, 0, 0, {1}), "tokens must be a sequence or tensor, not set", None),
+        (lambda s, p: noise(0, 0, 0, 1), "tokens must be a sequence or tensor of integers, not int", None),
+        (lambda s, p: History([1]).push(-1), "token is -1, but must be at least 0", "token"),
+        (lambda s, p: s(p.hidden, seed={1, 2, 3, 4}, position=0), "seed must be a sequence or tensor, not set", None),
+        (lambda s, p: s(p.hidden, temperature=dict.fromkeys(range(4), 1.0), **p.keys), "temperature must be .* not dict", None),
+        (lambda s, p: s(p.hidden, out=[0] * 4, **p.keys), "out must be a tensor, not list", None),
+        (lambda s, p: s(p.hidden, out=numpy.broadcast_to(0, 4), **p.keys), "out cannot be written: .* read-only", "out"),
+        (lambda s, p: Sampler(p.weight), r"head must be a Head, not ndarray: use Sampler\(Head\(weight\)\)", None),
+        (lambda s, p: s.sample(p.hidden, SamplingParams(seed=1), History([1])), "histories must be a list", None),
+        (lambda s, p: s(Traced(), **p.keys), "hidden cannot be read: no device; inside jax.jit, arrays have no values", "hidden"),
+        (lambda s, p: s(p.hidden, seed=Traced(), position=0), "seed cannot be read: no device; inside jax.jit", "seed"),
+        (lambda s, p: from_logits(Traced(), **p.keys), "logits cannot be read: no device; inside jax.jit", "logits"),
     ],
 )
 def test_wrong_arguments_are_named(problem, sampler, call, match, knob):
@@ -129,6 +188,8 @@ def test_a_row_without_a_seed_is_named(problem, sampler):
         ({"bias": numpy.zeros(999)}, "bias has 999 values for 1000 rows", "bias"),
         ({"bias": numpy.full(1000, numpy.nan)}, "the bias of weight row 0 is NaN", "bias"),
         ({"first_token": 2**32}, "2", "vocab_size"),
+        ({"first_token": -1}, "first_token is -1, but must be at least 0", "first_token"),
+        ({"vocab_size": 2**64}, r"vocab_size is 18446744073709551616, but must be below 2\^64", "vocab_size"),
     ],
     ids=str,
 )
@@ -144,6 +205,11 @@ def test_wrong_heads_are_refused(problem, options, match, knob):
         ({"threads": 0}, "threads is 0, but must be at least 1", "threads"),
         ({"max_rows": 0}, "max_rows is 0, but must be at least 1", "max_rows"),
         ({"max_draws": 0}, "max_draws is 0, but must be at least 1", "max_draws"),
+        ({"max_draws": 2**32}, r"max_draws is 4294967296, but must be below 2\^32", "max_draws"),
+        ({"max_rows": -1}, "max_rows is -1, but must be at least 1", "max_rows"),
+        ({"max_logprobs": -1}, "max_logprobs is -1, but must be at least 0", "max_logprobs"),
+        ({"threads": -1}, "threads is -1, but must be at least 1", "threads"),
+        ({"backend": "cpu:bogus"}, "the instruction sets are portable, avx2, avx512, avx512bf16, amx, neon", "backend"),
         ({"backend": "reference", "threads": 2}, "threads must be None", "threads"),
         ({"variant": "online:512", "canonical": True}, "canonical", None),
     ],
@@ -160,12 +226,22 @@ def test_wrong_samplers_are_refused(problem, options, match, knob):
         ({"top_p": 0}, "top_p is 0.0, but must be above 0", "top_p"),
         ({"top_k": -2}, "top_k is -2", "top_k"),
         ({"n": 0}, "n is 0, but must be at least 1", "n"),
-        ({"n": -1}, "n: invalid value", "n"),
-        ({"temperature": "hot"}, "temperature: invalid type", "temperature"),
-        ({"max_tokens": 16}, "max_tokens does not affect a draw", "max_tokens"),
+        ({"n": -1}, r"n is -1, but must be an integer from 0 to 2\^32 - 1", "n"),
+        ({"temperature": "hot"}, "temperature is 'hot', but must be a number", "temperature"),
+        ({"max_tokens": 16}, "max_tokens does not affect a draw: it must be None$", "max_tokens"),
         ({"allowed_token_ids": []}, "must name a token", "allowed_token_ids"),
         ({"logit_bias": {3: float("nan")}}, "NaN", "logit_bias"),
-        ({"seed": -2}, "seed: invalid value", "seed"),
+        ({"seed": -2}, "seed is -2, but must be an integer from -1", "seed"),
+        ({"seed": 2**64}, r"seed is 18446744073709551616, but must be an integer from -1 to 2\^64 - 1", "seed"),
+        ({"top_k": 2.5}, r"top_k is 2.5, but must be an integer from -1 to 2\^31 - 1", "top_k"),
+        ({"n": True}, "n is True, but must be an integer", "n"),
+        ({"kept": "yes"}, "kept is 'yes', but must be True or False", "kept"),
+        ({"detokenize": False}, "detokenize does not affect a draw: it must be None or True", "detokenize"),
+        ({"logit_bias": {-1: 1.0}}, r"logit_bias has the token -1, but must have token ids: an integer from 0", "logit_bias"),
+        ({"logit_bias": 3}, "logit_bias is 3, but must be a dict", "logit_bias"),
+        ({"stop_token_ids": 5}, "stop_token_ids is 5, but must be a list of token ids", "stop_token_ids"),
+        ({"stop_token_ids": [5, -100]}, "stop_token_ids has the token -100", "stop_token_ids"),
+        ({"prompt_token_ids": [5]}, "give Sampler.sample a History", "prompt_token_ids"),
     ],
     ids=str,
 )
@@ -266,3 +342,22 @@ def test_adjusted_tokens_are_planned_on_a_gpu_alone(problem):
         with pytest.raises(FlashSamplingError, match="max_adjusted must be None for inputs on the CPU") as error:
             make(max_adjusted=3)
         assert error.value.knob == "max_adjusted"
+
+
+def test_tensors_without_memory_are_named(problem, sampler):
+    torch = library("torch")
+    weight, seeds = torch.from_numpy(problem.weight), torch.tensor(problem.seeds)
+    fails(lambda: Head(weight.to("meta")), "weight cannot be read: .*meta", knob="weight")
+    fails(lambda: Head(weight.to_sparse()), "weight cannot be read: .*layout", knob="weight")
+    fails(lambda: from_logits(weight.to("meta"), seed=1, position=0), "logits cannot be read: .*meta", knob="logits")
+    fails(lambda: sampler(problem.hidden, seed=seeds.to("meta"), position=0), "seed cannot be read: .*meta", knob="seed")
+
+
+def test_given_tokens_beyond_the_vocabulary_name_the_row(problem):
+    torch = library("torch")
+    from flash_sampling.torch import token_logprobs
+
+    sampler, hidden = Sampler(Head(problem.weight), max_rows=2, max_logprobs=0), torch.from_numpy(problem.hidden)
+    for token in (-100, 1000):
+        tokens = torch.tensor([[1, 2], [3, 4], [5, 6], [7, token]])
+        fails(lambda: token_logprobs(sampler, hidden, tokens), f"row 3: tokens has {token}, but the vocabulary", 3, "tokens")

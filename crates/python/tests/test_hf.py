@@ -5,6 +5,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy
 import pytest
 from conftest import library
 from test_package import run, scripts
@@ -63,7 +64,9 @@ def batch(prompts):
 def generate(model, prompts=PROMPTS, hook=None, **arguments):
     """The whole result of a call with the hook."""
     # The default top_k of transformers is 50.
-    arguments = {"do_sample": True, "seeds": SEEDS[: len(prompts)], "max_new_tokens": 12, "top_k": 0, **arguments}
+    arguments = {"do_sample": True, "max_new_tokens": 12, "top_k": 0, **arguments}
+    if arguments["do_sample"]:
+        arguments.setdefault("seeds", SEEDS[: len(prompts)])
     from flash_sampling import hf
 
     return model.generate(**batch(prompts), custom_generate=hook or hf.generate, **arguments)
@@ -183,6 +186,7 @@ REFUSED = {
     "the generation mode is beam_sample": {"num_beams": 2},
     "output_scores is not supported": {"return_dict_in_generate": True, "output_scores": True},
     "prefill_chunk_size is not supported": {"prefill_chunk_size": 2},
+    "seeds have no effect on greedy search: pass do_sample=True": {"do_sample": False, "seeds": SEEDS},
     "there are 2 seeds for 3 sequences": {"seeds": [1, 2]},
     "row 2: seed 1 is also the seed of row 0": {"seeds": [1, 2, 1]},
 }
@@ -193,6 +197,30 @@ def test_the_rest_is_refused_by_name(llama, text):
     with pytest.raises(FlashSamplingError, match=text) as error:
         generate(llama, **REFUSED[text])
     assert error.value.knob
+
+
+def test_seeds_are_integers_of_any_library(llama):
+    want = drawn(llama, PROMPTS[:1], seeds=[3])
+    for seeds in [3, numpy.int64(3), torch.tensor(3), torch.tensor([3]), numpy.array([3]), (numpy.uint64(3),)]:
+        assert drawn(llama, PROMPTS[:1], seeds=seeds) == want
+    for seeds in [{3}, {3: 4}, 3.0, [3.0], "3"]:
+        with pytest.raises(TypeError, match="seeds must be an integer, or a sequence"):
+            drawn(llama, PROMPTS[:1], seeds=seeds)
+
+
+class OfMethods(torch.nn.Linear):
+    """The output embedding of a quantised model: its weight is a method."""
+
+    weight = bias = lambda self: None
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.Sequential, lambda head: OfMethods.__new__(OfMethods)])
+def test_an_output_embedding_without_a_tensor_is_refused(llama, wrap):
+    llama.get_output_embeddings = lambda: wrap(llama.lm_head)
+    match = "the output embedding of LlamaForCausalLM is a (Sequential|OfMethods) without a tensor weight"
+    with pytest.raises(FlashSamplingError, match=match) as error:
+        generate(llama)
+    assert error.value.knob == "model"
 
 
 def test_a_model_with_other_logits_is_refused():

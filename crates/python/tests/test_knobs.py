@@ -61,6 +61,7 @@ def test_log_probabilities_are_those_of_the_softmax(problem, sampler):
     params = SamplingParams(temperature=2.0, logprobs=3, logprob_token_ids=[5, 999], ranks=True)
     for row, logits in zip(sampler.sample(problem.hidden, params, **problem.keys), problem.logits):
         law = softmax(logits / 2)
+        assert repr(row) == f"RowSample(tokens=[{row.token}], logprobs=[{row.logprob!r}])"
         assert math.isclose(row.logprob, math.log(law[row.token]), abs_tol=1e-5)
         order = numpy.argsort(-law, kind="stable")
         assert [token for token, _ in row.top] == order[:3].tolist() and order[row.rank - 1] == row.token
@@ -96,7 +97,7 @@ def test_the_length_of_the_history_is_the_position(problem, sampler):
 
 def test_a_request_has_its_own_seed(problem, sampler):
     params = [SamplingParams(seed=seed) for seed in problem.seeds]
-    rows = sampler.sample(problem.hidden, params, position=problem.positions, seed=5)
+    rows = sampler.sample(problem.hidden, params, position=problem.positions)
     assert [row.token for row in rows] == problem.argmax_with_noise().tolist()
 
 
@@ -106,5 +107,8 @@ def test_parameters_read_back():
     assert params == SamplingParams(**params.to_dict()) and params != SamplingParams()
     assert copy.copy(params) == params == copy.deepcopy(params) == pickle.loads(pickle.dumps(params))
     assert repr(SamplingParams(top_p=0.5, seed=3)) == "SamplingParams(seed=3, top_p=0.5)"
+    assert repr(SamplingParams(logprobs=-1, xtc_threshold=0.9)) == "SamplingParams(logprobs=-1, xtc_threshold=0.9)"
+    every = SamplingParams(logprobs=-1, temperature=0.7, min_p=1e-40)
+    assert every == SamplingParams(**every.to_dict()) and (every.logprobs, every.temperature) == (-1, 0.7)
     with pytest.raises(AttributeError, match="no parameter topp"):
         params.topp

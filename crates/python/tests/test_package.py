@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,16 @@ def test_everything_public_has_a_docstring():
             assert member.startswith("_") or getattr(thing, member).__doc__ or name in ("Draw", "RowSample", "Kept"), member
 
 
+def test_docstrings_name_the_arguments():
+    """The texts of the classes, because `help` shows neither the arguments of a call nor the parameters of a request."""
+    named = lambda text: set(re.findall(r"\w+", " ".join(re.findall(r"^([\w, ]+): ", text, re.MULTILINE))))
+    sampler = next(node for node in ast.parse((FOLDER / "_lib.pyi").read_text()).body if getattr(node, "name", "") == "Sampler")
+    for name in ("__new__", "__call__"):
+        method = next(member for member in sampler.body if getattr(member, "name", "") == name)
+        assert {argument.arg for argument in method.args.kwonlyargs} <= named(flash_sampling.Sampler.__doc__), name
+    assert set(flash_sampling.SamplingParams().to_dict()) <= named(flash_sampling.SamplingParams.__doc__)
+
+
 def scripts():
     """The scripts of the README."""
     text = (Path(__file__).parents[1] / "README.md").read_text()
@@ -66,7 +77,7 @@ def test_the_script_of_the_readme_runs():
 
 def test_the_script_of_all_results_runs():
     token, logprob = run(scripts()[1]).split()[:2]
-    assert 0 <= int(token) < 1000 and float(logprob) < 0
+    assert 0 <= int(token) < 500 and float(logprob) < 0
 
 
 def test_it_needs_no_other_package():

@@ -9,6 +9,7 @@ import numpy
 import pytest
 from conftest import bf16_bits, library
 
+import flash_sampling
 from flash_sampling import FlashSamplingError, Head, Sampler, from_logits, noise
 
 
@@ -232,3 +233,24 @@ def test_memory_of_a_gpu_is_told_from_memory_of_the_cpu(problem):
     if not library("torch").cuda.is_available():
         with pytest.raises(FlashSamplingError, match="CUDA is unavailable"):
             from_logits(hidden, **problem.keys)
+
+
+def test_logits_may_have_any_number_of_rows():
+    """The sampler draws 1024 rows at a time. Rows and errors are those of one call."""
+    rows = 2**16 + 5
+    logits = numpy.random.default_rng(2).standard_normal((rows, 40), dtype=numpy.float32)
+    logits[[3, 7000, rows - 1], 7] = numpy.nan
+    keys = {"seed": 5, "position": range(rows), "top_p": 0.8}
+    flash_sampling._sampler_of_logits.cache_clear()
+    out = numpy.empty(rows, dtype=numpy.int64)
+    with pytest.raises(FlashSamplingError, match="row 3: the logit of token 7 is NaN") as error:
+        from_logits(logits, out=out, **keys)
+    assert list(error.value.errors) == [3, 7000, rows - 1] and error.value.results is out
+    assert str(error.value.errors[7000]) == "row 7000: the logit of token 7 is NaN" and error.value.errors[7000].row == 7000
+    assert numpy.flatnonzero(out < 0).tolist() == [3, 7000, rows - 1]
+    for part in (slice(0, 3), slice(1000, 1100), slice(2048, 3072), slice(rows - 300, rows - 1)):
+        keys["position"] = range(part.start, part.stop)
+        assert numpy.array_equal(from_logits(logits[part], **keys), out[part])
+    assert flash_sampling._sampler_of_logits.cache_info().currsize == 1
+    with pytest.raises(FlashSamplingError, match="logits has 2000 rows, but the sampler has max_rows=256"):
+        Sampler.for_logits(40)(logits[:2000], seed=5, position=range(2000))

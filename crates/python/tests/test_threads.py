@@ -5,7 +5,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy
+import pytest
 from conftest import Problem
+from test_package import run
 
 from flash_sampling import Head, History, Sampler, SamplingParams
 
@@ -39,6 +41,48 @@ def test_threads_share_a_sampler():
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(sampler, problem.hidden, **problem.keys) for _ in range(64)]
         assert all(numpy.array_equal(call.result(), want) for call in calls)
+
+
+# A child of `fork` has no threads of its parent. An alarm ends a child that waits for them.
+FORK = """if True:
+    import os, signal
+    import numpy
+    from flash_sampling import FlashSamplingError, Head, Sampler, from_logits
+
+    head, hidden = Head(numpy.ones((2000, 64), "float32")), numpy.ones((2, 64), "float32")
+    draw = lambda sampler: sampler(hidden, seed=[1, 2], position=0).tolist()
+    {setup}
+    if os.fork():
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+    else:
+        signal.alarm(30)
+        try:
+            result = {call}
+        except FlashSamplingError as error:
+            result = f"{{error.knob}}: {{error}}"
+        print(result, flush=True)
+        os._exit(0)
+"""
+POOL, NONE = "one, two, pool = (Sampler(head, threads=n) for n in (1, 2, None)); want = draw(pool)", "pass"
+LOGITS = "from_logits(hidden, seed=[1, 2], position=0)"
+
+
+@pytest.mark.parametrize(
+    ("setup", "call", "is_refused"),
+    [
+        (POOL, "draw(pool)", True),
+        (POOL, "draw(Sampler(head))", True),
+        (POOL, "draw(two)", True),
+        (POOL, "Sampler(head, threads=1, shadow=True)", True),
+        (LOGITS, LOGITS, True),
+        (POOL, "draw(one) == draw(Sampler(head, threads=2)) == draw(Sampler(head, backend='reference')) == want", False),
+        (NONE, "draw(Sampler(head)) == draw(Sampler(head, threads=1))", False),
+    ],
+)
+def test_a_fork_has_no_threads_of_its_parent(setup, call, is_refused):
+    child, status = run(FORK.format(setup=setup, call=call)).splitlines()
+    refused = 'threads: this process was forked, and the threads exist only in its parent: use the start method "spawn", or threads=1'
+    assert (child, status) == (refused if is_refused else "True", "0")
 
 
 def test_threads_share_a_history():

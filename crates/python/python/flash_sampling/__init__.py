@@ -42,23 +42,25 @@ __all__ = [
 ]
 
 
+# The number of rows that `from_logits` draws at a time, which limits the memory of its samplers.
+_ROWS = 1024
+
+
 @lru_cache(maxsize=8)
-def _sampler_of_logits(vocab_size: int, max_rows: int, backend: str) -> Sampler:
-    return Sampler.for_logits(vocab_size, max_rows, backend=backend)
+def _sampler_of_logits(vocab_size: int, backend: str) -> Sampler:
+    return Sampler._in_parts(vocab_size, _ROWS, backend)
 
 
 def from_logits(logits: Any, **params: Any) -> Any:
     """Draws one token for each row of existing logits.
 
-    logits: [rows, vocab] in bfloat16, float16 or float32, on the CPU or a GPU.
+    logits: [rows, vocab] in bfloat16, float16 or float32, on the CPU or a GPU, with any number of rows.
     params: the keyword arguments of a call of ``Sampler``: seed, position, temperature, top_k, top_p, min_p, mask, out.
 
     Returns the tokens, [rows] int64. ``Sampler.for_logits`` returns a sampler that also has ``sample``.
     """
-    rows, vocab_size = _shape(logits, "logits")
-    # Powers of two, so that batches of similar sizes share a sampler.
-    max_rows = max(16, 1 << (rows - 1).bit_length())
-    return _sampler_of_logits(vocab_size, max_rows, backend_of(logits))(logits, **params)
+    _, vocab_size = _shape(logits, "logits")
+    return _sampler_of_logits(vocab_size, backend_of(logits))(logits, **params)
 
 
 def reference(head: Head, hidden: Any, **params: Any) -> Any:

@@ -29,24 +29,35 @@ def deliver(like, data: bytearray, dtype: str, out=None):
         values = sys.modules["cupy"].asarray(values)
     if out is None:
         return values
+    if not hasattr(out, "dtype") or not hasattr(out, "__setitem__"):
+        raise TypeError(f"out must be a tensor, not {type(out).__name__}")
     _check(out, values.shape, out.dtype == dtype, dtype)
-    out[...] = values
+    try:
+        out[...] = values
+    except (TypeError, ValueError) as fault:
+        raise _invalid(f"out cannot be written: {fault}") from fault
     return out
 
 
 def _check(out, shape, is_kind, dtype):
+    if tuple(out.shape) != tuple(shape) or not is_kind:
+        raise _invalid(f"out has shape {list(out.shape)} and type {out.dtype}, but must be {list(shape)} {dtype}")
+
+
+def _invalid(text):
     from ._lib import FlashSamplingError
 
-    if tuple(out.shape) != tuple(shape) or not is_kind:
-        error = FlashSamplingError(f"out has shape {list(out.shape)} and type {out.dtype}, but must be {list(shape)} {dtype}")
-        error.knob = "out"
-        raise error
+    error = FlashSamplingError(text)
+    error.knob = "out"
+    return error
 
 
 def backend_of(tensor) -> str:
     """The backend of a sampler that reads the tensor in place: "cpu", or for example "cuda:0"."""
-    device = getattr(tensor, "__dlpack_device__", None)
-    kind, number = device() if device is not None else (1, 0)
+    try:
+        kind, number = tensor.__dlpack_device__()
+    except Exception:  # The sampler's error names the argument.
+        return "cpu"
     return f"cuda:{number}" if kind in (2, 13) else "cpu"
 
 

@@ -107,7 +107,10 @@ class History:
 
 @final
 class SamplingParams:
-    """The parameters of a request, with the names of vLLM's `SamplingParams`."""
+    """The parameters of a request, with the names of vLLM's `SamplingParams`.
+
+    A parameter of vLLM that does not affect a draw (`max_tokens`, `stop`, ...) must be None or have a neutral value.
+    """
 
     def __new__(
         cls,
@@ -242,6 +245,8 @@ class Sampler:
     ) -> Sampler:
         """Makes a sampler of existing logits [rows, vocab_size]. The backend "cuda:GPU" reads logits on that GPU."""
 
+    @staticmethod
+    def _in_parts(vocab_size: int, max_rows: int, backend: str) -> Sampler: ...
     def __call__(
         self,
         input: _Tensor,
@@ -255,7 +260,7 @@ class Sampler:
         mask: _Tensor | None = None,
         out: Any = None,
     ) -> Any:
-        """Draws one token for each row: [rows] int64."""
+        """Draws one token for each row: [rows] int64. The docstring of the class describes the arguments."""
 
     def enqueue(
         self,
@@ -316,7 +321,14 @@ class Sampler:
         first_draw: _Ints | None = None,
         mask: _Tensor | None = None,
     ) -> list[RowSample]:
-        """Draws with one SamplingParams for each row, and returns all results: one RowSample for each row."""
+        """Draws with one SamplingParams for each row, and returns all results: one RowSample for each row.
+
+        seed: the seeds of rows whose SamplingParams have no seed. A row with both seeds fails.
+        position: None means the lengths of the histories, which must be given then.
+
+        Raises FlashSamplingError if a row fails; its `results` has the RowSamples of the other rows. The README
+        lists the errors that end the whole call.
+        """
 
     @property
     def vocab_size(self) -> int: ...

@@ -37,7 +37,7 @@ def generate(
     the sampler.
 
     seeds: a different seed for each returned sequence, from 0 to 2^64 - 1. None: seeds from torch's generator, so
-        ``torch.manual_seed`` makes them reproducible.
+        ``torch.manual_seed`` makes them reproducible. With greedy search (``do_sample=False``), seeds are an error.
     streamer: receives each token. transformers does not pass its streamer to a ``custom_generate``; pass it with
         ``functools.partial(generate, streamer=streamer)``.
 
@@ -146,7 +146,9 @@ def _seeds(seeds, rows, do_sample):
 
     if seeds is None:
         return torch.randint(2**63 - 1, (rows,)).tolist() if do_sample else list(range(rows))
-    seeds = [operator.index(seed) for seed in ([seeds] if isinstance(seeds, int) else seeds)]
+    if not do_sample:
+        raise _invalid("seeds", "seeds have no effect on greedy search: pass do_sample=True to sample")
+    seeds = _integers(seeds)
     if len(seeds) != rows:
         raise _invalid("seeds", f"there are {len(seeds)} seeds for {rows} sequences")
     for row, seed in enumerate(seeds):
@@ -155,6 +157,20 @@ def _seeds(seeds, rows, do_sample):
             error.row = row
             raise error
     return seeds
+
+
+def _integers(seeds):
+    """The list of an integer, or of a sequence or tensor of integers."""
+    try:
+        return [operator.index(seeds)]
+    except TypeError:
+        pass
+    try:
+        if not isinstance(seeds, (set, frozenset, dict)):
+            return [operator.index(seed) for seed in seeds]
+    except TypeError:
+        pass
+    raise TypeError(f"seeds must be an integer, or a sequence or tensor of integers, not {seeds!r}")
 
 
 def _histories(processors, input_ids, mask):
@@ -178,7 +194,11 @@ def _new_tokens(input_ids, mask, model_kwargs):
 def _sampler(model, rows):
     """The sampler over the output embedding; an earlier call's sampler if the head is the same."""
     output, config = model.get_output_embeddings(), model.config.get_text_config()
-    weight, bias = output.weight.detach(), getattr(output, "bias", None)
+    weight, bias = getattr(output, "weight", None), getattr(output, "bias", None)
+    if not hasattr(weight, "detach"):
+        text = f"the output embedding of {type(model).__name__} is a {type(output).__name__} without a tensor weight"
+        raise _invalid("model", text)
+    weight = weight.detach()
     soft_cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
     scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
     described = (weight.data_ptr(), weight.shape, weight.dtype, weight.device, soft_cap, scale)

@@ -92,6 +92,13 @@ def token_logprobs(sampler: Sampler, hidden: Tensor, tokens: Tensor) -> Tensor:
         error = FlashSamplingError(f"tokens has shape {shape}, but must be [{len(hidden)}, n] int64")
         error.knob = "tokens"
         raise error
+    if not hidden.is_cuda:
+        invalid = ((tokens < 0) | (tokens >= sampler.vocab_size)).nonzero().tolist()
+        for row, column in invalid:
+            text = f"tokens has {tokens[row, column]}, but the vocabulary has size {sampler.vocab_size}"
+            error = FlashSamplingError(f"row {row}: {text}")
+            error.row, error.knob = row, "tokens"
+            raise error
     logprobs = torch.empty(tokens.shape, dtype=torch.float32, device=hidden.device)
     for first in range(0, len(hidden), sampler.max_rows):
         rows = slice(first, first + sampler.max_rows)
