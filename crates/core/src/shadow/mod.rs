@@ -269,14 +269,19 @@ impl ShadowBound {
 
 /// Converts a hidden state to integers of two 8-bit [`digits`]: `hidden[k]` is about `scale * integers[k]`.
 ///
+/// The scale is the smallest one that two digits allow, or a larger one: the smallest one that one digit allows, but at
+/// most `coarsest`. A larger scale makes more high digits zero, and the difference larger.
+///
 /// Returns the scale, the Euclidean norm of the hidden state, and the norm of the difference between hidden state and
 /// integers. For a NaN or an infinity, the norms are not finite.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn hidden_digits(hidden: &[f32], integers: &mut [i32]) -> (f32, f64, f64) {
+pub fn hidden_digits(hidden: &[f32], coarsest: f32, integers: &mut [i32]) -> (f32, f64, f64) {
     /// The largest integer of two digits, `256 * 127 + 127`.
     const MAX_INTEGER: f32 = 32_639.0;
+    /// The largest integer of one digit.
+    const MAX_DIGIT: f32 = 127.0;
     /// A sum of this number and a float32 below 2^22 is rounded to an integer, ties to even. Without SSE 4.1,
     /// `round_ties_even` is a function call: two digits of 16 rows of 1024 elements took 0.3 ms.
     const ROUND: f32 = 12_582_912.0;
@@ -286,7 +291,9 @@ pub fn hidden_digits(hidden: &[f32], integers: &mut [i32]) -> (f32, f64, f64) {
     for hidden in hidden.chunks(LANES) {
         most.iter_mut().zip(hidden).for_each(|(most, x)| *most = if x.abs() > *most { x.abs() } else { *most });
     }
-    let scale = (most.into_iter().fold(0.0, f32::max) / MAX_INTEGER).next_up();
+    let most = most.into_iter().fold(0.0, f32::max);
+    let [of_two, of_one] = [MAX_INTEGER, MAX_DIGIT].map(|integer| (most / integer).next_up());
+    let scale = of_one.min(coarsest).max(of_two);
     let scale = if scale.is_normal() { scale } else { 0.0 };
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     let (mut norm, mut error) = ([0.0f64; LANES], [0.0f64; LANES]);

@@ -59,6 +59,9 @@ const MAX_COLS: usize = 1 << 17;
 pub(crate) const MAX_ROWS: usize = 64;
 /// The largest number of draws of a call with bounds. Each draw may need other logits.
 const MAX_DRAWS: usize = 64;
+/// How far upper bounds are above typical logits, in AMX tiles of blocks, because of the digits. At temperature 1, each
+/// draw then needs about `exp(2.5)` = 12 logits.
+const WIDTH: f64 = 2.5;
 
 /// The scales of the rows of a quantised weight: products already contain the scales of the blocks.
 const ONES: [f32; TILE] = [1.0; TILE];
@@ -112,6 +115,8 @@ pub(crate) struct UpperBounds {
     largest_norm: f64,
     /// The number of terms of a dot product, for the bound of its rounding.
     terms: usize,
+    /// The largest scale of a hidden row's digits in AMX tiles of blocks.
+    coarsest: f32,
 }
 
 /// The bytes of a worker's memory for 16 quantised rows: a byte for each code, and at most four bytes of scales and
@@ -174,11 +179,14 @@ impl UpperBounds {
             // No hidden state has bounds.
             return None;
         }
-        // In AMX tiles of blocks, the products with high and with low digits have separate sums. Each of them may be
-        // larger than their total, so its roundings may be larger.
-        let more = if head.shadow().is_none() && kernels[1].is_some() { weight.cols() / 8 } else { 0 };
+        // In AMX tiles of blocks, the products with high and with low digits are added one after the other. Their sums
+        // may be larger than the total, so their roundings may be larger.
+        let more = if head.shadow().is_none() && kernels[1].is_some() { weight.cols() / 4 } else { 0 };
         let terms = weight.cols() + more + extra_terms(weight.dtype());
-        Some(UpperBounds { kernels, norms, largest_norm, terms })
+        // The square of the typical error of a rounded number is a twelfth of the square of the step.
+        let mean_norm = norms.iter().map(|&norm| f64::from(norm)).sum::<f64>() / norms.len().max(1) as f64;
+        let coarsest = WIDTH / ((weight.cols() as f64 / 12.0).sqrt() * mean_norm * f64::from(head.scale()));
+        Some(UpperBounds { kernels, norms, largest_norm, terms, coarsest: coarsest as f32 })
     }
 
     /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds, for any draws.
@@ -258,7 +266,17 @@ impl UpperBounds {
     /// Packs hidden states as digits. Returns false if the call is faster without bounds, or a row has no bounds.
     pub(crate) fn pack(&self, head: &Head<'_>, hidden: &Matrix<'_>, digits: &mut Digits) -> bool {
         let Some(kernel) = self.kernel(head, hidden.rows()) else { return false };
-        digits.pack(self.layout(head, kernel), hidden, self.largest_norm, self.terms)
+        self.pack_for(kernel, head, hidden, digits)
+    }
+
+    /// Packs hidden states for a kernel. Returns false if a row has no bounds.
+    fn pack_for(&self, kernel: Kernel, head: &Head<'_>, hidden: &Matrix<'_>, digits: &mut Digits) -> bool {
+        let layout = self.layout(head, kernel);
+        #[cfg(target_arch = "x86_64")]
+        let coarsest = if layout == DigitLayout::PanelsAndSums { self.coarsest } else { 0.0 };
+        #[cfg(not(target_arch = "x86_64"))]
+        let coarsest = 0.0;
+        digits.pack(layout, hidden, coarsest, (self.largest_norm, self.terms))
     }
 
     /// Writes to `out[r * TILE + i]` an upper bound of the dot product of row `i` of the weight's rows `rows` (at most
