@@ -267,7 +267,7 @@ fn write_column((r, rows): (usize, usize), integers: &[i32], out: &mut [u8], til
     let tile_bytes = GROUP * columns;
     let tiles_of_digits = lows.chunks_exact_mut(tile_bytes).zip(highs.chunks_exact_mut(tile_bytes));
     for ((group, integers), (low, high)) in (groups as u32..).zip(integers.chunks(GROUP)).zip(tiles_of_digits) {
-        let mut write = |tile: &mut [u8], digit: usize| {
+        let write = |tile: &mut [u8], digit: usize| {
             for (line, integers) in tile.chunks_exact_mut(4 * columns).zip(integers.chunks(4)) {
                 let of_column = line[4 * column..].iter_mut().zip(integers);
                 of_column.for_each(|(to, &integer)| *to = digits(integer)[digit] as u8);
