@@ -252,14 +252,18 @@ def other_memory() -> Tensor:
     return torch.empty(CACHE, device=DEVICE, dtype=torch.uint8)
 
 
-def cold_time(graph: torch.cuda.CUDAGraph) -> float:
-    """Returns the time of a replay in us, with cold caches. The GPU spins while the host enqueues the replay."""
+def cold_time(graph: torch.cuda.CUDAGraph, positions: Tensor) -> float:
+    """Returns the time of a replay at the next positions in us, with cold caches. The GPU spins while the host enqueues
+    the replay."""
     torch.cuda._sleep(SPIN)
+    positions.add_(1)
     other_memory().zero_()
     return replay_time(graph, 1)
 
 
-def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) -> list[list[float]]:
+def microseconds(
+    graphs: list[torch.cuda.CUDAGraph], positions: Tensor, rounds: int, replays: int
+) -> list[list[float]]:
     """Returns mean times of a replay in us: [graphs][rounds]. Each round measures the graphs in a different order, so a
     drift affects all graphs. Before each measurement, the GPU pauses, because its clocks fall under constant load."""
     times = [[] for _ in graphs]
@@ -267,7 +271,7 @@ def microseconds(graphs: list[torch.cuda.CUDAGraph], rounds: int, replays: int) 
         for turn in range(len(graphs)):
             graph, series = (each[(first + turn) % len(graphs)] for each in (graphs, times))
             sleep(PAUSE)
-            series.append(mean(cold_time(graph) for _ in range(replays)))
+            series.append(mean(cold_time(graph, positions) for _ in range(replays)))
     return times
 
 
@@ -297,9 +301,9 @@ def neighbours(layers: Layers, model: str, rows: int, say):
         alone = torch.stack(
             [torch.cat([drawn(slice(row, row + 1), position, {}) for row in range(rows)]) for position in positions]
         )
-        out, keys = torch.zeros_like(tokens), {"seed": seeds, "position": start}
+        out, keys = torch.zeros_like(tokens), {"seed": seeds, "position": start.clone()}
         graphs = [captured(lambda: sampler.draw(hidden, out, keys, given)) for given in ({}, columns)]
-        before, after = map(median, microseconds(graphs, NEIGHBOUR_ROUNDS, DRAWS))
+        before, after = map(median, microseconds(graphs, keys["position"], NEIGHBOUR_ROUNDS, DRAWS))
         changed = [(plain[:, others] != beside[:, others]).sum().item(), (plain != alone).sum().item()]
         cells = [model, what, name, f"{changed[0]} of {plain[:, others].numel()}", f"{changed[1]} of {plain.numel()}"]
         cells += [f"{before:.1f}", f"{after:.1f}", f"{after / before:.3f}"]
@@ -382,8 +386,8 @@ def times(layers: Layers, model: str, rows: int, args, say):
             draws.append(graphs[1])
             outs.append(out)  # The graphs write to `out`, so it must stay alive.
             assert ((0 <= out) & (out < VOCAB)).all(), name
-        step_times = microseconds(steps, args.rounds, STEPS)
-        draw_times = microseconds(draws, args.rounds, DRAWS)
+        step_times = microseconds(steps, positions, args.rounds, STEPS)
+        draw_times = microseconds(draws, positions, args.rounds, DRAWS)
         if "ours" not in names:
             continue
         ours = names.index("ours")
