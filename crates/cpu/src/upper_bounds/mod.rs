@@ -14,8 +14,8 @@
 //!    (`scan/tile/possible_winners.rs`).
 //!
 //! A product is the dot product of a row of codes and a hidden state in two 8-bit digits per element. The codes come
-//! from the head's [`Shadow`](flash_sampling_core::Shadow), or from a quantised weight. Proof of the bounds:
-//! `docs/exactness.md`.
+//! from the head's [`Shadow`](flash_sampling_core::Shadow), or from a quantised weight. In AMX tiles of a quantised
+//! weight, digits are so coarse that few high digits are not zero. Proof of the bounds: `docs/exactness.md`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -181,7 +181,7 @@ impl UpperBounds {
         }
         // In AMX tiles of blocks, the products with high and with low digits are added one after the other. Their sums
         // may be larger than the total, so their roundings may be larger.
-        let more = if head.shadow().is_none() && kernels[1].is_some() { weight.cols() / 4 } else { 0 };
+        let more = if head.shadow().is_none() && kernels[1].is_some() { weight.cols() / 2 } else { 0 };
         let terms = weight.cols() + more + extra_terms(weight.dtype());
         // The square of the typical error of a rounded number is a twelfth of the square of the step.
         let mean_norm = norms.iter().map(|&norm| f64::from(norm)).sum::<f64>() / norms.len().max(1) as f64;
