@@ -125,8 +125,41 @@ pub(crate) struct Digits {
     #[cfg(target_arch = "x86_64")]
     tiles: [Vec<u32>; MAX_ROWS / 16],
     pub(crate) rows: Vec<RowDigits>,
-    row: Vec<f32>,
+    row: Row,
+}
+
+/// A hidden state. `integers` and `digits` have zeros up to a multiple of [`GROUP`].
+#[derive(Debug)]
+struct Row {
+    floats: Vec<f32>,
     integers: Vec<i32>,
+    /// The high digits, and the low digits.
+    digits: [Vec<u8>; 2],
+}
+
+impl Row {
+    fn new(cols: usize) -> Self {
+        let padded = cols.next_multiple_of(GROUP);
+        Row { floats: vec![0.0; cols], integers: vec![0; padded], digits: [vec![0; padded], vec![0; padded]] }
+    }
+
+    /// Computes integers and digits. Argument and result are those of [`hidden_digits`].
+    fn convert(&mut self, coarsest: f32) -> (f32, f64, f64) {
+        let result = hidden_digits(&self.floats, coarsest, &mut self.integers[..self.floats.len()]);
+        let groups = self.integers.as_chunks::<GROUP>().0;
+        let [highs, lows] = self.digits.each_mut().map(|digits| digits.as_chunks_mut::<GROUP>().0);
+        for ((integers, high), low) in groups.iter().zip(highs).zip(lows) {
+            for k in 0..GROUP {
+                [high[k], low[k]] = digits(integers[k]).map(|digit| digit as u8);
+            }
+        }
+        result
+    }
+
+    /// The sum of the high digits, and of the low digits.
+    fn totals(&self) -> [i32; 2] {
+        self.digits.each_ref().map(|digits| digits.iter().map(|&digit| i32::from(digit as i8)).sum())
+    }
 }
 
 impl Digits {
@@ -143,8 +176,7 @@ impl Digits {
             cols,
             lines,
             rows,
-            row: vec![0.0; cols],
-            integers: vec![0; cols],
+            row: Row::new(cols),
         }
     }
 
@@ -204,24 +236,23 @@ impl Digits {
         let out = &mut bytes_mut(&mut self.lines)[..layout.bytes(hidden.rows(), self.cols)];
         out.fill(0);
         for r in 0..hidden.rows() {
-            hidden.row_to_f32(r, &mut self.row);
-            let (scale, norm, error) = hidden_digits(&self.row, coarsest, &mut self.integers);
-            let totals = if layout == DigitLayout::Groups { sums_of_digits(&self.integers) } else { [0; 2] };
+            hidden.row_to_f32(r, &mut self.row.floats);
+            let (scale, norm, error) = self.row.convert(coarsest);
+            let totals = if layout == DigitLayout::Groups { self.row.totals() } else { [0; 2] };
             if layout.has_panels() {
                 #[cfg(target_arch = "x86_64")]
                 if layout == DigitLayout::Panels {
-                    write_panel(r, &self.integers, out);
+                    write_panel(r, &self.row, out);
                 } else {
-                    write_column((r, hidden.rows()), &self.integers, out, &mut self.tiles[r / 16]);
+                    write_column((r, hidden.rows()), &self.row, out, &mut self.tiles[r / 16]);
                 }
             } else {
                 let size = layout.row_bytes(self.cols);
                 let groups = out[r * size..][..size - 64].chunks_exact_mut(layout.group_bytes());
-                for (group, integers) in groups.zip(self.integers.chunks(GROUP)) {
-                    let (high, low) = group.split_at_mut(GROUP);
-                    for ((&integer, high), low) in integers.iter().zip(high).zip(low) {
-                        [*high, *low] = digits(integer).map(|digit| digit as u8);
-                    }
+                let [highs, lows] = self.row.digits.each_ref().map(|digits| digits.chunks_exact(GROUP));
+                for (group, (high, low)) in groups.zip(highs.zip(lows)) {
+                    group[..GROUP].copy_from_slice(high);
+                    group[GROUP..2 * GROUP].copy_from_slice(low);
                 }
                 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
                 if layout.has_numbers() {
@@ -235,58 +266,50 @@ impl Digits {
     }
 }
 
-/// The sum of the high digits, and of the low digits.
-fn sums_of_digits(integers: &[i32]) -> [i32; 2] {
-    let digits = integers.iter().map(|&integer| digits(integer).map(i32::from));
-    digits.fold([0; 2], |[high, low], [h, l]| [high + h, low + l])
-}
-
 /// Writes the digits of row `r` to its two columns of a panel, in [`DigitLayout::Panels`].
 #[cfg(target_arch = "x86_64")]
-fn write_panel(r: usize, integers: &[i32], out: &mut [u8]) {
-    let (panel, column, size) = (2 * r / 16, 2 * r % 16, 16 * code_stride(integers.len()));
-    for (lines, integers) in out[panel * size..][..size].chunks_exact_mut(64).zip(integers.chunks(4)) {
-        let (high, low) = lines[4 * column..4 * column + 8].split_at_mut(4);
-        for ((&integer, high), low) in integers.iter().zip(high).zip(low) {
-            [*high, *low] = digits(integer).map(|digit| digit as u8);
-        }
+fn write_panel(r: usize, row: &Row, out: &mut [u8]) {
+    let (panel, column, size) = (2 * r / 16, 2 * r % 16, 16 * row.integers.len());
+    for (digit, digits) in row.digits.iter().enumerate() {
+        write_tiles(16, column + digit, &mut out[panel * size..][..size], digits);
+    }
+}
+
+/// Writes digits to a column of AMX tiles: four digits to each line.
+#[cfg(target_arch = "x86_64")]
+fn write_tiles(columns: usize, column: usize, out: &mut [u8], digits: &[u8]) {
+    for (line, four) in out.chunks_exact_mut(4 * columns).zip(digits.as_chunks::<4>().0) {
+        line[4 * column..4 * column + 4].copy_from_slice(four);
     }
 }
 
 /// Writes the digits and the sums of row `r` of `rows` rows to its column of a panel, in [`DigitLayout::PanelsAndSums`].
 /// The last row of a panel completes [`Panel::tiles`].
 #[cfg(target_arch = "x86_64")]
-fn write_column((r, rows): (usize, usize), integers: &[i32], out: &mut [u8], tiles: &mut Vec<u32>) {
-    let (panel, column, columns, groups) = (r / 16, r % 16, columns(rows), integers.len().div_ceil(GROUP));
-    let [low, both, all] = panel_bytes(columns, integers.len());
-    let (digits_of_panel, sums) = out[panel * all..][..all].split_at_mut(both);
-    let (lows, highs) = digits_of_panel.split_at_mut(low);
+fn write_column((r, rows): (usize, usize), row: &Row, out: &mut [u8], tiles: &mut Vec<u32>) {
+    let (panel, column, columns, groups) = (r / 16, r % 16, columns(rows), (row.integers.len() / GROUP) as u32);
+    let [low, both, all] = panel_bytes(columns, row.floats.len());
+    let (digits, sums) = out[panel * all..][..all].split_at_mut(both);
+    let (lows, highs) = digits.split_at_mut(low);
+    write_tiles(columns, column, lows, &row.digits[1]);
     if column == 0 {
         tiles.clear();
     }
-    let tile_bytes = GROUP * columns;
-    let tiles_of_digits = lows.chunks_exact_mut(tile_bytes).zip(highs.chunks_exact_mut(tile_bytes));
-    for ((group, integers), (low, high)) in (groups as u32..).zip(integers.chunks(GROUP)).zip(tiles_of_digits) {
-        let write = |tile: &mut [u8], digit: usize| {
-            for (line, integers) in tile.chunks_exact_mut(4 * columns).zip(integers.chunks(4)) {
-                let of_column = line[4 * column..].iter_mut().zip(integers);
-                of_column.for_each(|(to, &integer)| *to = digits(integer)[digit] as u8);
-            }
-        };
-        write(low, 1);
-        if integers.iter().fold(0, |any, &integer| any | digits(integer)[0]) != 0 {
-            write(high, 0);
-            tiles.push(group);
+    let highs = highs.chunks_exact_mut(GROUP * columns).zip(row.digits[0].chunks_exact(GROUP));
+    for (tile, (out, digits)) in (groups..).zip(highs) {
+        if digits.iter().fold(0, |any, digit| any | digit) != 0 {
+            write_tiles(columns, column, out, digits);
+            tiles.push(tile);
         }
-    }
-    for (sums, integers) in sums.as_chunks_mut::<64>().0.iter_mut().zip(integers.chunks(SPAN)) {
-        let sum = (integers.iter().sum::<i32>() as f32).to_ne_bytes();
-        sums.chunks_exact_mut(4 * columns).for_each(|sums| sums[4 * column..4 * column + 4].copy_from_slice(&sum));
     }
     tiles.sort_unstable();
     tiles.dedup();
     if column == 15 || r == rows - 1 {
-        tiles.extend(0..groups as u32);
+        tiles.extend(0..groups);
+    }
+    for (sums, integers) in sums.as_chunks_mut::<64>().0.iter_mut().zip(row.integers.chunks_exact(SPAN)) {
+        let sum = (integers.iter().sum::<i32>() as f32).to_ne_bytes();
+        sums.chunks_exact_mut(4 * columns).for_each(|sums| sums[4 * column..4 * column + 4].copy_from_slice(&sum));
     }
 }
 

@@ -60,8 +60,8 @@ pub(crate) const MAX_ROWS: usize = 64;
 /// The largest number of draws of a call with bounds. Each draw may need other logits.
 const MAX_DRAWS: usize = 64;
 /// How far upper bounds are above typical logits, in AMX tiles of blocks, because of the digits. At temperature 1, each
-/// draw then needs about `exp(2.5)` = 12 logits.
-const WIDTH: f64 = 2.5;
+/// draw then needs about `exp(3)` = 20 logits.
+const WIDTH: f64 = 3.0;
 
 /// The scales of the rows of a quantised weight: products already contain the scales of the blocks.
 const ONES: [f32; TILE] = [1.0; TILE];
