@@ -249,15 +249,32 @@ impl ShadowBound {
         if !(hidden_norm * largest_norm < limit && hidden_norm < limit && largest_norm < limit) {
             return None;
         }
-        let terms = cols as f64 + 2.0;
-        let rounding = terms * (2f64.powi(-23) + 2f64.powi(-28)) + 2f64.powi(-18);
-        let tiny = terms * 2f64.powi(-126);
+        let [rounding, tiny] = Self::roundings(cols);
         Some(ShadowBound {
             error: round_up(hidden_norm * (1.0 + rounding) + tiny),
             norm: round_up(digits_error * (1.0 + rounding) + hidden_norm * rounding + tiny),
             // The product of two scales may underflow to 0. The integers that it multiplies are below 2^22.
             constant: round_up(tiny * (hidden_norm + 2f64.powi(23))),
         })
+    }
+
+    /// Creates the bounds of a hidden state for a weight in blocks, whose codes and scales define the weight exactly.
+    ///
+    /// Arguments and result are those of [`ShadowBound::new`]. But `error` is the factor of a weight row's norm, and `norm`
+    /// is the factor of the norm of its [magnitudes](crate::Matrix::row_magnitudes), which may be several times as large.
+    pub fn of_blocks(cols: usize, hidden_norm: f64, digits_error: f64, largest_norm: f64) -> Option<Self> {
+        let [rounding, tiny] = Self::roundings(cols);
+        Some(ShadowBound {
+            error: round_up(digits_error * (1.0 + rounding)),
+            norm: round_up(hidden_norm * rounding + tiny),
+            ..Self::new(cols, hidden_norm, digits_error, largest_norm)?
+        })
+    }
+
+    /// The relative error of a dot product by rounding, and the absolute error for numbers of size 1 by underflow.
+    fn roundings(cols: usize) -> [f64; 2] {
+        let terms = cols as f64 + 2.0;
+        [terms * (2f64.powi(-23) + 2f64.powi(-28)) + 2f64.powi(-18), terms * 2f64.powi(-126)]
     }
 
     /// The bound of a token with this error and norm.

@@ -223,13 +223,13 @@ impl Digits {
 
     /// Packs hidden states. Returns false if a row has no upper bounds.
     ///
-    /// `coarsest` goes to [`hidden_digits`]. `largest_norm` and `terms` go to [`ShadowBound::new`].
+    /// `coarsest` goes to [`hidden_digits`]. `bound` creates the bound of a row from its norm and the error of its digits.
     pub(crate) fn pack(
         &mut self,
         layout: DigitLayout,
         hidden: &Matrix<'_>,
         coarsest: f32,
-        (largest_norm, terms): (f64, usize),
+        bound: impl Fn(f64, f64) -> Option<ShadowBound>,
     ) -> bool {
         self.layout = layout;
         self.rows.clear();
@@ -259,7 +259,7 @@ impl Digits {
                     write_sums(layout, out[r * size..][..size - 64].as_chunks_mut().0);
                 }
             }
-            let Some(bound) = ShadowBound::new(terms, norm, error, largest_norm) else { return false };
+            let Some(bound) = bound(norm, error) else { return false };
             self.rows.push(RowDigits { scale, bound, totals });
         }
         true

@@ -48,7 +48,7 @@ use core::ops::Range;
 use digits::DigitLayout;
 pub(crate) use digits::Digits;
 use flash_sampling_core::backend::canonical::extra_terms;
-use flash_sampling_core::backend::code_stride;
+use flash_sampling_core::backend::{ShadowBound, code_stride};
 use flash_sampling_core::{DType, Head, Matrix, Shadow};
 #[cfg(target_arch = "x86_64")]
 use panels::multiply_panels;
@@ -65,8 +65,6 @@ const WIDTH: f64 = 3.0;
 
 /// The scales of the rows of a quantised weight: products already contain the scales of the blocks.
 const ONES: [f32; TILE] = [1.0; TILE];
-/// The errors of the rows of a quantised weight: its codes and scales define the weight exactly.
-const ZEROS: [f32; TILE] = [0.0; TILE];
 
 /// The instructions of the products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,8 +107,8 @@ pub(crate) struct BoundsMemory {
 pub(crate) struct UpperBounds {
     /// The kernels of this machine for this head: for calls of few rows, and for calls of more rows.
     kernels: [Option<Kernel>; 2],
-    /// The norms of the rows of a quantised weight; empty for a head with a shadow.
-    norms: Vec<f32>,
+    /// The norms of a quantised weight's rows, and of their magnitudes; empty for a head with a shadow.
+    norms: [Vec<f32>; 2],
     /// The largest sum of a token's norm and error.
     largest_norm: f64,
     /// The number of terms of a dot product, for the bound of its rounding.
@@ -165,7 +163,7 @@ impl UpperBounds {
             return None;
         }
         let norms = match head.shadow() {
-            Some(_) => Vec::new(),
+            Some(_) => [Vec::new(), Vec::new()],
             None => threads.install(|| norms::of_blocks(&weight)),
         };
         let largest_norm = match head.shadow() {
@@ -173,7 +171,7 @@ impl UpperBounds {
                 let sizes = shadow.errors().iter().zip(shadow.norms());
                 sizes.map(|(error, norm)| f64::from(*error) + f64::from(*norm)).fold(0.0, f64::max)
             }
-            None => norms.iter().map(|&norm| f64::from(norm)).fold(0.0, f64::max),
+            None => norms[1].iter().map(|&norm| f64::from(norm)).fold(0.0, f64::max),
         };
         if largest_norm >= 2f64.powi(100) {
             // No hidden state has bounds.
@@ -184,14 +182,14 @@ impl UpperBounds {
         let more = if head.shadow().is_none() && kernels[1].is_some() { weight.cols() / 2 } else { 0 };
         let terms = weight.cols() + more + extra_terms(weight.dtype());
         // The square of the typical error of a rounded number is a twelfth of the square of the step.
-        let mean_norm = norms.iter().map(|&norm| f64::from(norm)).sum::<f64>() / norms.len().max(1) as f64;
+        let mean_norm = norms[0].iter().map(|&norm| f64::from(norm)).sum::<f64>() / norms[0].len().max(1) as f64;
         let coarsest = WIDTH / ((weight.cols() as f64 / 12.0).sqrt() * mean_norm * f64::from(head.scale()));
         Some(UpperBounds { kernels, norms, largest_norm, terms, coarsest: coarsest as f32 })
     }
 
     /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds, for any draws.
     fn kernel(&self, head: &Head<'_>, rows: usize) -> Option<Kernel> {
-        let is_quantised = !self.norms.is_empty();
+        let is_quantised = !self.norms[0].is_empty();
         if head.shadow().is_some() == is_quantised {
             return None;
         }
@@ -276,7 +274,8 @@ impl UpperBounds {
         let coarsest = if layout == DigitLayout::PanelsAndSums { self.coarsest } else { 0.0 };
         #[cfg(not(target_arch = "x86_64"))]
         let coarsest = 0.0;
-        digits.pack(layout, hidden, coarsest, (self.largest_norm, self.terms))
+        let new = if head.shadow().is_some() { ShadowBound::new } else { ShadowBound::of_blocks };
+        digits.pack(layout, hidden, coarsest, |norm, error| new(self.terms, norm, error, self.largest_norm))
     }
 
     /// Writes to `out[r * TILE + i]` an upper bound of the dot product of row `i` of the weight's rows `rows` (at most
@@ -300,7 +299,8 @@ impl UpperBounds {
             }
             None => {
                 multiply_blocks(&weight, hidden, out, scratch);
-                [&ONES[..count], &ZEROS[..count], &self.norms[rows]]
+                let [norms, magnitudes] = self.norms.each_ref().map(|norms| &norms[rows.clone()]);
+                [&ONES[..count], norms, magnitudes]
             }
         };
         for (r, row) in hidden.rows.iter().enumerate() {

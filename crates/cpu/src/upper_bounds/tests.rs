@@ -9,7 +9,7 @@ use crate::options::{CpuOptions, Threads};
 use crate::variants::Tiled;
 use core::ops::Range;
 use flash_sampling_core::backend::canonical::{canonical_dot, norm};
-use flash_sampling_core::backend::hidden_digits;
+use flash_sampling_core::backend::{ShadowBound, hidden_digits};
 use flash_sampling_core::{
     DType, Draw, Head, History, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples, Shadow, ShadowBuffer, bf16,
 };
@@ -220,7 +220,7 @@ fn products_of_a_shadow_are_those_of_plain_rust() {
         let head = Head::new(weight).unwrap().with_shadow(shadow).unwrap();
         let hidden = Matrix::new(&floats, rows, cols).unwrap();
         let mut digits = Digits::new(rows, cols, vec![DigitLayout::Groups]);
-        digits.pack(DigitLayout::Groups, &hidden, 0.0, (1.0, cols));
+        digits.pack(DigitLayout::Groups, &hidden, 0.0, |norm, error| ShadowBound::new(cols, norm, error, 1.0));
         let mut want = vec![f32::NAN; rows * TILE];
         plain::portable(&shadow, &digits, &mut want);
         let check = |out: &[f32], name: &dyn core::fmt::Debug| {
@@ -235,7 +235,7 @@ fn products_of_a_shadow_are_those_of_plain_rust() {
         #[cfg(target_arch = "x86_64")]
         {
             let mut digits = Digits::new(rows, cols, vec![DigitLayout::Panels]);
-            digits.pack(DigitLayout::Panels, &hidden, 0.0, (1.0, cols));
+            digits.pack(DigitLayout::Panels, &hidden, 0.0, |norm, error| ShadowBound::new(cols, norm, error, 1.0));
             let codes: Vec<u8> = shadow.codes().iter().map(|code| *code as u8).collect();
             let (mut out, mut scratch) = (vec![f32::NAN; rows * TILE], DotScratch::default());
             let stride = flash_sampling_core::backend::code_stride(cols);
@@ -294,7 +294,7 @@ fn rows_that_are_far_apart_have_no_tiles() {
 #[should_panic(expected = "has_panels")]
 fn panels_are_not_read_as_groups() {
     let mut digits = Digits::new(1, 64, vec![DigitLayout::PanelsAndSums]);
-    digits.pack(DigitLayout::PanelsAndSums, &Matrix::new(&[1.0f32; 64], 1, 64).unwrap(), 0.0, (1.0, 64));
+    digits.pack(DigitLayout::PanelsAndSums, &Matrix::new(&[1.0f32; 64], 1, 64).unwrap(), 0.0, |_, _| None);
     digits.first_group();
 }
 
