@@ -249,15 +249,32 @@ impl ShadowBound {
         if !(hidden_norm * largest_norm < limit && hidden_norm < limit && largest_norm < limit) {
             return None;
         }
-        let terms = cols as f64 + 2.0;
-        let rounding = terms * (2f64.powi(-23) + 2f64.powi(-28)) + 2f64.powi(-18);
-        let tiny = terms * 2f64.powi(-126);
+        let [rounding, tiny] = Self::roundings(cols);
         Some(ShadowBound {
             error: round_up(hidden_norm * (1.0 + rounding) + tiny),
             norm: round_up(digits_error * (1.0 + rounding) + hidden_norm * rounding + tiny),
             // The product of two scales may underflow to 0. The integers that it multiplies are below 2^22.
             constant: round_up(tiny * (hidden_norm + 2f64.powi(23))),
         })
+    }
+
+    /// Creates the bounds of a hidden state for a weight in blocks, whose codes and scales define the weight exactly.
+    ///
+    /// Arguments and result are those of [`ShadowBound::new`]. But `error` is the factor of a weight row's norm, and `norm`
+    /// is the factor of the norm of its [magnitudes](crate::Matrix::row_magnitudes), which may be several times as large.
+    pub fn of_blocks(cols: usize, hidden_norm: f64, digits_error: f64, largest_norm: f64) -> Option<Self> {
+        let [rounding, tiny] = Self::roundings(cols);
+        Some(ShadowBound {
+            error: round_up(digits_error * (1.0 + rounding)),
+            norm: round_up(hidden_norm * rounding + tiny),
+            ..Self::new(cols, hidden_norm, digits_error, largest_norm)?
+        })
+    }
+
+    /// The relative error of a dot product by rounding, and the absolute error for numbers of size 1 by underflow.
+    fn roundings(cols: usize) -> [f64; 2] {
+        let terms = cols as f64 + 2.0;
+        [terms * (2f64.powi(-23) + 2f64.powi(-28)) + 2f64.powi(-18), terms * 2f64.powi(-126)]
     }
 
     /// The bound of a token with this error and norm.
@@ -269,39 +286,60 @@ impl ShadowBound {
 
 /// Converts a hidden state to integers of two 8-bit [`digits`]: `hidden[k]` is about `scale * integers[k]`.
 ///
+/// The scale is the smallest one that two digits allow, or a larger one: the smallest one that one digit allows, but at
+/// most `coarsest`. A larger scale makes more high digits zero, and the difference larger.
+///
 /// Returns the scale, the Euclidean norm of the hidden state, and the norm of the difference between hidden state and
 /// integers. For a NaN or an infinity, the norms are not finite.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn hidden_digits(hidden: &[f32], integers: &mut [i32]) -> (f32, f64, f64) {
+pub fn hidden_digits(hidden: &[f32], coarsest: f32, integers: &mut [i32]) -> (f32, f64, f64) {
     /// The largest integer of two digits, `256 * 127 + 127`.
     const MAX_INTEGER: f32 = 32_639.0;
+    /// The largest integer of one digit.
+    const MAX_DIGIT: f32 = 127.0;
+    assert_eq!(hidden.len(), integers.len());
+    let (whole, rest) = hidden.as_chunks::<LANES>();
+    let mut most = [0.0f32; LANES];
+    for hidden in whole {
+        most.iter_mut().zip(hidden).for_each(|(most, x)| *most = if x.abs() > *most { x.abs() } else { *most });
+    }
+    let most = most.iter().chain(rest).fold(0.0, |most: f32, x| most.max(x.abs()));
+    let [of_two, of_one] = [MAX_INTEGER, MAX_DIGIT].map(|integer| (most / integer).next_up());
+    let scale = of_one.min(coarsest).max(of_two);
+    let scale = if scale.is_normal() { scale } else { 0.0 };
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    let mut sums = [[0.0; LANES]; 2];
+    let (integers, last) = integers.as_chunks_mut::<LANES>();
+    for (hidden, integers) in whole.iter().zip(integers) {
+        *integers = round([scale, inverse], hidden, &mut sums);
+    }
+    let mut padded = [0.0; LANES];
+    padded[..rest.len()].copy_from_slice(rest);
+    last.copy_from_slice(&round([scale, inverse], &padded, &mut sums)[..rest.len()]);
+    let [norm, error] = sums.map(|squares| squares.iter().sum::<f64>().sqrt());
+    (scale, norm, error + 1e-15 * norm)
+}
+
+/// The elements that [`hidden_digits`] converts together, each with its own sums.
+const LANES: usize = 8;
+
+/// Rounds elements to multiples of the scale. Adds their squares, and the squares of the errors, to the sums of the lanes.
+#[inline(always)]
+fn round([scale, inverse]: [f32; 2], hidden: &[f32; LANES], [norm, error]: &mut [[f64; LANES]; 2]) -> [i32; LANES] {
     /// A sum of this number and a float32 below 2^22 is rounded to an integer, ties to even. Without SSE 4.1,
     /// `round_ties_even` is a function call: two digits of 16 rows of 1024 elements took 0.3 ms.
     const ROUND: f32 = 12_582_912.0;
-    const LANES: usize = 8;
-    assert_eq!(hidden.len(), integers.len());
-    let mut most = [0.0f32; LANES];
-    for hidden in hidden.chunks(LANES) {
-        most.iter_mut().zip(hidden).for_each(|(most, x)| *most = if x.abs() > *most { x.abs() } else { *most });
+    // The product is at most the largest integer and two roundings, so it is rounded to at most the largest integer.
+    let rounded = hidden.map(|x| x * inverse + ROUND);
+    let copies = rounded.map(|x| f64::from(scale) * f64::from(x - ROUND));
+    for ((x, copy), (norm, error)) in hidden.iter().zip(copies).zip(norm.iter_mut().zip(error)) {
+        let x = f64::from(*x);
+        *norm += x * x;
+        *error += (x - copy) * (x - copy);
     }
-    let scale = (most.into_iter().fold(0.0, f32::max) / MAX_INTEGER).next_up();
-    let scale = if scale.is_normal() { scale } else { 0.0 };
-    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    let (mut norm, mut error) = ([0.0f64; LANES], [0.0f64; LANES]);
-    for (hidden, integers) in hidden.chunks(LANES).zip(integers.chunks_mut(LANES)) {
-        for ((&x, integer), (norm, error)) in hidden.iter().zip(integers).zip(norm.iter_mut().zip(&mut error)) {
-            // The product is at most `MAX_INTEGER` and two roundings, so it is rounded to at most `MAX_INTEGER`.
-            let rounded = x * inverse + ROUND;
-            *integer = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
-            let (x, copy) = (f64::from(x), f64::from(scale) * f64::from(rounded - ROUND));
-            *norm += x * x;
-            *error += (x - copy) * (x - copy);
-        }
-    }
-    let [norm, error] = [norm, error].map(|squares| squares.iter().sum::<f64>().sqrt());
-    (scale, norm, error + 1e-15 * norm)
+    rounded.map(|x| x.to_bits().wrapping_sub(ROUND.to_bits()) as i32)
 }
 
 /// The digits `[high, low]` of an integer of [`hidden_digits`], which is `256 * high + low`.

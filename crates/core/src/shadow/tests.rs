@@ -13,7 +13,7 @@ fn largest_share(weight: &[f32], cols: usize, hidden: &[f32], count: usize, shri
     let buffer = ShadowBuffer::new(&Matrix::new(weight, rows, cols).unwrap()).unwrap();
     let shadow = buffer.shadow();
     let mut integers = vec![0i32; cols];
-    let (scale, size, error) = hidden_digits(hidden, &mut integers);
+    let (scale, size, error) = hidden_digits(hidden, 0.0, &mut integers);
     if count == 1 {
         integers.iter_mut().for_each(|integer| *integer = 256 * i32::from(digits(*integer)[0]));
     }
@@ -85,7 +85,7 @@ fn digits_hold_a_hidden_state() {
     let mut hidden = values(500, 0.7);
     hidden[77] = -40.0;
     let mut copy = vec![0i32; 500];
-    let (scale, size, error) = hidden_digits(&hidden, &mut copy);
+    let (scale, size, error) = hidden_digits(&hidden, 0.0, &mut copy);
     assert_eq!(copy[77], -32_639);
     for (x, &integer) in hidden.iter().zip(&copy) {
         let [high, low] = digits(integer).map(i32::from);
@@ -95,15 +95,23 @@ fn digits_hold_a_hidden_state() {
         hidden.iter().zip(&copy).map(|(x, c)| (f64::from(*x) - f64::from(scale) * f64::from(*c)) as f32).collect();
     assert!((size - norm(&hidden)).abs() < 1e-9 && (error - norm(&difference)).abs() < 1e-6);
     assert!(error < 1e-3 * size);
+    // A larger scale, as far as one digit needs it.
+    let most = hidden.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    for (coarsest, want) in [(0.01, 0.01), (f32::INFINITY, (most / 127.0).next_up()), (1e-9, scale)] {
+        let (found, _, error) = hidden_digits(&hidden, coarsest, &mut copy);
+        assert!(found == want && error <= f64::from(want) * 500f64.sqrt() / 2.0, "{coarsest}: {found}, {error}");
+        let is_one_digit = copy.iter().all(|&integer| digits(integer)[0] == 0);
+        assert_eq!(is_one_digit, coarsest == f32::INFINITY);
+    }
     for bad in [f32::NAN, f32::INFINITY] {
-        let (_, size, _) = hidden_digits(&[1.0, bad], &mut [0; 2]);
+        let (_, size, _) = hidden_digits(&[1.0, bad], 0.0, &mut [0; 2]);
         assert!(!size.is_finite() && ShadowBound::new(2, size, 0.0, 1.0).is_none());
     }
     let mut zeros = [1; 3];
-    assert_eq!((hidden_digits(&[0.0; 3], &mut zeros), zeros), ((0.0, 0.0, 0.0), [0; 3]));
+    assert_eq!((hidden_digits(&[0.0; 3], 0.0, &mut zeros), zeros), ((0.0, 0.0, 0.0), [0; 3]));
     // The scale of these would be subnormal.
     let mut tiny = [1; 2];
-    let (scale, size, error) = hidden_digits(&[1e-34, -1e-34], &mut tiny);
+    let (scale, size, error) = hidden_digits(&[1e-34, -1e-34], 0.0, &mut tiny);
     assert!(scale == 0.0 && tiny == [0; 2] && error >= size);
     for largest in [f32::MAX, 4e-34, 32_639.0] {
         // Halves. Many of their products with the inverse scale are ties.
@@ -111,7 +119,7 @@ fn digits_hold_a_hidden_state() {
         let mut halves: Vec<f32> = (0..200).map(|i| (i as f32 - 99.5) * scale).collect();
         halves.push(-largest);
         let mut integers = vec![0; halves.len()];
-        assert_eq!(hidden_digits(&halves, &mut integers).0, scale);
+        assert_eq!(hidden_digits(&halves, 0.0, &mut integers).0, scale);
         let is_tie = |x: &&f32| (**x * (1.0 / scale)).fract().abs() == 0.5;
         assert!(halves.iter().filter(is_tie).count() > 50, "{largest}");
         let want: Vec<i32> = halves.iter().map(|x| (x * (1.0 / scale)).round_ties_even() as i32).collect();

@@ -27,9 +27,9 @@ pub(crate) enum DigitLayout {
     /// digits, and its low digits.
     #[cfg(target_arch = "x86_64")]
     Panels,
-    /// As [`DigitLayout::Panels`], but if one panel holds all rows, it has only [`columns`] columns. After all panels,
-    /// there are 16 numbers in f32 for each panel and each [`SPAN`] elements: the sum of each column's digits. With
-    /// fewer than 16 columns, these sums are repeated.
+    /// AMX tiles of 64 elements by [`columns`] columns. A hidden row is a column. Each panel has the tiles of low digits,
+    /// then the tiles of high digits, then 16 numbers in f32 for each [`SPAN`] elements: the sums of the columns'
+    /// integers `256 * high + low`. With fewer than 16 columns, these sums are repeated.
     #[cfg(target_arch = "x86_64")]
     PanelsAndSums,
 }
@@ -41,7 +41,24 @@ pub(crate) const SPAN: usize = 32;
 /// The number of columns of each panel, for `rows` hidden rows in [`DigitLayout::PanelsAndSums`].
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn columns(rows: usize) -> usize {
-    (2 * rows).next_power_of_two().clamp(4, 16)
+    rows.next_power_of_two().clamp(4, 16)
+}
+
+/// The bytes of a panel with this number of columns: of the low digits, of all digits, and of digits and sums.
+#[cfg(target_arch = "x86_64")]
+fn panel_bytes(columns: usize, cols: usize) -> [usize; 3] {
+    let digits = columns * code_stride(cols);
+    [digits, 2 * digits, 2 * digits + cols.div_ceil(SPAN) * 64]
+}
+
+/// A panel in [`DigitLayout::PanelsAndSums`].
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Panel<'a> {
+    /// The tiles of low digits, then the tiles of high digits.
+    pub(crate) digits: &'a [u8],
+    pub(crate) sums: &'a [u8],
+    /// The indices of the tiles to multiply: tiles of high digits that are not all zeros, then all tiles of low digits.
+    pub(crate) tiles: &'a [u32],
 }
 
 impl DigitLayout {
@@ -80,7 +97,7 @@ impl DigitLayout {
             #[cfg(target_arch = "x86_64")]
             DigitLayout::Panels => (2 * rows).next_multiple_of(16) * code_stride(cols),
             #[cfg(target_arch = "x86_64")]
-            DigitLayout::PanelsAndSums => (2 * rows).div_ceil(16) * (16 * code_stride(cols) + cols.div_ceil(SPAN) * 64),
+            DigitLayout::PanelsAndSums => rows.div_ceil(16) * panel_bytes(16, cols)[2],
             _ => rows * self.row_bytes(cols),
         }
     }
@@ -104,9 +121,45 @@ pub(crate) struct Digits {
     layout: DigitLayout,
     cols: usize,
     lines: Vec<Line>,
+    /// [`Panel::tiles`] of each panel.
+    #[cfg(target_arch = "x86_64")]
+    tiles: [Vec<u32>; MAX_ROWS / 16],
     pub(crate) rows: Vec<RowDigits>,
-    row: Vec<f32>,
+    row: Row,
+}
+
+/// A hidden state. `integers` and `digits` have zeros up to a multiple of [`GROUP`].
+#[derive(Debug)]
+struct Row {
+    floats: Vec<f32>,
     integers: Vec<i32>,
+    /// The high digits, and the low digits.
+    digits: [Vec<u8>; 2],
+}
+
+impl Row {
+    fn new(cols: usize) -> Self {
+        let padded = cols.next_multiple_of(GROUP);
+        Row { floats: vec![0.0; cols], integers: vec![0; padded], digits: [vec![0; padded], vec![0; padded]] }
+    }
+
+    /// Computes integers and digits. Argument and result are those of [`hidden_digits`].
+    fn convert(&mut self, coarsest: f32) -> (f32, f64, f64) {
+        let result = hidden_digits(&self.floats, coarsest, &mut self.integers[..self.floats.len()]);
+        let groups = self.integers.as_chunks::<GROUP>().0;
+        let [highs, lows] = self.digits.each_mut().map(|digits| digits.as_chunks_mut::<GROUP>().0);
+        for ((integers, high), low) in groups.iter().zip(highs).zip(lows) {
+            for k in 0..GROUP {
+                [high[k], low[k]] = digits(integers[k]).map(|digit| digit as u8);
+            }
+        }
+        result
+    }
+
+    /// The sum of the high digits, and of the low digits.
+    fn totals(&self) -> [i32; 2] {
+        self.digits.each_ref().map(|digits| digits.iter().map(|&digit| i32::from(digit as i8)).sum())
+    }
 }
 
 impl Digits {
@@ -116,13 +169,14 @@ impl Digits {
         let most = layouts.iter().map(|layout| layout.bytes(max_rows, cols)).max().unwrap_or(0);
         let (lines, rows) = (vec![Line::ZERO; most / 64], Vec::with_capacity(max_rows));
         Digits {
+            #[cfg(target_arch = "x86_64")]
+            tiles: core::array::from_fn(|_| Vec::with_capacity(2 * cols.div_ceil(GROUP))),
             layouts,
             layout: DigitLayout::Groups,
             cols,
             lines,
             rows,
-            row: vec![0.0; cols],
-            integers: vec![0; cols],
+            row: Row::new(cols),
         }
     }
 
@@ -158,74 +212,104 @@ impl Digits {
         crate::dot::pack::PackedRows::panels(2 * self.rows.len(), code_stride(self.cols) / 2, &self.lines)
     }
 
-    /// The digits and the sums of a panel, in [`DigitLayout::PanelsAndSums`].
+    /// A panel, in [`DigitLayout::PanelsAndSums`].
     #[cfg(target_arch = "x86_64")]
-    pub(crate) fn panel(&self, panel: usize) -> (&[u8], &[u8]) {
+    pub(crate) fn panel(&self, panel: usize) -> Panel<'_> {
         assert_eq!(self.layout, DigitLayout::PanelsAndSums);
-        let (size, sums) = (columns(self.rows.len()) * code_stride(self.cols), self.cols.div_ceil(SPAN) * 64);
-        let (panels, all_sums) = bytes(&self.lines).split_at((2 * self.rows.len()).div_ceil(16) * size);
-        (&panels[panel * size..][..size], &all_sums[panel * sums..][..sums])
+        let [_, digits, all] = panel_bytes(columns(self.rows.len()), self.cols);
+        let (digits, sums) = bytes(&self.lines)[panel * all..][..all].split_at(digits);
+        Panel { digits, sums, tiles: &self.tiles[panel] }
     }
 
-    /// Packs hidden states. `largest_norm` and `terms` go to [`ShadowBound::new`]. Returns false if a row has no upper
-    /// bounds.
-    pub(crate) fn pack(&mut self, layout: DigitLayout, hidden: &Matrix<'_>, largest_norm: f64, terms: usize) -> bool {
+    /// Packs hidden states. Returns false if a row has no upper bounds.
+    ///
+    /// `coarsest` goes to [`hidden_digits`]. `bound` creates the bound of a row from its norm and the error of its digits.
+    pub(crate) fn pack(
+        &mut self,
+        layout: DigitLayout,
+        hidden: &Matrix<'_>,
+        coarsest: f32,
+        bound: impl Fn(f64, f64) -> Option<ShadowBound>,
+    ) -> bool {
         self.layout = layout;
         self.rows.clear();
         let out = &mut bytes_mut(&mut self.lines)[..layout.bytes(hidden.rows(), self.cols)];
         out.fill(0);
         for r in 0..hidden.rows() {
-            hidden.row_to_f32(r, &mut self.row);
-            let (scale, norm, error) = hidden_digits(&self.row, &mut self.integers);
-            let totals = if layout == DigitLayout::Groups { sums_of_digits(&self.integers) } else { [0; 2] };
+            hidden.row_to_f32(r, &mut self.row.floats);
+            let (scale, norm, error) = self.row.convert(coarsest);
+            let totals = if layout == DigitLayout::Groups { self.row.totals() } else { [0; 2] };
             if layout.has_panels() {
                 #[cfg(target_arch = "x86_64")]
-                write_panel(layout, (r, hidden.rows()), &self.integers, out);
+                if layout == DigitLayout::Panels {
+                    write_panel(r, &self.row, out);
+                } else {
+                    write_column((r, hidden.rows()), &self.row, out, &mut self.tiles[r / 16]);
+                }
             } else {
                 let size = layout.row_bytes(self.cols);
                 let groups = out[r * size..][..size - 64].chunks_exact_mut(layout.group_bytes());
-                for (group, integers) in groups.zip(self.integers.chunks(GROUP)) {
-                    let (high, low) = group.split_at_mut(GROUP);
-                    for ((&integer, high), low) in integers.iter().zip(high).zip(low) {
-                        [*high, *low] = digits(integer).map(|digit| digit as u8);
-                    }
+                let [highs, lows] = self.row.digits.each_ref().map(|digits| digits.chunks_exact(GROUP));
+                for (group, (high, low)) in groups.zip(highs.zip(lows)) {
+                    group[..GROUP].copy_from_slice(high);
+                    group[GROUP..2 * GROUP].copy_from_slice(low);
                 }
                 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
                 if layout.has_numbers() {
                     write_sums(layout, out[r * size..][..size - 64].as_chunks_mut().0);
                 }
             }
-            let Some(bound) = ShadowBound::new(terms, norm, error, largest_norm) else { return false };
+            let Some(bound) = bound(norm, error) else { return false };
             self.rows.push(RowDigits { scale, bound, totals });
         }
         true
     }
 }
 
-/// The sum of the high digits, and of the low digits.
-fn sums_of_digits(integers: &[i32]) -> [i32; 2] {
-    let digits = integers.iter().map(|&integer| digits(integer).map(i32::from));
-    digits.fold([0; 2], |[high, low], [h, l]| [high + h, low + l])
+/// Writes the digits of row `r` to its two columns of a panel, in [`DigitLayout::Panels`].
+#[cfg(target_arch = "x86_64")]
+fn write_panel(r: usize, row: &Row, out: &mut [u8]) {
+    let (panel, column, size) = (2 * r / 16, 2 * r % 16, 16 * row.integers.len());
+    for (digit, digits) in row.digits.iter().enumerate() {
+        write_tiles(16, column + digit, &mut out[panel * size..][..size], digits);
+    }
 }
 
-/// Writes the digits of row `r` of `rows` rows to its two columns of a panel.
+/// Writes digits to a column of AMX tiles: four digits to each line.
 #[cfg(target_arch = "x86_64")]
-fn write_panel(layout: DigitLayout, (r, rows): (usize, usize), integers: &[i32], out: &mut [u8]) {
-    let columns = if layout == DigitLayout::Panels { 16 } else { columns(rows) };
-    let (panel, column, size) = (2 * r / 16, 2 * r % 16, columns * code_stride(integers.len()));
-    let (panels, all_sums) = out.split_at_mut((2 * rows).div_ceil(16) * size);
-    for (lines, integers) in panels[panel * size..][..size].chunks_exact_mut(4 * columns).zip(integers.chunks(4)) {
-        let (high, low) = lines[4 * column..4 * column + 8].split_at_mut(4);
-        for ((&integer, high), low) in integers.iter().zip(high).zip(low) {
-            [*high, *low] = digits(integer).map(|digit| digit as u8);
+fn write_tiles(columns: usize, column: usize, out: &mut [u8], digits: &[u8]) {
+    for (line, four) in out.chunks_exact_mut(4 * columns).zip(digits.as_chunks::<4>().0) {
+        line[4 * column..4 * column + 4].copy_from_slice(four);
+    }
+}
+
+/// Writes the digits and the sums of row `r` of `rows` rows to its column of a panel, in [`DigitLayout::PanelsAndSums`].
+/// The last row of a panel completes [`Panel::tiles`].
+#[cfg(target_arch = "x86_64")]
+fn write_column((r, rows): (usize, usize), row: &Row, out: &mut [u8], tiles: &mut Vec<u32>) {
+    let (panel, column, columns, groups) = (r / 16, r % 16, columns(rows), (row.integers.len() / GROUP) as u32);
+    let [low, both, all] = panel_bytes(columns, row.floats.len());
+    let (digits, sums) = out[panel * all..][..all].split_at_mut(both);
+    let (lows, highs) = digits.split_at_mut(low);
+    write_tiles(columns, column, lows, &row.digits[1]);
+    if column == 0 {
+        tiles.clear();
+    }
+    let highs = highs.chunks_exact_mut(GROUP * columns).zip(row.digits[0].chunks_exact(GROUP));
+    for (tile, (out, digits)) in (groups..).zip(highs) {
+        if digits.iter().fold(0, |any, digit| any | digit) != 0 {
+            write_tiles(columns, column, out, digits);
+            tiles.push(tile);
         }
     }
-    if layout == DigitLayout::PanelsAndSums {
-        let sums = all_sums[panel * integers.len().div_ceil(SPAN) * 64..].as_chunks_mut::<4>().0;
-        for (sums, integers) in sums.chunks_exact_mut(16).zip(integers.chunks(SPAN)) {
-            let pair = sums_of_digits(integers).map(|sum| (sum as f32).to_ne_bytes());
-            sums.chunks_exact_mut(columns).for_each(|sums| sums[column..column + 2].copy_from_slice(&pair));
-        }
+    tiles.sort_unstable();
+    tiles.dedup();
+    if column == 15 || r == rows - 1 {
+        tiles.extend(0..groups);
+    }
+    for (sums, integers) in sums.as_chunks_mut::<64>().0.iter_mut().zip(row.integers.chunks_exact(SPAN)) {
+        let sum = (integers.iter().sum::<i32>() as f32).to_ne_bytes();
+        sums.chunks_exact_mut(4 * columns).for_each(|sums| sums[4 * column..4 * column + 4].copy_from_slice(&sum));
     }
 }
 

@@ -14,8 +14,8 @@
 //!    (`scan/tile/possible_winners.rs`).
 //!
 //! A product is the dot product of a row of codes and a hidden state in two 8-bit digits per element. The codes come
-//! from the head's [`Shadow`](flash_sampling_core::Shadow), or from a quantised weight. Proof of the bounds:
-//! `docs/exactness.md`.
+//! from the head's [`Shadow`](flash_sampling_core::Shadow), or from a quantised weight. In AMX tiles of a quantised
+//! weight, digits are so coarse that few high digits are not zero. Proof of the bounds: `docs/exactness.md`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -48,7 +48,7 @@ use core::ops::Range;
 use digits::DigitLayout;
 pub(crate) use digits::Digits;
 use flash_sampling_core::backend::canonical::extra_terms;
-use flash_sampling_core::backend::code_stride;
+use flash_sampling_core::backend::{ShadowBound, code_stride};
 use flash_sampling_core::{DType, Head, Matrix, Shadow};
 #[cfg(target_arch = "x86_64")]
 use panels::multiply_panels;
@@ -59,11 +59,12 @@ const MAX_COLS: usize = 1 << 17;
 pub(crate) const MAX_ROWS: usize = 64;
 /// The largest number of draws of a call with bounds. Each draw may need other logits.
 const MAX_DRAWS: usize = 64;
+/// How far upper bounds are above typical logits, in AMX tiles of blocks, because of the digits. At temperature 1, each
+/// draw then needs about `exp(3)` = 20 logits.
+const WIDTH: f64 = 3.0;
 
 /// The scales of the rows of a quantised weight: products already contain the scales of the blocks.
 const ONES: [f32; TILE] = [1.0; TILE];
-/// The errors of the rows of a quantised weight: its codes and scales define the weight exactly.
-const ZEROS: [f32; TILE] = [0.0; TILE];
 
 /// The instructions of the products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,12 +107,14 @@ pub(crate) struct BoundsMemory {
 pub(crate) struct UpperBounds {
     /// The kernels of this machine for this head: for calls of few rows, and for calls of more rows.
     kernels: [Option<Kernel>; 2],
-    /// The norms of the rows of a quantised weight; empty for a head with a shadow.
-    norms: Vec<f32>,
+    /// The norms of a quantised weight's rows, and of their magnitudes; empty for a head with a shadow.
+    norms: [Vec<f32>; 2],
     /// The largest sum of a token's norm and error.
     largest_norm: f64,
     /// The number of terms of a dot product, for the bound of its rounding.
     terms: usize,
+    /// The largest scale of a hidden row's digits in AMX tiles of blocks.
+    coarsest: f32,
 }
 
 /// The bytes of a worker's memory for 16 quantised rows: a byte for each code, and at most four bytes of scales and
@@ -160,7 +163,7 @@ impl UpperBounds {
             return None;
         }
         let norms = match head.shadow() {
-            Some(_) => Vec::new(),
+            Some(_) => [Vec::new(), Vec::new()],
             None => threads.install(|| norms::of_blocks(&weight)),
         };
         let largest_norm = match head.shadow() {
@@ -168,22 +171,25 @@ impl UpperBounds {
                 let sizes = shadow.errors().iter().zip(shadow.norms());
                 sizes.map(|(error, norm)| f64::from(*error) + f64::from(*norm)).fold(0.0, f64::max)
             }
-            None => norms.iter().map(|&norm| f64::from(norm)).fold(0.0, f64::max),
+            None => norms[1].iter().map(|&norm| f64::from(norm)).fold(0.0, f64::max),
         };
         if largest_norm >= 2f64.powi(100) {
             // No hidden state has bounds.
             return None;
         }
-        // In AMX tiles of blocks, the products with high and with low digits have separate sums. Each of them may be
-        // larger than their total, so its roundings may be larger.
-        let more = if head.shadow().is_none() && kernels[1].is_some() { weight.cols() / 8 } else { 0 };
+        // In AMX tiles of blocks, the products with high and with low digits are added one after the other. Their sums
+        // may be larger than the total, so their roundings may be larger.
+        let more = if head.shadow().is_none() && kernels[1].is_some() { weight.cols() / 2 } else { 0 };
         let terms = weight.cols() + more + extra_terms(weight.dtype());
-        Some(UpperBounds { kernels, norms, largest_norm, terms })
+        // The square of the typical error of a rounded number is a twelfth of the square of the step.
+        let mean_norm = norms[0].iter().map(|&norm| f64::from(norm)).sum::<f64>() / norms[0].len().max(1) as f64;
+        let coarsest = WIDTH / ((weight.cols() as f64 / 12.0).sqrt() * mean_norm * f64::from(head.scale()));
+        Some(UpperBounds { kernels, norms, largest_norm, terms, coarsest: coarsest as f32 })
     }
 
     /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds, for any draws.
     fn kernel(&self, head: &Head<'_>, rows: usize) -> Option<Kernel> {
-        let is_quantised = !self.norms.is_empty();
+        let is_quantised = !self.norms[0].is_empty();
         if head.shadow().is_some() == is_quantised {
             return None;
         }
@@ -258,7 +264,18 @@ impl UpperBounds {
     /// Packs hidden states as digits. Returns false if the call is faster without bounds, or a row has no bounds.
     pub(crate) fn pack(&self, head: &Head<'_>, hidden: &Matrix<'_>, digits: &mut Digits) -> bool {
         let Some(kernel) = self.kernel(head, hidden.rows()) else { return false };
-        digits.pack(self.layout(head, kernel), hidden, self.largest_norm, self.terms)
+        self.pack_for(kernel, head, hidden, digits)
+    }
+
+    /// Packs hidden states for a kernel. Returns false if a row has no bounds.
+    fn pack_for(&self, kernel: Kernel, head: &Head<'_>, hidden: &Matrix<'_>, digits: &mut Digits) -> bool {
+        let layout = self.layout(head, kernel);
+        #[cfg(target_arch = "x86_64")]
+        let coarsest = if layout == DigitLayout::PanelsAndSums { self.coarsest } else { 0.0 };
+        #[cfg(not(target_arch = "x86_64"))]
+        let coarsest = 0.0;
+        let new = if head.shadow().is_some() { ShadowBound::new } else { ShadowBound::of_blocks };
+        digits.pack(layout, hidden, coarsest, |norm, error| new(self.terms, norm, error, self.largest_norm))
     }
 
     /// Writes to `out[r * TILE + i]` an upper bound of the dot product of row `i` of the weight's rows `rows` (at most
@@ -282,7 +299,8 @@ impl UpperBounds {
             }
             None => {
                 multiply_blocks(&weight, hidden, out, scratch);
-                [&ONES[..count], &ZEROS[..count], &self.norms[rows]]
+                let [norms, magnitudes] = self.norms.each_ref().map(|norms| &norms[rows.clone()]);
+                [&ONES[..count], norms, magnitudes]
             }
         };
         for (r, row) in hidden.rows.iter().enumerate() {

@@ -4,16 +4,23 @@ use flash_sampling_core::Matrix;
 use flash_sampling_core::backend::canonical::norm;
 use rayon::prelude::*;
 
-/// Returns an upper bound of the norm of each row.
-///
-/// A shadow also stores an error of each row. Codes and scales of blocks define the weight exactly, so this error is 0.
-pub(super) fn of_blocks(weight: &Matrix<'_>) -> Vec<f32> {
-    let norm = |row: &mut Vec<f32>, r: usize| {
+/// Returns upper bounds of the norm of each row, and of the norm of its magnitudes.
+pub(super) fn of_blocks(weight: &Matrix<'_>) -> [Vec<f32>; 2] {
+    let norms = |row: &mut Vec<f32>, r: usize| {
         row.resize(weight.cols(), 0.0);
         weight.row_magnitudes(r, row);
-        // The factor covers the float64 roundings of the sum of squares.
-        let norm = ((norm(row) * (1.0 + 1e-6)) as f32).next_up();
-        if norm.is_nan() { f32::INFINITY } else { norm }
+        let magnitude = rounded_up(row);
+        weight.row_to_f32(r, row);
+        // The second term covers the float32 roundings of the weight.
+        (rounded_up(row) + 1e-6 * magnitude, magnitude)
     };
-    (0..weight.rows()).into_par_iter().map_init(Vec::new, norm).collect()
+    let (norms, magnitudes) = (0..weight.rows()).into_par_iter().map_init(Vec::new, norms).unzip();
+    [norms, magnitudes]
+}
+
+/// The norm of a row, rounded up.
+fn rounded_up(row: &[f32]) -> f32 {
+    // The factor covers the float64 roundings of the sum of squares.
+    let norm = ((norm(row) * (1.0 + 1e-6)) as f32).next_up();
+    if norm.is_nan() { f32::INFINITY } else { norm }
 }

@@ -1,11 +1,13 @@
 //! Products of quantised blocks and digits by AMX tiles.
 //!
-//! Plain version, for a slab of 16 tokens and a panel of up to 8 hidden rows, which have two columns of digits each:
+//! Plain version, for a slab of 16 tokens and a panel of up to 16 hidden rows, each with a column of digits:
 //! ```text
 //! for each span of weights with one scale, token, column:
-//!     integer = sum of code * digit over the span
-//!     sums[token][column] += scale[token] * integer - minimum[token] * sum of the digits over the span
-//! product = 256 * sums[token][high column] + sums[token][low column]
+//!     sums[token][column] += scale[token] * sum of code * high digit over the span
+//! sums *= 256
+//! for each span of weights with one scale, token, column:
+//!     sums[token][column] += scale[token] * sum of code * low digit over the span
+//!     sums[token][column] -= minimum[token] * sum of (256 * high digit + low digit) over the span
 //! ```
 //! Deviations:
 //! 1. One product of AMX tiles computes all integers of a span: 16 tokens by the columns of the panel. Codes of `Q8_0`
@@ -14,12 +16,14 @@
 //! 2. The scales of a slab are decoded once, with one token in each lane of a vector.
 //! 3. A panel has 4, 8 or 16 columns, the fewest that hold the rows of the call. With 4 or 8 columns, a vector of 16
 //!    integers holds several tokens. So the cost of the multiplication by scales is proportional to the columns.
-//! 4. A step multiplies two spans. Their integers are added to the sums some steps later, so the vector unit and the
+//! 4. The scales of the hidden rows are so large that few high digits are not zero. Tiles of 64 elements whose high
+//!    digits are all zeros are skipped.
+//! 5. A step multiplies two spans. Their integers are added to the sums some steps later, so the vector unit and the
 //!    tile unit work at the same time.
-//! 5. The first panel prefetches the next slab. The last slab ends with the last token, so it may overlap
+//! 6. The first panel prefetches the next slab. The last slab ends with the last token, so it may overlap
 //!    the slab before.
 
-use super::digits::columns;
+use super::digits::{GROUP, Panel, columns};
 use super::slab_bytes;
 use super::slab_scales::{SlabFormat, Units};
 use super::vnni::Operands;
@@ -31,8 +35,8 @@ use core::arch::x86_64::*;
 
 /// The tokens of a slab.
 const SLAB: usize = 16;
-/// The bytes of the unpacked codes of 64 weights.
-const CODE_BYTES: usize = SLAB * 64;
+/// The bytes of the unpacked codes of a group.
+const CODE_BYTES: usize = SLAB * GROUP;
 
 /// The integers of several steps. They fill 4 KiB, so no two of them have the same offset in a page of memory.
 #[repr(C, align(64))]
@@ -165,7 +169,7 @@ impl Operands<'_> {
                     }
                 }
                 let slab = Slab { first, codes, scales, at, count };
-                for panel in 0..(2 * rows).div_ceil(16) {
+                for panel in 0..rows.div_ceil(16) {
                     self.slab_panel::<T, COLUMNS>(&slab, panel, &mut integers);
                 }
             }
@@ -184,29 +188,39 @@ impl Operands<'_> {
         panel: usize,
         integers: &mut Integers,
     ) {
-        let (digits, digit_sums) = self.hidden.panel(panel);
+        let Panel { digits, sums: digit_sums, tiles } = self.hidden.panel(panel);
         let (digits, digit_sums) = (digits.as_ptr(), digit_sums.as_ptr().cast::<f32>());
         let integers = integers.0.as_mut_ptr();
         // The integers of a step are added `lag` steps later. The memory has room for the integers of `2 * lag` steps.
-        let (lag, steps, size) = (16 / COLUMNS, self.groups * 32 / T::SPAN, SLAB * COLUMNS);
+        let (lag, size, steps_of_tile) = (16 / COLUMNS, SLAB * COLUMNS, GROUP / (2 * T::SPAN));
+        let (steps, first_low) = (tiles.len() * steps_of_tile, (tiles.len() - self.groups) * steps_of_tile);
+        // The tile of a step, and its first span among all spans of a row.
+        let place = |step: usize| {
+            let tile = tiles[step / steps_of_tile] as usize;
+            let group = if step < first_low { tile - self.groups } else { tile };
+            (tile, (group * steps_of_tile + step % steps_of_tile) * 2)
+        };
         // SAFETY: by this function's contract; the integers of a span have no gaps.
         unsafe {
             let mut sums = [_mm512_setzero_ps(); COLUMNS];
             for step in 0..steps + lag {
                 if step < steps {
-                    let operands = |span: usize| {
-                        let (group, k) = (span * T::SPAN / 64, span * T::SPAN % 64);
+                    let (tile, first_span) = place(step);
+                    let operands = |i: usize| {
+                        let span = first_span + i;
+                        let (group, k) = (span * T::SPAN / GROUP, span * T::SPAN % GROUP);
                         let (from, stride) = if T::IN_PLACE {
                             (slab.first.add(span * T::UNIT_BYTES / 2 + 2), self.stride)
                         } else {
                             (slab.codes.add(group * CODE_BYTES + k), 64)
                         };
-                        (from, stride, digits.add(span * T::SPAN * COLUMNS), integers.add(span % (4 * lag) * size))
+                        let digits = digits.add((tile * GROUP + k) * COLUMNS);
+                        (from, stride, digits, integers.add((2 * step + i) % (4 * lag) * size))
                     };
-                    product!("0" = "2", "4"; operands(2 * step), 4 * COLUMNS);
-                    product!("1" = "3", "5"; operands(2 * step + 1), 4 * COLUMNS);
-                    if panel == 0 && 2 * step * T::SPAN % 64 == 0 {
-                        let group = 2 * step * T::SPAN / 64;
+                    product!("0" = "2", "4"; operands(0), 4 * COLUMNS);
+                    product!("1" = "3", "5"; operands(1), 4 * COLUMNS);
+                    if panel == 0 && step >= first_low && step % steps_of_tile == 0 {
+                        let group = first_span * T::SPAN / GROUP;
                         let next = slab.first.wrapping_add(SLAB * self.stride + group * T::UNIT_BYTES / T::GROUPS);
                         for token in 0..SLAB {
                             _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(token * self.stride).cast());
@@ -214,14 +228,19 @@ impl Operands<'_> {
                     }
                 }
                 let Some(earlier) = step.checked_sub(lag) else { continue };
-                for span in [2 * earlier, 2 * earlier + 1] {
-                    let from = integers.add(span % (4 * lag) * size);
+                if earlier == first_low && first_low > 0 {
+                    sums.iter_mut().for_each(|sum| *sum = _mm512_mul_ps(*sum, _mm512_set1_ps(256.0)));
+                }
+                let (_, first_span) = place(earlier);
+                for i in 0..2 {
+                    let span = first_span + i;
+                    let from = integers.add((2 * earlier + i) % (4 * lag) * size);
                     let scales = slab.scales.add((span / T::SPANS * T::VECTORS + span % T::SPANS) * 16);
                     for (vector, sum) in sums.iter_mut().enumerate() {
                         let integers = _mm512_cvtepi32_ps(_mm512_loadu_si512(from.add(vector * 16).cast()));
                         *sum = _mm512_fmadd_ps(integers, factors::<COLUMNS>(scales, vector), *sum);
                     }
-                    if T::HAS_MINIMA {
+                    if T::HAS_MINIMA && earlier >= first_low {
                         let of_digits = _mm512_loadu_ps(digit_sums.add(span * 16));
                         for (vector, sum) in sums.iter_mut().enumerate() {
                             let minimum = factors::<COLUMNS>(scales.add(T::SPANS * 16), vector);
@@ -232,9 +251,8 @@ impl Operands<'_> {
             }
             let sums = transpose(sums);
             let mask = (u32::MAX >> (32 - slab.count)) as __mmask16;
-            for (r, pair) in (8 * panel..self.hidden.rows.len()).zip(sums.as_chunks::<2>().0) {
-                let product = _mm512_fmadd_ps(_mm512_set1_ps(256.0), pair[0], pair[1]);
-                _mm512_mask_storeu_ps(self.out.add(r * TILE + slab.at), mask, product);
+            for (r, sum) in (16 * panel..self.hidden.rows.len()).zip(sums) {
+                _mm512_mask_storeu_ps(self.out.add(r * TILE + slab.at), mask, sum);
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::options::{CpuOptions, Threads};
 use crate::variants::Tiled;
 use core::ops::Range;
 use flash_sampling_core::backend::canonical::{canonical_dot, norm};
-use flash_sampling_core::backend::hidden_digits;
+use flash_sampling_core::backend::{ShadowBound, hidden_digits};
 use flash_sampling_core::{
     DType, Draw, Head, History, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples, Shadow, ShadowBuffer, bf16,
 };
@@ -196,11 +196,15 @@ fn for_each_kernel(
     mut check: impl FnMut(&UpperBounds, Kernel, &Digits, &mut DotScratch),
 ) {
     for isa in Isa::available() {
-        let Some(bounds) = UpperBounds::new(head, isa, &Threads::One) else { continue };
-        for kernel in bounds.kernels.into_iter().flatten() {
-            let mut digits = bounds.digits(hidden.rows(), head);
-            assert!(digits.pack(bounds.layout(head, kernel), hidden, bounds.largest_norm, bounds.terms));
-            check(&bounds, kernel, &digits, &mut Dot::scratch(isa, head.weight().dtype(), hidden.rows()));
+        let Some(mut bounds) = UpperBounds::new(head, isa, &Threads::One) else { continue };
+        // The digits of blocks may have any scale: the smallest one, the chosen one, or one without high digits.
+        for coarsest in [0.0, bounds.coarsest, f32::INFINITY] {
+            bounds.coarsest = coarsest;
+            for kernel in bounds.kernels.into_iter().flatten() {
+                let mut digits = bounds.digits(hidden.rows(), head);
+                assert!(bounds.pack_for(kernel, head, hidden, &mut digits));
+                check(&bounds, kernel, &digits, &mut Dot::scratch(isa, head.weight().dtype(), hidden.rows()));
+            }
         }
     }
 }
@@ -216,7 +220,7 @@ fn products_of_a_shadow_are_those_of_plain_rust() {
         let head = Head::new(weight).unwrap().with_shadow(shadow).unwrap();
         let hidden = Matrix::new(&floats, rows, cols).unwrap();
         let mut digits = Digits::new(rows, cols, vec![DigitLayout::Groups]);
-        digits.pack(DigitLayout::Groups, &hidden, 1.0, cols);
+        digits.pack(DigitLayout::Groups, &hidden, 0.0, |norm, error| ShadowBound::new(cols, norm, error, 1.0));
         let mut want = vec![f32::NAN; rows * TILE];
         plain::portable(&shadow, &digits, &mut want);
         let check = |out: &[f32], name: &dyn core::fmt::Debug| {
@@ -231,7 +235,7 @@ fn products_of_a_shadow_are_those_of_plain_rust() {
         #[cfg(target_arch = "x86_64")]
         {
             let mut digits = Digits::new(rows, cols, vec![DigitLayout::Panels]);
-            digits.pack(DigitLayout::Panels, &hidden, 1.0, cols);
+            digits.pack(DigitLayout::Panels, &hidden, 0.0, |norm, error| ShadowBound::new(cols, norm, error, 1.0));
             let codes: Vec<u8> = shadow.codes().iter().map(|code| *code as u8).collect();
             let (mut out, mut scratch) = (vec![f32::NAN; rows * TILE], DotScratch::default());
             let stride = flash_sampling_core::backend::code_stride(cols);
@@ -260,7 +264,7 @@ fn products_of_blocks_are_those_of_the_weights_and_the_digits() {
                 multiply_blocks(&weight, digits, &mut out, scratch);
                 let (mut w, mut magnitudes, mut integers) = (vec![0.0; cols], vec![0.0; cols], vec![0; cols]);
                 for (r, floats) in floats.chunks_exact(cols).enumerate() {
-                    hidden_digits(floats, &mut integers);
+                    hidden_digits(floats, digits.rows[r].scale, &mut integers);
                     let (out, rest) = out[r * TILE..][..TILE].split_at(vocab);
                     assert!(rest.iter().all(|x| x.is_nan()), "{dtype:?}, {kernel:?}: more than the tile was written");
                     for (i, out) in out.iter().enumerate() {
@@ -290,7 +294,7 @@ fn rows_that_are_far_apart_have_no_tiles() {
 #[should_panic(expected = "has_panels")]
 fn panels_are_not_read_as_groups() {
     let mut digits = Digits::new(1, 64, vec![DigitLayout::PanelsAndSums]);
-    digits.pack(DigitLayout::PanelsAndSums, &Matrix::new(&[1.0f32; 64], 1, 64).unwrap(), 1.0, 64);
+    digits.pack(DigitLayout::PanelsAndSums, &Matrix::new(&[1.0f32; 64], 1, 64).unwrap(), 0.0, |_, _| None);
     digits.first_group();
 }
 
@@ -318,7 +322,8 @@ fn upper_bounds_are_above_the_exact_products() {
                         for (r, floats) in floats.chunks_exact(cols).enumerate() {
                             let (bound, product) = (f64::from(out[r * TILE + i]), canonical_dot(&row, floats));
                             let size = norm(&row) * norm(floats);
-                            let width = if dtype.is_float() { 0.1 } else { 0.01 } * size;
+                            let is_fine = !dtype.is_float() && bounds.coarsest == 0.0;
+                            let width = if is_fine { 0.01 } else { 0.1 } * size;
                             let is_close = (product..product + width).contains(&bound);
                             assert!(is_close, "{dtype:?}, {kernel:?}, {rows}: {bound} for {product} of {size}");
                         }
