@@ -5,6 +5,7 @@ from markdown import table
 from records import RECORDS
 
 STEPS = "2026-11-28-h200-decode.txt"
+NEIGHBOURS = "2026-11-28-h200-neighbours.txt"
 TWO_GPUS = "2026-11-28-h200-x2-decode.txt"
 VLLM = "2026-11-27-h200-vllm-engine.txt"
 SAMPLERS = ["torch", "flashinfer", "vllm"]
@@ -35,7 +36,7 @@ def python_steps():
 
 def neighbours():
     names = {"ours": "ours", "torch": "torch", "flashinfer": "FlashInfer", "vllm": "vLLM"}
-    body = [[model.upper(), filters, names[sampler], *rest] for model, filters, sampler, *rest in cells(8)]
+    body = [[model.upper(), filters, names[sampler], *rest] for model, filters, sampler, *rest in cells(8, NEIGHBOURS)]
     return table(["Qwen3", "one sequence has", "sampler", "tokens of others that change", "tokens that differ alone", "us without it", "us with it",
                   "ratio"], body, ["---", "---", "---", *["---:"] * 5])
 
