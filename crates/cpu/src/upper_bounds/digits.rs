@@ -81,6 +81,14 @@ impl DigitLayout {
         false
     }
 
+    /// Whether kernels skip high digits that are zero, so that few of them should not be.
+    pub(crate) const fn skips_zeros(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self, DigitLayout::PanelsAndSums);
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// Bytes of a group.
     pub(crate) const fn group_bytes(self) -> usize {
         if matches!(self, DigitLayout::Groups) { 128 } else { 192 }

@@ -270,10 +270,7 @@ impl UpperBounds {
     /// Packs hidden states for a kernel. Returns false if a row has no bounds.
     fn pack_for(&self, kernel: Kernel, head: &Head<'_>, hidden: &Matrix<'_>, digits: &mut Digits) -> bool {
         let layout = self.layout(head, kernel);
-        #[cfg(target_arch = "x86_64")]
-        let coarsest = if layout == DigitLayout::PanelsAndSums { self.coarsest } else { 0.0 };
-        #[cfg(not(target_arch = "x86_64"))]
-        let coarsest = 0.0;
+        let coarsest = if layout.skips_zeros() { self.coarsest } else { 0.0 };
         let new = if head.shadow().is_some() { ShadowBound::new } else { ShadowBound::of_blocks };
         digits.pack(layout, hidden, coarsest, |norm, error| new(self.terms, norm, error, self.largest_norm))
     }
