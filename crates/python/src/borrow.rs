@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::Arc;
 
-/// DLPack's codes of unsupported types of 8 bits.
+/// DLPack's codes of unsupported 8-bit floats.
 const FLOAT8: [(u8, &str); 4] =
     [(11, "float8_e4m3fnuz"), (12, "float8_e5m2"), (13, "float8_e5m2fnuz"), (14, "float8_e8m0fnu")];
 
@@ -25,7 +25,7 @@ impl Tensor {
         })
     }
 
-    /// As [`Tensor::borrow`], but returns `None` if the object is not a tensor.
+    /// Borrows a tensor as [`Tensor::borrow`], but returns `None` if the object is not a tensor.
     pub(crate) fn try_borrow(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Option<Tensor>> {
         Tensor::of_object(object, what).map_err(|error| of_library(object, what, error))
     }
@@ -71,7 +71,7 @@ impl Tensor {
             _ => return Err(invalid_type(format!("{what} has an unsupported element type, {}", name()))),
         };
         if typestr.starts_with(if cfg!(target_endian = "little") { '>' } else { '<' }) {
-            return Err(PyTypeError::new_err(format!("{what} has another byte order than this machine")));
+            return Err(PyTypeError::new_err(format!("{what} has a byte order other than this machine's")));
         }
         let strides = match interface.get_item("strides")?.filter(|strides| !strides.is_none()) {
             Some(bytes) => {
@@ -103,7 +103,7 @@ impl Tensor {
         }
         options.set_item("max_version", (1, 0))?;
         let capsule = arrays.call_method("export", (object,), Some(&options)).or_else(|error| {
-            // Producers of DLPack's first version do not have the argument.
+            // Producers of DLPack's first version do not have the argument `max_version`.
             if !error.is_instance_of::<PyTypeError>(object.py()) {
                 return Err(error);
             }
@@ -112,12 +112,12 @@ impl Tensor {
         })?;
         let tensor = dlpack::take(&capsule)?;
         if (tensor.device.kind, tensor.device.id) != (device, id) {
-            return Err(invalid(what, format!("{what} is on another device than its __dlpack_device__")));
+            return Err(invalid(what, format!("{what} is on a device other than its __dlpack_device__")));
         }
         Tensor::of_exported(tensor, stream, what)
     }
 
-    /// Reads a tensor of DLPack. `stream` is the library's current stream.
+    /// Reads a DLPack tensor. `stream` is the current stream of the tensor's library.
     fn of_exported(tensor: dlpack::Tensor, stream: u64, what: &str) -> PyResult<Tensor> {
         let place = place_of(tensor.device.kind, tensor.device.id, what)?;
         let (kind, size) = match (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) {
@@ -138,7 +138,7 @@ impl Tensor {
     }
 }
 
-/// The memory of a device type and number of DLPack.
+/// Returns the memory for DLPack's device type and device number.
 fn place_of(device: i32, id: i32, what: &str) -> PyResult<Place> {
     match device {
         dlpack::HOST | dlpack::CUDA_HOST => Ok(Place::Host),
@@ -159,8 +159,8 @@ fn of_library(object: &Bound<'_, PyAny>, what: &str, error: PyErr) -> PyErr {
     invalid(what, format!("{what} cannot be read: {}{hint}", error.value(py)))
 }
 
-/// Copies a tensor on a GPU to host memory (torch's `cpu`, CuPy's `get`), and returns any other object itself. `what`
-/// is the argument's name.
+/// Copies a tensor on a GPU to host memory (torch's `cpu`, CuPy's `get`), and returns any other object unchanged.
+/// `what` is the argument's name.
 pub(crate) fn in_host_memory<'py>(object: &Bound<'py, PyAny>, what: &str) -> PyResult<Bound<'py, PyAny>> {
     on_host(object).map_err(|error| of_library(object, what, error))
 }

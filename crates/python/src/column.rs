@@ -53,7 +53,7 @@ fn items<'py>(object: &Bound<'py, PyAny>, name: &str) -> PyResult<Option<Bound<'
 
 /// Reads an argument as numbers for `rows` rows.
 fn numbers(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyResult<Column<Number>> {
-    // The common case first: the failed look-up of a tensor's attributes is slow.
+    // This is the common case. It comes first, because the failed look-up of a tensor's attributes is slow.
     if object.is_exact_instance_of::<PyInt>() || object.is_exact_instance_of::<PyFloat>() {
         return scalar(object, name).map(Column::Same);
     }
@@ -105,7 +105,7 @@ fn convert<T: Default>(
     })
 }
 
-/// Reads a column of integers of at least `least` that `T` can hold; `range` describes them in errors.
+/// Reads a column of integers of at least `least` that `T` can hold; `range` describes these integers in errors.
 pub(crate) fn integers<T: TryFrom<i128> + Default>(
     object: &Bound<'_, PyAny>,
     name: &'static str,
@@ -126,7 +126,7 @@ pub(crate) fn rounded(object: &Bound<'_, PyAny>, name: &str, rows: usize) -> PyR
     Ok(numbers(object, name, rows)?.map(|number| as_f64(number) as f32))
 }
 
-/// Reads a column of float32 for a knob. A value that rounds to 0 is an error, because 0 may turn the knob off.
+/// Reads a column of float32 for a knob. A nonzero value that rounds to 0 is an error, because 0 may turn the knob off.
 pub(crate) fn floats(
     object: &Bound<'_, PyAny>,
     name: &'static str,

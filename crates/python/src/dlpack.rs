@@ -93,8 +93,8 @@ pub(crate) fn exchange(object: &Bound<'_, PyAny>) -> PyResult<Option<(Tensor, u6
     let Ok(capsule) = capsule.cast::<PyCapsule>() else { return Ok(None) };
     let Ok(api) = capsule.pointer_checked(Some(c"dlpack_exchange_api")) else { return Ok(discard_error(py)) };
     let api: NonNull<ExchangeApi> = api.cast();
-    // SAFETY: a capsule of this name has this type, which lives as long as the process. It begins with the major version
-    // in every version.
+    // SAFETY: a capsule of this name has this type, which lives as long as the process. In every version, this type
+    // begins with the major version.
     if unsafe { *api.cast::<u32>().as_ptr() } != 1 {
         return Ok(None);
     }

@@ -18,7 +18,7 @@ use flash_sampling::{
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// A sampler over tensors in host memory, or over tensors on a GPU; also a rank of a group.
+/// A sampler over tensors in host memory or on a GPU. The sampler may be a rank of a group.
 pub(crate) enum Engine {
     Host(Box<dyn PerturbedArgmax>, ThreadProcess),
     Device(Box<OnDevice>),
@@ -76,12 +76,12 @@ fn parse<T: FromStr<Err: Display>>(knob: &str, text: &str) -> PyResult<T> {
     })
 }
 
-/// Loads NVIDIA's run-time compiler from PyPI packages if the loader's path lacks it.
+/// Loads NVIDIA's run-time compiler from PyPI packages, unless the dynamic loader finds this compiler.
 fn preload(py: Python<'_>) -> PyResult<()> {
     py.import("flash_sampling._nvidia")?.call_method0("preload").map(drop)
 }
 
-/// Builds a rank of a group from its shard of the vocabulary. A collective call.
+/// Builds a rank of a group from the rank's shard of the vocabulary. This is a collective call.
 fn build_rank(
     parts: Arc<HeadParts>,
     config: &BackendConfig,
@@ -184,7 +184,7 @@ impl Engine {
         }
     }
 
-    /// The memory of the inputs.
+    /// The memory that holds the inputs.
     pub(crate) fn place(&self) -> Place {
         match self {
             Engine::Host(..) => Place::Host,
@@ -192,7 +192,7 @@ impl Engine {
         }
     }
 
-    /// Enqueues draws for the rows of a tensor on a GPU; `what` is its name.
+    /// Enqueues draws for the rows of a tensor on a GPU; `what` is the name of the argument.
     pub(crate) fn enqueue(&mut self, input: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
         match self {
             Engine::Device(sampler) => sampler.enqueue(input, what, call),
@@ -200,7 +200,7 @@ impl Engine {
         }
     }
 
-    /// Draws for the rows of a tensor; `what` is its name.
+    /// Draws for the rows of a tensor; `what` is the name of the argument.
     pub(crate) fn sample(
         &mut self,
         input: &Tensor,

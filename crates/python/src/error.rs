@@ -14,8 +14,8 @@ pyo3::create_exception!(
     "Bad input, or a failed call.\n\n\
      row: the number of the row at fault, or None.\n\
      knob: the name of the argument or parameter at fault, or None.\n\
-     errors: if rows failed, the error of each, by the row's number.\n\
-     results: if rows failed, what the call would have returned; tokens of failed rows are -1, results are None."
+     errors: if rows failed, a dict from the number of each failed row to its error; otherwise None.\n\
+     results: if rows failed, the results of all rows, with -1 or None for failed rows; otherwise None."
 );
 
 /// Gives the exception class its attributes, with `None` as values.
@@ -34,8 +34,8 @@ pub(crate) fn invalid_type(text: impl Into<String>) -> PyErr {
     PyTypeError::new_err(text.into())
 }
 
-/// A `FlashSamplingError` with the texts of an error and its sources. A source such as `KeyboardInterrupt` is returned
-/// itself.
+/// Converts an error to a `FlashSamplingError` with the texts of the error and of its sources. If a source is an
+/// exception such as `KeyboardInterrupt`, returns this exception instead.
 pub(crate) fn failed(error: &dyn core::error::Error) -> PyErr {
     let causes = || core::iter::successors(error.source(), |error| error.source());
     match causes().find_map(|error| error.downcast_ref().and_then(interrupt)) {
@@ -50,7 +50,7 @@ fn text_of(error: &dyn core::error::Error) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// A copy of an exception that is no `Exception`; `None` for another one.
+/// Returns a copy of an error that is no Python `Exception`, for example `KeyboardInterrupt`; otherwise `None`.
 fn interrupt(error: &PyErr) -> Option<PyErr> {
     Python::attach(|py| (!error.is_instance_of::<PyException>(py)).then(|| error.clone_ref(py)))
 }
@@ -66,7 +66,7 @@ pub(crate) fn of_head(error: &HeadError) -> PyErr {
     invalid(knob, text)
 }
 
-/// The error of a call in which another rank has other parameters for a row; `None` for another error.
+/// Converts the error of a call whose ranks have different parameters for a row; returns `None` for any other error.
 pub(crate) fn of_ranks(error: &SampleError) -> Option<PyErr> {
     let SampleError::Backend { source, .. } = error else { return None };
     let ShardError::Params { shard, row, what } = source.downcast_ref()? else { return None };
@@ -74,7 +74,7 @@ pub(crate) fn of_ranks(error: &SampleError) -> Option<PyErr> {
     Some(at_fault(Some(*row), Some(what), text))
 }
 
-/// The error of a rank's call that does not wait.
+/// Converts the error of a rank's `enqueue`.
 pub(crate) fn of_enqueue(error: &SampleError) -> PyErr {
     let refused = match error {
         SampleError::Backend { source, .. } => source.downcast_ref(),
@@ -100,7 +100,7 @@ fn at_fault(row: Option<usize>, knob: Option<&str>, text: String) -> PyErr {
     set.err().unwrap_or(error)
 }
 
-/// The errors of rows, each with the knob at fault. A row keeps its first error.
+/// The errors of rows, each with the argument at fault. A row keeps its first error.
 #[derive(Default)]
 pub(crate) struct RowErrors(BTreeMap<usize, (Option<&'static str>, String)>);
 

@@ -1,4 +1,4 @@
-//! The process that has the threads of a sampler: a fork does not copy threads.
+//! Refuses calls in a forked child process that need threads of its parent: a fork does not copy threads.
 
 use crate::error::invalid;
 use flash_sampling::{Backend, BackendConfig};
@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 pub(crate) struct ThreadProcess(Option<u32>);
 
 impl ThreadProcess {
-    /// A sampler without threads of its own, for example on a GPU.
+    /// No process: the sampler uses no worker threads, for example on a GPU.
     pub(crate) const NONE: ThreadProcess = ThreadProcess(None);
 
     /// The process of the shared thread pool: this process, if no sampler has used the pool yet.
@@ -23,9 +23,9 @@ impl ThreadProcess {
     /// The process for a new sampler.
     ///
     /// # Errors
-    /// The sampler needs the shared thread pool, and this process is a fork of the pool's process.
+    /// The sampler needs the shared thread pool, and this process is a forked child of the pool's process.
     pub(crate) fn of_sampler(config: &BackendConfig) -> PyResult<ThreadProcess> {
-        // Shadows are made by the shared pool.
+        // The shared pool makes the shadow.
         if config.shadow {
             ThreadProcess::of_pool().check()?;
         }
@@ -38,7 +38,7 @@ impl ThreadProcess {
         process.check().map(|()| process)
     }
 
-    /// Refuses the threads of another process, because a call would wait for them forever.
+    /// Refuses threads of another process, because a call would wait for these threads forever.
     pub(crate) fn check(self) -> PyResult<()> {
         match self.0 {
             Some(process) if process != id() => {

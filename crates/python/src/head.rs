@@ -10,9 +10,9 @@ use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The parts of a head, which its samplers share.
+/// The parts of a head, shared by all samplers of the head.
 pub(crate) struct HeadParts {
-    /// The matrix of `layout`, or its bytes in a file.
+    /// The matrix with the layout `layout`, or the bytes of this matrix in a file.
     pub(crate) weight: Tensor,
     pub(crate) layout: Layout,
     pub(crate) scales: Option<WeightScales>,
@@ -24,7 +24,7 @@ pub(crate) struct HeadParts {
     pub(crate) first_token: usize,
 }
 
-/// Numbers in the memory of the weight.
+/// Float32 numbers on the device of the weight.
 pub(crate) enum Floats {
     Host(Vec<f32>),
     /// Contiguous float32 in memory of the weight's GPU.
@@ -57,7 +57,7 @@ impl HeadParts {
     }
 }
 
-/// The owner of a sampler's weight, which it keeps alive.
+/// Keeps a sampler's weight alive.
 pub(crate) struct Owner(pub(crate) Arc<HeadParts>);
 
 impl HeadOwner for Owner {
@@ -68,13 +68,13 @@ impl HeadOwner for Owner {
 
 /// An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`.
 ///
-/// It borrows the weight: the weight is not copied, and the head keeps it alive. Nothing may write to the weight during
-/// a call.
+/// The head borrows the weight: it does not copy the weight, and keeps the weight alive. Nothing may write to the
+/// weight during a call.
 ///
 /// weight: [vocab, hidden] in bfloat16, float16, float32, float8_e4m3fn or int8, on the CPU or a GPU. Each row is
 ///     contiguous; the stride between rows may be larger than a row. numpy has no bfloat16, so uint16 elements are read
-///     as its bits.
-/// bias: [vocab] float, added first. On a GPU: float32, contiguous.
+///     as the bits of bfloat16.
+/// bias: [vocab] float, added to `hidden @ weight.T`. On a GPU: float32, contiguous.
 /// soft_cap: the cap of `cap * tanh(logit / cap)`, as in Gemma 2.
 /// scale: the factor of the logits, as in Cohere and Granite.
 /// vocab_size: the number of tokens of the vocabulary; None: `first_token` plus the rows of the weight. Rows beyond it
@@ -135,17 +135,17 @@ impl Head {
         Ok(Head { parts: Arc::new(parts) })
     }
 
-    /// Makes the head of a GGUF file, for samplers on the CPU, and on a GPU by the sampler's backend.
+    /// Makes the head of a GGUF file, for samplers on the CPU, or on a GPU by `Sampler(head, backend="cuda:GPU")`.
     ///
-    /// path: the file, which is mapped into memory. Nothing may write to it while the head exists.
+    /// path: the file, which is mapped into memory. Nothing may write to the file while the head exists.
     /// tensor: the name of the weight [vocab, hidden], in any type of docs/weights.md; None: "output.weight", or
-    ///     "token_embd.weight" of a file without it.
+    ///     "token_embd.weight" if the file has no "output.weight".
     ///
-    /// The head has the vocabulary size (at most the rows of the weight), the soft cap and the scale of the file. With the
-    /// default tensor, it also has the bias.
+    /// The head has the vocabulary size (at most the rows of the weight), the soft cap and the scale of the file. With
+    /// the default tensor, the head also has the bias of the file.
     ///
-    /// Raises OSError if the file cannot be read, and FlashSamplingError if it is no GGUF file, has no such tensor, or
-    /// has it in another type.
+    /// Raises OSError if the file cannot be read. Raises FlashSamplingError if the file is not a GGUF file, has no such
+    /// tensor, or has the tensor in a type that is not supported.
     #[staticmethod]
     #[pyo3(signature = (path, tensor=None))]
     fn from_gguf(path: PathBuf, tensor: Option<&str>) -> PyResult<Head> {

@@ -5,7 +5,7 @@ use flash_sampling::History as Tokens;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The range of token ids.
+/// The range of token ids, as text for errors.
 pub(crate) const TOKENS: &str = "token ids, from 0 to 2^32 - 1";
 
 /// The tokens of a sequence, which penalties and `min_tokens` need: the prompt, and the tokens generated after it.
@@ -41,7 +41,7 @@ impl History {
         Ok(History { tokens: Mutex::new(Arc::new(tokens)) })
     }
 
-    /// Appends a generated token. A call that reads the history at the same time does not see it.
+    /// Appends a generated token. A call that reads the history at the same time does not see this token.
     fn push(&self, token: i128) -> PyResult<()> {
         let token = integer("token", token, 0)?;
         Arc::make_mut(&mut *self.lock()).push(token);

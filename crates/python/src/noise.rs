@@ -14,7 +14,8 @@ use pyo3::prelude::*;
 /// seed: 0 to 2^64 - 1. position: 0 to 2^56 - 1. draw: the index of the draw, from 0.
 /// tokens: token ids; a sequence of int, or a tensor [tokens] of integers.
 ///
-/// Returns [tokens] float32, as a tensor of torch if `tokens` is one, otherwise of numpy (or a list without numpy).
+/// Returns [tokens] float32. A torch or CuPy tensor `tokens` gives an array of the same library. Any other `tokens`
+/// gives a numpy array, or a list if numpy is not installed.
 #[pyfunction]
 pub(crate) fn noise<'py>(
     py: Python<'py>,

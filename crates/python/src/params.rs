@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// logit_bias: a dict of token ids and values that are added to their logits (default None).
 /// allowed_token_ids: the only tokens that may be drawn; None: all.
 /// banned_token_ids: tokens that are never drawn (default None).
-/// min_tokens: the stop tokens are banned while the output has fewer tokens (default 0).
+/// min_tokens: the stop tokens are banned while the output has fewer than min_tokens tokens (default 0).
 /// stop_token_ids: the tokens that min_tokens bans (default None).
 /// logprobs: the number of most likely tokens with log-probabilities; 0: only drawn tokens; -1: all; None: off.
 /// logprobs_mode: "processed_logprobs", in the distribution of the draws, or "raw_logprobs", from the model's own
@@ -38,7 +38,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[pyclass(frozen, module = "flash_sampling")]
 pub(crate) struct SamplingParams {
     fields: SamplingParamsBuilder,
-    /// The checked parameters of the last call, with the size of its vocabulary.
+    /// The checked parameters of the last call, and the vocabulary size of that call.
     checked: Mutex<Option<(u32, Arc<Checked>)>>,
 }
 
@@ -84,7 +84,7 @@ impl SamplingParams {
             }
             let text = fault.to_string().replace("null", "None").replace("SamplingParams::row", "Sampler.sample");
             let text = text.replace(" or true", " or True").replace(" or false", " or False");
-            // The text of an error begins with the name of the field, or has it between backquotes.
+            // The text of an error begins with the name of the field, or has this name between backquotes.
             let field = text.split([':', ' ', '`']).next().filter(|name| !name.is_empty() && *name != "unknown");
             error::invalid(field.or_else(|| text.split('`').nth(1)).unwrap_or("params"), text.clone())
         })?;
@@ -129,8 +129,8 @@ impl SamplingParams {
     }
 }
 
-/// Checks the type of a parameter's value, and the range of integers. `SamplingParams` calls this function if the
-/// reader of the fields refuses a value, because the reader's errors have the names of Rust's types.
+/// Checks the type of a parameter's value, and the range of integers. `SamplingParams` calls this function if serde
+/// refuses a value, because serde's errors have the names of Rust's types.
 fn check(name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
     let is_list = name == "dry_sequence_breakers" || name == "logit_bias" || name.ends_with("_token_ids");
     let (least, bits) = match name {

@@ -34,7 +34,7 @@ impl Draw {
 /// The tokens that the filters of a row keep.
 ///
 /// count: the number of kept tokens.
-/// log_mass: the log-sum-exp of their logits, in nats.
+/// log_mass: the log-sum-exp of the logits of these tokens, in nats.
 #[pyclass(frozen, module = "flash_sampling")]
 #[derive(Clone)]
 pub(crate) struct Kept {
@@ -55,7 +55,7 @@ impl Kept {
         bits.filter(|(set, ..)| *set == 1).map(|(_, at, bit)| 32 * at + bit).collect()
     }
 
-    /// The kept tokens as a bitmap, which a call takes as `mask`: [ceil(vocab / 32)] int32.
+    /// The kept tokens as a bitmap, which a call accepts as `mask`: [ceil(vocab / 32)] int32.
     #[getter]
     fn mask<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -156,7 +156,7 @@ impl RowSample {
     }
 }
 
-/// Converts bytes to an array of one dimension of the library of `like`, or copies them to `out`.
+/// Converts bytes to a one-dimensional array of the library of `like`, or copies the bytes to `out`.
 pub(crate) fn deliver<'py>(
     py: Python<'py>,
     like: &Bound<'py, PyAny>,

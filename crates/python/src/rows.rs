@@ -25,13 +25,13 @@ fn positions(object: &Bound<'_, PyAny>, rows: (usize, &mut RowErrors)) -> PyResu
 }
 
 /// Refuses one seed for rows that have the same position and first draw, because their noise would be equal. `places`
-/// has both numbers of each row with noise.
+/// has the position and the first draw of each row with noise.
 fn refuse_equal_noise(mut places: impl Iterator<Item = (u64, u32)>) -> PyResult<()> {
     let mut seen = HashSet::new();
     if places.all(|place| seen.insert(place)) {
         return Ok(());
     }
-    let text = "one seed and one position would give several rows the same noise";
+    let text = "several rows with one seed and one position would have the same noise";
     Err(invalid("seed", format!("{text}: give each row a seed or a position of its own")))
 }
 
@@ -123,7 +123,7 @@ impl Mask {
         Ok(Mask { words, is_shared, bitmap })
     }
 
-    /// Forbids the tokens of a row that another bitmap forbids.
+    /// Forbids the tokens of a row that the bitmap `allowed` forbids.
     fn forbid(&mut self, row: usize, allowed: &[u32]) {
         let from = row * self.words;
         let allowed = allowed.iter().copied().chain(core::iter::repeat(0));
@@ -157,7 +157,7 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Reads the arguments of a call with `rows` rows; `arguments` are seed, position, first_draw and mask.
+    /// Reads the arguments of a call with `rows` rows; `arguments` are histories, seed, position, first_draw and mask.
     pub(crate) fn read(
         rows: usize,
         vocab_size: u32,
@@ -204,7 +204,7 @@ impl Requests {
             (Some(position), _) => positions(position, (rows, &mut errors))?,
             (None, Some(list)) => Column::Each(list.iter().map(|tokens| tokens.tokens().len() as u64).collect()),
             (None, None) => {
-                let text = "position must be given, or histories, whose lengths are the positions";
+                let text = "position must be given, or histories: their lengths are the default positions";
                 return Err(invalid("position", text));
             }
         };

@@ -30,7 +30,7 @@ use std::sync::{Mutex, PoisonError};
 /// max_draws: the maximum `n` of a row.
 /// max_logprobs: the maximum `logprobs` of a row; None: no row may request log-probabilities.
 /// max_adjusted: the maximum number of distinct tokens with a bias, a ban or a penalty in a row of `enqueue`; None: no
-///     lists of tokens. Each takes 20 bytes of GPU memory for each of up to 256 rows. (GPU)
+///     lists of tokens. Each of these tokens takes 20 bytes of GPU memory for each of up to 256 rows. (GPU)
 /// threads: the number of threads; None: all cores, in one thread pool of the process. A forked child cannot use the
 ///     threads of its parent. (CPU)
 /// backend: for a head on the CPU: "cpu", "cpu:ISA" or "cpu:ISA:THREADS" (ISA: portable, avx2, avx512, avx512bf16, amx
@@ -38,12 +38,13 @@ use std::sync::{Mutex, PoisonError};
 ///     the head's device.
 /// canonical: draws the same tokens on every instruction set and backend; filters are errors. (CPU)
 /// shadow: makes an 8-bit copy of the weight, half the memory of a bfloat16 weight. Calls of few rows read the copy
-///     instead of the weight, and draw the same tokens. On some processors and GPUs, they take about half the time
-///     (docs/shadow.md lists them). Each row has neither filters nor log-probabilities, or its first filter is min_p or
-///     top_k. top_k is at most 1024 on the CPU, and at most 128 on a GPU of compute capability 9.0, in calls of up to 64
-///     rows. Other GPUs read the weight if a row has filters. A GPU needs a weight of bfloat16 or float16, and reads
-///     the copy in calls of up to 96 rows (compute capability 9.0) or 64 rows (other GPUs). On a GPU, the
-///     construction copies the weight to the host, and takes memory there for the weight and the shadow.
+///     instead of the weight, and draw the same tokens. On some processors and GPUs, such calls take about half the
+///     time (docs/shadow.md lists the processors and GPUs). Each row of such a call has neither filters nor
+///     log-probabilities, or the first filter of the row is min_p or top_k. top_k is at most 1024 on the CPU, and at
+///     most 128 on a GPU of compute capability 9.0, in calls of up to 64 rows. Other GPUs read the weight if a row has
+///     filters. A GPU needs a weight of bfloat16 or float16, and reads the copy in calls of up to 96 rows (compute
+///     capability 9.0) or 64 rows (other GPUs). On a GPU, the construction copies the weight to the host, and needs
+///     host memory for the weight and the shadow.
 /// group: the ranks that share the vocabulary, for example from `flash_sampling.torch.group`: an object with `rank`,
 ///     `world`, `time_limit` in seconds, and `all_gather(message, time_limit)`, which returns the messages of all
 ///     ranks. The head is this rank's shard. All ranks construct the sampler, and call it with the same rows. Every
@@ -76,7 +77,7 @@ pub(crate) struct Sampler {
     /// The argument's name: "hidden" or "logits".
     input: &'static str,
     process: ThreadProcess,
-    /// Whether a call may have more than `max_rows` rows, and draws them in parts.
+    /// Whether a call may have more than `max_rows` rows, and draws these rows in parts.
     has_parts: bool,
 }
 
@@ -89,7 +90,7 @@ impl Sampler {
         Sampler { state, plan, vocab_size, place, backend, exactness, input, process, has_parts }
     }
 
-    /// Borrows the input `[rows, cols]` of a call, and returns it with its number of rows.
+    /// Borrows the input `[rows, cols]` of a call. Returns the tensor and its number of rows.
     fn borrow(&self, input: &Bound<'_, PyAny>) -> PyResult<(Tensor, usize)> {
         let tensor = Tensor::borrow(input, self.input)?;
         let rows = tensor.layout(self.input)?.rows;
@@ -101,7 +102,7 @@ impl Sampler {
     }
 
     /// Draws without the GIL. Returns each row's result, converted by `convert`. Adds the errors of failed rows to
-    /// `errors`; rows that have an error already get no result.
+    /// `errors`. A row that already has an error gets no result.
     fn draw<'a, R: Send>(
         &self,
         py: Python<'_>,
@@ -166,8 +167,8 @@ impl Sampler {
 
     /// Makes a sampler of existing logits [rows, vocab_size] in bfloat16, float16 or float32.
     ///
-    /// The arguments have the same meaning as those of the class. The backend "cuda:GPU" reads logits on that GPU in
-    /// place.
+    /// The arguments have the same meaning as the arguments of the class. The backend "cuda:GPU" reads logits on that
+    /// GPU in place.
     #[staticmethod]
     #[pyo3(signature = (vocab_size, max_rows=256, *, max_draws=1, max_logprobs=None, max_adjusted=None, threads=None,
         backend=None))]
@@ -196,7 +197,8 @@ impl Sampler {
         Ok(Sampler { has_parts: true, ..sampler })
     }
 
-    /// Draws one token for each row. Python shows no text of this method, so the text of the class describes the call.
+    /// Draws one token for each row. `help` does not show this docstring, so the docstring of the class describes the
+    /// call.
     #[pyo3(signature = (input, *, seed, position, temperature=None, top_k=None, top_p=None, min_p=None, mask=None,
         out=None))]
     #[allow(clippy::too_many_arguments)]
@@ -226,10 +228,11 @@ impl Sampler {
     /// logprobs_mode and complete.
     ///
     /// input: hidden states [rows, hidden], or logits [rows, vocab], in bfloat16, float16 or float32.
-    /// out: [rows] int64, which holds the tokens when the work on the current stream has run; -1 for a row that failed.
-    /// index: [rows] int32; row r uses element or list index[r] of each parameter below except position and mask. These
-    ///     parameters then have any length, instead of rows or rows + 1. The call does not check that the numbers in
-    ///     index are within this length. None: row r uses element or list r.
+    /// out: [rows] int64, which holds the tokens when the work on the current stream has finished; -1 for a row that
+    ///     failed.
+    /// index: [rows] int32; row r uses element or list index[r] of each parameter below except position and mask. With
+    ///     index, these parameters may have any length, instead of rows or rows + 1. The call does not check that the
+    ///     numbers in index are within this length. None: row r uses element or list r.
     /// seed: [rows] int64. A seed of 2^63 or more is given as the int64 with the same bits.
     /// position: [rows] int64 or int32.
     /// temperature, top_p, min_p: [rows] float32. top_k: [rows] int32, off or at most 1024.
@@ -240,32 +243,34 @@ impl Sampler {
     /// banned_begin, banned_tokens: [rows + 1] int64 and [n] int32, the tokens that are never drawn, in the same form.
     /// stop_begin, stop_tokens: the tokens that min_tokens bans, in the same form.
     /// prompt_begin, prompt_tokens, output_begin, output_tokens: the tokens of the sequences, in the same form.
-    /// bias_end, banned_end, stop_end, prompt_end, output_end: [rows] int64. With an end, begin is [rows] too, and row r
+    /// bias_end, banned_end, stop_end, prompt_end, output_end: [rows] int64. With an end, begin is [rows] too; row r
     ///     has the tokens from begin[r] to end[r]. Tokens outside of the vocabulary have no effect. The call does not
     ///     check that the lists are within the tokens. Lists need Sampler(max_adjusted=...).
     /// statuses: [rows] int32, which receives a status in the low byte: 0 for a drawn token; 1 if no logit is finite; 2
     ///     if a logit is NaN; 3 if a logit is +inf; 7 if a parameter is invalid, or if the row has more adjusted tokens
     ///     than max_adjusted. The other bytes then name the parameter: 1 position, 2 temperature, 3 top_k, 4 top_p, 5
     ///     min_p, 6 repetition_penalty, 7 frequency_penalty, 8 presence_penalty, 9 bias_values, 10 max_adjusted. With a
-    ///     group: 4 if a rank is late, and 5 if a rank made another call; the other bytes have the rank.
+    ///     group: 4 if a rank is late, and 5 if a rank made a different call; the other bytes have the number of this
+    ///     rank.
     /// logprobs, ranks: [rows] float32 and int32, which receive the log-probability and the rank of each drawn token;
     ///     -inf and 0 for a row that failed.
     /// log_z: [rows] float64, which receives the logarithm of the sum of e^logit over the tokens of a row.
     /// top_tokens, top_logprobs: [rows, n] int32 and float32, n at most 128, which receive the most probable tokens and
     ///     their log-probabilities; -1 and -inf if a row has fewer tokens.
-    /// logprob_token_ids, token_logprobs: [rows, n] int64 and float32. The call reads tokens from the first, and writes
-    ///     their log-probabilities to the second; -inf for a token outside of the vocabulary or with probability 0.
+    /// logprob_token_ids, token_logprobs: [rows, n] int64 and float32. The call reads tokens from the first tensor, and
+    ///     writes their log-probabilities to the second tensor; -inf for a token outside of the vocabulary or with
+    ///     probability 0.
     /// logprobs_mode: "processed_logprobs": log-probabilities in the distribution of the draws; "raw_logprobs":
     ///     log-probabilities from the model's own logits.
     /// complete: True writes token ids of the vocabulary instead of -1: 0 to out for a row that failed, and to
-    ///     top_tokens the lowest ids that the row does not have yet. n must be at most the size of the vocabulary.
+    ///     top_tokens the lowest ids that are not yet in the row. n must be at most the size of the vocabulary.
     /// kept_begin, kept_tokens: [rows + 1] int64 and [capacity] int32, which receive the tokens that the filters keep:
     ///     row r has kept_tokens[kept_begin[r]:kept_begin[r + 1]], ascending. A row without filters has none. Tokens
     ///     beyond the capacity are dropped, so the lists are complete if kept_begin[rows] <= capacity.
     ///
     /// A torch.cuda.graph can capture the call, after a first call with the same parameters; the sampler and all
-    /// tensors must outlive the graph. The caller orders calls of one sampler on several streams. With a group, all ranks
-    /// make the same calls, and the first call of each kind waits for all ranks.
+    /// tensors must outlive the graph. The caller orders calls of one sampler on several streams. With a group, all
+    /// ranks make the same calls, and the first call of each kind waits for all ranks.
     ///
     /// Returns out.
     #[pyo3(
@@ -303,10 +308,10 @@ impl Sampler {
     /// histories: one History for each row, for penalties and min_tokens; None: empty sequences, so that min_tokens
     ///     bans the stop tokens at every position.
     /// seed: the seeds of rows whose SamplingParams have no seed. A row with both seeds fails.
-    /// position: the positions of the tokens in their sequences; None: the lengths of the histories, which must be
-    ///     given then.
-    /// first_draw: the numbers of the rows' first draws, 0 to 2^32 - 1: a row has the draws first_draw to
-    ///     first_draw + n - 1 of its seed and position; None: 0.
+    /// position: the positions of the tokens in their sequences; None: the lengths of the histories; then histories
+    ///     must be given.
+    /// first_draw: the index of each row's first draw, 0 to 2^32 - 1: a row has the draws first_draw to first_draw + n
+    ///     - 1 of its seed and position; None: 0.
     /// mask: [rows, ceil(vocab / 32)] int32, a bitmap of allowed tokens for each row, for example of a grammar.
     ///
     /// Waits for the results, and returns one RowSample for each row.
@@ -353,7 +358,7 @@ impl Sampler {
         self.backend
     }
 
-    /// Whether each token is the argmax of logits plus `noise`. Otherwise, tokens have only the same distribution.
+    /// Whether each token is the argmax of logits plus `noise`. Otherwise, only the distribution of tokens is the same.
     #[getter]
     fn is_pathwise(&self) -> bool {
         self.exactness == Exactness::Pathwise

@@ -26,7 +26,7 @@ impl core::fmt::Display for Place {
     }
 }
 
-/// The kind of an element type; the size of an element completes the type.
+/// The kind of an element type. The kind and the size of an element define the type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Bool,
@@ -60,8 +60,8 @@ pub(crate) struct Tensor {
     /// In elements.
     pub(crate) strides: Vec<isize>,
     pub(crate) is_read_only: bool,
-    /// For a tensor on a GPU: the library's current stream. Earlier work on the tensor comes before later work on this
-    /// stream.
+    /// For a tensor on a GPU: the current stream of the tensor's library. Later work on this stream runs after all
+    /// earlier work on the tensor.
     pub(crate) stream: u64,
     pub(crate) owner: Arc<dyn Send + Sync>,
 }
@@ -100,7 +100,8 @@ impl Tensor {
     /// The layout of a matrix of floats `[rows, cols]`.
     ///
     /// # Errors
-    /// Another number of dimensions, another element type, or rows that are not contiguous or that overlap.
+    /// A number of dimensions other than two, an element type that is not supported, or rows that are not contiguous or
+    /// that overlap.
     pub(crate) fn layout(&self, what: &'static str) -> PyResult<Layout> {
         self.layout_of(self.float_dtype(what, " or float32")?, what)
     }
@@ -193,7 +194,7 @@ impl Tensor {
     /// The values of a contiguous tensor of floats in host memory, of any shape.
     ///
     /// # Errors
-    /// Another element type, another layout, or a tensor on a GPU.
+    /// An element type that is not supported, a tensor that is not contiguous, or a tensor on a GPU.
     pub(crate) fn floats(&self, what: &'static str) -> PyResult<Vec<f32>> {
         let dtype = self.float_dtype(what, " or float32")?;
         self.check_host(what)?;

@@ -1,10 +1,10 @@
-"""Bitmasks of grammar engines for texts of one language, whose tokens are bytes."""
+"""Bitmasks of grammar engines for prefixes of one regular expression. Each token is a byte."""
 
 import numpy
 from conftest import library
 
 REGEX = "[0-9]{1,3}(cm|km)"
-# The bytes that may follow each text. None: only the end of the text.
+# The bytes that may follow each prefix. None: only the end token.
 FOLLOWING = {"": "0123456789", "7": "0123456789ck", "123": "ck", "12k": "m", "9": "0123456789ck", "12km": None}
 
 
@@ -38,7 +38,7 @@ ENGINES = {"llguidance": _llguidance, "xgrammar": _xgrammar}
 
 
 def bitmask(engine):
-    """The engine's bitmask for the texts, and the tokens that may follow as booleans [texts, vocab]."""
+    """Returns the engine's bitmask for the prefixes, and the tokens that may follow as booleans [prefixes, vocab]."""
     mask, vocab, end = ENGINES[engine]()
     allowed = numpy.zeros((len(FOLLOWING), vocab), dtype=bool)
     for row, following in enumerate(FOLLOWING.values()):

@@ -1,4 +1,4 @@
-"""Calls that do not wait draw the tokens of calls that do, also in a captured graph."""
+"""`enqueue`, which does not wait, draws the tokens of calls that wait, also in a captured graph."""
 
 import json
 import time
@@ -272,7 +272,7 @@ def test_rows_with_more_adjusted_tokens_than_planned_fail_alone(problem):
 
 @pytest.mark.parametrize("kind", ["head", "logits"])
 def test_an_index_gives_each_row_the_parameters_of_a_slot(problem, kind):
-    """The tokens are those of gathered parameters, also if the host changes parameters and index between replays."""
+    """A call with an index draws the tokens of gathered parameters, also after changes of parameters and index."""
     sampler, given = draws_of(kind, problem)
     requests = Adjusted(problem.logits)
     gathered, slots = requests.tensors(), [7, 2, 8, 0]
@@ -413,7 +413,7 @@ def device_keys(keys):
 
 
 def enqueued(sampler, given, results={}, **tensors):
-    """A call that does not wait. The call fills its results with other values first, and returns the results."""
+    """Makes a call of `enqueue`. The call first fills the results with other values, and returns the results."""
     kinds = {"out": torch.int64, "statuses": torch.int32}
     results = {name: torch.empty(len(given), dtype=kind, device="cuda") for name, kind in kinds.items()} | results
 
@@ -484,7 +484,7 @@ def of_given_tokens():
     return lambda: [token_logprobs(sampler, hidden, tokens)]
 
 
-# Each makes a call that returns its results.
+# Each function makes a call. The call returns a list of its results.
 CALLS = {
     "plain": lambda: plain(4),
     "300 rows": lambda: plain(300),
@@ -499,7 +499,7 @@ CALLS = {
 
 @pytest.fixture(params=CALLS)
 def warm_call(request):
-    """A call, after calls that load kernels and allocate memory."""
+    """A call whose kernels and memory exist, because earlier calls loaded and allocated them."""
     call = CALLS[request.param]()
     for _ in range(3):
         call()
@@ -515,8 +515,8 @@ def waiting_call(problem):
 
 
 def behind_other_work(call):
-    """Calls while the current stream has other work of about a second. Returns the results of the call, and whether the
-    other work still ran when the call returned."""
+    """Calls while the current stream has about a second of other work. Returns the results of the call, and whether the
+    other work was unfinished when the call returned."""
     end = torch.cuda.Event()
     torch.cuda._sleep(2_000_000_000)
     end.record()
@@ -540,7 +540,7 @@ def test_a_call_that_waits_returns_after_earlier_work_of_the_stream(waiting_call
 
 
 def profiled(call, path):
-    """The kernels that ran, and the waits of the host during the call. The driver reports its waits as `cuda_sync`."""
+    """The kernels that ran, and the waits of the host during the call. Waits of the driver have the type `cuda_sync`."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     options = torch.profiler._ExperimentalConfig(enable_cuda_sync_events=True)
     with torch.profiler.profile(activities=activities, experimental_config=options) as profile:

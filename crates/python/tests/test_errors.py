@@ -13,7 +13,7 @@ def sampler(problem):
 
 
 class Traced:
-    """An array inside jax.jit."""
+    """A stub of an array inside jax.jit, which has neither memory nor a device."""
 
     __module__, shape = "jax._src.interpreters.partial_eval", (4, 32)
 

@@ -1,8 +1,8 @@
 //! The shadow of a weight: an 8-bit copy with a bound on its error.
 //!
 //! A sampler multiplies hidden states by the shadow, which has half the bytes of a bf16 weight. The bounds show which
-//! tokens can win. Only the logits of these tokens are computed from the weight. So a draw with a shadow has the token,
-//! score and logit of the draw without it. Proof: `docs/exactness.md`.
+//! tokens can win. The sampler computes only the logits of these tokens from the weight. So a draw with a shadow has
+//! the token, score and logit of the draw without it. Proof: `docs/exactness.md`.
 
 #[cfg(test)]
 mod tests;
@@ -11,7 +11,7 @@ use crate::error::HeadError;
 use crate::matrix::Matrix;
 use core::ops::Range;
 
-/// The distance of two rows of codes is a multiple of this number of bytes.
+/// The number of bytes from one row of codes to the next is a multiple of this number.
 const ALIGNMENT: usize = 64;
 /// The largest code.
 const MAX_CODE: f32 = 127.0;
@@ -217,7 +217,7 @@ pub fn shadow_row(row: &[f32], codes: &mut [i8]) -> [f32; 3] {
     [scale, round_up(error + 1e-15 * f64::from(largest) * (row.len() as f64).sqrt()), round_up(norm)]
 }
 
-/// Returns a float32 above the true value. The relative error of `x` is at most 2^-20.
+/// Returns a float32 above the true value, if the relative error of `x` is at most 2^-20.
 fn round_up(x: f64) -> f32 {
     if x == 0.0 { 0.0 } else { ((x * (1.0 + 2f64.powi(-20))) as f32).next_up() }
 }
@@ -225,7 +225,7 @@ fn round_up(x: f64) -> f32 {
 /// The bounds of one hidden state: for token `v`, the dot products of shadow and weight differ by at most
 /// `error * errors[v] + norm * norms[v] + constant`.
 ///
-/// The dot product of the weight is a float32 sum. The dot product of the shadow is with the hidden state in
+/// The dot product of the weight is a float32 sum. The dot product of the shadow uses the hidden state in
 /// [digits](hidden_digits), and has at most `cols / 16 + 40` roundings to float32. Proof: `docs/exactness.md`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShadowBound {
@@ -260,8 +260,9 @@ impl ShadowBound {
 
     /// Creates the bounds of a hidden state for a weight in blocks, whose codes and scales define the weight exactly.
     ///
-    /// Arguments and result are those of [`ShadowBound::new`]. But `error` is the factor of a weight row's norm, and `norm`
-    /// is the factor of the norm of its [magnitudes](crate::Matrix::row_magnitudes), which may be several times as large.
+    /// Takes the arguments of [`ShadowBound::new`]. In the result, `error` is the factor of a weight row's norm. `norm`
+    /// is the factor of the norm of the row's [magnitudes](crate::Matrix::row_magnitudes), which may be several times
+    /// as large.
     pub fn of_blocks(cols: usize, hidden_norm: f64, digits_error: f64, largest_norm: f64) -> Option<Self> {
         let [rounding, tiny] = Self::roundings(cols);
         Some(ShadowBound {
@@ -271,7 +272,7 @@ impl ShadowBound {
         })
     }
 
-    /// The relative error of a dot product by rounding, and the absolute error for numbers of size 1 by underflow.
+    /// The relative error of a dot product from rounding, and the absolute error from underflow for numbers of size 1.
     fn roundings(cols: usize) -> [f64; 2] {
         let terms = cols as f64 + 2.0;
         [terms * (2f64.powi(-23) + 2f64.powi(-28)) + 2f64.powi(-18), terms * 2f64.powi(-126)]
@@ -286,11 +287,12 @@ impl ShadowBound {
 
 /// Converts a hidden state to integers of two 8-bit [`digits`]: `hidden[k]` is about `scale * integers[k]`.
 ///
-/// The scale is the smallest one that two digits allow, or a larger one: the smallest one that one digit allows, but at
-/// most `coarsest`. A larger scale makes more high digits zero, and the difference larger.
+/// The scale is `max(two, min(one, coarsest))`. `two` is the smallest scale for which two digits hold every integer,
+/// and `one` is the smallest scale for which one digit holds every integer. A larger scale makes more high digits zero,
+/// and increases the rounding errors.
 ///
 /// Returns the scale, the Euclidean norm of the hidden state, and the norm of the difference between hidden state and
-/// integers. For a NaN or an infinity, the norms are not finite.
+/// integers. If an element is NaN or infinite, the norms are not finite.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -322,14 +324,15 @@ pub fn hidden_digits(hidden: &[f32], coarsest: f32, integers: &mut [i32]) -> (f3
     (scale, norm, error + 1e-15 * norm)
 }
 
-/// The elements that [`hidden_digits`] converts together, each with its own sums.
+/// The number of elements that [`hidden_digits`] converts at a time. Each lane has its own sums.
 const LANES: usize = 8;
 
-/// Rounds elements to multiples of the scale. Adds their squares, and the squares of the errors, to the sums of the lanes.
+/// Rounds elements to multiples of the scale. Adds the squares of the elements and of the rounding errors to the sums
+/// of the lanes.
 #[inline(always)]
 fn round([scale, inverse]: [f32; 2], hidden: &[f32; LANES], [norm, error]: &mut [[f64; LANES]; 2]) -> [i32; LANES] {
     /// A sum of this number and a float32 below 2^22 is rounded to an integer, ties to even. Without SSE 4.1,
-    /// `round_ties_even` is a function call: two digits of 16 rows of 1024 elements took 0.3 ms.
+    /// `round_ties_even` is a function call: with it, the conversion of 16 rows of 1024 elements took 0.3 ms.
     const ROUND: f32 = 12_582_912.0;
     // The product is at most the largest integer and two roundings, so it is rounded to at most the largest integer.
     let rounded = hidden.map(|x| x * inverse + ROUND);

@@ -13,8 +13,8 @@ const LANES: usize = 16;
 /// Writes to `out[r * TILE + i]` the integer product of row `i` of `shadow` and row `r` of `hidden`, as a float.
 ///
 /// # Safety
-/// AVX2 is available; the hidden rows are packed in [`DigitLayout::Groups`] and have as many columns as the shadow; `out`
-/// has [`TILE`] floats per hidden row.
+/// AVX2 is available; the hidden rows are packed in [`DigitLayout::Groups`] and have as many columns as the shadow;
+/// `out` has [`TILE`] floats per hidden row.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn multiply(shadow: &Shadow<'_>, hidden: &Digits, out: &mut [f32]) {
     // SAFETY: by this function's contract; the rows of a register block exist.

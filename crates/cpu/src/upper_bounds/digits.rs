@@ -1,4 +1,4 @@
-//! Hidden states in two 8-bit digits per element, packed once per call.
+//! Hidden states as integers of two 8-bit digits, packed once per call.
 
 use super::MAX_ROWS;
 use crate::dot::pack::{Line, bytes, bytes_mut};
@@ -16,20 +16,20 @@ pub(crate) enum DigitLayout {
     /// Rows of groups: the high digits of 64 elements, then their low digits.
     Groups,
     /// As [`DigitLayout::Groups`], but 16 numbers in i32 follow each group. A number is the sum of four elements'
-    /// integers `256 * high + low`, times minus this offset.
+    /// integers, each `256 * high + low`, multiplied by the negated offset of this variant.
     #[cfg(target_arch = "x86_64")]
     GroupsAndOffsets(i32),
     /// As [`DigitLayout::Groups`], but 16 numbers in f32 follow each group. A number is the sum of four elements'
-    /// integers `256 * high + low`.
+    /// integers, each `256 * high + low`.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     GroupsAndSums,
     /// AMX tiles of 64 elements by 16 columns, in panels of 16 columns. A hidden row has two adjacent columns: its high
     /// digits, and its low digits.
     #[cfg(target_arch = "x86_64")]
     Panels,
-    /// AMX tiles of 64 elements by [`columns`] columns. A hidden row is a column. Each panel has the tiles of low digits,
-    /// then the tiles of high digits, then 16 numbers in f32 for each [`SPAN`] elements: the sums of the columns'
-    /// integers `256 * high + low`. With fewer than 16 columns, these sums are repeated.
+    /// AMX tiles of 64 elements by [`columns`] columns. A hidden row is a column. Each panel has the tiles of low
+    /// digits, then the tiles of high digits, then 16 numbers in f32 for each [`SPAN`] elements: each column's sum of
+    /// the integers `256 * high + low`. With fewer than 16 columns, copies of these sums fill the 16 numbers.
     #[cfg(target_arch = "x86_64")]
     PanelsAndSums,
 }
@@ -94,7 +94,7 @@ impl DigitLayout {
         if matches!(self, DigitLayout::Groups) { 128 } else { 192 }
     }
 
-    /// Bytes from one row to the next: the groups, and a cache line, so that rows do not share sets of the cache.
+    /// Bytes from one row to the next: the groups, and one more cache line, so that rows do not share cache sets.
     fn row_bytes(self, cols: usize) -> usize {
         cols.div_ceil(GROUP) * self.group_bytes() + 64
     }
@@ -111,7 +111,7 @@ impl DigitLayout {
     }
 }
 
-/// The numbers of a packed hidden state. Its elements are about `scale * (256 * high + low)`.
+/// The scale, bound and sums of a packed hidden state. An element is about `scale * (256 * high + low)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowDigits {
     pub(crate) scale: f32,
@@ -124,7 +124,7 @@ pub(crate) struct RowDigits {
 /// The packed hidden states of a call.
 #[derive(Debug)]
 pub(crate) struct Digits {
-    /// The layouts that the memory has room for.
+    /// The layouts for which the memory has room.
     layouts: Vec<DigitLayout>,
     layout: DigitLayout,
     cols: usize,
@@ -136,7 +136,7 @@ pub(crate) struct Digits {
     row: Row,
 }
 
-/// A hidden state. `integers` and `digits` have zeros up to a multiple of [`GROUP`].
+/// A hidden state before packing. `integers` and `digits` have zeros up to a multiple of [`GROUP`].
 #[derive(Debug)]
 struct Row {
     floats: Vec<f32>,
@@ -151,7 +151,7 @@ impl Row {
         Row { floats: vec![0.0; cols], integers: vec![0; padded], digits: [vec![0; padded], vec![0; padded]] }
     }
 
-    /// Computes integers and digits. Argument and result are those of [`hidden_digits`].
+    /// Computes integers and digits. Takes the argument of [`hidden_digits`], and returns its result.
     fn convert(&mut self, coarsest: f32) -> (f32, f64, f64) {
         let result = hidden_digits(&self.floats, coarsest, &mut self.integers[..self.floats.len()]);
         let groups = self.integers.as_chunks::<GROUP>().0;
@@ -188,7 +188,7 @@ impl Digits {
         }
     }
 
-    /// Reserves memory for another number of rows.
+    /// Reserves memory for a new maximum number of rows.
     pub(crate) fn replan(&mut self, max_rows: usize) {
         *self = Digits::new(max_rows, self.cols, core::mem::take(&mut self.layouts));
     }
@@ -231,7 +231,8 @@ impl Digits {
 
     /// Packs hidden states. Returns false if a row has no upper bounds.
     ///
-    /// `coarsest` goes to [`hidden_digits`]. `bound` creates the bound of a row from its norm and the error of its digits.
+    /// `coarsest` is the argument of [`hidden_digits`]. `bound` creates the bound of a row from the row's norm and the
+    /// error of the row's digits.
     pub(crate) fn pack(
         &mut self,
         layout: DigitLayout,
@@ -291,7 +292,7 @@ fn write_tiles(columns: usize, column: usize, out: &mut [u8], digits: &[u8]) {
     }
 }
 
-/// Writes the digits and the sums of row `r` of `rows` rows to its column of a panel, in [`DigitLayout::PanelsAndSums`].
+/// Writes the digits and the sums of row `r` of `rows` rows to a column of a panel, in [`DigitLayout::PanelsAndSums`].
 /// The last row of a panel completes [`Panel::tiles`].
 #[cfg(target_arch = "x86_64")]
 fn write_column((r, rows): (usize, usize), row: &Row, out: &mut [u8], tiles: &mut Vec<u32>) {

@@ -6,16 +6,19 @@
 //! ```
 //! Deviations:
 //! 1. A token whose upper bound scores below the best score so far cannot win, so its logit is not computed. All
-//!    transforms of logits are monotone, also in float32, so the bound of a dot product becomes a bound of the score.
+//!    transforms of logits are monotone, also in float32, so an upper bound of a dot product becomes an upper bound of
+//!    the score.
 //! 2. The kernel of `dot` computes the logit of a token that may win. So the winner has the bits of a pass without
 //!    bounds.
-//! 3. A token whose upper bound is below the floor of a row's first filter, a top-k or a min-p, is not kept.
+//! 3. If a row's first filter is a top-k or a min-p, a token whose upper bound is below the floor of this filter is not
+//!    kept. A floor is a lower bound of the smallest kept logit.
 //! 4. If a bound is not finite, or many tokens of a tile may win, all logits of the tile are computed
 //!    (`scan/tile/possible_winners.rs`).
 //!
-//! A product is the dot product of a row of codes and a hidden state in two 8-bit digits per element. The codes come
-//! from the head's [`Shadow`](flash_sampling_core::Shadow), or from a quantised weight. In AMX tiles of a quantised
-//! weight, digits are so coarse that few high digits are not zero. Proof of the bounds: `docs/exactness.md`.
+//! Each element of a hidden state is rounded to an integer of two 8-bit digits. A product is the dot product of these
+//! integers and a row of 8-bit codes. The codes come from the head's [`Shadow`](flash_sampling_core::Shadow), or from a
+//! quantised weight. In AMX tiles of a quantised weight, the rounding is so coarse that most high digits are zero.
+//! Proof of the bounds: `docs/exactness.md`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -57,13 +60,13 @@ use panels::multiply_panels;
 const MAX_COLS: usize = 1 << 17;
 /// The largest number of rows of a call with bounds.
 pub(crate) const MAX_ROWS: usize = 64;
-/// The largest number of draws of a call with bounds. Each draw may need other logits.
+/// The largest number of draws of a call with bounds. Each draw may need the logits of different tokens.
 const MAX_DRAWS: usize = 64;
-/// How far upper bounds are above typical logits, in AMX tiles of blocks, because of the digits. At temperature 1, each
-/// draw then needs about `exp(3)` = 20 logits.
+/// The distance of upper bounds above typical logits that coarse digits cause, in AMX tiles of blocks. At temperature
+/// 1, each draw then needs about `exp(3)` = 20 logits.
 const WIDTH: f64 = 3.0;
 
-/// The scales of the rows of a quantised weight: products already contain the scales of the blocks.
+/// The row scales of a quantised weight: all 1, because products already contain the scales of the blocks.
 const ONES: [f32; TILE] = [1.0; TILE];
 
 /// The instructions of the products.
@@ -174,20 +177,21 @@ impl UpperBounds {
             None => norms[1].iter().map(|&norm| f64::from(norm)).fold(0.0, f64::max),
         };
         if largest_norm >= 2f64.powi(100) {
-            // No hidden state has bounds.
+            // With such a norm, no hidden state has bounds.
             return None;
         }
-        // In AMX tiles of blocks, the products with high and with low digits are added one after the other. Their sums
-        // may be larger than the total, so their roundings may be larger.
+        // In AMX tiles of blocks, the products with high and with low digits are added one after the other. Such a
+        // partial sum may be larger than the total, so its rounding may be larger.
         let more = if head.shadow().is_none() && kernels[1].is_some() { weight.cols() / 2 } else { 0 };
         let terms = weight.cols() + more + extra_terms(weight.dtype());
-        // The square of the typical error of a rounded number is a twelfth of the square of the step.
+        // The mean square of a rounding error is a twelfth of the square of the rounding step.
         let mean_norm = norms[0].iter().map(|&norm| f64::from(norm)).sum::<f64>() / norms[0].len().max(1) as f64;
         let coarsest = WIDTH / ((weight.cols() as f64 / 12.0).sqrt() * mean_norm * f64::from(head.scale()));
         Some(UpperBounds { kernels, norms, largest_norm, terms, coarsest: coarsest as f32 })
     }
 
-    /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds, for any draws.
+    /// The kernel for a call of `rows` rows of this head; `None` if the call is faster without bounds, for any number
+    /// of draws.
     fn kernel(&self, head: &Head<'_>, rows: usize) -> Option<Kernel> {
         let is_quantised = !self.norms[0].is_empty();
         if head.shadow().is_some() == is_quantised {
@@ -316,13 +320,13 @@ impl UpperBounds {
             // SAFETY: a code is one byte, so the memory has as many bytes as codes.
             let codes = unsafe { core::slice::from_raw_parts(codes, shadow.codes().len()) };
             return multiply_panels(codes, stride, hidden, out, scratch, |codes, digits, out, scratch| {
-                // SAFETY: `kernels` found AMX-INT8. A row of codes has as many pairs of bytes as a column of the
+                // SAFETY: `kernels` detected AMX-INT8. A row of codes has as many pairs of bytes as a column of the
                 // panels, and `out` has a row for each column.
                 unsafe { crate::dot::amx::integer_tile(codes, digits, out, scratch) }
             });
         }
-        // SAFETY (every block below): `kernels` found the instructions. The shadow has `rows` rows of whole groups, with
-        // `stride` bytes each. The hidden rows are as long, and `tile` has checked the size of `out`.
+        // SAFETY (every block below): `kernels` detected the instructions. The shadow has `rows` rows of whole groups,
+        // with `stride` bytes each. The hidden rows are as long, and `tile` has checked the size of `out`.
         match self.kernels[0] {
             #[cfg(target_arch = "x86_64")]
             Some(Kernel::Vnni) => {
@@ -353,8 +357,9 @@ fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32], scratc
     let operands = vnni::Operands { codes, stride, rows, hidden, groups: weight.cols() / 64, out: out.as_mut_ptr() };
     macro_rules! multiply {
         ($format:ident) => {
-            // SAFETY: `kernels` found the instructions, and checked that a row has whole units. `tile` has checked the
-            // size of `out`. Digits are in panels only if `kernels` found AMX-INT8 and a stride below 2^27 bytes.
+            // SAFETY: `kernels` detected the instructions, and checked that a row has whole units. `tile` has checked
+            // the size of `out`. Digits are in panels only if `kernels` detected AMX-INT8 and a stride below 2^27
+            // bytes.
             unsafe {
                 match hidden.layout() {
                     DigitLayout::PanelsAndSums => {
@@ -374,7 +379,7 @@ fn multiply_blocks(weight: &Matrix<'_>, hidden: &Digits, out: &mut [f32], _: &mu
     let (codes, size) = ((weight.bytes().as_ptr(), weight.row_stride_bytes()), [weight.rows(), weight.cols()]);
     macro_rules! multiply {
         ($format:ident) => {
-            // SAFETY: `kernels` found the instructions, and `tile` has checked the size of `out`.
+            // SAFETY: `kernels` detected the instructions, and `tile` has checked the size of `out`.
             unsafe { dotprod::multiply::<$format>(codes, size, hidden, out) }
         };
     }

@@ -4,7 +4,7 @@ use flash_sampling_core::Matrix;
 use flash_sampling_core::backend::canonical::norm;
 use rayon::prelude::*;
 
-/// Returns upper bounds of the norm of each row, and of the norm of its magnitudes.
+/// Returns upper bounds of the norm of each row, and of the norm of its [magnitudes](Matrix::row_magnitudes).
 pub(super) fn of_blocks(weight: &Matrix<'_>) -> [Vec<f32>; 2] {
     let norms = |row: &mut Vec<f32>, r: usize| {
         row.resize(weight.cols(), 0.0);

@@ -16,12 +16,12 @@
 //! 2. The scales of a slab are decoded once, with one token in each lane of a vector.
 //! 3. A panel has 4, 8 or 16 columns, the fewest that hold the rows of the call. With 4 or 8 columns, a vector of 16
 //!    integers holds several tokens. So the cost of the multiplication by scales is proportional to the columns.
-//! 4. The scales of the hidden rows are so large that few high digits are not zero. Tiles of 64 elements whose high
-//!    digits are all zeros are skipped.
-//! 5. A step multiplies two spans. Their integers are added to the sums some steps later, so the vector unit and the
-//!    tile unit work at the same time.
-//! 6. The first panel prefetches the next slab. The last slab ends with the last token, so it may overlap
-//!    the slab before.
+//! 4. The scales of the hidden rows are so large that most high digits are zero. Tiles of 64 elements whose high digits
+//!    are all zeros are skipped.
+//! 5. A step multiplies two spans. The integers of a step are added to the sums some steps later, so the vector unit
+//!    and the tile unit work at the same time.
+//! 6. The first panel prefetches the next slab. The last slab ends with the last token, so this slab may overlap the
+//!    previous slab.
 
 use super::digits::{GROUP, Panel, columns};
 use super::slab_bytes;
@@ -38,7 +38,7 @@ const SLAB: usize = 16;
 /// The bytes of the unpacked codes of a group.
 const CODE_BYTES: usize = SLAB * GROUP;
 
-/// The integers of several steps. They fill 4 KiB, so no two of them have the same offset in a page of memory.
+/// The integers of several steps. This memory has 4 KiB, so no two integers have the same offset in a page.
 #[repr(C, align(64))]
 struct Integers([i32; 1024]);
 
@@ -137,7 +137,8 @@ impl Operands<'_> {
         let (codes, scales) = (codes.as_mut_ptr().cast::<u8>(), scales.as_mut_ptr().cast::<f32>());
         let mut integers = Integers([0; 1024]);
         let offset = |token: usize| token.min(count - 1) * self.stride;
-        // SAFETY: by this function's contract. `count` tokens exist from `at` on; the last one replaces missing tokens.
+        // SAFETY: by this function's contract. `count` tokens exist from `at` on; the last token replaces missing
+        // tokens.
         unsafe {
             // Tile registers 0 and 1 hold integers, 2 and 3 codes, 4 and 5 digits.
             let (bytes, span, tokens) = (4 * COLUMNS as u16, T::SPAN as u16, count as u8);
@@ -264,8 +265,8 @@ impl Operands<'_> {
 /// AVX-512 F is available.
 #[inline(always)]
 unsafe fn transpose<const COLUMNS: usize>(mut from: [__m512; COLUMNS]) -> [__m512; COLUMNS] {
-    // The position of a number in binary is its token, followed by its column. Each round moves the lowest bit of all
-    // positions to the top.
+    // In binary, the position of a number is the index of its token, followed by the index of its column. Each round
+    // moves the lowest bit of every position to the top.
     for _ in 0..COLUMNS.ilog2() {
         let mut to = from;
         for i in 0..COLUMNS / 2 {

@@ -51,7 +51,7 @@ class FlashSamplingError(ValueError):
 
 @final
 class Head:
-    """An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`. It borrows the weight [vocab, hidden].
+    """An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`. The head borrows the weight [vocab, hidden].
 
     The weight is bfloat16, float16 or float32. With weight_scale, the weight is float8_e4m3fn or int8. weight_scale is
     bfloat16, float16 or float32; on a GPU, it is contiguous float32. weight_scale is a number or [] for the weight,
@@ -324,7 +324,7 @@ class Sampler:
         """Draws with one SamplingParams for each row, and returns all results: one RowSample for each row.
 
         seed: the seeds of rows whose SamplingParams have no seed. A row with both seeds fails.
-        position: None means the lengths of the histories, which must be given then.
+        position: None means the lengths of the histories; then histories must be given.
 
         Raises FlashSamplingError if a row fails; its `results` has the RowSamples of the other rows. The README
         lists the errors that end the whole call.
