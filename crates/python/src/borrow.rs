@@ -3,7 +3,7 @@
 use crate::dlpack;
 use crate::error::{FlashSamplingError, invalid, invalid_type};
 use crate::tensor::{Kind, Place, Tensor};
-use pyo3::exceptions::{PyException, PyTypeError};
+use pyo3::exceptions::{PyException, PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::Arc;
@@ -151,12 +151,14 @@ fn place_of(device: i32, id: i32, what: &str) -> PyResult<Place> {
 fn of_library(object: &Bound<'_, PyAny>, what: &str, error: PyErr) -> PyErr {
     let py = object.py();
     let has_name = error.is_instance_of::<FlashSamplingError>(py) || error.is_instance_of::<PyTypeError>(py);
-    if has_name || !error.is_instance_of::<PyException>(py) {
+    if has_name || error.is_instance_of::<PyMemoryError>(py) || !error.is_instance_of::<PyException>(py) {
         return error;
     }
     let library = object.get_type().module().map(|name| name.to_string()).unwrap_or_default();
     let hint = if library.starts_with("jax") { "; inside jax.jit, arrays have no values" } else { "" };
-    invalid(what, format!("{what} cannot be read: {}{hint}", error.value(py)))
+    let named = invalid(what, format!("{what} cannot be read: {}{hint}", error.value(py)));
+    named.set_cause(py, Some(error));
+    named
 }
 
 /// Copies a tensor on a GPU to host memory (torch's `cpu`, CuPy's `get`), and returns any other object unchanged.

@@ -8,7 +8,7 @@ use crate::params::SamplingParams;
 use crate::tensor::Tensor;
 use flash_sampling::{History as Tokens, RowParams, SamplingParams as Checked, SamplingParamsBuilder};
 use pyo3::prelude::*;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// An optional Python argument.
@@ -24,15 +24,18 @@ fn positions(object: &Bound<'_, PyAny>, rows: (usize, &mut RowErrors)) -> PyResu
     integers(object, "position", rows, (0, "0 to 2^56 - 1"))
 }
 
-/// Refuses one seed for rows that have the same position and first draw, because their noise would be equal. `places`
-/// has the position and the first draw of each row with noise.
-fn refuse_equal_noise(mut places: impl Iterator<Item = (u64, u32)>) -> PyResult<()> {
-    let mut seen = HashSet::new();
-    if places.all(|place| seen.insert(place)) {
-        return Ok(());
+/// Adds an error for each row that has the position and the first draw of an earlier row. The rows have one seed, so
+/// the noise of these rows would be equal. `places` has the number, the position and the first draw of each row.
+fn refuse_equal_noise(places: Vec<(usize, u64, u32)>, errors: &mut RowErrors) {
+    let mut seen = HashMap::new();
+    for (row, position, first_draw) in places {
+        let earlier = *seen.entry((position, first_draw)).or_insert(row);
+        if earlier != row {
+            let text =
+                format!("the row has the seed and the position of row {earlier}, so it would have the same noise");
+            errors.add(row, "seed", format!("{text}: give each row a seed or a position of its own"));
+        }
     }
-    let text = "several rows with one seed and one position would have the same noise";
-    Err(invalid("seed", format!("{text}: give each row a seed or a position of its own")))
 }
 
 /// The parameters of a call that returns only tokens, one column for each argument.
@@ -74,7 +77,8 @@ impl Columns {
         let mask = mask.map(|mask| Mask::read(mask, rows, vocab_size)).transpose()?;
         if let Column::Same(_) = seed {
             let has_noise = |&row: &usize| temperature.get(row) != 0.0 && !errors.has(row);
-            refuse_equal_noise((0..rows).filter(has_noise).map(|row| (position.get(row), 0)))?;
+            let places: Vec<_> = (0..rows).filter(has_noise).map(|row| (row, position.get(row), 0)).collect();
+            refuse_equal_noise(places, &mut errors);
         }
         Ok(Columns { rows, seed, position, temperature, top_k, top_p, min_p, mask, errors })
     }
@@ -214,8 +218,8 @@ impl Requests {
         };
         if matches!(given, Some(Column::Same(_))) || one.is_some_and(|params| params.get().seed().is_some()) {
             let has_noise = |&row: &usize| params[row].fields().temperature != 0.0 && !errors.has(row);
-            let places = (0..rows).filter(has_noise).map(|row| (positions.get(row), first_draws.get(row)));
-            refuse_equal_noise(places)?;
+            let places = (0..rows).filter(has_noise).map(|row| (row, positions.get(row), first_draws.get(row)));
+            refuse_equal_noise(places.collect(), &mut errors);
         }
         let mut mask = mask.map(|mask| Mask::read(mask, rows, vocab_size)).transpose()?;
         let mut requests = Requests { params, seeds, positions, first_draws, mask: None, histories, errors };

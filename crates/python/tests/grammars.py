@@ -1,5 +1,7 @@
 """Bitmasks of grammar engines for prefixes of one regular expression. Each token is a byte."""
 
+import importlib
+
 import numpy
 from conftest import library
 
@@ -10,7 +12,7 @@ FOLLOWING = {"": "0123456789", "7": "0123456789ck", "123": "ck", "12k": "m", "9"
 
 def _llguidance():
     engine = library("llguidance")
-    masks = library("llguidance.numpy")
+    masks = importlib.import_module("llguidance.numpy")
     tokenizer = engine.LLTokenizer("byte")
     grammar = engine.LLMatcher.grammar_from_regex(REGEX)
     mask = masks.allocate_token_bitmask(len(FOLLOWING), tokenizer.vocab_size)

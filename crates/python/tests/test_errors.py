@@ -105,18 +105,20 @@ def test_bad_rows_of_logits(problem):
 
 
 def test_one_seed_and_one_position_for_many_rows_are_refused(problem, sampler):
-    fails(lambda: sampler(problem.hidden, seed=1, position=1), "the same noise", knob="seed")
     params = SamplingParams(seed=1)
-    fails(lambda: sampler.sample(problem.hidden, params, position=1), "the same noise", knob="seed")
-    many = [
-        lambda: sampler(problem.hidden, seed=1, position=[5, 6, 7, 5]),
-        lambda: sampler.sample(problem.hidden, params, position=[1] * 4),
-        lambda: sampler.sample(problem.hidden, params, [History([5])] * 4),
-        lambda: sampler.sample(problem.hidden, [SamplingParams()] * 4, seed=1, position=1),
-        lambda: sampler.sample(problem.hidden, params, position=1, first_draw=[0, 1, 2, 0]),
+    calls = [
+        ([1, 2, 3], lambda: sampler(problem.hidden, seed=1, position=1)),
+        ([3], lambda: sampler(problem.hidden, seed=1, position=[5, 6, 7, 5])),
+        ([1, 2, 3], lambda: sampler.sample(problem.hidden, params, position=1)),
+        ([1, 2, 3], lambda: sampler.sample(problem.hidden, params, position=[1] * 4)),
+        ([1, 2, 3], lambda: sampler.sample(problem.hidden, params, [History([5])] * 4)),
+        ([1, 2, 3], lambda: sampler.sample(problem.hidden, [SamplingParams()] * 4, seed=1, position=1)),
+        ([3], lambda: sampler.sample(problem.hidden, params, position=1, first_draw=[0, 1, 2, 0])),
     ]
-    for call in many:
-        fails(call, "the same noise", knob="seed")
+    for rows, call in calls:
+        text = f"row {rows[0]}: the row has the seed and the position of row 0, so it would have the same noise"
+        error = fails(call, text, rows[0], "seed")
+        assert list(error.errors) == rows and len(error.results) == 4
     sampler.sample(problem.hidden, params, position=1, first_draw=range(4))
     sampler.sample(problem.hidden, [params] * 4, position=1)
     sampler(problem.hidden, seed=1, position=range(4))

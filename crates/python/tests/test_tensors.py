@@ -251,6 +251,6 @@ def test_logits_may_have_any_number_of_rows():
     for part in (slice(0, 3), slice(1000, 1100), slice(2048, 3072), slice(rows - 300, rows - 1)):
         keys["position"] = range(part.start, part.stop)
         assert numpy.array_equal(from_logits(logits[part], **keys), out[part])
-    assert flash_sampling._sampler_of_logits.cache_info().currsize == 1
+    assert flash_sampling._sampler_of_logits.cache_info().currsize == 2  # for 3 rows, and for all other calls
     with pytest.raises(FlashSamplingError, match="logits has 2000 rows, but the sampler has max_rows=256"):
         Sampler.for_logits(40)(logits[:2000], seed=5, position=range(2000))

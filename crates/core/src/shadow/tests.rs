@@ -62,6 +62,28 @@ fn smaller_bounds_do_not_hold() {
     assert!(largest_share(&exact, cols, &hidden, 1, 1.0) > 1.0);
 }
 
+/// A row in blocks is the difference of scaled codes and a minimum, so its norm may be below that of its magnitudes.
+#[test]
+fn the_bound_of_blocks_holds_for_the_norm_of_the_row_itself() {
+    let cols = 512;
+    let weight: Vec<f32> = values(cols, 0.3).iter().map(|w| w / 8.0).collect();
+    let minimum = 2.0f32;
+    let magnitudes: Vec<f32> = weight.iter().map(|w| (w + minimum).abs() + minimum).collect();
+    let mut integers = vec![0; cols];
+    // A hidden state whose rounding error is parallel to the row.
+    let steps = |k: usize| 127.0 * (k % 2) as f32;
+    let hidden: Vec<f32> = weight.iter().enumerate().map(|(k, w)| steps(k) + 0.49 * w.clamp(-1.0, 1.0)).collect();
+    let (scale, size, error) = hidden_digits(&hidden, 1.0, &mut integers);
+    let copy: Vec<f32> = integers.iter().map(|&integer| integer as f32 * scale).collect();
+    let difference = (canonical_dot(&weight, &hidden) - canonical_dot(&weight, &copy)).abs();
+    let bound = ShadowBound::of_blocks(cols, size, error, norm(&magnitudes)).unwrap();
+    let share =
+        |factor: f64| difference / f64::from(bound.of((norm(&weight) * factor) as f32, norm(&magnitudes) as f32));
+    assert!((0.5..=1.0).contains(&share(1.0)), "{}", share(1.0));
+    // The negative control.
+    assert!(share(0.5) > 1.0, "{}", share(0.5));
+}
+
 #[test]
 fn codes_hold_a_row_up_to_half_a_step() {
     for row in [values(100, 0.1), vec![0.0; 5], vec![1e-40, -1e-41], vec![1.0], vec![-3e38, 1e30], vec![1.1e-36; 9]] {

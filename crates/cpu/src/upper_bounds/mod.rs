@@ -167,7 +167,7 @@ impl UpperBounds {
         }
         let norms = match head.shadow() {
             Some(_) => [Vec::new(), Vec::new()],
-            None => threads.install(|| norms::of_blocks(&weight)),
+            None => norms::of_blocks(&weight, threads),
         };
         let largest_norm = match head.shadow() {
             Some(shadow) => {

@@ -1,11 +1,12 @@
 //! The norms of the rows of a quantised weight, computed once.
 
+use crate::options::Threads;
 use flash_sampling_core::Matrix;
 use flash_sampling_core::backend::canonical::norm;
 use rayon::prelude::*;
 
 /// Returns upper bounds of the norm of each row, and of the norm of its [magnitudes](Matrix::row_magnitudes).
-pub(super) fn of_blocks(weight: &Matrix<'_>) -> [Vec<f32>; 2] {
+pub(super) fn of_blocks(weight: &Matrix<'_>, threads: &Threads) -> [Vec<f32>; 2] {
     let norms = |row: &mut Vec<f32>, r: usize| {
         row.resize(weight.cols(), 0.0);
         weight.row_magnitudes(r, row);
@@ -14,7 +15,13 @@ pub(super) fn of_blocks(weight: &Matrix<'_>) -> [Vec<f32>; 2] {
         // The second term covers the float32 roundings of the weight.
         (rounded_up(row) + 1e-6 * magnitude, magnitude)
     };
-    let (norms, magnitudes) = (0..weight.rows()).into_par_iter().map_init(Vec::new, norms).unzip();
+    let (norms, magnitudes) = match threads {
+        Threads::One => {
+            let mut row = Vec::new();
+            (0..weight.rows()).map(|r| norms(&mut row, r)).unzip()
+        }
+        _ => threads.install(|| (0..weight.rows()).into_par_iter().map_init(Vec::new, norms).unzip()),
+    };
     [norms, magnitudes]
 }
 

@@ -42,13 +42,14 @@ __all__ = [
 ]
 
 
-# The number of rows that `from_logits` draws at a time, which limits the memory of its samplers.
-_ROWS = 1024
+# The number of rows that `from_logits` draws at a time, which limits the memory of its samplers: for calls of few rows,
+# and for all other calls.
+_FEW, _ROWS = 16, 1024
 
 
 @lru_cache(maxsize=8)
-def _sampler_of_logits(vocab_size: int, backend: str) -> Sampler:
-    return Sampler._in_parts(vocab_size, _ROWS, backend)
+def _sampler_of_logits(vocab_size: int, backend: str, rows: int) -> Sampler:
+    return Sampler._in_parts(vocab_size, rows, backend)
 
 
 def from_logits(logits: Any, **params: Any) -> Any:
@@ -59,8 +60,9 @@ def from_logits(logits: Any, **params: Any) -> Any:
 
     Returns the tokens, [rows] int64. ``Sampler.for_logits`` returns a sampler that also has ``sample``.
     """
-    _, vocab_size = _shape(logits, "logits")
-    return _sampler_of_logits(vocab_size, backend_of(logits))(logits, **params)
+    rows, vocab_size = _shape(logits, "logits")
+    sampler = _sampler_of_logits(vocab_size, backend_of(logits), _FEW if rows <= _FEW else _ROWS)
+    return sampler(logits, **params)
 
 
 def reference(head: Head, hidden: Any, **params: Any) -> Any:

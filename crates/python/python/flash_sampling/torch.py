@@ -94,7 +94,8 @@ def token_logprobs(sampler: Sampler, hidden: Tensor, tokens: Tensor) -> Tensor:
         raise error
     if not hidden.is_cuda:
         invalid = ((tokens < 0) | (tokens >= sampler.vocab_size)).nonzero().tolist()
-        for row, column in invalid:
+        if invalid:
+            row, column = invalid[0]
             text = f"tokens has {tokens[row, column]}, but the vocabulary has size {sampler.vocab_size}"
             error = FlashSamplingError(f"row {row}: {text}")
             error.row, error.knob = row, "tokens"
