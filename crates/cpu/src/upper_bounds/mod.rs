@@ -199,8 +199,8 @@ impl UpperBounds {
         }
         // Measured on a Zen 4, a Zen 5 and a Xeon with AMX (docs/weights.md and docs/shadow.md have the records).
         let (few, most) = match (is_quantised, self.kernels[1].is_some()) {
-            // Time of AMX tiles, divided by the time of VNNI, at 4096 columns: 1.1 to 1.75 at one row, and 0.55 to
-            // 0.83 at 4 rows. With a scale for only 16 weights (Q6_K): 1.1 at 4 rows.
+            // Time of a tile with AMX, divided by the time with VNNI: 1.04 to 1.55 at one row, and 0.44 to 0.60 at 4
+            // rows. With a scale for only 16 weights (Q6_K): 2.7 at one row, and 1.0 at 4 rows.
             (true, true) => (if head.weight().dtype() == DType::Q6_K { 4 } else { 1 }, MAX_ROWS),
             (true, false) => (16, 16),
             (false, true) => (4, 16),
