@@ -197,10 +197,12 @@ fn for_each_kernel(
 ) {
     for isa in Isa::available() {
         let Some(mut bounds) = UpperBounds::new(head, isa, &Threads::One) else { continue };
-        // The digits of blocks may have any scale: the smallest one, the chosen one, or one without high digits.
-        for coarsest in [0.0, bounds.coarsest, f32::INFINITY] {
-            bounds.coarsest = coarsest;
-            for kernel in bounds.kernels.into_iter().flatten() {
+        let scales = [0.0, bounds.coarsest, f32::INFINITY];
+        for kernel in bounds.kernels.into_iter().flatten() {
+            // Coarse digits may have any scale: the smallest one, the chosen one, or one without high digits.
+            let count = if bounds.layout(head, kernel).skips_zeros() { scales.len() } else { 1 };
+            for coarsest in &scales[..count] {
+                bounds.coarsest = *coarsest;
                 let mut digits = bounds.digits(hidden.rows(), head);
                 assert!(bounds.pack_for(kernel, head, hidden, &mut digits));
                 check(&bounds, kernel, &digits, &mut Dot::scratch(isa, head.weight().dtype(), hidden.rows()));
