@@ -161,8 +161,8 @@ fn of_library(object: &Bound<'_, PyAny>, what: &str, error: PyErr) -> PyErr {
     named
 }
 
-/// Copies a tensor on a GPU to host memory (torch's `cpu`, CuPy's `get`), and returns any other object unchanged.
-/// `what` is the argument's name.
+/// Copies a tensor on a GPU to host memory (torch's `cpu`, CuPy's `get`, JAX's `__array__`), and returns any other object
+/// unchanged. `what` is the argument's name.
 pub(crate) fn in_host_memory<'py>(object: &Bound<'py, PyAny>, what: &str) -> PyResult<Bound<'py, PyAny>> {
     on_host(object).map_err(|error| of_library(object, what, error))
 }
@@ -175,8 +175,12 @@ fn on_host<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let kind: i32 = device.cast::<PyTuple>()?.get_item(0)?.extract()?;
     match kind {
         dlpack::CUDA | dlpack::CUDA_MANAGED => {
-            let copy = if object.hasattr("cpu")? { "cpu" } else { "get" };
-            object.call_method0(copy)
+            for copy in ["cpu", "get"] {
+                if object.hasattr(copy)? {
+                    return object.call_method0(copy);
+                }
+            }
+            object.call_method0("__array__")
         }
         _ => Ok(object.clone()),
     }

@@ -5,9 +5,10 @@ use crate::device_call::DeviceCall;
 use crate::error::{failed, invalid, of_enqueue};
 use crate::group::Group;
 use crate::head::{Floats, HeadParts};
+use crate::scales::WeightScales;
 use crate::tensor::{Layout, Place, Tensor};
 use flash_sampling::cuda::abi::{RowColumns, TokenColumns};
-use flash_sampling::cuda::cudarc::driver::{CudaStream, result, sys};
+use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, result, sys};
 use flash_sampling::cuda::{
     ColumnCall, CudaError, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler, DeviceScales,
     DeviceShadow, ShadowMemory,
@@ -24,7 +25,7 @@ pub(crate) struct OnDevice {
     /// The sampler reads the head's memory, so it is dropped before the head.
     sampler: OneOrRank,
     #[expect(dead_code, reason = "kept for its drop")]
-    shadow: Option<ShadowMemory>,
+    memory: HeadMemory,
     device: Arc<Device>,
     /// Set by the drop, and dropped after the sampler.
     context: Option<ThreadContext>,
@@ -32,6 +33,13 @@ pub(crate) struct OnDevice {
     has_lists: bool,
     #[expect(dead_code, reason = "kept for its drop")]
     head: Option<Arc<HeadParts>>,
+}
+
+/// The memory of a head that is not the caller's.
+#[derive(Default)]
+struct HeadMemory {
+    scales: Option<CudaSlice<f32>>,
+    shadow: Option<ShadowMemory>,
 }
 
 /// A sampler of one GPU with all tokens, or a rank of several GPUs that share the vocabulary.
@@ -97,7 +105,7 @@ impl OnDevice {
         let (place, has_lists) = (Place::Cuda(gpu as i32), max_adjusted.is_some());
         let mut sampler = OneOrRank::One(sampler);
         sampler.prepare_lists(max_adjusted)?;
-        Ok(OnDevice { sampler, shadow: None, device, context: None, place, has_lists, head: None })
+        Ok(OnDevice { sampler, memory: HeadMemory::default(), device, context: None, place, has_lists, head: None })
     }
 
     /// Waits for the work that produces weight, scales and bias, and plans the sampler. With a group, the head is this
@@ -121,40 +129,46 @@ impl OnDevice {
         let as_u32 = |knob, value: usize| {
             u32::try_from(value).map_err(|_| invalid(knob, format!("{knob} is {value}, but must be below 2^32")))
         };
-        let mut streams = vec![parts.weight.stream];
-        let mut address = |floats: &Floats| {
-            let tensor = floats.on_device()?;
-            streams.push(tensor.stream);
-            Some(DeviceAddress::new(tensor.address()))
+        let mut memory = HeadMemory::default();
+        let scales = match &parts.scales {
+            None => None,
+            Some(WeightScales { values, block }) => {
+                let address = match values {
+                    Floats::Device(tensor) => DeviceAddress::new(tensor.address()),
+                    Floats::Host(values) => {
+                        let (copy, address) = copied(values, &device)?;
+                        memory.scales = Some(copy);
+                        address
+                    }
+                };
+                Some(DeviceScales { address, block: *block, row_of_block: 0 })
+            }
         };
-        let bias = parts.bias.as_ref().and_then(&mut address);
-        let scales = parts.scales.as_ref().and_then(|scales| {
-            Some(DeviceScales { address: address(&scales.values)?, block: scales.block, row_of_block: 0 })
-        });
-        for at in streams {
-            stream(&device, at).synchronize().map_err(|error| failed(&error))?;
+        let bias = parts.bias.as_ref().and_then(Floats::on_device);
+        let scale_tensor = parts.scales.as_ref().and_then(|scales| scales.values.on_device());
+        for tensor in [Some(&parts.weight), bias, scale_tensor].into_iter().flatten() {
+            stream(&device, tensor.stream).synchronize().map_err(|error| failed(&error))?;
         }
         let mut head = DeviceHead {
             weight: DeviceMatrix { rows: tokens, ..matrix(&parts.weight, &parts.layout) },
             scales,
             first_token: as_u32("first_token", parts.first_token)?,
-            bias,
+            bias: bias.map(|tensor| DeviceAddress::new(tensor.address())),
             soft_cap: parts.soft_cap,
             scale: parts.scale,
             shadow: None,
         };
-        let mut shadow = None;
         if has_shadow && tokens > 0 {
             let refused = |error: CudaError| invalid("shadow", error.to_string());
             head.check_shadow_on(&device).map_err(refused)?;
             // SAFETY: the weight is a tensor of this device, which `Tensor` checked; the code above waited for it.
-            let (made, memory) = unsafe { shadow_of(&head.weight, &device) }?;
-            (head.shadow, shadow) = (Some(made), Some(memory));
+            let (made, codes) = unsafe { shadow_of(&head.weight, &device) }?;
+            (head.shadow, memory.shadow) = (Some(made), Some(codes));
             head.check_shadow_on(&device).map_err(refused)?;
         }
         let vocab_size = as_u32("vocab_size", parts.vocab_size)?;
-        // SAFETY: weight, scales and bias are tensors of this device, and the shadow is memory of this device, all of
-        // which the result holds and drops after the sampler. `Tensor`, `WeightScales` and `Head` checked their shapes.
+        // SAFETY: weight, scales and bias are tensors of this device, and copied scales and the shadow are memory of this
+        // device, all of which the result holds and drops after the sampler. `Tensor`, `WeightScales` and `Head` checked their shapes.
         // By the package's documentation, nothing writes to them during a call.
         let sampler = unsafe { DeviceSampler::new(head, vocab_size, plan, &device) };
         let sampler = sampler.map_err(|error| failed(&error))?;
@@ -168,7 +182,7 @@ impl OnDevice {
         };
         sampler.prepare_lists(max_adjusted)?;
         let has_lists = max_adjusted.is_some();
-        Ok(OnDevice { sampler, shadow, device, context: None, place, has_lists, head: Some(parts) })
+        Ok(OnDevice { sampler, memory, device, context: None, place, has_lists, head: Some(parts) })
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -287,6 +301,15 @@ unsafe fn shadow_of(weight: &DeviceMatrix, device: &Device) -> PyResult<(DeviceS
     let uploaded = DeviceShadow::upload(&buffer.shadow(), &stream).map_err(|error| failed(&error))?;
     stream.synchronize().map_err(|error| failed(&error))?;
     Ok(uploaded)
+}
+
+/// Copies floats to a GPU, and waits.
+fn copied(values: &[f32], device: &Device) -> PyResult<(CudaSlice<f32>, DeviceAddress<f32>)> {
+    let stream = device.context().new_stream().map_err(|error| failed(&error))?;
+    let copy = stream.clone_htod(values).map_err(|error| failed(&error))?;
+    stream.synchronize().map_err(|error| failed(&error))?;
+    let address = DeviceAddress::of(&copy, &stream);
+    Ok((copy, address))
 }
 
 fn matrix(tensor: &Tensor, layout: &Layout) -> DeviceMatrix {

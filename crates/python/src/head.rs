@@ -82,8 +82,8 @@ impl HeadOwner for Owner {
 /// first_token: the token id of the weight's first row, for a shard of a vocabulary.
 /// weight_scale: the factors of a weight of float8_e4m3fn or int8, in bfloat16, float16 or float32: a number or [] for
 ///     the weight, [vocab] or [vocab, 1] for its rows, [ceil(vocab / 128), ceil(hidden / 128)] for blocks of 128 x 128,
-///     [vocab, n] for groups of hidden / n columns. On a GPU: float32, contiguous. The tensors `weight_scale` and
-///     `weight_scale_inv` of checkpoints are such factors.
+///     [vocab, n] for groups of hidden / n columns. A tensor on a GPU is contiguous float32. The tensors `weight_scale`
+///     and `weight_scale_inv` of checkpoints are such factors.
 #[pyclass(frozen, module = "flash_sampling")]
 pub(crate) struct Head {
     pub(crate) parts: Arc<HeadParts>,

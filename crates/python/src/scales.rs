@@ -18,7 +18,8 @@ pub(crate) struct WeightScales {
 }
 
 impl WeightScales {
-    /// Reads the scales of a weight. Only weights of 8-bit elements have scales.
+    /// Reads the scales of a weight. Only weights of 8-bit elements have scales. A weight on a GPU may have scales in host
+    /// memory, or contiguous float32 on the same GPU.
     ///
     /// # Errors
     /// Missing scales, scales of a weight of floats, a wrong shape, type or device, and scales that are not finite. The
@@ -41,13 +42,16 @@ impl WeightScales {
         };
         let tensor = Tensor::try_borrow(scale, NAME)?;
         let block = block_of(tensor.as_ref().map_or(&[][..], |tensor| &tensor.shape), [layout.rows, layout.cols])?;
-        let number = if tensor.is_none() { Some(number(scale)?) } else { None };
-        let values = match (tensor, number, weight.place) {
-            (Some(tensor), _, Place::Host) => Floats::Host(tensor.floats(NAME)?),
-            (_, Some(number), Place::Host) => Floats::Host(vec![number]),
-            (Some(tensor), _, place) if tensor.place == place && tensor.is_floats() => Floats::Device(tensor),
-            (.., place) => {
-                return Err(invalid(NAME, format!("{NAME} must be a contiguous tensor of float32 on {place}")));
+        let values = match tensor {
+            None => Floats::Host(vec![number(scale)?]),
+            Some(tensor) if tensor.place == Place::Host => Floats::Host(tensor.floats(NAME)?),
+            Some(tensor) if tensor.place == weight.place && tensor.is_floats() => Floats::Device(tensor),
+            Some(_) => {
+                let expected = match weight.place {
+                    Place::Host => "a number or a tensor on the CPU".to_owned(),
+                    place => format!("a number, a tensor on the CPU, or contiguous float32 on {place}"),
+                };
+                return Err(invalid(NAME, format!("{NAME} must be {expected}")));
             }
         };
         if let Floats::Host(values) = &values

@@ -97,8 +97,11 @@ def _torch(values, dtype, device="cpu"):
     return torch.tensor(values, dtype=getattr(torch, dtype), device=device)
 
 
-def _jax(values, dtype):
-    return library("jax").numpy.asarray(values, dtype=dtype)
+def jax_array(values, dtype=None, kind="cpu"):
+    """An array on the first device of a kind. Without a device, JAX prefers a GPU."""
+    jax = library("jax")
+    with jax.default_device(jax.devices(kind)[0]):
+        return jax.numpy.asarray(values, dtype=dtype)
 
 
 def _ml_dtypes(values):
@@ -114,8 +117,8 @@ TENSORS = {
     "torch float32": lambda values: _torch(values, "float32"),
     "torch float16": lambda values: _torch(values, "float16"),
     "torch bfloat16": lambda values: _torch(values, "bfloat16"),
-    "jax float32": lambda values: _jax(values, "float32"),
-    "jax bfloat16": lambda values: _jax(values, "bfloat16"),
+    "jax float32": lambda values: jax_array(values, "float32"),
+    "jax bfloat16": lambda values: jax_array(values, "bfloat16"),
 }
 
 

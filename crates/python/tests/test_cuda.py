@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from conftest import Problem, library
+from conftest import Problem, jax_array, library
 
 from flash_sampling import FlashSamplingError, Head, Sampler, SamplingParams, from_logits
 
@@ -52,8 +52,11 @@ def test_weights_of_8_bits_draw_the_tokens_of_the_cpu(problem, dtype, shape):
     assert numpy.array_equal(on_gpu(hidden, **problem.keys).cpu(), want)
     assert numpy.array_equal(on_gpu(hidden.bfloat16(), **problem.keys).cpu(), want)
     assert numpy.array_equal(copied(problem.hidden, **problem.keys), want)
-    with pytest.raises(FlashSamplingError, match="weight_scale must be a contiguous tensor of float32 on cuda:0"):
-        Head(weight.cuda(), weight_scale=scale)
+    scale_of_cpu = Sampler(Head(weight.cuda(), weight_scale=scale if shape else scale.item()))
+    assert numpy.array_equal(scale_of_cpu(hidden, **problem.keys).cpu(), want)
+    expected = "weight_scale must be a number, a tensor on the CPU, or contiguous float32 on cuda:0"
+    with pytest.raises(FlashSamplingError, match=expected):
+        Head(weight.cuda(), weight_scale=scale.cuda().bfloat16())
 
 
 def test_the_head_of_a_gguf_file_draws_the_tokens_of_the_cpu():
@@ -130,6 +133,17 @@ def test_cupy_arrays(problem):
     cupy = library("cupy")
     tokens = Sampler(Head(cupy.asarray(problem.weight)))(cupy.asarray(problem.hidden), **problem.keys)
     assert isinstance(tokens, cupy.ndarray) and numpy.array_equal(tokens.get(), problem.argmax_with_noise())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_jax_arrays(problem, dtype):
+    on_gpu = lambda values, dtype=None: jax_array(values, dtype, kind="cuda")
+    keys = {name: on_gpu(values) for name, values in problem.keys.items()}
+    sampler = Sampler(Head(on_gpu(problem.weight, dtype)))
+    tokens = sampler(on_gpu(problem.hidden, dtype), temperature=on_gpu([1.0] * 4), **keys)
+    assert numpy.array_equal(tokens, problem.argmax_with_noise())
+    # A head on the CPU takes parameters from a GPU, too.
+    assert numpy.array_equal(Sampler(Head(problem.weight))(problem.hidden, **keys), tokens)
 
 
 def test_log_probabilities_of_given_tokens(problem):

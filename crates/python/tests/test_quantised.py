@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from conftest import bf16_bits, library
+from conftest import bf16_bits, jax_array, library
 from test_errors import fails
 from test_tensors import OnGpu
 
@@ -48,11 +48,11 @@ class Named:
 ELEMENTS = {
     "numpy int8": lambda values: values.astype(numpy.int8),
     "torch int8": lambda values: library("torch").from_numpy(values.astype(numpy.int8)),
-    "jax int8": lambda values: library("jax").numpy.asarray(values, dtype="int8"),
+    "jax int8": lambda values: jax_array(values, "int8"),
     "bytes of float8": lambda values: Named(e4m3_codes(values), "float8_e4m3fn"),
     "ml_dtypes float8": lambda values: values.astype(library("ml_dtypes").float8_e4m3fn),
     "torch float8": lambda values: library("torch").from_numpy(values).to(library("torch").float8_e4m3fn),
-    "jax float8": lambda values: library("jax").numpy.asarray(values, dtype="float8_e4m3fn"),
+    "jax float8": lambda values: jax_array(values, "float8_e4m3fn"),
 }
 
 
@@ -186,10 +186,11 @@ def test_scales_are_on_the_device_of_the_weight():
     head = Head(weight, weight_scale=scale)
     assert (head.shape, head.device) == ((300, 160), "cuda:0")
     fails(lambda: Sampler(head, shadow=True), "a weight of type i8 has no shadow", knob="shadow")
-    for other in [0.5, scale.tensor, OnGpu(numpy.ones((300, 1), "float16"))]:
-        match = "weight_scale must be a contiguous tensor of float32 on cuda:0"
-        fails(lambda: Head(weight, weight_scale=other), match, knob="weight_scale")
-    match = "weight_scale is on cuda:0, but must be on the CPU"
+    for other in [0.5, scale.tensor]:
+        assert Head(weight, weight_scale=other).device == "cuda:0"
+    match = "weight_scale must be a number, a tensor on the CPU, or contiguous float32 on cuda:0"
+    fails(lambda: Head(weight, weight_scale=OnGpu(numpy.ones((300, 1), "float16"))), match, knob="weight_scale")
+    match = "weight_scale must be a number or a tensor on the CPU"
     fails(lambda: Head(scaled.int8, weight_scale=scale), match, knob="weight_scale")
 
 

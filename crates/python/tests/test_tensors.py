@@ -7,7 +7,7 @@ import weakref
 
 import numpy
 import pytest
-from conftest import bf16_bits, library
+from conftest import bf16_bits, jax_array, library
 
 import flash_sampling
 from flash_sampling import FlashSamplingError, Head, Sampler, from_logits, noise
@@ -150,7 +150,7 @@ def test_parameters_may_be_sequences_or_tensors(problem, form):
         "numpy": numpy.array,
         "small numpy": lambda values: numpy.array(values).astype({"i": "int16", "f": "float16"}[numpy.array(values).dtype.kind]),
         "torch": lambda values: library("torch").tensor(values),
-        "jax": lambda values: library("jax").numpy.asarray(values),
+        "jax": jax_array,
     }[form]
     sampler = Sampler(Head(problem.weight))
     tokens = sampler(problem.hidden, **{name: convert(values) for name, values in lists.items()})

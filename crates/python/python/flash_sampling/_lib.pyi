@@ -54,7 +54,7 @@ class Head:
     """An LM head: `logits = scale * soft_cap(hidden @ weight.T + bias)`. The head borrows the weight [vocab, hidden].
 
     The weight is bfloat16, float16 or float32. With weight_scale, the weight is float8_e4m3fn or int8. weight_scale is
-    bfloat16, float16 or float32; on a GPU, it is contiguous float32. weight_scale is a number or [] for the weight,
+    bfloat16, float16 or float32; a tensor on a GPU is contiguous float32. weight_scale is a number or [] for the weight,
     [vocab] or [vocab, 1] for its rows, [ceil(vocab / 128), ceil(hidden / 128)] for blocks of 128 x 128, or [vocab, n]
     for groups of hidden / n columns.
 
