@@ -112,7 +112,8 @@ impl ModelConfig {
     ///
     /// # Errors
     /// [`ModelError::Config`], which names the key: another architecture, a missing or impossible size, and unsupported
-    /// features (sliding windows, other activations and rotary scalings, weights that [`Quantization`] refuses).
+    /// features (other activations and rotary scalings, sliding windows except Gemma 2's, weights that [`Quantization`]
+    /// refuses).
     pub fn parse(bytes: &[u8]) -> Result<Self, ModelError> {
         let json: Value = serde_json::from_slice(bytes).map_err(|error| ModelError::Config(error.to_string()))?;
         let family = match find(&json, "model_type").and_then(Value::as_str) {

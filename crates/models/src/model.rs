@@ -217,13 +217,16 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    const CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+    const QWEN3: &str = r#"{"model_type": "qwen3", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64,
         "attention_bias": true, "mlp_bias": true}"#;
+    const GEMMA2: &str = r#"{"model_type": "gemma2", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64,
+        "attn_logit_softcapping": 2, "final_logit_softcapping": 5, "query_pre_attn_scalar": 8, "sliding_window": 3}"#;
 
     /// Makes weights that depend on their names; their shapes come from the errors of [`Model::new`].
-    fn with_model<R>(work: impl FnOnce(&Model<'_>) -> R) -> R {
-        let config = ModelConfig::parse(CONFIG.as_bytes()).unwrap();
+    fn with_model(config: &str, work: impl Fn(&Model<'_>)) {
+        let config = ModelConfig::parse(config.as_bytes()).unwrap();
         let mut shapes: HashMap<String, [usize; 2]> = HashMap::new();
         shapes.insert("model.embed_tokens.weight".into(), [50, 24]);
         // Each error names one more tensor.
@@ -243,6 +246,10 @@ mod tests {
         }
     }
 
+    fn with_each_model(work: impl Fn(&Model<'_>)) {
+        [QWEN3, GEMMA2].into_iter().for_each(|config| with_model(config, &work));
+    }
+
     fn values(name: &str, shape: &[usize; 2]) -> Vec<f32> {
         let salt = name.bytes().fold(7usize, |hash, byte| (hash * 31 + byte as usize) % 1_000_003);
         (0..shape[0] * shape[1]).map(|i| ((i * 7919 + salt * 13) % 1009) as f32 / 1009.0 - 0.4).collect()
@@ -254,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_token_has_the_same_bits_in_every_batch_and_portion() {
-        with_model(|model| {
+        with_each_model(|model| {
             let texts: [&[u32]; 3] = [&[3, 14, 15, 9, 26, 5], &[35, 8], &[9, 7, 9, 32, 3]];
             let mut caches = [0, 1, 2].map(|_| Cache::new(model.config()));
             let mut runs: Vec<_> = caches.iter_mut().zip(texts).map(|(cache, tokens)| Run { cache, tokens }).collect();
@@ -277,7 +284,7 @@ mod tests {
 
     #[test]
     fn the_order_of_tokens_matters_and_a_shortened_cache_goes_on() {
-        with_model(|model| {
+        with_each_model(|model| {
             let run = |cache: &mut Cache, tokens: &[u32]| {
                 let out = model.forward(&mut [Run { cache, tokens }]).unwrap();
                 bits(&out[out.len() - 24..])
@@ -293,7 +300,7 @@ mod tests {
 
     #[test]
     fn bad_calls_are_errors_that_leave_the_cache_alone() {
-        with_model(|model| {
+        with_each_model(|model| {
             let mut cache = Cache::new(model.config());
             let mut forward = |tokens: &[u32]| model.forward(&mut [Run { cache: &mut cache, tokens }]).map(drop);
             assert!(matches!(forward(&[50]), Err(ModelError::Token { token: 50, vocab_size: 50 })));
@@ -306,7 +313,7 @@ mod tests {
 
     #[test]
     fn wrong_shapes_and_missing_tensors_are_named() {
-        let config = ModelConfig::parse(CONFIG.as_bytes()).unwrap();
+        let config = ModelConfig::parse(QWEN3.as_bytes()).unwrap();
         let data = [0.0f32; 100];
         let found = Model::new(config.clone(), None, |_| Ok(None)).unwrap_err();
         assert_eq!(found.to_string(), "the checkpoint has no tensor model.embed_tokens.weight");
