@@ -50,7 +50,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// Writes `out [head_dim]`: the values, weighted by the softmax of the scores of `query . key`. `scratch` holds the scores.
+/// Writes `out [head_dim]`: the values, weighted by the softmax of the scores. `scratch` holds the scores.
 pub(crate) fn attend(
     query: &[f32],
     cache: &KeyValues,

@@ -131,7 +131,7 @@ impl<'w> Layer<'w> {
         let before_attention = norm("input_layernorm", hidden)?;
         let post_attention = norm("post_attention_layernorm", hidden)?;
         let (after_attention, before_feed_forward, after_feed_forward) = match config.family {
-            // Named after its place, but the input of the feed-forward layers.
+            // In these families, this norm is of the feed-forward input.
             Family::Llama | Family::Qwen3 => (None, post_attention, None),
             Family::Gemma2 => {
                 let after = norm("post_feedforward_layernorm", hidden)?;
