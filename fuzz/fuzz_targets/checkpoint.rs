@@ -22,6 +22,8 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(config) = ModelConfig::parse(bytes) {
         assert!(config.hidden > 0 && config.head_dim.is_multiple_of(2) && config.heads.is_multiple_of(config.kv_heads));
         assert!(config.rope_theta > 0.0 && config.norm_eps >= 0.0);
+        assert!(config.attention_scale.is_normal() && config.attention_cap.is_none_or(|cap| cap > 0.0));
+        assert!(config.window(0) != Some(0) && config.windows.len() <= config.layers.max(2));
         let _ = config.with_generation_config(bytes);
     }
 });

@@ -118,7 +118,8 @@ put("mask/rows", npy("<i4", "(3, 2)", b"\xff" * 24))
 put("checkpoint/index", json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "a.safetensors"}}).encode())
 config = {"vocab_size": 9, "tie_word_embeddings": False, "final_logit_softcapping": 30.0, "logits_scaling": 8}
 put("checkpoint/config", json.dumps(config).encode())
-put("checkpoint/qwen3", (here.resolve().parents[1] / "crates/cli/tests/checkpoints/qwen3/config.json").read_bytes())
+for name in ["qwen3", "gemma2"]:
+    put(f"checkpoint/{name}", (here.resolve().parents[1] / f"crates/cli/tests/checkpoints/{name}/config.json").read_bytes())
 put("checkpoint/nested", json.dumps({"text_config": {"vocab_size": 9, "logit_scale": 0.0625}}).encode())
 put("logit_bias/list", b"3:1.5,7:-inf, 9:-2e-3")
 put("mass_histogram/bins", struct.pack("<fQQ", 1.5, 12 << 48 | 1 << 30, 11 << 48 | 3 << 30))

@@ -3,8 +3,8 @@
     pip install torch transformers tokenizers safetensors
     python tools/checkpoints/make.py --out crates/cli/tests/checkpoints
 
-A Llama (own head, biases, Llama 3's rotary frequencies, one file) and a Qwen3 (tied head, shards), both with random weights in
-bf16. The file greedy.json of each has prompts, the greedy tokens of `transformers` in float32, and their log-probabilities.
+A Llama (own head, biases, Llama 3's rotary frequencies, one file), a Qwen3 (tied head, shards) and a Gemma 2 (tied head, caps, a
+window shorter than the sequences, a full layer before a sliding one), all with random weights in bf16. The file greedy.json of each has prompts, the greedy tokens of `transformers` in float32, and their log-probabilities.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 END = "<|end|>"
 PROMPTS = ["The naïve fox — 42!", "a", "It was a dark and stormy night, and nobody was awake but the old clock on the wall. " * 2]
@@ -33,13 +33,19 @@ def tokenizer():
 
 
 def randomise(model, generator):
-    """Sets random weights, large enough for clear winners; norms are not 1 and biases are not 0."""
+    """Sets random weights, large enough for clear winners; factors of norms are not 1 and biases are not 0."""
+    # Gemma 2 scales embeddings by the root of their width, and adds 1 to the weights of norms. Its head is also the embedding, so
+    # small embeddings and a large last norm make the layers decide.
+    is_gemma = model.config.model_type == "gemma2"
+    embedding_scale, norm_mean = (0.3 * model.config.hidden_size**-0.5, 0.0) if is_gemma else (1.0, 1.0)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 2:
-            parameter.data = noise * (1.0 if "embed" in name else 1.5 / parameter.shape[1] ** 0.5)
+            parameter.data = noise * (embedding_scale if "embed" in name else 1.5 / parameter.shape[1] ** 0.5)
         else:
-            parameter.data = 0.2 * noise + (0.0 if name.endswith("bias") else 1.0)
+            parameter.data = 0.2 * noise + (0.0 if name.endswith("bias") else norm_mean)
+    if is_gemma:
+        model.model.norm.weight.data += 3.0
 
 
 def greedy(model, bpe, prompt):
@@ -66,7 +72,9 @@ def make(folder, model_of, config, bpe, shard):
         exact = model_of(config).float().eval()
         exact.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
         made = [greedy(exact, bpe, prompt) for prompt in PROMPTS]
-        if min(lead for _, lead in made) > MARGIN and all(bpe.get_vocab_size() - 1 not in m["tokens"] for m, _ in made):
+        drawn = [m["tokens"] for m, _ in made]
+        are_distinct = all(bpe.get_vocab_size() - 1 not in tokens and len({*tokens}) > 3 for tokens in drawn)
+        if are_distinct and min(lead for _, lead in made) > MARGIN:
             break
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, max_shard_size=shard)
@@ -92,6 +100,11 @@ def main():
     make(out / "llama", LlamaForCausalLM, config, bpe, "1GB")
     config = Qwen3Config(**sizes, head_dim=16, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
     make(out / "qwen3", Qwen3ForCausalLM, config, bpe, "40KB")
+    config = Gemma2Config(
+        **sizes, head_dim=16, query_pre_attn_scalar=8, attn_logit_softcapping=2.0, final_logit_softcapping=5.0, sliding_window=6,
+        layer_types=["full_attention", "sliding_attention"], rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )
+    make(out / "gemma2", Gemma2ForCausalLM, config, bpe, "1GB")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,26 @@ pub(crate) struct View {
     pub(crate) width: usize,
     /// First element of the head.
     pub(crate) at: usize,
-    /// The number of visible tokens: all before the query, and its own.
-    pub(crate) tokens: usize,
+    /// The first visible token.
+    pub(crate) first: usize,
+    /// The token of the query, the last visible one.
+    pub(crate) last: usize,
+}
+
+/// The map from dot products to scores.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scores {
+    /// The factor.
+    pub(crate) scale: f32,
+    /// The cap of absolute values: `cap * tanh(score / cap)`.
+    pub(crate) cap: Option<f32>,
+}
+
+impl Scores {
+    fn of(self, dot: f32) -> f32 {
+        let score = self.scale * dot;
+        self.cap.map_or(score, |cap| cap * (score / cap).tanh())
+    }
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -32,20 +50,27 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// Writes `out [head_dim]`: the values, weighted by the softmax of `query . key / sqrt(head_dim)`. `scores` is scratch.
-pub(crate) fn attend(query: &[f32], cache: &KeyValues, view: View, scores: &mut Vec<f32>, out: &mut [f32]) {
+/// Writes `out [head_dim]`: the values, weighted by the softmax of the scores. `scratch` holds the scores.
+pub(crate) fn attend(
+    query: &[f32],
+    cache: &KeyValues,
+    view: View,
+    scores: Scores,
+    scratch: &mut Vec<f32>,
+    out: &mut [f32],
+) {
     let head = |data: &'_ [f32], token: usize| -> core::ops::Range<usize> {
         let from = token * view.width + view.at;
         debug_assert!(from + query.len() <= data.len());
         from..from + query.len()
     };
-    let scale = 1.0 / (query.len() as f32).sqrt();
-    scores.clear();
-    scores.extend((0..view.tokens).map(|token| scale * dot(query, &cache.keys[head(&cache.keys, token)])));
-    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let tokens = view.first..=view.last;
+    scratch.clear();
+    scratch.extend(tokens.clone().map(|token| scores.of(dot(query, &cache.keys[head(&cache.keys, token)]))));
+    let largest = scratch.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut total = 0.0;
     out.fill(0.0);
-    for (token, score) in scores.iter().enumerate() {
+    for (token, score) in tokens.zip(scratch.iter()) {
         let weight = (score - largest).exp();
         total += weight;
         for (out, value) in out.iter_mut().zip(&cache.values[head(&cache.values, token)]) {
@@ -61,25 +86,32 @@ mod tests {
 
     #[test]
     fn it_is_the_softmax_of_the_scores_over_the_values() {
-        // Two heads of width 18; three tokens, of which the query sees two.
+        // Two heads of width 18; four tokens, of which the query sees the second and the third.
         let (width, at, dim) = (36, 18, 18);
         let value = |i: usize| ((i * 37 + 11) % 101) as f32 / 50.0 - 1.0;
         let cache = KeyValues {
-            keys: (0..3 * width).map(value).collect(),
-            values: (0..3 * width).map(|i| value(i + 1000)).collect(),
+            keys: (0..4 * width).map(value).collect(),
+            values: (0..4 * width).map(|i| value(i + 1000)).collect(),
         };
         let query: Vec<f32> = (0..dim).map(|i| value(i + 77)).collect();
-        let (mut out, mut scores) = (vec![f32::NAN; dim], Vec::new());
-        attend(&query, &cache, View { width, at, tokens: 2 }, &mut scores, &mut out);
-        let score = |token: usize| -> f64 {
-            let key = &cache.keys[token * width + at..][..dim];
-            query.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() / (dim as f64).sqrt()
-        };
-        let share = 1.0 / (1.0 + (score(1) - score(0)).exp());
-        for (i, found) in out.iter().enumerate() {
-            let [a, b] = [0, 1].map(|token| f64::from(cache.values[token * width + at + i]));
-            let expected = share * a + (1.0 - share) * b;
-            assert!((f64::from(*found) - expected).abs() < 1e-5, "{i}");
+        let view = View { width, at, first: 1, last: 2 };
+        let mut shares = Vec::new();
+        for cap in [None, Some(0.25)] {
+            let (mut out, mut scratch) = (vec![f32::NAN; dim], Vec::new());
+            attend(&query, &cache, view, Scores { scale: 0.5, cap }, &mut scratch, &mut out);
+            let score = |token: usize| -> f64 {
+                let key = &cache.keys[token * width + at..][..dim];
+                let score = query.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() * 0.5;
+                cap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh())
+            };
+            let share = 1.0 / (1.0 + (score(2) - score(1)).exp());
+            for (i, found) in out.iter().enumerate() {
+                let [a, b] = [1, 2].map(|token| f64::from(cache.values[token * width + at + i]));
+                let expected = share * a + (1.0 - share) * b;
+                assert!((f64::from(*found) - expected).abs() < 1e-5, "{i}");
+            }
+            shares.push(share);
         }
+        assert!((shares[0] - shares[1]).abs() > 0.05, "the cap has an effect: {shares:?}");
     }
 }

@@ -1,6 +1,7 @@
 //! The configuration of a model, from `config.json`.
 
 use crate::error::ModelError;
+use crate::gemma2::Gemma2;
 use crate::quantization::Quantization;
 use crate::rotary::{Pairing, Scaling};
 use serde_json::Value;
@@ -12,6 +13,18 @@ pub enum Family {
     Llama,
     /// `qwen3`: Llama with queries and keys normalised per head.
     Qwen3,
+    /// `gemma2`: norms also of the layers' outputs, a scaled embedding, GELU, and attention with a cap and windows.
+    Gemma2,
+}
+
+impl Family {
+    /// The activation of the feed-forward layers, as `transformers` names it.
+    fn activation(self) -> &'static str {
+        match self {
+            Family::Llama | Family::Qwen3 => "silu",
+            Family::Gemma2 => "gelu_pytorch_tanh",
+        }
+    }
 }
 
 /// Sizes and constants of a model.
@@ -31,6 +44,13 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Width of a head; even.
     pub head_dim: usize,
+    /// The factor of attention scores.
+    pub attention_scale: f32,
+    /// The cap of attention scores: `cap * tanh(score / cap)`.
+    pub attention_cap: Option<f32>,
+    /// The number of tokens that a query sees, its own included; `None` for all tokens. Layer i has entry
+    /// `i % windows.len()`. Without entries, every query sees all tokens.
+    pub windows: Vec<Option<usize>>,
     /// The term that is added to the mean square before the root.
     pub norm_eps: f32,
     /// Base of the rotary frequencies.
@@ -61,21 +81,21 @@ pub(crate) fn wrong(key: &str, value: &Value) -> ModelError {
 }
 
 /// A size of at least one, or the default of a missing key.
-fn size(json: &Value, key: &str, otherwise: Option<usize>) -> Result<usize, ModelError> {
+pub(crate) fn size(json: &Value, key: &str, otherwise: Option<usize>) -> Result<usize, ModelError> {
     match find(json, key) {
         Some(value) => value.as_u64().filter(|n| (1..1 << 32).contains(n)).map(|n| n as usize).ok_or(wrong(key, value)),
         None => otherwise.ok_or_else(|| ModelError::Config(format!("{key} is missing"))),
     }
 }
 
-fn positive(json: &Value, key: &str, otherwise: Option<f64>) -> Result<f64, ModelError> {
+pub(crate) fn positive(json: &Value, key: &str, otherwise: Option<f64>) -> Result<f64, ModelError> {
     match find(json, key) {
         Some(value) => value.as_f64().filter(|x| (*x as f32).is_finite() && *x as f32 > 0.0).ok_or(wrong(key, value)),
         None => otherwise.ok_or_else(|| ModelError::Config(format!("{key} is missing"))),
     }
 }
 
-fn flag(json: &Value, key: &str) -> Result<bool, ModelError> {
+pub(crate) fn flag(json: &Value, key: &str) -> Result<bool, ModelError> {
     find(json, key).map_or(Ok(false), |value| value.as_bool().ok_or(wrong(key, value)))
 }
 
@@ -92,25 +112,28 @@ impl ModelConfig {
     ///
     /// # Errors
     /// [`ModelError::Config`], which names the key: another architecture, a missing or impossible size, and unsupported
-    /// features (sliding windows, other activations and rotary scalings, weights that [`Quantization`] refuses).
+    /// features (other activations and rotary scalings, sliding windows except Gemma 2's, weights that [`Quantization`]
+    /// refuses).
     pub fn parse(bytes: &[u8]) -> Result<Self, ModelError> {
         let json: Value = serde_json::from_slice(bytes).map_err(|error| ModelError::Config(error.to_string()))?;
         let family = match find(&json, "model_type").and_then(Value::as_str) {
             Some("llama") => Family::Llama,
             Some("qwen3") => Family::Qwen3,
+            Some("gemma2") => Family::Gemma2,
             Some(other) => {
-                let message = format!("model_type is \"{other}\"; llama and qwen3 can be run");
+                let message = format!("model_type is \"{other}\"; llama, qwen3 and gemma2 can be run");
                 return Err(ModelError::Config(message));
             }
             None => return Err(ModelError::Config("model_type is missing".into())),
         };
-        refuse_unsupported(&json)?;
+        refuse_unsupported(&json, family)?;
         let hidden = size(&json, "hidden_size", None)?;
         let heads = size(&json, "num_attention_heads", None)?;
         let kv_heads = size(&json, "num_key_value_heads", Some(heads))?;
         let head_dim = match family {
             Family::Llama => (hidden / heads).max(1),
             Family::Qwen3 => 128,
+            Family::Gemma2 => 256,
         };
         let head_dim = size(&json, "head_dim", Some(head_dim))?;
         if heads % kv_heads != 0 {
@@ -140,14 +163,20 @@ impl ModelConfig {
             let message = format!("rope_theta is {at_the_top} at the top, but {theta} in {rope_key}");
             return Err(ModelError::Config(message));
         }
+        let layers = size(&json, "num_hidden_layers", None)?;
+        let gemma2 = (family == Family::Gemma2).then(|| Gemma2::parse(&json, layers)).transpose()?;
+        let attention_scale = gemma2.as_ref().map_or(attention_scale(head_dim), |keys| keys.attention_scale);
         Ok(ModelConfig {
             family,
             hidden,
             intermediate: size(&json, "intermediate_size", None)?,
-            layers: size(&json, "num_hidden_layers", None)?,
+            layers,
             heads,
             kv_heads,
             head_dim,
+            attention_scale,
+            attention_cap: gemma2.as_ref().and_then(|keys| keys.attention_cap),
+            windows: gemma2.map_or(Vec::new(), |keys| keys.windows),
             norm_eps: positive(&json, "rms_norm_eps", Some(1e-6))? as f32,
             rope_theta: theta,
             rope_scaling: scaling(rope)?,
@@ -158,6 +187,11 @@ impl ModelConfig {
             bos: tokens(&json, "bos_token_id")?.first().copied(),
             eos: tokens(&json, "eos_token_id")?,
         })
+    }
+
+    /// The number of tokens that a query of a layer sees, its own included; `None` for all tokens.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.windows.get(layer % self.windows.len().max(1)).copied().flatten()
     }
 
     /// Takes the `eos_token_id` of a `generation_config.json`. Its list is often longer.
@@ -177,15 +211,22 @@ impl ModelConfig {
     }
 }
 
-fn refuse_unsupported(json: &Value) -> Result<(), ModelError> {
-    if let Some(value) = find(json, "hidden_act").filter(|value| value.as_str() != Some("silu")) {
-        return Err(wrong("hidden_act", value));
+/// The factor of attention scores of a family without a key for it.
+pub(crate) fn attention_scale(head_dim: usize) -> f32 {
+    1.0 / (head_dim as f32).sqrt()
+}
+
+fn refuse_unsupported(json: &Value, family: Family) -> Result<(), ModelError> {
+    for key in ["hidden_act", "hidden_activation"] {
+        if let Some(value) = find(json, key).filter(|value| value.as_str() != Some(family.activation())) {
+            return Err(wrong(key, value));
+        }
     }
     if flag(json, "use_sliding_window")? {
         return Err(ModelError::Config("use_sliding_window is true, which is not supported".into()));
     }
     let full = |value: &Value| value.as_str() == Some("full_attention");
-    let layer_types = find(json, "layer_types").and_then(Value::as_array);
+    let layer_types = find(json, "layer_types").and_then(Value::as_array).filter(|_| family != Family::Gemma2);
     if let Some(other) = layer_types.into_iter().flatten().find(|value| !full(value)) {
         return Err(wrong("layer_types", other));
     }

@@ -60,11 +60,25 @@ impl<'w> Linear<'w> {
 /// Root-mean-square normalisation of every `weight.len()` elements.
 #[derive(Debug)]
 pub(crate) struct Norm {
-    pub(crate) weight: Vec<f32>,
-    pub(crate) eps: f32,
+    weight: Vec<f32>,
+    eps: f32,
 }
 
 impl Norm {
+    /// Reads the weight `name` of length `len`. A checkpoint of Gemma 2 has the weight less one.
+    pub(crate) fn new<'w>(
+        config: &ModelConfig,
+        tensors: &mut impl Tensors<'w>,
+        name: &str,
+        len: usize,
+    ) -> Result<Self, ModelError> {
+        let mut weight = vector(tensors, name, len)?;
+        if config.family == Family::Gemma2 {
+            weight.iter_mut().for_each(|w| *w += 1.0);
+        }
+        Ok(Norm { weight, eps: config.norm_eps })
+    }
+
     pub(crate) fn apply(&self, x: &mut [f32]) {
         for row in x.chunks_exact_mut(self.weight.len()) {
             let squares: f64 = row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
@@ -76,8 +90,14 @@ impl Norm {
 }
 
 /// `x * sigmoid(x)`.
-pub(crate) fn silu(x: f32) -> f32 {
+fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
+}
+
+/// The approximation of `x * Phi(x)` by tanh (Hendrycks and Gimpel 2016), `gelu_pytorch_tanh` of `transformers`.
+fn gelu(x: f32) -> f32 {
+    const FACTOR: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2;
+    0.5 * x * (1.0 + (FACTOR * (x + 0.044_715 * x * x * x)).tanh())
 }
 
 #[derive(Debug)]
@@ -89,10 +109,16 @@ pub(crate) struct Layer<'w> {
     /// Qwen3: the norms of each head of queries and keys.
     pub(crate) head_norms: Option<[Norm; 2]>,
     pub(crate) attention_out: Linear<'w>,
+    /// Gemma 2: the norm of the attention's output.
+    pub(crate) after_attention: Option<Norm>,
     pub(crate) before_feed_forward: Norm,
     pub(crate) gate: Linear<'w>,
     pub(crate) up: Linear<'w>,
+    /// The activation of the gate.
+    pub(crate) activation: fn(f32) -> f32,
     pub(crate) down: Linear<'w>,
+    /// Gemma 2: the norm of the feed-forward layers' output.
+    pub(crate) after_feed_forward: Option<Norm>,
 }
 
 impl<'w> Layer<'w> {
@@ -101,15 +127,20 @@ impl<'w> Layer<'w> {
         let (hidden, wide, dim) = (config.hidden, config.intermediate, config.head_dim);
         let (queries, keys) = (config.heads * dim, config.kv_heads * dim);
         let (biased, mlp_biased) = (config.attention_bias, config.mlp_bias);
-        let eps = config.norm_eps;
-        let mut norm = |name: &str, len: usize| -> Result<Norm, ModelError> {
-            Ok(Norm { weight: vector(tensors, &format!("{prefix}{name}.weight"), len)?, eps })
-        };
+        let mut norm = |name: &str, len: usize| Norm::new(config, tensors, &format!("{prefix}{name}.weight"), len);
         let before_attention = norm("input_layernorm", hidden)?;
-        let before_feed_forward = norm("post_attention_layernorm", hidden)?;
+        let post_attention = norm("post_attention_layernorm", hidden)?;
+        let (after_attention, before_feed_forward, after_feed_forward) = match config.family {
+            // In these families, this norm is of the feed-forward input.
+            Family::Llama | Family::Qwen3 => (None, post_attention, None),
+            Family::Gemma2 => {
+                let after = norm("post_feedforward_layernorm", hidden)?;
+                (Some(post_attention), norm("pre_feedforward_layernorm", hidden)?, Some(after))
+            }
+        };
         let head_norms = match config.family {
             Family::Qwen3 => Some([norm("self_attn.q_norm", dim)?, norm("self_attn.k_norm", dim)?]),
-            Family::Llama => None,
+            Family::Llama | Family::Gemma2 => None,
         };
         let mut linear = |name: &str, shape: [usize; 2], biased: bool| {
             Linear::new(tensors, &format!("{prefix}{name}"), shape, biased)
@@ -121,10 +152,13 @@ impl<'w> Layer<'w> {
             value: linear("self_attn.v_proj", [keys, hidden], biased)?,
             head_norms,
             attention_out: linear("self_attn.o_proj", [hidden, queries], biased)?,
+            after_attention,
             before_feed_forward,
             gate: linear("mlp.gate_proj", [wide, hidden], mlp_biased)?,
             up: linear("mlp.up_proj", [wide, hidden], mlp_biased)?,
+            activation: if config.family == Family::Gemma2 { gelu } else { silu },
             down: linear("mlp.down_proj", [hidden, wide], mlp_biased)?,
+            after_feed_forward,
         })
     }
 }
@@ -150,5 +184,14 @@ mod tests {
     fn silu_has_its_limits() {
         assert_eq!((silu(0.0), silu(-200.0), silu(200.0)), (0.0, -0.0, 200.0));
         assert!((silu(1.0) - 0.731_058_6).abs() < 1e-6);
+    }
+
+    #[test]
+    fn gelu_has_its_limits() {
+        assert_eq!((gelu(0.0), gelu(-200.0), gelu(200.0)), (0.0, -0.0, 200.0));
+        // torch.nn.functional.gelu(torch.tensor([1.0, -0.5], dtype=torch.float64), approximate="tanh")
+        for (x, expected) in [(1.0, 0.841_192), (-0.5, -0.154_286)] {
+            assert!((gelu(x) - expected).abs() < 1e-6);
+        }
     }
 }

@@ -10,7 +10,7 @@
 //! | [`cache`] | the keys and values of one sequence: [`Cache`] |
 //! | [`model`] | the layers: [`Model`] |
 //!
-//! Families: Llama and Qwen3 (dense), as Hugging Face's `transformers` defines them. Weights are borrowed in bf16, f16,
+//! Families: Llama, Qwen3 (dense) and Gemma 2, as Hugging Face's `transformers` defines them. Weights are borrowed in bf16, f16,
 //! f32, 8 bits with scales or quantised blocks, and multiplied by [`flash_sampling::cpu::matmul`]; activations are float32.
 //!
 //! # Replay
@@ -23,6 +23,7 @@ mod attention;
 pub mod cache;
 pub mod config;
 mod error;
+mod gemma2;
 pub mod gguf;
 mod layer;
 pub mod model;

@@ -1,10 +1,10 @@
 //! The layers of a model.
 
-use crate::attention::{View, attend};
+use crate::attention::{Scores, View, attend};
 use crate::cache::Cache;
-use crate::config::ModelConfig;
+use crate::config::{Family, ModelConfig};
 use crate::error::ModelError;
-use crate::layer::{Layer, Linear, Norm, silu, tensor, vector};
+use crate::layer::{Layer, Linear, Norm, tensor};
 use crate::rotary::Rotary;
 use flash_sampling::{Isa, Matrix};
 use rayon::prelude::*;
@@ -18,6 +18,8 @@ const ALONE: usize = 1 << 16;
 pub struct Model<'w> {
     config: ModelConfig,
     embedding: Matrix<'w>,
+    /// The factor of the embedding.
+    embedding_scale: f32,
     layers: Vec<Layer<'w>>,
     norm: Norm,
     rotary: Rotary,
@@ -55,9 +57,13 @@ impl<'w> Model<'w> {
         let embedding = tensor(&mut |_: &str| Ok(Some(embedding)), name, [embedding.rows(), config.hidden])?;
         let layer = |at: usize| Layer::new(&config, &format!("model.layers.{at}."), &mut tensors);
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
-        let norm = Norm { weight: vector(&mut tensors, "model.norm.weight", config.hidden)?, eps: config.norm_eps };
+        let norm = Norm::new(&config, &mut tensors, "model.norm.weight", config.hidden)?;
         let rotary = Rotary::new(config.head_dim, config.rope_theta, &config.rope_scaling, config.rope_pairing);
-        Ok(Model { config, embedding, layers, norm, rotary, isa })
+        let embedding_scale = match config.family {
+            Family::Gemma2 => (config.hidden as f64).sqrt() as f32,
+            Family::Llama | Family::Qwen3 => 1.0,
+        };
+        Ok(Model { config, embedding, embedding_scale, layers, norm, rotary, isa })
     }
 
     /// Sizes and constants.
@@ -90,20 +96,21 @@ impl<'w> Model<'w> {
         let tokens = runs.iter().flat_map(|run| run.tokens);
         for (row, token) in x.chunks_exact_mut(hidden).zip(tokens) {
             self.embedding.row_to_f32(*token as usize, row);
+            row.iter_mut().for_each(|x| *x *= self.embedding_scale);
         }
         for (at, layer) in self.layers.iter().enumerate() {
             let mut normed = x.clone();
             layer.before_attention.apply(&mut normed);
             let attended = self.attention(at, layer, &normed, &rows, &turns, runs)?;
-            add(&mut x, &layer.attention_out.apply(&attended, self.isa)?);
+            add(&mut x, layer.attention_out.apply(&attended, self.isa)?, layer.after_attention.as_ref());
 
             normed.copy_from_slice(&x);
             layer.before_feed_forward.apply(&mut normed);
             let [gate, up] = [&layer.gate, &layer.up];
             let (gate, up) = rayon::join(|| gate.apply(&normed, self.isa), || up.apply(&normed, self.isa));
             let (mut wide, up) = (gate?, up?);
-            wide.iter_mut().zip(up).for_each(|(gate, up)| *gate = silu(*gate) * up);
-            add(&mut x, &layer.down.apply(&wide, self.isa)?);
+            wide.iter_mut().zip(up).for_each(|(gate, up)| *gate = (layer.activation)(*gate) * up);
+            add(&mut x, layer.down.apply(&wide, self.isa)?, layer.after_feed_forward.as_ref());
         }
         runs.iter_mut().for_each(|run| run.cache.advance(run.tokens.len()));
         self.norm.apply(&mut x);
@@ -163,15 +170,18 @@ impl<'w> Model<'w> {
         }
         let caches: Vec<_> = runs.iter_mut().map(|run| &*run.cache.layer(at)).collect();
         let mut out = vec![0.0; queries.len()];
-        let one = |scores: &mut Vec<f32>, (index, out): (usize, &mut [f32])| {
+        let scores = Scores { scale: self.config.attention_scale, cap: self.config.attention_cap };
+        let window = self.config.window(at).unwrap_or(usize::MAX);
+        let one = |scratch: &mut Vec<f32>, (index, out): (usize, &mut [f32])| {
             let (row, head) = (&rows[index / heads], index % heads);
-            let view = View { width, at: head / (heads / kv_heads) * dim, tokens: row.position + 1 };
-            attend(&queries[index * dim..][..dim], caches[row.run], view, scores, out);
+            let first = (row.position + 1).saturating_sub(window);
+            let view = View { width, at: head / (heads / kv_heads) * dim, first, last: row.position };
+            attend(&queries[index * dim..][..dim], caches[row.run], view, scores, scratch, out);
         };
-        let work: usize = rows.iter().map(|row| (row.position + 1) * heads * dim).sum();
+        let work: usize = rows.iter().map(|row| (row.position + 1).min(window) * heads * dim).sum();
         if work < ALONE || rayon::current_num_threads() == 1 {
-            let mut scores = Vec::new();
-            out.chunks_exact_mut(dim).enumerate().for_each(|item| one(&mut scores, item));
+            let mut scratch = Vec::new();
+            out.chunks_exact_mut(dim).enumerate().for_each(|item| one(&mut scratch, item));
         } else {
             out.par_chunks_exact_mut(dim).enumerate().for_each_init(Vec::new, one);
         }
@@ -194,7 +204,11 @@ fn places(runs: &[Run<'_>]) -> Vec<Place> {
     runs.iter().enumerate().flat_map(of_run).collect()
 }
 
-fn add(x: &mut [f32], y: &[f32]) {
+/// Adds `y`, normalised by `norm`.
+fn add(x: &mut [f32], mut y: Vec<f32>, norm: Option<&Norm>) {
+    if let Some(norm) = norm {
+        norm.apply(&mut y);
+    }
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }
 
@@ -203,13 +217,16 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    const CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+    const QWEN3: &str = r#"{"model_type": "qwen3", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64,
         "attention_bias": true, "mlp_bias": true}"#;
+    const GEMMA2: &str = r#"{"model_type": "gemma2", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64,
+        "attn_logit_softcapping": 2, "final_logit_softcapping": 5, "query_pre_attn_scalar": 8, "sliding_window": 3}"#;
 
     /// Makes weights that depend on their names; their shapes come from the errors of [`Model::new`].
-    fn with_model<R>(work: impl FnOnce(&Model<'_>) -> R) -> R {
-        let config = ModelConfig::parse(CONFIG.as_bytes()).unwrap();
+    fn with_model(config: &str, work: impl Fn(&Model<'_>)) {
+        let config = ModelConfig::parse(config.as_bytes()).unwrap();
         let mut shapes: HashMap<String, [usize; 2]> = HashMap::new();
         shapes.insert("model.embed_tokens.weight".into(), [50, 24]);
         // Each error names one more tensor.
@@ -229,6 +246,10 @@ mod tests {
         }
     }
 
+    fn with_each_model(work: impl Fn(&Model<'_>)) {
+        [QWEN3, GEMMA2].into_iter().for_each(|config| with_model(config, &work));
+    }
+
     fn values(name: &str, shape: &[usize; 2]) -> Vec<f32> {
         let salt = name.bytes().fold(7usize, |hash, byte| (hash * 31 + byte as usize) % 1_000_003);
         (0..shape[0] * shape[1]).map(|i| ((i * 7919 + salt * 13) % 1009) as f32 / 1009.0 - 0.4).collect()
@@ -240,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_token_has_the_same_bits_in_every_batch_and_portion() {
-        with_model(|model| {
+        with_each_model(|model| {
             let texts: [&[u32]; 3] = [&[3, 14, 15, 9, 26, 5], &[35, 8], &[9, 7, 9, 32, 3]];
             let mut caches = [0, 1, 2].map(|_| Cache::new(model.config()));
             let mut runs: Vec<_> = caches.iter_mut().zip(texts).map(|(cache, tokens)| Run { cache, tokens }).collect();
@@ -263,7 +284,7 @@ mod tests {
 
     #[test]
     fn the_order_of_tokens_matters_and_a_shortened_cache_goes_on() {
-        with_model(|model| {
+        with_each_model(|model| {
             let run = |cache: &mut Cache, tokens: &[u32]| {
                 let out = model.forward(&mut [Run { cache, tokens }]).unwrap();
                 bits(&out[out.len() - 24..])
@@ -279,7 +300,7 @@ mod tests {
 
     #[test]
     fn bad_calls_are_errors_that_leave_the_cache_alone() {
-        with_model(|model| {
+        with_each_model(|model| {
             let mut cache = Cache::new(model.config());
             let mut forward = |tokens: &[u32]| model.forward(&mut [Run { cache: &mut cache, tokens }]).map(drop);
             assert!(matches!(forward(&[50]), Err(ModelError::Token { token: 50, vocab_size: 50 })));
@@ -292,7 +313,7 @@ mod tests {
 
     #[test]
     fn wrong_shapes_and_missing_tensors_are_named() {
-        let config = ModelConfig::parse(CONFIG.as_bytes()).unwrap();
+        let config = ModelConfig::parse(QWEN3.as_bytes()).unwrap();
         let data = [0.0f32; 100];
         let found = Model::new(config.clone(), None, |_| Ok(None)).unwrap_err();
         assert_eq!(found.to_string(), "the checkpoint has no tensor model.embed_tokens.weight");

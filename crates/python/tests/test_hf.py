@@ -333,7 +333,7 @@ def test_tokens_are_those_of_the_command(command):
 
 
 # The tied head of Qwen3 repeats a token at lower temperatures.
-@pytest.mark.parametrize("family, temperature", [("llama", 0.8), ("qwen3", 4.0)])
+@pytest.mark.parametrize("family, temperature", [("llama", 0.8), ("qwen3", 4.0), ("gemma2", 0.8)])
 def test_each_family_has_the_tokens_of_the_command_alone_and_in_a_batch(command, family, temperature):
     """On random models, for prompts of three lengths."""
     model = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINTS / family, dtype=torch.float32).eval()

@@ -37,8 +37,8 @@ pub struct GenerateArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model and text (without any: a built-in model that writes short stories)")]
 pub struct TextArgs {
-    /// A model of the Llama or Qwen3 family: a checkpoint folder in Hugging Face layout (config.json, tokenizer.json, and
-    /// safetensors in one file or in shards), or a GGUF file.
+    /// A model: a checkpoint folder of Llama, Qwen3 or Gemma 2 in Hugging Face layout (config.json, tokenizer.json, and
+    /// safetensors in one file or in shards), or a GGUF file of Llama or Qwen3.
     #[arg(long, value_name = "DIR|FILE")]
     pub model: Option<PathBuf>,
     /// The beginning of the text, verbatim: no chat template is applied.

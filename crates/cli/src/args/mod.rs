@@ -48,7 +48,7 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Write text with a Llama or Qwen3 model on the CPU and the fused head after it.
+    /// Write text with a Llama, Qwen3 or Gemma 2 model on the CPU and the fused head after it.
     #[command(after_help = GENERATE_EXIT_CODES)]
     Generate(Box<GenerateArgs>),
     /// Draw tokens for rows of hidden states.

@@ -16,7 +16,7 @@ fn tokens(sequence: &Value) -> Vec<u64> {
 /// `tools/checkpoints/make.py` made the checkpoints and, by `transformers` in float32, the expected values.
 #[test]
 fn checkpoints_of_transformers_give_its_greedy_tokens_and_log_probabilities() {
-    for name in ["llama", "qwen3"] {
+    for name in ["llama", "qwen3", "gemma2"] {
         assert_greedy(&checkpoint(name), name);
     }
 }

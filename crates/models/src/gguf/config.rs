@@ -2,7 +2,7 @@
 
 use super::names::{ATTENTION, FEED_FORWARD, ROPE_FACTORS};
 use super::{Gguf, GgufError, Value, wrong};
-use crate::config::{Family, ModelConfig};
+use crate::config::{Family, ModelConfig, attention_scale};
 use crate::rotary::{Pairing, Scaling};
 use flash_sampling::DType;
 
@@ -114,6 +114,9 @@ impl ModelConfig {
             heads,
             kv_heads,
             head_dim,
+            attention_scale: attention_scale(head_dim),
+            attention_cap: None,
+            windows: Vec::new(),
             norm_eps: keys
                 .positive("attention.layer_norm_rms_epsilon")?
                 .ok_or_else(|| GgufError::MissingKey(keys.name("attention.layer_norm_rms_epsilon")))?
