@@ -10,8 +10,9 @@
 //! | [`cache`] | the keys and values of one sequence: [`Cache`] |
 //! | [`model`] | the layers: [`Model`] |
 //!
-//! Families: Llama, Qwen3 (dense) and Gemma 2, as Hugging Face's `transformers` defines them. Weights are borrowed in bf16, f16,
-//! f32, 8 bits with scales or quantised blocks, and multiplied by [`flash_sampling::cpu::matmul`]; activations are float32.
+//! Families: Llama, Qwen3 (dense) and Gemma 2, as Hugging Face's `transformers` defines them. Weights are borrowed in
+//! bf16, f16, f32, 8 bits with scales or quantised blocks, and multiplied by [`flash_sampling::cpu::matmul`]; activations
+//! are float32.
 //!
 //! # Replay
 //! The hidden states of a token have the same bits in every batch, for a prompt at once or token by token, and on any
