@@ -8,8 +8,6 @@ use crate::fork::ThreadProcess;
 use crate::group::Group;
 use crate::head::{Head, HeadParts, Owner};
 use crate::tensor::{Place, Tensor};
-use core::fmt::Display;
-use core::str::FromStr;
 use flash_sampling::distributed::{ShardOptions, ShardSampler};
 use flash_sampling::{
     Backend, BackendConfig, BuildError, Capabilities, HeadError, HeadOwner, Isa, PerturbedArgmax, Plan, RowParams,
@@ -39,7 +37,11 @@ pub(crate) struct Options<'a> {
 
 impl Options<'_> {
     fn config(&self) -> PyResult<BackendConfig> {
-        let mut backend: Backend = parse("backend", self.backend.unwrap_or("cpu"))?;
+        let text = self.backend.unwrap_or("cpu");
+        let mut backend = text.parse::<Backend>().map_err(|error| {
+            let isas = format!("; the instruction sets are {}", Isa::ALL.map(Isa::name).join(", "));
+            invalid("backend", format!("{error}{}", if text.starts_with("cpu:") { &isas } else { "" }))
+        })?;
         if let Some(threads) = self.threads {
             let Backend::Cpu(options) = &mut backend else {
                 return Err(invalid("threads", "threads must be None with a backend other than the CPU"));
@@ -52,7 +54,8 @@ impl Options<'_> {
             max_logprobs: self.max_logprobs.map(|most| integer("max_logprobs", most, 0)).transpose()?,
             canonical: self.canonical,
         };
-        Ok(BackendConfig { backend, variant: parse("variant", self.variant)?, plan, shadow: self.shadow })
+        let variant = self.variant.parse::<VariantConfig>().map_err(|error| invalid("variant", error.to_string()))?;
+        Ok(BackendConfig { backend, variant, plan, shadow: self.shadow })
     }
 
     fn max_adjusted(&self) -> PyResult<Option<usize>> {
@@ -66,14 +69,6 @@ impl Options<'_> {
             None => Ok(()),
         }
     }
-}
-
-fn parse<T: FromStr<Err: Display>>(knob: &str, text: &str) -> PyResult<T> {
-    text.parse().map_err(|error: T::Err| {
-        let isas = if text.starts_with("cpu:") { Isa::ALL.map(Isa::name).join(", ") } else { String::new() };
-        let isas = if isas.is_empty() { isas } else { format!("; the instruction sets are {isas}") };
-        invalid(knob, format!("{error}{isas}"))
-    })
 }
 
 /// Loads NVIDIA's run-time compiler from PyPI packages, unless the dynamic loader finds this compiler.

@@ -8,6 +8,7 @@ import numpy
 import pytest
 from conftest import Problem
 from test_package import run
+from test_quantised import CHECKPOINTS
 
 from flash_sampling import Head, History, Sampler, SamplingParams
 
@@ -64,6 +65,7 @@ FORK = """if True:
         os._exit(0)
 """
 POOL, NONE = "one, two, pool = (Sampler(head, threads=n) for n in (1, 2, None)); want = draw(pool)", "pass"
+GGUF = CHECKPOINTS / "llama.gguf"
 LOGITS = "from_logits(hidden, seed=[1, 2], position=0)"
 
 
@@ -77,6 +79,8 @@ LOGITS = "from_logits(hidden, seed=[1, 2], position=0)"
         (LOGITS, LOGITS, True),
         (POOL, "draw(one) == draw(Sampler(head, threads=2)) == draw(Sampler(head, backend='reference')) == want", False),
         (NONE, "draw(Sampler(head)) == draw(Sampler(head, threads=1))", False),
+        # On some processors, the construction computes the norms of a weight in blocks.
+        (POOL, f"Sampler(Head.from_gguf({str(GGUF)!r}), threads=1).vocab_size > 0", False),
     ],
 )
 def test_a_fork_has_no_threads_of_its_parent(setup, call, is_refused):

@@ -265,7 +265,7 @@ impl Digits {
                 }
                 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
                 if layout.has_numbers() {
-                    write_sums(layout, out[r * size..][..size - 64].as_chunks_mut().0);
+                    write_sums(layout, &self.row.integers, out[r * size..][..size - 64].as_chunks_mut().0);
                 }
             }
             let Some(bound) = bound(norm, error) else { return false };
@@ -324,16 +324,15 @@ fn write_column((r, rows): (usize, usize), row: &Row, out: &mut [u8], tiles: &mu
 
 /// Writes the 16 numbers after the digits of each group.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-fn write_sums(layout: DigitLayout, groups: &mut [[u8; 3 * GROUP]]) {
-    for group in groups {
-        let (digits, sums) = group.split_at_mut(2 * GROUP);
-        for (four, sum) in sums.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            let integer = |k: usize| 256 * i32::from(digits[k] as i8) + i32::from(digits[GROUP + k] as i8);
-            let integers: i32 = (4 * four..4 * four + 4).map(integer).sum();
+fn write_sums(layout: DigitLayout, integers: &[i32], groups: &mut [[u8; 3 * GROUP]]) {
+    for (group, integers) in groups.iter_mut().zip(integers.chunks_exact(GROUP)) {
+        let sums = group[2 * GROUP..].as_chunks_mut::<4>().0;
+        for (sum, four) in sums.iter_mut().zip(integers.chunks_exact(4)) {
+            let total: i32 = four.iter().sum();
             *sum = match layout {
                 #[cfg(target_arch = "x86_64")]
-                DigitLayout::GroupsAndOffsets(offset) => (-offset * integers).to_ne_bytes(),
-                _ => (integers as f32).to_ne_bytes(),
+                DigitLayout::GroupsAndOffsets(offset) => (-offset * total).to_ne_bytes(),
+                _ => (total as f32).to_ne_bytes(),
             };
         }
     }

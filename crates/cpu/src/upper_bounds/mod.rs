@@ -165,16 +165,17 @@ impl UpperBounds {
         if !has_codes || weight.cols() > MAX_COLS || kernels == [None; 2] {
             return None;
         }
-        let norms = match head.shadow() {
-            Some(_) => [Vec::new(), Vec::new()],
-            None => norms::of_blocks(&weight, threads),
-        };
-        let largest_norm = match head.shadow() {
+        let (norms, largest_norm) = match head.shadow() {
             Some(shadow) => {
                 let sizes = shadow.errors().iter().zip(shadow.norms());
-                sizes.map(|(error, norm)| f64::from(*error) + f64::from(*norm)).fold(0.0, f64::max)
+                let sizes = sizes.map(|(error, norm)| f64::from(*error) + f64::from(*norm));
+                ([Vec::new(), Vec::new()], sizes.fold(0.0, f64::max))
             }
-            None => norms[1].iter().map(|&norm| f64::from(norm)).fold(0.0, f64::max),
+            None => {
+                let norms = norms::of_blocks(&weight, threads);
+                let largest = norms[1].iter().copied().fold(0.0, f32::max);
+                (norms, f64::from(largest))
+            }
         };
         if largest_norm >= 2f64.powi(100) {
             // With such a norm, no hidden state has bounds.

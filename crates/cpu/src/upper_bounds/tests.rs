@@ -197,10 +197,12 @@ fn for_each_kernel(
 ) {
     for isa in Isa::available() {
         let Some(mut bounds) = UpperBounds::new(head, isa, &Threads::One) else { continue };
-        // The digits of blocks may have any scale: the smallest one, the chosen one, or one without high digits.
-        for coarsest in [0.0, bounds.coarsest, f32::INFINITY] {
-            bounds.coarsest = coarsest;
-            for kernel in bounds.kernels.into_iter().flatten() {
+        let scales = [0.0, bounds.coarsest, f32::INFINITY];
+        for kernel in bounds.kernels.into_iter().flatten() {
+            // Coarse digits may have any scale: the smallest one, the chosen one, or one without high digits.
+            let count = if bounds.layout(head, kernel).skips_zeros() { scales.len() } else { 1 };
+            for coarsest in &scales[..count] {
+                bounds.coarsest = *coarsest;
                 let mut digits = bounds.digits(hidden.rows(), head);
                 assert!(bounds.pack_for(kernel, head, hidden, &mut digits));
                 check(&bounds, kernel, &digits, &mut Dot::scratch(isa, head.weight().dtype(), hidden.rows()));
@@ -364,7 +366,8 @@ fn draws_without_the_errors_of_the_shadow_differ() {
 fn draws_with_floors_that_are_too_high_differ() {
     let (_, floats) = heads().swap_remove(0);
     let (head, buffer) = with_shadow(&floats);
-    let options = CpuOptions { threads: Some(2), isa: None };
+    // With several threads, a floor that is too high may drop all tokens of a row.
+    let options = CpuOptions { threads: Some(1), isa: Some(Isa::Portable) };
     for (error, differs) in [(0.0, false), (0.5, true)] {
         let with = Tiled::new(head.with_shadow(buffer.shadow()).unwrap(), CONTROL, &options).unwrap();
         let mut without = Tiled::new(head, CONTROL, &options).unwrap();
