@@ -266,9 +266,10 @@ def other_memory() -> Tensor:
     return torch.empty(CACHE, device=DEVICE, dtype=torch.uint8)
 
 
-def cold_time(graph: torch.cuda.CUDAGraph, positions: Tensor) -> float:
+def cold_time(graph: torch.cuda.CUDAGraph, positions: Tensor, begin) -> float:
     """Returns the time of a replay at the next positions in us, with cold caches. The GPU spins while the host enqueues
     the replay."""
+    begin()
     torch.cuda._sleep(SPIN)
     positions.add_(1)
     other_memory().zero_()
@@ -276,16 +277,17 @@ def cold_time(graph: torch.cuda.CUDAGraph, positions: Tensor) -> float:
 
 
 def microseconds(
-    graphs: list[torch.cuda.CUDAGraph], positions: Tensor, rounds: int, replays: int
+    graphs: list[torch.cuda.CUDAGraph], positions: Tensor, rounds: int, replays: int, begin=lambda: None
 ) -> list[list[float]]:
     """Returns mean times of a replay in us: [graphs][rounds]. Each round measures the graphs in a different order, so a
-    drift affects all graphs. Before each measurement, the GPU pauses, because its clocks fall under constant load."""
+    drift affects all graphs. Before each measurement, the GPU pauses, because its clocks fall under constant load.
+    `begin` is called before each replay."""
     times = [[] for _ in graphs]
     for first in range(rounds):
         for turn in range(len(graphs)):
             graph, series = (each[(first + turn) % len(graphs)] for each in (graphs, times))
             sleep(PAUSE)
-            series.append(mean(cold_time(graph, positions) for _ in range(replays)))
+            series.append(mean(cold_time(graph, positions, begin) for _ in range(replays)))
     return times
 
 
@@ -386,11 +388,9 @@ def main():
     with torch.inference_mode():
         for model in args.models.split(","):
             layers = Layers(model)
-            header = "step | head and draw alone | its share | step over ours | saved"
-            say(f"\n| model | sequences | filters | sampler | {header} |")
-            say("| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |")
+            say("\n" + "\n".join(STEP_TABLE))
             for rows in map(int, args.sequences.split(",")):
-                times(layers, model, rows, args, say)
+                times(layers, made(layers.lm_head, rows, say), model, rows, args, say)
                 torch.cuda.empty_cache()
             header = "tokens of others that it changes | tokens that differ alone | without it | with it | ratio"
             say(f"\nOne of {NEIGHBOURS} rows has filters or another seed; microseconds of head and draw")
@@ -400,14 +400,19 @@ def main():
             del layers
 
 
-def times(layers: Layers, model: str, rows: int, args, say):
+STEP_TABLE = [
+    "| model | sequences | filters | sampler | step | head and draw alone | its share | step over ours | saved |",
+    "| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+]
+
+
+def times(layers: Layers, samplers: dict[str, object], model: str, rows: int, args, say, measure=microseconds):
     """Writes the times of whole steps, and of head and draw alone, for each sampler and each kind of filters."""
     cache = layers.cache(rows)
     tokens = torch.randint(VOCAB, (rows,), device=DEVICE)
     positions = torch.full((rows,), CONTEXT, device=DEVICE)
     keys = {"seed": torch.arange(1, rows + 1, device=DEVICE), "position": positions}
     hidden = layers.step(tokens, positions, cache).clone()
-    samplers = made(layers.lm_head, rows, say)
     for what, filters in FILTERS.items():
         kinds = {"top_k": torch.int32, "top_p": torch.float32}
         columns = {name: torch.full((rows,), value, device=DEVICE, dtype=kinds[name]) for name, value in filters.items()}
@@ -431,8 +436,8 @@ def times(layers: Layers, model: str, rows: int, args, say):
             draws.append(graphs[1])
             outs.append(out)  # The graphs write to `out`, so it must stay alive.
             assert ((0 <= out) & (out < VOCAB)).all(), name
-        step_times = microseconds(steps, positions, args.rounds, STEPS)
-        draw_times = microseconds(draws, positions, args.rounds, DRAWS)
+        step_times = measure(steps, positions, args.rounds, STEPS)
+        draw_times = measure(draws, positions, args.rounds, DRAWS)
         if "ours" not in names:
             continue
         ours = names.index("ours")

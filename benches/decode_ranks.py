@@ -1,21 +1,21 @@
-"""Times head and draw over several GPUs, by sampler, and writes a record. Each process has a shard of the head.
+"""Times decode steps over several GPUs, by sampler, and writes a record. Each process has a shard of the head.
 
     torchrun --nproc-per-node 2 benches/decode_ranks.py [--models 1.7b,8b] [--sequences 1,8,64,256] [--record FILE]
 
-The parameters and the tokens are in device memory, and a call is a CUDA graph. The time of a call is the median on the
-slowest rank. The samplers:
+The steps and the columns are those of decode.py. Every rank computes all layers, with the same weights; only the head is
+in shards. The time of a call is the time on the slowest rank. The samplers:
 
-    ours   the draw within the matmul of each shard, `Sampler.enqueue`; the ranks exchange draws, and logits for filters
-    torch  the matmul of each shard, an all-gather of logits by NCCL, softmax and multinomial; a sort applies filters
-    vllm   the same logits as torch, then vLLM's Triton kernels, as in decode.py
+    ours        the draw within the matmul of each shard, `Sampler.enqueue`; the ranks exchange draws, and logits for
+                filters
+    torch, flashinfer, vllm
+                the matmul of each shard, an all-gather of logits by NCCL, then the sampler of decode.py on every rank
 """
 
 import argparse
-from statistics import median
 
 import torch
 import torch.distributed as dist
-from decode import FILTERS, LOGITS_STD, SHAPES, VOCAB, Torch, Vllm, captured, replay_time, versions
+from decode import CONTEXT, LOGITS_STD, STEP_TABLE, VOCAB, FlashInfer, Layers, Torch, Vllm, microseconds, times, versions
 
 import flash_sampling
 from flash_sampling.torch import group
@@ -46,7 +46,14 @@ def gathered(sampler):
     return Gathered
 
 
-SAMPLERS = {"ours": Ours, "torch": gathered(Torch), "vllm": gathered(Vllm)}
+SAMPLERS = {"ours": Ours, "torch": gathered(Torch), "flashinfer": gathered(FlashInfer), "vllm": gathered(Vllm)}
+
+
+def slowest(graphs, positions, rounds, replays):
+    """Measures as `microseconds` does, on all ranks together, and returns the times of the slowest rank."""
+    series = torch.tensor(microseconds(graphs, positions, rounds, replays, dist.barrier), device="cuda")
+    dist.all_reduce(series, dist.ReduceOp.MAX)
+    return series.tolist()
 
 
 def main():
@@ -68,45 +75,20 @@ def main():
                 print(line, file=record, flush=True)
 
     say(f"{world} x {versions()}")
-    say(f"logits' standard deviation {LOGITS_STD}; medians of {args.rounds}; microseconds")
-    say("| model | sequences | filters | sampler | head and draw | over ours |")
-    say("| --- | ---: | --- | --- | ---: | ---: |")
+    say(f"{CONTEXT} tokens of context, logits' standard deviation {LOGITS_STD}; medians of {args.rounds}; microseconds")
     ranks = group()
     with torch.inference_mode():
         for model in args.models.split(","):
-            width = SHAPES[model][1]
-            torch.manual_seed(rank)
-            shard = torch.randn(VOCAB // world, width, device="cuda", dtype=torch.bfloat16).mul_(0.02)
+            torch.manual_seed(1)  # Equal weights, tokens and random streams on all ranks.
+            layers = Layers(model)
+            layers.lm_head = layers.lm_head.chunk(world)[rank].clone()
+            say("\n" + "\n".join(STEP_TABLE))
             for rows in map(int, args.sequences.split(",")):
-                times(shard, model, rows, ranks, args.rounds, say)
-
-
-def times(shard, model, rows, ranks, rounds, say):
-    """Writes the times of head and draw for each sampler and each kind of filters."""
-    hidden = torch.randn(rows, shard.shape[1], device="cuda") * (LOGITS_STD / (0.02 * shard.shape[1] ** 0.5))
-    hidden = hidden.bfloat16()
-    dist.broadcast(hidden, 0)
-    keys = {"seed": torch.arange(rows, device="cuda"), "position": torch.zeros(rows, device="cuda", dtype=torch.int64)}
-    kinds = {"top_k": torch.int32, "top_p": torch.float32}
-    for what, filters in FILTERS.items():
-        ours = None
-        columns = {key: torch.full((rows,), value, device="cuda", dtype=kinds[key]) for key, value in filters.items()}
-        for name, sampler in SAMPLERS.items():
-            sampler, out = sampler(shard, rows, ranks), torch.zeros(rows, device="cuda", dtype=torch.int64)
-            graph = captured(lambda: sampler.draw(hidden, out, keys, columns))
-            dist.barrier()
-            series = []
-            for _ in range(rounds):
-                graph.replay()  # The timed replays follow, so the ranks do not wait for a late host.
-                series.append(replay_time(graph, 20))
-            time = torch.tensor(median(series), device="cuda")
-            dist.all_reduce(time, dist.ReduceOp.MAX)
-            all_tokens = [torch.zeros_like(out) for _ in range(dist.get_world_size())]
-            dist.all_gather(all_tokens, out)
-            assert name == "torch" or all((tokens == out).all() for tokens in all_tokens), name
-            ours = ours or time.item()
-            say(f"| {model} | {rows} | {what} | {name} | {time.item():.1f} | {time.item() / ours:.2f} |")
-            del graph
+                samplers = {name: sampler(layers.lm_head, rows, ranks) for name, sampler in SAMPLERS.items()}
+                times(layers, samplers, model, rows, args, say, slowest)
+                del samplers
+                torch.cuda.empty_cache()
+            del layers
 
 
 if __name__ == "__main__":
