@@ -54,7 +54,7 @@ LOGITS_STD = 4.0
 NEIGHBOURS, POSITIONS = 64, 8
 ANOTHER_SEED, NO_SEEDS = "another seed", "no seeds"
 NEIGHBOUR_ROUNDS = 15
-STEPS, DRAWS = 2, 16  # replays in a measurement of steps, and of head and draw
+REPLAYS = 16  # in a measurement: the time of FlashInfer's method for top-p depends on the draw
 PAUSE, SPIN = 0.03, 1_000_000  # seconds, and clock cycles of the GPU
 CACHE = 256 << 20  # bytes, more than the caches of a GPU hold
 DEVICE = "cuda"
@@ -250,17 +250,6 @@ def captured(work) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def replay_time(graph: torch.cuda.CUDAGraph, replays: int) -> float:
-    """Returns the mean time of a replay in us."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(replays):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3 / replays
-
-
 @functools.cache
 def other_memory() -> Tensor:
     return torch.empty(CACHE, device=DEVICE, dtype=torch.uint8)
@@ -273,11 +262,16 @@ def cold_time(graph: torch.cuda.CUDAGraph, positions: Tensor, begin) -> float:
     torch.cuda._sleep(SPIN)
     positions.add_(1)
     other_memory().zero_()
-    return replay_time(graph, 1)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
 
 
 def microseconds(
-    graphs: list[torch.cuda.CUDAGraph], positions: Tensor, rounds: int, replays: int, begin=lambda: None
+    graphs: list[torch.cuda.CUDAGraph], positions: Tensor, rounds: int, begin=lambda: None
 ) -> list[list[float]]:
     """Returns mean times of a replay in us: [graphs][rounds]. Each round measures the graphs in a different order, so a
     drift affects all graphs. Before each measurement, the GPU pauses, because its clocks fall under constant load.
@@ -287,7 +281,7 @@ def microseconds(
         for turn in range(len(graphs)):
             graph, series = (each[(first + turn) % len(graphs)] for each in (graphs, times))
             sleep(PAUSE)
-            series.append(mean(cold_time(graph, positions, begin) for _ in range(replays)))
+            series.append(mean(cold_time(graph, positions, begin) for _ in range(REPLAYS)))
     return times
 
 
@@ -330,7 +324,7 @@ def neighbours(layers: Layers, model: str, rows: int, say):
         for of_rows, given in calls:
             keys = {"seed": of_rows, "position": moving}
             graphs.append(captured(lambda: sampler.draw(hidden, out, keys, given)))
-        medians = [median(series) for series in microseconds(graphs, moving, NEIGHBOUR_ROUNDS, DRAWS)]
+        medians = [median(series) for series in microseconds(graphs, moving, NEIGHBOUR_ROUNDS)]
         counts = [(plain[:, others] != beside[:, others]).sum().item(), (plain != alone).sum().item()]
         cells = [model, what, name, f"{counts[0]} of {plain[:, others].numel()}", f"{counts[1]} of {plain.numel()}"]
         cells += [f"{time:.1f}" for time in medians] + [NO_SEEDS] * (2 - len(medians))
@@ -436,8 +430,7 @@ def times(layers: Layers, samplers: dict[str, object], model: str, rows: int, ar
             draws.append(graphs[1])
             outs.append(out)  # The graphs write to `out`, so it must stay alive.
             assert ((0 <= out) & (out < VOCAB)).all(), name
-        step_times = measure(steps, positions, args.rounds, STEPS)
-        draw_times = measure(draws, positions, args.rounds, DRAWS)
+        step_times, draw_times = (measure(graphs, positions, args.rounds) for graphs in (steps, draws))
         if "ours" not in names:
             continue
         ours = names.index("ours")

@@ -1,5 +1,5 @@
-"""Tables of benches/decode.py, decode_ranks.py and vllm_engine.py: decode steps from Python, what a neighbour with filters
-or another seed changes, head and draw over two GPUs, and steps of vLLM."""
+"""Tables of benches/decode.py, decode_ranks.py and vllm_engine.py: decode steps from Python on one and two GPUs, what a
+neighbour with filters or another seed changes, and steps of vLLM."""
 
 from markdown import table
 from records import RECORDS
@@ -11,7 +11,7 @@ VLLM = "2026-11-27-h200-vllm-engine.txt"
 SAMPLERS = ["torch", "flashinfer", "vllm"]
 
 
-def cells(columns, record=STEPS):
+def cells(columns, record):
     """The rows of the record's tables with this number of columns."""
     for line in (RECORDS / record).read_text().splitlines():
         row = [cell.strip() for cell in line.split("|")[1:-1]]
@@ -19,9 +19,9 @@ def cells(columns, record=STEPS):
             yield row
 
 
-def python_steps():
+def steps(record):
     times = {}
-    for model, rows, filters, sampler, step, draw, _, _, saved in cells(9):
+    for model, rows, filters, sampler, step, draw, _, _, saved in cells(9, record):
         times.setdefault((model, rows, filters), {})[sampler] = float(step), float(draw), saved
     body = []
     for (model, rows, filters), by in times.items():
@@ -41,14 +41,12 @@ def neighbours():
                   "ratio"], body, ["---", "---", "---", *["---:"] * 5])
 
 
+def python_steps():
+    return steps(STEPS)
+
+
 def two_gpus():
-    times = {}
-    for model, rows, filters, sampler, draw, _ in cells(6, TWO_GPUS):
-        times.setdefault((model, rows, filters), {})[sampler] = float(draw)
-    body = [[model.upper(), rows, filters, f"{by['ours']:.0f}", f"{by['torch'] / by['ours']:.2f}", f"{by['vllm'] / by['ours']:.2f}"]
-            for (model, rows, filters), by in times.items()]
-    return table(["Qwen3", "sequences", "filters", "head and draw, us", "torch", "vLLM"], body,
-                 ["---", "---:", "---", *["---:"] * 3])
+    return steps(TWO_GPUS)
 
 
 def vllm_engine():
