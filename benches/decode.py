@@ -36,7 +36,7 @@ import sys
 import types
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
-from itertools import product
+from itertools import cycle, product
 from statistics import mean, median
 from time import sleep
 
@@ -54,7 +54,7 @@ LOGITS_STD = 4.0
 NEIGHBOURS, POSITIONS = 64, 8
 ANOTHER_SEED, NO_SEEDS = "another seed", "no seeds"
 NEIGHBOUR_ROUNDS = 15
-REPLAYS = 16  # in a measurement: the time of FlashInfer's method for top-p depends on the draw
+REPLAYS = 16  # in a measurement, each with other hidden states: the time of FlashInfer's top-p depends on them
 PAUSE, SPIN = 0.03, 1_000_000  # seconds, and clock cycles of the GPU
 CACHE = 256 << 20  # bytes, more than the caches of a GPU hold
 DEVICE = "cuda"
@@ -255,12 +255,12 @@ def other_memory() -> Tensor:
     return torch.empty(CACHE, device=DEVICE, dtype=torch.uint8)
 
 
-def cold_time(graph: torch.cuda.CUDAGraph, positions: Tensor, begin) -> float:
-    """Returns the time of a replay at the next positions in us, with cold caches. The GPU spins while the host enqueues
-    the replay."""
+def cold_time(graph: torch.cuda.CUDAGraph, advance, begin) -> float:
+    """Returns the time of a replay in us, after `advance`, with cold caches. The GPU spins while the host enqueues the
+    replay."""
     begin()
     torch.cuda._sleep(SPIN)
-    positions.add_(1)
+    advance()
     other_memory().zero_()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -271,17 +271,17 @@ def cold_time(graph: torch.cuda.CUDAGraph, positions: Tensor, begin) -> float:
 
 
 def microseconds(
-    graphs: list[torch.cuda.CUDAGraph], positions: Tensor, rounds: int, begin=lambda: None
+    graphs: list[torch.cuda.CUDAGraph], advance, rounds: int, begin=lambda: None
 ) -> list[list[float]]:
     """Returns mean times of a replay in us: [graphs][rounds]. Each round measures the graphs in a different order, so a
     drift affects all graphs. Before each measurement, the GPU pauses, because its clocks fall under constant load.
-    `begin` is called before each replay."""
+    `advance` enqueues the change of the inputs before each replay. `begin` is called before it."""
     times = [[] for _ in graphs]
     for first in range(rounds):
         for turn in range(len(graphs)):
             graph, series = (each[(first + turn) % len(graphs)] for each in (graphs, times))
             sleep(PAUSE)
-            series.append(mean(cold_time(graph, positions, begin) for _ in range(REPLAYS)))
+            series.append(mean(cold_time(graph, advance, begin) for _ in range(REPLAYS)))
     return times
 
 
@@ -324,7 +324,7 @@ def neighbours(layers: Layers, model: str, rows: int, say):
         for of_rows, given in calls:
             keys = {"seed": of_rows, "position": moving}
             graphs.append(captured(lambda: sampler.draw(hidden, out, keys, given)))
-        medians = [median(series) for series in microseconds(graphs, moving, NEIGHBOUR_ROUNDS)]
+        medians = [median(series) for series in microseconds(graphs, lambda: moving.add_(1), NEIGHBOUR_ROUNDS)]
         counts = [(plain[:, others] != beside[:, others]).sum().item(), (plain != alone).sum().item()]
         cells = [model, what, name, f"{counts[0]} of {plain[:, others].numel()}", f"{counts[1]} of {plain.numel()}"]
         cells += [f"{time:.1f}" for time in medians] + [NO_SEEDS] * (2 - len(medians))
@@ -406,7 +406,13 @@ def times(layers: Layers, samplers: dict[str, object], model: str, rows: int, ar
     tokens = torch.randint(VOCAB, (rows,), device=DEVICE)
     positions = torch.full((rows,), CONTEXT, device=DEVICE)
     keys = {"seed": torch.arange(1, rows + 1, device=DEVICE), "position": positions}
-    hidden = layers.step(tokens, positions, cache).clone()
+    given = cycle([layers.step(torch.randint_like(tokens, VOCAB), positions, cache) for _ in range(REPLAYS)])
+    hidden = next(given).clone()
+
+    def next_hidden():
+        positions.add_(1)
+        hidden.copy_(next(given))
+
     for what, filters in FILTERS.items():
         kinds = {"top_k": torch.int32, "top_p": torch.float32}
         columns = {name: torch.full((rows,), value, device=DEVICE, dtype=kinds[name]) for name, value in filters.items()}
@@ -430,7 +436,8 @@ def times(layers: Layers, samplers: dict[str, object], model: str, rows: int, ar
             draws.append(graphs[1])
             outs.append(out)  # The graphs write to `out`, so it must stay alive.
             assert ((0 <= out) & (out < VOCAB)).all(), name
-        step_times, draw_times = (measure(graphs, positions, args.rounds) for graphs in (steps, draws))
+        step_times = measure(steps, lambda: positions.add_(1), args.rounds)
+        draw_times = measure(draws, next_hidden, args.rounds)
         if "ours" not in names:
             continue
         ours = names.index("ours")

@@ -12,9 +12,9 @@ fn over(kind: Kind, isa: Isa, dtype: DType) -> Quantised<Cpu> {
     Quantised::new(Cpu::new(kind, isa), dtype)
 }
 
-/// The fastest instruction set for quantised weights.
+/// The instruction set that a sampler takes by default, with its kernels for quantised weights and for bounds.
 fn widest(dtype: DType) -> Quantised<Cpu> {
-    over(Kind::Tiled, Isa::best_for(dtype, DType::BF16), dtype)
+    over(Kind::Tiled, Isa::best_for(DType::BF16, DType::BF16), dtype)
 }
 
 /// One scale for the whole weight.
