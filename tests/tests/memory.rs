@@ -29,9 +29,9 @@ const LISTED: usize = 96 << 20;
 
 /// Returns the peak in bytes of building a sampler and making one call. The head is zeros, so its pages use no memory
 /// and all logits are equal.
-fn peak(factory: &dyn SamplerFactory, weight: &[u8], hidden: usize, rows: usize, params: RowParams<'_>) -> usize {
+fn peak(factory: &dyn SamplerFactory, weight: Matrix<'_>, rows: usize, params: RowParams<'_>) -> usize {
     let (logprobs, asks) = (params.logprobs, (params.logprobs, params.top_p, params.kept));
-    let weight = Matrix::from_bytes(weight, DType::BF16, VOCAB, hidden, hidden).expect("the bytes are VOCAB rows");
+    let (dtype, hidden) = (weight.dtype(), weight.cols());
     let head = Head::new(weight).expect("a valid head");
     let input = vec![0u8; 2 * rows * hidden];
     let input = Matrix::from_bytes(&input, DType::BF16, rows, hidden, hidden).expect("the bytes are `rows` rows");
@@ -44,13 +44,23 @@ fn peak(factory: &dyn SamplerFactory, weight: &[u8], hidden: usize, rows: usize,
         out.iter().filter(Result::is_ok).count()
     });
     assert_eq!(drawn, rows);
-    println!("{}, {rows} rows, hidden {hidden}, {asks:?}: {:.2} MiB", factory.name(), counted.peak as f64 / 1048576.0);
+    println!(
+        "{}, {}, {rows} rows, hidden {hidden}, {asks:?}: {:.2} MiB",
+        factory.name(),
+        dtype.name(),
+        counted.peak as f64 / 1048576.0
+    );
     counted.peak
 }
 
 #[test]
 fn memory_beyond_the_inputs_is_at_most_16_mib() {
-    let weight = vec![0u8; 2 * VOCAB * 4096];
+    let bytes = vec![0u8; 2 * VOCAB * 4096];
+    let weight = |dtype: DType, hidden: usize| {
+        let bytes = &bytes[..dtype.bytes(VOCAB * hidden).expect("a number of bytes")];
+        Matrix::from_bytes(bytes, dtype, VOCAB, hidden, hidden).expect("the bytes are VOCAB rows")
+    };
+    let [narrow, wide] = [64, 1024].map(|hidden| weight(DType::BF16, hidden));
     let mut worst = 0;
     let plain = RowParams::default();
     for kind in [Kind::Tiled, Kind::Grouped, Kind::GroupedReuse, Kind::Online] {
@@ -59,25 +69,30 @@ fn memory_beyond_the_inputs_is_at_most_16_mib() {
             if runs(&factory.name(), factory.unavailable(), 1) {
                 for logprobs in [None, Some(20)] {
                     let params = RowParams { logprobs, ..plain };
-                    worst = worst.max(peak(&factory, &weight[..2 * VOCAB * 64], 64, ROWS, params));
+                    worst = worst.max(peak(&factory, narrow, ROWS, params));
                 }
             }
         }
         let best = Cpu::new(kind, Isa::best_for(DType::BF16, DType::BF16)).with_threads(2);
         let params = RowParams { logprobs: Some(20), ..plain };
-        worst = worst.max(peak(&best, &weight[..2 * VOCAB * 1024], 1024, ROWS, params));
+        worst = worst.max(peak(&best, wide, ROWS, params));
     }
     let best = Cpu::new(Kind::Tiled, Isa::best_for(DType::BF16, DType::BF16)).with_threads(2);
-    worst = worst.max(peak(&best, &weight, 4096, ROWS, plain));
+    worst = worst.max(peak(&best, weight(DType::BF16, 4096), ROWS, plain));
+    for dtype in [DType::Q8_0, DType::Q6_K, DType::Q4_K, DType::I8, DType::F8_E4M3] {
+        for rows in [1, 16, 64, ROWS] {
+            worst = worst.max(peak(&best, weight(dtype, 256), rows, plain));
+        }
+    }
     let top_p = RowParams { top_p: 0.95, ..plain };
-    worst = worst.max(peak(&best, &weight[..2 * VOCAB * 64], 64, ROWS, top_p));
+    worst = worst.max(peak(&best, narrow, ROWS, top_p));
     // With 64 rows, the logits above cutoffs are cached.
-    worst = worst.max(peak(&best, &weight[..2 * VOCAB * 64], 64, 64, top_p));
-    let listed = peak(&best, &weight[..2 * VOCAB * 64], 64, ROWS, RowParams { kept: true, ..top_p });
+    worst = worst.max(peak(&best, narrow, 64, top_p));
+    let listed = peak(&best, narrow, ROWS, RowParams { kept: true, ..top_p });
     assert!(listed <= LISTED, "{listed} bytes where all tokens are listed");
     // Lists of one pass share 16 MiB in each shard's scan and in the merge, and are freed afterwards.
     let shards = Shards { name: "winners", merge: ShardMerge::Winners, shards: &[&best], equal: Some(2) };
-    let listed = peak(&shards, &weight[..2 * VOCAB * 64], 64, ROWS, RowParams { kept: true, ..top_p });
+    let listed = peak(&shards, narrow, ROWS, RowParams { kept: true, ..top_p });
     assert!(listed <= LISTED, "{listed} bytes where all tokens are listed, over shards");
     assert!(worst <= LIMIT, "{worst} bytes");
 }
