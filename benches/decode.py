@@ -1,6 +1,6 @@
 """Times decode steps with several samplers on one GPU, in Qwen3's shapes with random weights, and writes a record.
 
-    python benches/decode.py [--models 1.7b,8b] [--sequences 1,8,64,256] [--record FILE]
+    python benches/decode.py [--models 1.7b,8b] [--sequences 1,8,64,256] [--tables steps,neighbours] [--record FILE]
 
 A step is the layers, the LM head and the draw, in one CUDA graph. The attention reads 512 tokens of each sequence.
 Every sequence has its own seed. The final norm scales the logits to a standard deviation of 4, so that about 50 tokens
@@ -13,7 +13,8 @@ are likely, as in text. The samplers:
                 VLLM_SOURCE names the folder of vLLM's package
 
 Before each replay of a graph, a write to other memory evicts all weights from the caches of the GPU. Within a step, the
-layers evict the weight of the LM head in the same way.
+layers evict the weight of the LM head in the same way. Each replay of head and draw alone has other hidden states,
+because the time of FlashInfer's method for top-p depends on them.
 
 The record begins with the versions of the packages and the commit of this project, which the environment variable
 FLASH_SAMPLING_COMMIT names. It also names the samplers that are left out because a package is absent.
@@ -54,7 +55,7 @@ LOGITS_STD = 4.0
 NEIGHBOURS, POSITIONS = 64, 8
 ANOTHER_SEED, NO_SEEDS = "another seed", "no seeds"
 NEIGHBOUR_ROUNDS = 15
-REPLAYS = 16  # in a measurement, each with other hidden states: the time of FlashInfer's top-p depends on them
+STEPS, DRAWS = 2, 16  # replays in a measurement of steps, and of head and draw
 PAUSE, SPIN = 0.03, 1_000_000  # seconds, and clock cycles of the GPU
 CACHE = 256 << 20  # bytes, more than the caches of a GPU hold
 DEVICE = "cuda"
@@ -271,7 +272,7 @@ def cold_time(graph: torch.cuda.CUDAGraph, advance, begin) -> float:
 
 
 def microseconds(
-    graphs: list[torch.cuda.CUDAGraph], advance, rounds: int, begin=lambda: None
+    graphs: list[torch.cuda.CUDAGraph], advance, rounds: int, replays: int, begin=lambda: None
 ) -> list[list[float]]:
     """Returns mean times of a replay in us: [graphs][rounds]. Each round measures the graphs in a different order, so a
     drift affects all graphs. Before each measurement, the GPU pauses, because its clocks fall under constant load.
@@ -281,7 +282,7 @@ def microseconds(
         for turn in range(len(graphs)):
             graph, series = (each[(first + turn) % len(graphs)] for each in (graphs, times))
             sleep(PAUSE)
-            series.append(mean(cold_time(graph, advance, begin) for _ in range(REPLAYS)))
+            series.append(mean(cold_time(graph, advance, begin) for _ in range(replays)))
     return times
 
 
@@ -324,7 +325,7 @@ def neighbours(layers: Layers, model: str, rows: int, say):
         for of_rows, given in calls:
             keys = {"seed": of_rows, "position": moving}
             graphs.append(captured(lambda: sampler.draw(hidden, out, keys, given)))
-        medians = [median(series) for series in microseconds(graphs, lambda: moving.add_(1), NEIGHBOUR_ROUNDS)]
+        medians = [median(series) for series in microseconds(graphs, lambda: moving.add_(1), NEIGHBOUR_ROUNDS, DRAWS)]
         counts = [(plain[:, others] != beside[:, others]).sum().item(), (plain != alone).sum().item()]
         cells = [model, what, name, f"{counts[0]} of {plain[:, others].numel()}", f"{counts[1]} of {plain.numel()}"]
         cells += [f"{time:.1f}" for time in medians] + [NO_SEEDS] * (2 - len(medians))
@@ -366,6 +367,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="1.7b,8b")
     parser.add_argument("--sequences", default="1,8,64,256")
+    parser.add_argument("--tables", default="steps,neighbours")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--record")
     args = parser.parse_args()
@@ -382,21 +384,25 @@ def main():
     with torch.inference_mode():
         for model in args.models.split(","):
             layers = Layers(model)
-            say("\n" + "\n".join(STEP_TABLE))
-            for rows in map(int, args.sequences.split(",")):
-                times(layers, made(layers.lm_head, rows, say), model, rows, args, say)
-                torch.cuda.empty_cache()
-            header = "tokens of others that it changes | tokens that differ alone | without it | with it | ratio"
-            say(f"\nOne of {NEIGHBOURS} rows has filters or another seed; microseconds of head and draw")
-            say(f"| model | one row has | sampler | {header} |")
-            say("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |")
-            neighbours(layers, model, NEIGHBOURS, say)
+            if "steps" in args.tables.split(","):
+                say("\n" + "\n".join(STEP_TABLE))
+                for rows in map(int, args.sequences.split(",")):
+                    times(layers, made(layers.lm_head, rows, say), model, rows, args, say)
+                    torch.cuda.empty_cache()
+            if "neighbours" in args.tables.split(","):
+                say(f"\nOne of {NEIGHBOURS} rows has filters or another seed; microseconds of head and draw")
+                say("\n".join(NEIGHBOUR_TABLE))
+                neighbours(layers, model, NEIGHBOURS, say)
             del layers
 
 
 STEP_TABLE = [
     "| model | sequences | filters | sampler | step | head and draw alone | its share | step over ours | saved |",
     "| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+]
+NEIGHBOUR_TABLE = [
+    "| model | one row has | sampler | tokens of others that it changes | tokens that differ alone | without it | with it | ratio |",
+    "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
 ]
 
 
@@ -406,7 +412,7 @@ def times(layers: Layers, samplers: dict[str, object], model: str, rows: int, ar
     tokens = torch.randint(VOCAB, (rows,), device=DEVICE)
     positions = torch.full((rows,), CONTEXT, device=DEVICE)
     keys = {"seed": torch.arange(1, rows + 1, device=DEVICE), "position": positions}
-    given = cycle([layers.step(torch.randint_like(tokens, VOCAB), positions, cache) for _ in range(REPLAYS)])
+    given = cycle([layers.step(torch.randint_like(tokens, VOCAB), positions, cache) for _ in range(DRAWS)])
     hidden = next(given).clone()
 
     def next_hidden():
@@ -436,8 +442,8 @@ def times(layers: Layers, samplers: dict[str, object], model: str, rows: int, ar
             draws.append(graphs[1])
             outs.append(out)  # The graphs write to `out`, so it must stay alive.
             assert ((0 <= out) & (out < VOCAB)).all(), name
-        step_times = measure(steps, lambda: positions.add_(1), args.rounds)
-        draw_times = measure(draws, next_hidden, args.rounds)
+        step_times = measure(steps, lambda: positions.add_(1), args.rounds, STEPS)
+        draw_times = measure(draws, next_hidden, args.rounds, DRAWS)
         if "ours" not in names:
             continue
         ours = names.index("ours")

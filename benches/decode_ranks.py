@@ -49,9 +49,9 @@ def gathered(sampler):
 SAMPLERS = {"ours": Ours, "torch": gathered(Torch), "flashinfer": gathered(FlashInfer), "vllm": gathered(Vllm)}
 
 
-def slowest(graphs, advance, rounds):
+def slowest(graphs, advance, rounds, replays):
     """Measures as `microseconds` does, on all ranks together, and returns the times of the slowest rank."""
-    series = torch.tensor(microseconds(graphs, advance, rounds, dist.barrier), device="cuda")
+    series = torch.tensor(microseconds(graphs, advance, rounds, replays, dist.barrier), device="cuda")
     dist.all_reduce(series, dist.ReduceOp.MAX)
     return series.tolist()
 
