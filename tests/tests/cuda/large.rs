@@ -52,15 +52,14 @@ fn long_rows_of_the_weight_have_the_reference_bits() {
     check(Size::new(200, 20_011, 8192), &[1, 10, 20, 40, 64, 100, 200]);
 }
 
-/// Uses hidden sizes between 1536 and 8192, at which scouts scan some columns and consumers the others. With their
-/// draws, these rows use 96, 119, 150, 209 and 256 columns, and the scouts scan 96 of them.
+/// Uses up to 256 rows, each with several draws, so that tiles have many sizes.
 #[test]
-fn columns_shared_by_scouts_and_consumers_have_the_reference_bits() {
+fn large_batches_have_the_reference_bits() {
     check(Size::new(256, 12_007, 2880), &[64, 80, 100, 140, 256]);
 }
 
-/// Uses scouts for 32 of 64 columns.
+/// Uses a shorter hidden size and fewer rows.
 #[test]
-fn half_the_columns_of_a_small_batch_have_the_reference_bits() {
+fn small_batches_have_the_reference_bits() {
     check(Size::new(40, 6007, 1600), &[22, 30, 40]);
 }
