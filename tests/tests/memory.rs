@@ -84,6 +84,7 @@ fn memory_beyond_the_inputs_is_at_most_16_mib() {
             worst = worst.max(peak(&best, weight(dtype, 256), rows, plain));
         }
     }
+    worst = worst.max(peak(&best, weight(DType::Q8_0, 4096), 64, plain));
     let top_p = RowParams { top_p: 0.95, ..plain };
     worst = worst.max(peak(&best, narrow, ROWS, top_p));
     // With 64 rows, the logits above cutoffs are cached.

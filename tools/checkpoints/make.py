@@ -4,7 +4,8 @@
     python tools/checkpoints/make.py --out crates/cli/tests/checkpoints
 
 A Llama (own head, biases, Llama 3's rotary frequencies, one file), a Qwen3 (tied head, shards) and a Gemma 2 (tied head, caps, a
-window shorter than the sequences, a full layer before a sliding one), all with random weights in bf16. The file greedy.json of each has prompts, the greedy tokens of `transformers` in float32, and their log-probabilities.
+window shorter than the sequences, a full layer before a sliding one), all with random weights in bf16. The file greedy.json of
+each has prompts, the greedy tokens of `transformers` in float32, and their log-probabilities.
 """
 
 import argparse

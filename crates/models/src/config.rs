@@ -48,7 +48,7 @@ pub struct ModelConfig {
     pub attention_scale: f32,
     /// The cap of attention scores: `cap * tanh(score / cap)`.
     pub attention_cap: Option<f32>,
-    /// The number of tokens that a query sees, its own included; `None` for all tokens. Layer i has entry
+    /// The number of tokens that a query sees, its own included, so at least 1; `None` for all tokens. Layer i has entry
     /// `i % windows.len()`. Without entries, every query sees all tokens.
     pub windows: Vec<Option<usize>>,
     /// The term that is added to the mean square before the root.
@@ -147,6 +147,11 @@ impl ModelConfig {
         for key in ["rope_parameters", "rope_scaling"] {
             if let Some(value) = find(&json, key).filter(|value| !value.is_object()) {
                 return Err(wrong(key, value));
+            }
+            let parts = find(&json, key).and_then(Value::as_object).into_iter().flatten();
+            if let Some((kind, _)) = parts.into_iter().find(|(_, value)| value.is_object()) {
+                let message = format!("{key} has other parameters for {kind}, which is not supported");
+                return Err(ModelError::Config(message));
             }
         }
         if let (Some(new), Some(old)) = (find(&json, "rope_parameters"), find(&json, "rope_scaling"))

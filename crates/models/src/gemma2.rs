@@ -27,10 +27,6 @@ impl Gemma2 {
                 return Err(ModelError::Config(format!("{key} is true, which is not supported for gemma2")));
             }
         }
-        // `layer_types` decides; transformers ignores the key of Qwen3.
-        if let Some(value) = find(json, "use_sliding_window") {
-            return Err(wrong("use_sliding_window", value));
-        }
         if let Some(key) = CAPS.into_iter().find(|key| json.get(key).is_none()) {
             return Err(ModelError::Config(format!("{key} is missing; null is no cap")));
         }
@@ -116,7 +112,8 @@ mod tests {
             ("layer_types", r#"["sliding_attention", "full_attention"]"#),
             ("layer_types", "7"),
             ("layer_types", &format!("[{}0]", r#""chunked_attention","#.repeat(41))),
-            ("use_sliding_window", "false"),
+            ("use_sliding_window", "true"),
+            ("rope_parameters", r#"{"full_attention": {"rope_type": "default"}}"#),
             ("use_bidirectional_attention", "true"),
             ("mlp_bias", "true"),
         ] {

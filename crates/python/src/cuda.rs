@@ -168,8 +168,8 @@ impl OnDevice {
         }
         let vocab_size = as_u32("vocab_size", parts.vocab_size)?;
         // SAFETY: weight, scales and bias are tensors of this device, and copied scales and the shadow are memory of this
-        // device, all of which the result holds and drops after the sampler. `Tensor`, `WeightScales` and `Head` checked their shapes.
-        // By the package's documentation, nothing writes to them during a call.
+        // device, all of which the result holds and drops after the sampler. `Tensor`, `WeightScales` and `Head` checked
+        // their shapes. By the package's documentation, nothing writes to them during a call.
         let sampler = unsafe { DeviceSampler::new(head, vocab_size, plan, &device) };
         let sampler = sampler.map_err(|error| failed(&error))?;
         let mut sampler = match group {
