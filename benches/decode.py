@@ -4,7 +4,7 @@
 
 A step is the layers, the LM head and the draw, in one CUDA graph. The attention reads 512 tokens of each sequence.
 Every sequence has its own seed. The final norm scales the logits to a standard deviation of 4, so that about 50 tokens
-are likely, as in text. The samplers:
+are likely, as in text. The samplers are:
 
     ours        the draw within the LM head's matmul, `Sampler.enqueue`
     torch       the matmul, softmax and multinomial; a sort applies filters; one random stream for all sequences
@@ -17,15 +17,16 @@ layers evict the weight of the LM head in the same way. Each replay of head and 
 because the time of FlashInfer's method for top-p depends on them.
 
 The record begins with the versions of the packages and the commit of this project, which the environment variable
-FLASH_SAMPLING_COMMIT names. It also names the samplers that are left out because a package is absent.
+FLASH_SAMPLING_COMMIT names. The record also names the samplers that are left out because a package is absent.
 
-"Saved" compares a sampler with ours. "Saved" is the median difference between the times of their steps, divided by the
-median difference between their times of head and draw alone. The differences are those of the same round. "Saved" is 1
-if our step is shorter by the same time as our head and draw.
+"Saved" compares another sampler with ours. Each round of measurements gives the difference between the times of the two
+steps, and the difference between the two times of head and draw alone. "Saved" is the median of the first difference
+divided by the median of the second. "Saved" is 1 if our step is shorter by the same time as our head and draw.
 
-A second table shows how one row with filters or another seed changes the tokens of the other rows and the time of a
-call. The second table also shows whether a row has the same token alone as in the batch. torch has no seed for a row,
-so an engine can only seed the stream of all rows anew. The table counts the tokens that this changes, and has no time.
+A second table shows how filters or another seed for one row change the tokens of the other rows and the time of a call.
+The second table also shows whether a row has the same token alone as in the batch. torch has no seed for a row, so an
+engine can only reseed the random stream of all rows. The table counts the tokens that this reseeding changes, and has
+no time for it.
 """
 
 import argparse
@@ -55,8 +56,8 @@ LOGITS_STD = 4.0
 NEIGHBOURS, POSITIONS = 64, 8
 ANOTHER_SEED, NO_SEEDS = "another seed", "no seeds"
 NEIGHBOUR_ROUNDS = 15
-STEPS, DRAWS = 2, 16  # replays in a measurement of steps, and of head and draw
-PAUSE, SPIN = 0.03, 1_000_000  # seconds, and clock cycles of the GPU
+STEPS, DRAWS = 2, 16  # replays in one measurement: of steps, and of head and draw alone
+PAUSE, SPIN = 0.03, 1_000_000  # in seconds, and in clock cycles of the GPU
 CACHE = 256 << 20  # bytes, more than the caches of a GPU hold
 DEVICE = "cuda"
 
@@ -110,7 +111,7 @@ class Layers:
 
 
 class Ours:
-    has_seeds = True  # of rows
+    has_seeds = True  # a seed for each row
 
     def __init__(self, lm_head: Tensor, rows: int):
         self.sampler = flash_sampling.Sampler(flash_sampling.Head(lm_head), max_rows=rows)
@@ -257,8 +258,8 @@ def other_memory() -> Tensor:
 
 
 def cold_time(graph: torch.cuda.CUDAGraph, advance, begin) -> float:
-    """Returns the time of a replay in us, after `advance`, with cold caches. The GPU spins while the host enqueues the
-    replay."""
+    """Calls `begin` and `advance`, and returns the time of a replay with cold caches, in us. The GPU spins while the
+    host enqueues the replay."""
     begin()
     torch.cuda._sleep(SPIN)
     advance()
@@ -274,9 +275,9 @@ def cold_time(graph: torch.cuda.CUDAGraph, advance, begin) -> float:
 def microseconds(
     graphs: list[torch.cuda.CUDAGraph], advance, rounds: int, replays: int, begin=lambda: None
 ) -> list[list[float]]:
-    """Returns mean times of a replay in us: [graphs][rounds]. Each round measures the graphs in a different order, so a
-    drift affects all graphs. Before each measurement, the GPU pauses, because its clocks fall under constant load.
-    `advance` enqueues the change of the inputs before each replay. `begin` is called before it."""
+    """Returns mean times of a replay in us: [graphs][rounds]. Each round starts with another graph, so a drift of
+    the GPU's speed affects all graphs. The GPU pauses before each measurement, because its clocks fall under constant
+    load. Before each replay, the function calls `begin`, and then `advance`, which enqueues a change of the inputs."""
     times = [[] for _ in graphs]
     for first in range(rounds):
         for turn in range(len(graphs)):
@@ -305,8 +306,8 @@ def neighbours(layers: Layers, model: str, rows: int, say):
             new_seeds[-1] = rows + 1
 
         def drawn(at: slice, position: int, changed: bool = False) -> Tensor:
-            """Draws with or without the filters or the other seed of the last row."""
-            # The seed of torch's stream.
+            """Returns the tokens of rows `at`. If `changed`, the last row has the filters or the other seed."""
+            # torch's random stream, for samplers without seeds of rows.
             torch.manual_seed(position + POSITIONS * (changed and has_another_seed))
             keys = {"seed": (new_seeds if changed else seeds)[at], "position": start[at] + position}
             out = torch.zeros(len(keys["seed"]), device=DEVICE, dtype=torch.int64)
@@ -353,7 +354,7 @@ def versions() -> str:
 
 
 def made(lm_head: Tensor, rows: int, say) -> dict[str, object]:
-    """Makes the samplers whose packages are present."""
+    """Returns the samplers whose packages are installed."""
     samplers = {}
     for name, sampler in SAMPLERS.items():
         try:
@@ -432,7 +433,7 @@ def times(layers: Layers, samplers: dict[str, object], model: str, rows: int, ar
                 positions.add_(1)
 
             try:
-                # A sampler that cannot be captured raises an exception here.
+                # The capture raises an exception for a sampler that a CUDA graph cannot hold.
                 graphs = captured(step), captured(lambda: sampler.draw(hidden, out, keys, columns))
             except Exception as error:
                 say(f"{name}, {what}, {rows} sequences: {type(error).__name__}: {str(error)[:200]}")

@@ -1,9 +1,10 @@
-"""Times decode steps over several GPUs, by sampler, and writes a record. Each process has a shard of the head.
+"""Times decode steps over several GPUs with several samplers, and writes a record. Each process (rank) has a shard of
+the LM head.
 
     torchrun --nproc-per-node 2 benches/decode_ranks.py [--models 1.7b,8b] [--sequences 1,8,64,256] [--record FILE]
 
-The steps and the columns are those of decode.py. Every rank computes all layers, with the same weights; only the head is
-in shards. The time of a call is the time on the slowest rank. The samplers:
+A step and the columns of the table are defined in decode.py. Every rank computes all layers, with the same weights;
+only the head is split into shards. The time of a replay is the time on the slowest rank. The samplers:
 
     ours        the draw within the matmul of each shard, `Sampler.enqueue`; the ranks exchange draws, and logits for
                 filters
@@ -50,7 +51,7 @@ SAMPLERS = {"ours": Ours, "torch": gathered(Torch), "flashinfer": gathered(Flash
 
 
 def slowest(graphs, advance, rounds, replays):
-    """Measures as `microseconds` does, on all ranks together, and returns the times of the slowest rank."""
+    """Measures as `microseconds` does, on all ranks at the same time, and returns the times of the slowest rank."""
     series = torch.tensor(microseconds(graphs, advance, rounds, replays, dist.barrier), device="cuda")
     dist.all_reduce(series, dist.ReduceOp.MAX)
     return series.tolist()

@@ -1,30 +1,30 @@
-//! Attention of one query head over its sequence, in one order of summation.
+//! Attention of one query head over the tokens of a sequence, with a fixed order of all sums.
 
 use crate::cache::KeyValues;
 
-/// The number of partial sums of a dot product. Their order does not depend on the processor, and they fit vector
-/// registers.
+/// The number of partial sums of a dot product. The number is the same on every processor, and so is the order of
+/// additions. The partial sums fit into vector registers.
 const LANES: usize = 16;
 
-/// The keys and values of a query.
+/// The place of a head's keys and values in the cache, for one query.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
-    /// Elements from one token to the next.
+    /// The number of elements from one token to the next.
     pub(crate) width: usize,
-    /// First element of the head.
+    /// The first element of the head, within a token.
     pub(crate) at: usize,
-    /// The first visible token.
+    /// The first token that the query attends to.
     pub(crate) first: usize,
-    /// The token of the query, the last visible one.
+    /// The token of the query, which is the last token that the query attends to.
     pub(crate) last: usize,
 }
 
 /// The map from dot products to scores.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scores {
-    /// The factor.
+    /// The factor of the dot products.
     pub(crate) scale: f32,
-    /// The cap of absolute values: `cap * tanh(score / cap)`.
+    /// The cap of the scores, which become `cap * tanh(score / cap)`; `None` for no cap.
     pub(crate) cap: Option<f32>,
 }
 
@@ -50,7 +50,8 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// Writes `out [head_dim]`: the values, weighted by the softmax of the scores. `scratch` holds the scores.
+/// Writes the sum of the values, weighted by the softmax of the scores, to `out [head_dim]`. `scratch` is memory for
+/// the scores.
 pub(crate) fn attend(
     query: &[f32],
     cache: &KeyValues,
@@ -86,7 +87,7 @@ mod tests {
 
     #[test]
     fn it_is_the_softmax_of_the_scores_over_the_values() {
-        // Two heads of width 18; four tokens, of which the query sees the second and the third.
+        // Two heads of width 18, and four tokens. The query attends to the second and the third token.
         let (width, at, dim) = (36, 18, 18);
         let value = |i: usize| ((i * 37 + 11) % 101) as f32 / 50.0 - 1.0;
         let cache = KeyValues {

@@ -6,14 +6,15 @@ use crate::quantization::Quantization;
 use crate::rotary::{Pairing, Scaling};
 use serde_json::Value;
 
-/// The architecture.
+/// The architecture, named by `model_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `llama`.
     Llama,
     /// `qwen3`: Llama with queries and keys normalised per head.
     Qwen3,
-    /// `gemma2`: norms also of the layers' outputs, a scaled embedding, GELU, and attention with a cap and windows.
+    /// `gemma2`: Llama with norms also after attention and after the feed-forward layers, an embedding multiplied by a
+    /// factor, GELU, and attention with capped scores and sliding windows.
     Gemma2,
 }
 
@@ -44,22 +45,22 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Width of a head; even.
     pub head_dim: usize,
-    /// The factor of attention scores.
+    /// The factor that multiplies the dot products of queries and keys.
     pub attention_scale: f32,
-    /// The cap of attention scores: `cap * tanh(score / cap)`.
+    /// The cap of attention scores, which become `cap * tanh(score / cap)`; `None` for no cap.
     pub attention_cap: Option<f32>,
-    /// The number of tokens that a query sees, its own included, so at least 1; `None` for all tokens. Layer i has entry
-    /// `i % windows.len()`. Without entries, every query sees all tokens.
+    /// The windows of the layers: how many of the latest tokens a query attends to, its own included; `None` for all
+    /// tokens. Layer i uses entry `i % windows.len()`. If the list is empty, every query attends to all tokens.
     pub windows: Vec<Option<usize>>,
-    /// The term that is added to the mean square before the root.
+    /// The constant that a norm adds to the mean square before the square root.
     pub norm_eps: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Scaling of the rotary frequencies.
     pub rope_scaling: Scaling,
-    /// The pairs of the rotary positions.
+    /// The pairs of elements that the rotary embedding rotates.
     pub rope_pairing: Pairing,
-    /// The longest sequence, in tokens.
+    /// The maximum length of a sequence, in tokens.
     pub max_positions: usize,
     /// Whether queries, keys, values and the attention's output have a bias.
     pub attention_bias: bool,
@@ -71,7 +72,7 @@ pub struct ModelConfig {
     pub eos: Vec<u32>,
 }
 
-/// The value of a key; `null` counts as absent.
+/// Returns the value of a key, or `None` if the value is absent or `null`.
 pub(crate) fn find<'v>(json: &'v Value, key: &str) -> Option<&'v Value> {
     json.get(key).filter(|value| !value.is_null())
 }
@@ -80,7 +81,7 @@ pub(crate) fn wrong(key: &str, value: &Value) -> ModelError {
     ModelError::Config(format!("{key} is {value}, which is not supported"))
 }
 
-/// A size of at least one, or the default of a missing key.
+/// Returns the size of a key, which is at least 1, or `otherwise` if the key is absent.
 pub(crate) fn size(json: &Value, key: &str, otherwise: Option<usize>) -> Result<usize, ModelError> {
     match find(json, key) {
         Some(value) => value.as_u64().filter(|n| (1..1 << 32).contains(n)).map(|n| n as usize).ok_or(wrong(key, value)),
@@ -99,7 +100,7 @@ pub(crate) fn flag(json: &Value, key: &str) -> Result<bool, ModelError> {
     find(json, key).map_or(Ok(false), |value| value.as_bool().ok_or(wrong(key, value)))
 }
 
-/// The tokens of a key whose value is one token or a list.
+/// Returns the tokens of a key whose value is a token or a list of tokens.
 fn tokens(json: &Value, key: &str) -> Result<Vec<u32>, ModelError> {
     let Some(value) = find(json, key) else { return Ok(Vec::new()) };
     let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
@@ -111,9 +112,9 @@ impl ModelConfig {
     /// Parses `config.json`.
     ///
     /// # Errors
-    /// [`ModelError::Config`], which names the key: another architecture, a missing or impossible size, and unsupported
-    /// features (other activations and rotary scalings, sliding windows except Gemma 2's, weights that [`Quantization`]
-    /// refuses).
+    /// [`ModelError::Config`] with the name of the key, if the architecture is not a [`Family`], a size is absent or
+    /// out of range, or a feature is not supported: another activation or rotary scaling, sliding windows except in
+    /// Gemma 2, and weights that [`Quantization`] refuses.
     pub fn parse(bytes: &[u8]) -> Result<Self, ModelError> {
         let json: Value = serde_json::from_slice(bytes).map_err(|error| ModelError::Config(error.to_string()))?;
         let family = match find(&json, "model_type").and_then(Value::as_str) {
@@ -143,7 +144,8 @@ impl ModelConfig {
         if head_dim % 2 != 0 {
             return Err(ModelError::Config(format!("head_dim {head_dim} is odd")));
         }
-        // transformers 5 has one object; earlier versions have a theta at the top and `rope_scaling`.
+        // transformers 5 writes the object `rope_parameters`. Earlier versions write `rope_theta` at the top level and
+        // the object `rope_scaling`.
         for key in ["rope_parameters", "rope_scaling"] {
             if let Some(value) = find(&json, key).filter(|value| !value.is_object()) {
                 return Err(wrong(key, value));
@@ -194,15 +196,17 @@ impl ModelConfig {
         })
     }
 
-    /// The number of tokens that a query of a layer sees, its own included; `None` for all tokens.
+    /// Returns how many of the latest tokens a query of a layer attends to, its own included; `None` for all tokens.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.windows.get(layer % self.windows.len().max(1)).copied().flatten()
     }
 
-    /// Takes the `eos_token_id` of a `generation_config.json`. Its list is often longer.
+    /// Replaces `eos` by the `eos_token_id` of a `generation_config.json`, if the file has one. This list is often
+    /// longer than the list in `config.json`.
     ///
     /// # Errors
-    /// [`ModelError::GenerationConfig`]: not JSON, or not tokens.
+    /// [`ModelError::GenerationConfig`] if `bytes` are not JSON, or if `eos_token_id` is not a token or a list of
+    /// tokens.
     pub fn with_generation_config(mut self, bytes: &[u8]) -> Result<Self, ModelError> {
         let json = serde_json::from_slice(bytes).map_err(|error| ModelError::GenerationConfig(error.to_string()))?;
         let eos = tokens(&json, "eos_token_id").map_err(|error| match error {
@@ -216,7 +220,7 @@ impl ModelConfig {
     }
 }
 
-/// The factor of attention scores of a family without a key for it.
+/// Returns the factor of attention scores for families whose `config.json` has no key for this factor.
 pub(crate) fn attention_scale(head_dim: usize) -> f32 {
     1.0 / (head_dim as f32).sqrt()
 }
@@ -236,7 +240,7 @@ fn refuse_unsupported(json: &Value, family: Family) -> Result<(), ModelError> {
         return Err(wrong("layer_types", other));
     }
     Quantization::of(json)?;
-    // The key is at the top level, or among the other rotary parameters.
+    // `partial_rotary_factor` is at the top level, or among the other rotary parameters.
     let places = [Some(json), find(json, "rope_parameters"), find(json, "rope_scaling")];
     let partial = places.into_iter().flatten().filter_map(|place| find(place, "partial_rotary_factor"));
     match partial.into_iter().find(|value| value.as_f64() != Some(1.0)) {

@@ -1,26 +1,28 @@
-//! The keys that only Gemma 2 has, from `config.json`.
+//! The keys of `config.json` that only Gemma 2 has.
 
 use crate::config::{find, flag, positive, size, wrong};
 use crate::error::ModelError;
 use serde_json::Value;
 
-/// Keys whose defaults in `transformers` are not `null`, so a missing key is not a missing cap.
+/// The keys of the caps. `null` means no cap. `transformers` applies a default cap if a key is absent, so an absent key
+/// is an error here.
 const CAPS: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
 
-/// The attention of Gemma 2.
+/// The scale, the cap and the windows of Gemma 2's attention.
 #[derive(Debug)]
 pub(crate) struct Gemma2 {
     pub(crate) attention_scale: f32,
     pub(crate) attention_cap: Option<f32>,
-    /// As in [`ModelConfig::windows`](crate::ModelConfig::windows).
+    /// The windows, in the form of [`ModelConfig::windows`](crate::ModelConfig::windows).
     pub(crate) windows: Vec<Option<usize>>,
 }
 
 impl Gemma2 {
-    /// Reads the keys of a model with `layers` layers.
+    /// Reads these keys for a model with `layers` layers.
     ///
     /// # Errors
-    /// [`ModelError::Config`], which names the key: a missing or impossible value, and unsupported features.
+    /// [`ModelError::Config`] with the name of the key, if a key is absent, a value is out of range, or a feature is
+    /// not supported.
     pub(crate) fn parse(json: &Value, layers: usize) -> Result<Self, ModelError> {
         for key in ["use_bidirectional_attention", "mlp_bias"] {
             if flag(json, key)? {
@@ -28,7 +30,7 @@ impl Gemma2 {
             }
         }
         if let Some(key) = CAPS.into_iter().find(|key| json.get(key).is_none()) {
-            return Err(ModelError::Config(format!("{key} is missing; null is no cap")));
+            return Err(ModelError::Config(format!("{key} is missing; null means no cap")));
         }
         let [attention_cap, _] = CAPS;
         let attention_cap = find(json, attention_cap).map(|_| positive(json, attention_cap, None)).transpose()?;
@@ -41,7 +43,7 @@ impl Gemma2 {
     }
 }
 
-/// The windows of the layers. Without `layer_types`, every other layer has a window, the first one included.
+/// Returns the windows of the layers. Without `layer_types`, the layers 0, 2, 4 and so on have a window.
 fn windows(json: &Value, layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
     let window = || size(json, "sliding_window", None).map(Some);
     let Some(types) = find(json, "layer_types") else { return Ok(vec![window()?, None]) };
@@ -72,7 +74,7 @@ mod tests {
         "sliding_window": 4096, "max_position_embeddings": 8192, "rope_theta": 10000.0, "bos_token_id": 2,
         "eos_token_id": 1}"#;
 
-    /// [`GEMMA2`] with another value of a key; without the key if the value is empty.
+    /// Parses [`GEMMA2`] with `value` for `key`, or without `key` if `value` is empty.
     fn with(key: &str, value: &str) -> Result<ModelConfig, ModelError> {
         let mut json: Value = serde_json::from_str(GEMMA2).unwrap();
         match value {

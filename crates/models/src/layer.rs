@@ -5,7 +5,8 @@ use crate::error::ModelError;
 use flash_sampling::cpu::matmul;
 use flash_sampling::{Isa, Matrix};
 
-/// A function from a name to its tensor: a matrix, or a vector as one row; `None` for a missing tensor.
+/// A function that returns the tensor of a name: a matrix, or a vector as a matrix of one row; `None` if the tensor is
+/// absent.
 pub(crate) trait Tensors<'w>: FnMut(&str) -> Result<Option<Matrix<'w>>, ModelError> {}
 impl<'w, F: FnMut(&str) -> Result<Option<Matrix<'w>>, ModelError>> Tensors<'w> for F {}
 
@@ -20,16 +21,16 @@ pub(crate) fn tensor<'w>(
     if found == expected { Ok(tensor) } else { Err(ModelError::Shape { tensor: name.into(), found, expected }) }
 }
 
-/// A vector as float32.
+/// Returns the vector of a name as float32, and checks its length.
 pub(crate) fn vector<'w>(tensors: &mut impl Tensors<'w>, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
-    // The check precedes the allocation, whose length comes from the file.
+    // Checks the length before the allocation, because the length comes from a file.
     let found = tensor(tensors, name, [1, len])?;
     let mut values = vec![0.0; len];
     found.row_to_f32(0, &mut values);
     Ok(values)
 }
 
-/// `x * W^T + b`.
+/// The linear map `x * W^T + b`.
 #[derive(Debug)]
 pub(crate) struct Linear<'w> {
     weight: Matrix<'w>,
@@ -57,7 +58,7 @@ impl<'w> Linear<'w> {
     }
 }
 
-/// Root-mean-square normalisation of every `weight.len()` elements.
+/// Root-mean-square normalisation of vectors of `weight.len()` elements.
 #[derive(Debug)]
 pub(crate) struct Norm {
     weight: Vec<f32>,
@@ -65,7 +66,7 @@ pub(crate) struct Norm {
 }
 
 impl Norm {
-    /// Reads the weight `name` of length `len`. A checkpoint of Gemma 2 has the weight less one.
+    /// Reads the weight `name` of length `len`. A checkpoint of Gemma 2 stores the weight minus 1.
     pub(crate) fn new<'w>(
         config: &ModelConfig,
         tensors: &mut impl Tensors<'w>,
@@ -79,6 +80,7 @@ impl Norm {
         Ok(Norm { weight, eps: config.norm_eps })
     }
 
+    /// Normalises each vector of `x [rows, weight.len()]` in place.
     pub(crate) fn apply(&self, x: &mut [f32]) {
         for row in x.chunks_exact_mut(self.weight.len()) {
             let squares: f64 = row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
@@ -89,27 +91,29 @@ impl Norm {
     }
 }
 
-/// `x * sigmoid(x)`.
+/// SiLU: `x * sigmoid(x)`.
 fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
-/// The approximation of `x * Phi(x)` by tanh (Hendrycks and Gimpel 2016), `gelu_pytorch_tanh` of `transformers`.
+/// GELU, `x * Phi(x)`, in its approximation by tanh (Hendrycks and Gimpel 2016): `gelu_pytorch_tanh` in `transformers`.
+/// `Phi` is the distribution function of the standard normal distribution.
 fn gelu(x: f32) -> f32 {
     const FACTOR: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2;
     0.5 * x * (1.0 + (FACTOR * (x + 0.044_715 * x * x * x)).tanh())
 }
 
+/// The weights and the activation of a transformer layer.
 #[derive(Debug)]
 pub(crate) struct Layer<'w> {
     pub(crate) before_attention: Norm,
     pub(crate) query: Linear<'w>,
     pub(crate) key: Linear<'w>,
     pub(crate) value: Linear<'w>,
-    /// Qwen3: the norms of each head of queries and keys.
+    /// Qwen3: the norm of each query head, and the norm of each key head.
     pub(crate) head_norms: Option<[Norm; 2]>,
     pub(crate) attention_out: Linear<'w>,
-    /// Gemma 2: the norm of the attention's output.
+    /// Gemma 2: the norm after attention.
     pub(crate) after_attention: Option<Norm>,
     pub(crate) before_feed_forward: Norm,
     pub(crate) gate: Linear<'w>,
@@ -117,12 +121,12 @@ pub(crate) struct Layer<'w> {
     /// The activation of the gate.
     pub(crate) activation: fn(f32) -> f32,
     pub(crate) down: Linear<'w>,
-    /// Gemma 2: the norm of the feed-forward layers' output.
+    /// Gemma 2: the norm after the feed-forward layers.
     pub(crate) after_feed_forward: Option<Norm>,
 }
 
 impl<'w> Layer<'w> {
-    /// Reads the tensors with the prefix `prefix`, under the names of Hugging Face.
+    /// Reads the tensors whose names are `prefix` followed by Hugging Face's names.
     pub(crate) fn new(config: &ModelConfig, prefix: &str, tensors: &mut impl Tensors<'w>) -> Result<Self, ModelError> {
         let (hidden, wide, dim) = (config.hidden, config.intermediate, config.head_dim);
         let (queries, keys) = (config.heads * dim, config.kv_heads * dim);
@@ -131,7 +135,7 @@ impl<'w> Layer<'w> {
         let before_attention = norm("input_layernorm", hidden)?;
         let post_attention = norm("post_attention_layernorm", hidden)?;
         let (after_attention, before_feed_forward, after_feed_forward) = match config.family {
-            // In these families, this norm is of the feed-forward input.
+            // These families give the name `post_attention_layernorm` to the norm before the feed-forward layers.
             Family::Llama | Family::Qwen3 => (None, post_attention, None),
             Family::Gemma2 => {
                 let after = norm("post_feedforward_layernorm", hidden)?;

@@ -22,20 +22,22 @@ use std::sync::Arc;
 
 /// A sampler over inputs in memory of a GPU.
 pub(crate) struct OnDevice {
-    /// The sampler reads the head's memory, so it is dropped before the head.
+    /// The sampler reads the memory of the head. Rust drops fields in the order of their declaration, so the sampler is
+    /// dropped before this memory.
     sampler: OneOrRank,
-    #[expect(dead_code, reason = "kept for its drop")]
+    #[expect(dead_code, reason = "owns memory that the sampler reads")]
     memory: HeadMemory,
     device: Arc<Device>,
-    /// Set by the drop, and dropped after the sampler.
+    /// The CUDA context that is current when this value is dropped. The drop of this field makes the context current
+    /// again, after the drop of the sampler.
     context: Option<ThreadContext>,
     place: Place,
     has_lists: bool,
-    #[expect(dead_code, reason = "kept for its drop")]
+    #[expect(dead_code, reason = "owns tensors that the sampler reads")]
     head: Option<Arc<HeadParts>>,
 }
 
-/// The memory of a head that is not the caller's.
+/// Device memory that this package allocates for a head: a copy of the scales, and the shadow.
 #[derive(Default)]
 struct HeadMemory {
     scales: Option<CudaSlice<f32>>,
@@ -49,8 +51,8 @@ enum OneOrRank {
 }
 
 impl OneOrRank {
-    /// Allocates memory for up to `max_adjusted` adjusted tokens in a row of [`OnDevice::enqueue`]. With a group, a
-    /// collective call.
+    /// Allocates memory for up to `max_adjusted` adjusted tokens in a row of [`OnDevice::enqueue`]; `None` allocates no
+    /// memory. With a group, all ranks must call this function.
     fn prepare_lists(&mut self, max_adjusted: Option<usize>) -> PyResult<()> {
         let Some(most) = max_adjusted else { return Ok(()) };
         let (columns, out) = (RowColumns::default(), TokenColumns::default());
@@ -69,7 +71,8 @@ impl Drop for OnDevice {
     }
 }
 
-/// A guard that restores a thread's current CUDA context on drop, because torch takes its current device from it.
+/// A guard that restores a thread's current CUDA context on drop, because torch reads its current device from this
+/// context.
 struct ThreadContext(usize);
 
 impl ThreadContext {
@@ -89,10 +92,10 @@ impl Drop for ThreadContext {
 
 impl OnDevice {
     /// Plans a sampler of existing logits on a GPU, with up to `max_adjusted` adjusted tokens in a row of
-    /// [`OnDevice::enqueue`]; `None`: without lists of tokens.
+    /// [`OnDevice::enqueue`]. With `None`, `enqueue` takes no lists of tokens.
     ///
     /// # Errors
-    /// Those of the GPU and the plan.
+    /// The errors of the GPU and of the plan.
     pub(crate) fn for_logits(
         vocab_size: usize,
         (plan, max_adjusted): (Plan, Option<usize>),
@@ -108,12 +111,12 @@ impl OnDevice {
         Ok(OnDevice { sampler, memory: HeadMemory::default(), device, context: None, place, has_lists, head: None })
     }
 
-    /// Waits for the work that produces weight, scales and bias, and plans the sampler. With a group, the head is this
-    /// rank's shard, and all ranks must call this function. `max_adjusted` has the meaning of [`OnDevice::for_logits`].
-    /// With `has_shadow`, draws read a shadow of the weight.
+    /// Plans a sampler of a head, after a wait for the work that writes weight, scales and bias. With a group, the head
+    /// is this rank's shard, and all ranks must call this function. `max_adjusted` has the same meaning as in
+    /// [`OnDevice::for_logits`]. With `has_shadow`, draws read an 8-bit copy of the weight (a shadow).
     ///
     /// # Errors
-    /// Those of the GPU, the head, the plan and the group.
+    /// The errors of the GPU, the head, the plan and the group.
     pub(crate) fn of_head(
         parts: Arc<HeadParts>,
         (plan, max_adjusted): (Plan, Option<usize>),
@@ -167,9 +170,9 @@ impl OnDevice {
             head.check_shadow_on(&device).map_err(refused)?;
         }
         let vocab_size = as_u32("vocab_size", parts.vocab_size)?;
-        // SAFETY: weight, scales and bias are tensors of this device, and copied scales and the shadow are memory of this
-        // device, all of which the result holds and drops after the sampler. `Tensor`, `WeightScales` and `Head` checked
-        // their shapes. By the package's documentation, nothing writes to them during a call.
+        // SAFETY: weight, scales and bias are tensors of this device. Copied scales and the shadow are memory of this
+        // device. The result holds all of this memory, and drops the memory after the sampler. `Tensor`, `WeightScales`
+        // and `Head` checked the shapes. By the package's documentation, no code writes to this memory during a call.
         let sampler = unsafe { DeviceSampler::new(head, vocab_size, plan, &device) };
         let sampler = sampler.map_err(|error| failed(&error))?;
         let mut sampler = match group {
@@ -210,10 +213,11 @@ impl OnDevice {
         self.place
     }
 
-    /// Draws after all prior work on the tensor's stream, and waits.
+    /// Draws after all earlier work on the tensor's stream, and waits for the results.
     ///
     /// # Errors
-    /// Outer: the tensor is not a matrix on this GPU. Inner: the sampler's errors.
+    /// The outer result is an error if the tensor is not a matrix on this GPU. The inner result has the sampler's
+    /// errors.
     pub(crate) fn sample(
         &mut self,
         input: &Tensor,
@@ -225,10 +229,10 @@ impl OnDevice {
         self.check_place(input, what)?;
         let _context = ThreadContext::present();
         let (stream, matrix) = (stream(&self.device, input.stream), matrix(input, &layout));
-        // SAFETY: the tensor is memory of this device, which `input` holds during the call. Its producer ordered the
-        // work that writes it before later work on this stream. The stream is its caller's current stream, of this
-        // device, and lives during the call; the driver refuses to wait for a stream that captures. A rank's call keeps
-        // no hidden states and waits for its work.
+        // SAFETY: the tensor is memory of this device, which `input` holds during the call. The library of the tensor
+        // orders the work that writes the tensor before later work on this stream. The stream is the caller's current
+        // stream of this device, and lives during the call. If the stream is capturing a graph, the driver refuses to
+        // wait. A call of a rank waits for its work, and does not use the hidden states after the call.
         let sampled = unsafe {
             match &mut self.sampler {
                 OneOrRank::One(sampler) => sampler.sample(&stream, &matrix, rows, out),
@@ -244,7 +248,7 @@ impl OnDevice {
     /// Enqueues draws on the tensor's stream, and returns without waiting.
     ///
     /// # Errors
-    /// The input is not a matrix on this GPU; lists of tokens without `max_adjusted`; the GPU fails.
+    /// The input is not a matrix on this GPU, the call has lists of tokens without `max_adjusted`, or the GPU fails.
     pub(crate) fn enqueue(&mut self, input: &Tensor, what: &'static str, call: &DeviceCall) -> PyResult<()> {
         let layout = input.layout(what)?;
         self.check_place(input, what)?;
@@ -255,10 +259,10 @@ impl OnDevice {
         let _context = ThreadContext::present();
         let (stream, matrix) = (stream(&self.device, input.stream), matrix(input, &layout));
         // SAFETY: the input and `call` are tensors of this device, which `borrow` checked. By the package's
-        // documentation, the lists of tokens are within their tensors. The tensors' libraries keep the
-        // memory for work that is enqueued on this stream before the tensors are freed. Calls of this value on several
-        // streams: by the package's documentation, the caller orders them. The stream lives as in `sample`. The drop of
-        // this value waits for the GPU; by the package's documentation, this value outlives graphs.
+        // documentation, the lists of tokens are within their tensors. The tensors' libraries keep the memory for work
+        // that is enqueued on this stream before the tensors are freed. By the package's documentation, the caller
+        // orders calls of this value on several streams, and this value outlives graphs. The stream lives during the
+        // call, as in `sample`. The drop of this value waits for the GPU.
         unsafe {
             match &mut self.sampler {
                 OneOrRank::One(sampler) => {
@@ -280,7 +284,7 @@ impl OnDevice {
     }
 }
 
-/// Makes the shadow of a weight in device memory: copies the weight to the host, and the shadow to the device.
+/// Makes the shadow (an 8-bit copy) of a weight: copies the weight to the host, and the shadow to the device.
 ///
 /// # Safety
 /// The weight is device memory of this device, and no work that writes to it is pending.
@@ -291,7 +295,7 @@ unsafe fn shadow_of(weight: &DeviceMatrix, device: &Device) -> PyResult<(DeviceS
     let context = device.context();
     context.bind_to_thread().map_err(|error| failed(&error))?;
     if !bytes.is_empty() {
-        // SAFETY: by the contract, the memory has these bytes.
+        // SAFETY: the caller promises that the weight is memory of this device, so the memory has these bytes.
         unsafe { result::memcpy_dtoh_sync(&mut bytes, address.get()) }.map_err(|error| failed(&error))?;
     }
     let on_host = Matrix::from_bytes(&bytes, dtype, rows, cols, row_stride).map_err(|error| failed(&error))?;
@@ -303,7 +307,7 @@ unsafe fn shadow_of(weight: &DeviceMatrix, device: &Device) -> PyResult<(DeviceS
     Ok(uploaded)
 }
 
-/// Copies floats to a GPU, and waits.
+/// Copies floats to a GPU, and waits for the copy.
 fn copied(values: &[f32], device: &Device) -> PyResult<(CudaSlice<f32>, DeviceAddress<f32>)> {
     let stream = device.context().new_stream().map_err(|error| failed(&error))?;
     let copy = stream.clone_htod(values).map_err(|error| failed(&error))?;
@@ -317,9 +321,9 @@ fn matrix(tensor: &Tensor, layout: &Layout) -> DeviceMatrix {
     DeviceMatrix { address: DeviceAddress::new(tensor.address()), dtype, rows, cols, row_stride }
 }
 
-/// The caller's stream at an address.
+/// Wraps the caller's stream, which has this address.
 fn stream(device: &Device, address: u64) -> Arc<CudaStream> {
-    // SAFETY: the address is that of torch's or CuPy's current stream of this device, or 0, the default stream. The
-    // wrapper is dropped before the call returns to the caller, and work is ordered by the stream alone.
+    // SAFETY: the address is the address of torch's or CuPy's current stream of this device, or 0 for the default
+    // stream. The wrapper is dropped before the call returns to the caller, and only the stream orders work.
     unsafe { device.context().wrap_borrowed_stream(address as _) }
 }

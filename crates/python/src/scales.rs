@@ -7,10 +7,10 @@ use flash_sampling_models::quantization::{SCALE_BLOCK, scale_block};
 use pyo3::prelude::*;
 use pyo3::types::PyFloat;
 
-/// The name of the argument of `Head`.
+/// The argument of `Head` that takes the scales.
 const NAME: &str = "weight_scale";
 
-/// One factor for each block of the weight, row by row.
+/// The scales of a weight: one factor for each block, in row-major order of the blocks.
 pub(crate) struct WeightScales {
     pub(crate) values: Floats,
     /// Rows and columns of a block.
@@ -18,12 +18,12 @@ pub(crate) struct WeightScales {
 }
 
 impl WeightScales {
-    /// Reads the scales of a weight. Only weights of 8-bit elements have scales. A weight on a GPU may have scales in host
-    /// memory, or contiguous float32 on the same GPU.
+    /// Reads the scales of a weight. Only weights of 8-bit elements have scales. The scales of a weight on a GPU are in
+    /// host memory, or contiguous float32 on the same GPU.
     ///
     /// # Errors
-    /// Missing scales, scales of a weight of floats, a wrong shape, type or device, and scales that are not finite. The
-    /// values of scales on a GPU are not checked.
+    /// A weight of 8-bit elements has no scales, or a weight of floats has scales. The scales have a wrong shape, type
+    /// or device, or are not finite. This function does not check the values of scales on a GPU.
     pub(crate) fn read(
         scale: Option<&Bound<'_, PyAny>>,
         weight: &Tensor,
@@ -63,7 +63,7 @@ impl WeightScales {
     }
 }
 
-/// The value of a number, or of an array without dimensions.
+/// Returns the value of a Python number, or of an array without dimensions.
 fn number(scale: &Bound<'_, PyAny>) -> PyResult<f32> {
     if !scale.is_instance_of::<PyFloat>() && scale.hasattr("__array_interface__")? {
         let tensor = Tensor::try_borrow(&scale.call_method1("reshape", (1,))?, NAME)?;
@@ -75,7 +75,8 @@ fn number(scale: &Bound<'_, PyAny>) -> PyResult<f32> {
     })
 }
 
-/// Rows and columns of the block of a scale. Scales `[rows, n]` have blocks of one row and `cols / n` columns.
+/// Returns the rows and columns of the block that shares a scale. With scales `[rows, n]`, a block has one row and
+/// `cols / n` columns.
 fn block_of(shape: &[usize], [rows, cols]: [usize; 2]) -> PyResult<[usize; 2]> {
     scale_block(shape, [rows, cols], SCALE_BLOCK).or_else(|expected| match *shape {
         [n, groups] if n == rows && groups > 0 && cols.is_multiple_of(groups) => Ok([1, cols / groups]),
