@@ -8,7 +8,7 @@ use core::ops::Range;
 use flash_sampling_core::{Capabilities, DType, Exactness, Input, Knob, Knobs, PerturbedArgmax, Plan, Shape, Variant};
 
 /// First bytes of a description; the last two digits are the version of the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"FS08");
+const MAGIC: u32 = u32::from_le_bytes(*b"FS09");
 
 /// The report of a shard in the handshake.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +35,7 @@ pub(crate) struct ShardInfo {
     /// Whether it has a [`Scan`](flash_sampling_core::backend::Scan), for rows with filters or raw log-probabilities.
     scans: bool,
     canonical: bool,
+    shadow: bool,
 }
 
 wire_enum!(ShardMerge, "an unknown merge" { 0 = Winners, 1 = LogMass });
@@ -57,6 +58,7 @@ wire_struct!(ShardInfo {
     adjusts,
     scans,
     canonical,
+    shadow,
 });
 
 impl ShardInfo {
@@ -81,6 +83,7 @@ impl ShardInfo {
             adjusts: can.knobs.intersection(Knobs::ADJUSTMENTS) == Knobs::ADJUSTMENTS,
             scans: sampler.scan().is_some(),
             canonical: can.canonical,
+            shadow: can.shadow,
         }
     }
 
@@ -164,6 +167,8 @@ impl ShardedVocab {
             without_replacement: merge == ShardMerge::Winners && shards.iter().all(|s| s.without_replacement),
             knobs: knobs(shards, merge),
             canonical: shards.iter().all(|s| s.canonical),
+            // A shard without tokens reads nothing.
+            shadow: shards.iter().any(|s| s.shadow) && shards.iter().all(|s| s.shadow || s.tokens.is_empty()),
         };
         let shape = Shape { tokens: 0..first.vocab_size, vocab_size: first.vocab_size, input: first.input };
         Ok(ShardedVocab { shape, plan, shards_plan: plan, capabilities })
@@ -267,6 +272,7 @@ mod tests {
             adjusts: false,
             scans: true,
             canonical: true,
+            shadow: false,
         }
     }
 
