@@ -75,10 +75,8 @@ fn a_million_draws_by_a_shadow_have_equal_bits() {
     }
 }
 
-/// Replays a graph of a call. The shadow decides nearly all rows, but no row of a head with a large column.
-#[test]
-fn a_captured_call_with_a_shadow_draws_what_the_reference_draws() {
-    let Some(_) = Gpu::TILED.device() else { return };
+/// Five rows over two heads, and whether the shadow decides them. The head of undecided rows has a large column.
+fn decided_and_undecided() -> [(Problem, bool); 2] {
     let good = Problem::integers(Size::new(5, 20_011, 136), DType::BF16, DType::BF16, 12);
     let column = |_, k, w| if k == 0 { 1024.0 } else { w };
     let without = |_, k, h| if k == 0 { 0.0 } else { h };
@@ -87,7 +85,45 @@ fn a_captured_call_with_a_shadow_draws_what_the_reference_draws() {
         hidden: scaled(&good.hidden, DType::BF16, without),
         ..good.clone()
     };
-    for (problem, is_decided) in [(good, true), (coarse, false)] {
+    [(good, true), (coarse, false)]
+}
+
+#[test]
+fn rows_that_fall_back_from_a_shadow_are_counted() {
+    let Some(_) = Gpu::TILED.device() else { return };
+    let plan = Plan { max_rows: 5, max_logprobs: Some(0), ..Plan::default() };
+    for (problem, is_decided) in decided_and_undecided() {
+        for choice in CHOICES {
+            let factory = Gpu::Tiled(choice);
+            for (has_shadow, mut sampler) in [
+                (true, WithShadow(factory).build(problem.head(), plan).unwrap()),
+                (false, factory.build(problem.head(), plan).unwrap()),
+            ] {
+                assert_eq!(sampler.capabilities().shadow, has_shadow);
+                let (row, mut samples) = (RowParams::default(), Samples::new());
+                let undecided = if is_decided { 0 } else { 5 };
+                let filtered = RowParams { top_p: 0.9, ..row };
+                let with_logprobs = RowParams { logprobs: Some(0), ..row };
+                for (row, fallbacks) in [(row, undecided), (filtered, 5), (with_logprobs, 5), (row, undecided)] {
+                    let rows = [0, 1, 2, 3, 4].map(|seed| RowParams { seed, ..row });
+                    sampler.sample(problem.input(), &rows, &mut samples).unwrap();
+                    let want = if has_shadow { fallbacks } else { 0 };
+                    assert_eq!(samples.fallback_rows(), want, "{choice:?}, decided: {is_decided}, {row:?}");
+                }
+            }
+        }
+    }
+    // A canonical plan draws from stored logits.
+    let canonical = Plan { canonical: true, ..plan };
+    let can = WithShadow(Gpu::TILED).build(decided_and_undecided()[0].0.head(), canonical).unwrap().capabilities();
+    assert!(!can.shadow);
+}
+
+/// Replays a graph of a call. The shadow decides nearly all rows, but no row of a head with a large column.
+#[test]
+fn a_captured_call_with_a_shadow_draws_what_the_reference_draws() {
+    let Some(_) = Gpu::TILED.device() else { return };
+    for (problem, is_decided) in decided_and_undecided() {
         for (choice, kinds) in CHOICES.into_iter().flat_map(|c| [(c, RowFeatures::Bare), (c, RowFeatures::Any)]) {
             let mut there = OnDevice::new(&problem, 0);
             let buffer = ShadowBuffer::new(&problem.weight.matrix()).unwrap();
