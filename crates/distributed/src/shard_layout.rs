@@ -55,10 +55,7 @@ wire_struct!(ShardInfo {
     pathwise,
     draws_shards,
     without_replacement,
-    adjusts,
-    scans,
-    canonical,
-    shadow,
+    adjusts, scans, canonical, shadow,
 });
 
 impl ShardInfo {
@@ -167,8 +164,7 @@ impl ShardedVocab {
             without_replacement: merge == ShardMerge::Winners && shards.iter().all(|s| s.without_replacement),
             knobs: knobs(shards, merge),
             canonical: shards.iter().all(|s| s.canonical),
-            // A shard without tokens reads nothing.
-            shadow: shards.iter().any(|s| s.shadow) && shards.iter().all(|s| s.shadow || s.tokens.is_empty()),
+            shadow: shards.iter().any(|s| s.shadow),
         };
         let shape = Shape { tokens: 0..first.vocab_size, vocab_size: first.vocab_size, input: first.input };
         Ok(ShardedVocab { shape, plan, shards_plan: plan, capabilities })
