@@ -8,7 +8,7 @@ use core::ops::Range;
 use flash_sampling_core::{Capabilities, DType, Exactness, Input, Knob, Knobs, PerturbedArgmax, Plan, Shape, Variant};
 
 /// First bytes of a description; the last two digits are the version of the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"FS09");
+const MAGIC: u32 = u32::from_le_bytes(*b"FS08");
 
 /// The report of a shard in the handshake.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +35,6 @@ pub(crate) struct ShardInfo {
     /// Whether it has a [`Scan`](flash_sampling_core::backend::Scan), for rows with filters or raw log-probabilities.
     scans: bool,
     canonical: bool,
-    shadow: bool,
 }
 
 wire_enum!(ShardMerge, "an unknown merge" { 0 = Winners, 1 = LogMass });
@@ -55,7 +54,9 @@ wire_struct!(ShardInfo {
     pathwise,
     draws_shards,
     without_replacement,
-    adjusts, scans, canonical, shadow,
+    adjusts,
+    scans,
+    canonical,
 });
 
 impl ShardInfo {
@@ -80,7 +81,6 @@ impl ShardInfo {
             adjusts: can.knobs.intersection(Knobs::ADJUSTMENTS) == Knobs::ADJUSTMENTS,
             scans: sampler.scan().is_some(),
             canonical: can.canonical,
-            shadow: can.shadow,
         }
     }
 
@@ -164,7 +164,7 @@ impl ShardedVocab {
             without_replacement: merge == ShardMerge::Winners && shards.iter().all(|s| s.without_replacement),
             knobs: knobs(shards, merge),
             canonical: shards.iter().all(|s| s.canonical),
-            shadow: shards.iter().any(|s| s.shadow),
+            shadow: false,
         };
         let shape = Shape { tokens: 0..first.vocab_size, vocab_size: first.vocab_size, input: first.input };
         Ok(ShardedVocab { shape, plan, shards_plan: plan, capabilities })
@@ -268,7 +268,6 @@ mod tests {
             adjusts: false,
             scans: true,
             canonical: true,
-            shadow: false,
         }
     }
 

@@ -100,7 +100,8 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             ShardInfo::decode(bytes).map_err(|source| ShardError::Message { shard, source })
         };
         let shards = messages.iter().enumerate().map(shard_info).collect::<Result<Vec<_>, _>>()?;
-        let vocab = ShardedVocab::of(&shards, local.capabilities().backend)?;
+        let mut vocab = ShardedVocab::of(&shards, local.capabilities().backend)?;
+        vocab.capabilities.shadow = local.capabilities().shadow;
         let group = RankGroup {
             local: LocalShard::new(local),
             transport,
