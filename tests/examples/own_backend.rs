@@ -67,6 +67,7 @@ impl PerturbedArgmax for Own<'_> {
             without_replacement: true,
             knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept),
             canonical: false,
+            shadow: false,
         }
     }
 

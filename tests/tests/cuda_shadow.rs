@@ -8,9 +8,9 @@ use backends::gpu_memory::{OnDevice, assert_drawn, captured};
 use backends::gpu_rows::rows;
 use backends::reference;
 use backends::shadow::WithShadow;
+use backends::shadow_draws::{CallSize, draws_have_equal_bits, problems, scaled};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_outside_captures;
-use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples, ShadowBuffer};
@@ -24,72 +24,6 @@ suite!(portable, WithShadow(Gpu::Tiled(KernelChoice::Portable)));
 
 /// The kernels that read a shadow. On Hopper, they are different kernels.
 const CHOICES: [KernelChoice; 2] = [KernelChoice::Fastest, KernelChoice::Portable];
-
-/// Returns a real number below 1 in absolute value, often small.
-fn real(i: usize, k: usize) -> f32 {
-    let x = (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (k as u64).wrapping_mul(0xd1b5_4a32_d192_ed03);
-    let x = (x ^ x >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    (((x ^ x >> 32) as u32) as i32 as f32 * 2f32.powi(-31)).powi(3)
-}
-
-/// The product of a tensor's element and a factor.
-fn scaled(tensor: &Tensor, dtype: DType, factor: impl Fn(usize, usize, f32) -> f32) -> Tensor {
-    let rows: Vec<Vec<f32>> = (0..tensor.rows()).map(|row| tensor.row(row)).collect();
-    Tensor::from_fn(dtype, tensor.rows(), tensor.cols(), |i, k| factor(i, k, rows[i][k]))
-}
-
-/// Heads of all kinds, named.
-fn problems(size: Size, dtype: DType) -> Vec<(&'static str, Problem)> {
-    let base = Problem::gaussian(size, dtype, dtype, 31);
-    let weight = |factor: &dyn Fn(usize, usize, f32) -> f32| Problem {
-        weight: scaled(&base.weight, dtype, factor),
-        ..base.clone()
-    };
-    let hidden = |factor: &dyn Fn(usize, usize, f32) -> f32| Problem {
-        hidden: scaled(&base.hidden, dtype, factor),
-        ..base.clone()
-    };
-    let towards = |strength: f32| {
-        let rows: Vec<Vec<f32>> = (0..size.rows).map(|r| base.weight.row(r * 37 % size.vocab)).collect();
-        let norm = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-6);
-        hidden(&|r, k, h| h + strength * rows[r][k] / norm(&rows[r]).powi(2))
-    };
-    let large = if dtype == DType::F16 { 8.0 } else { 1e6 };
-    vec![
-        ("gaussian", base.clone()),
-        ("peaked", towards(12.0)),
-        ("sharp", towards(40.0)),
-        ("flat", hidden(&|_, _, h| h * 1e-3)),
-        ("hot", hidden(&|_, _, h| h * 30.0)),
-        ("norms of all sizes", weight(&|i, _, w| w * 2f32.powi((i % 13) as i32 - 9))),
-        ("a large column", weight(&|_, k, w| if k == 3 { 64.0 } else { w })),
-        ("a large column of other signs", weight(&|i, k, w| if k == 3 { [64.0, -64.0][i % 2] } else { w })),
-        ("an outlier of the hidden states", hidden(&|_, k, h| if k == 5 { large } else { h })),
-        ("ties", weight(&|i, k, _| real(i % 3, k))),
-        ("zeros", weight(&|_, _, _| 0.0)),
-        ("zero states", hidden(&|_, _, _| 0.0)),
-        ("rows of zeros", weight(&|i, _, w| if i % 5 == 0 { 0.0 } else { w })),
-        ("subnormals", weight(&|_, _, w| w * if dtype == DType::F16 { 1e-6 } else { 1e-38 })),
-        ("subnormal states", hidden(&|_, _, h| h * if dtype == DType::F16 { 1e-6 } else { 1e-38 })),
-        ("huge", weight(&|_, _, w| w * if dtype == DType::F16 { 1e3 } else { 1e30 })),
-        ("a NaN", weight(&|i, k, w| if (i, k) == (9, 2) { f32::NAN } else { w })),
-        ("an infinity", weight(&|i, k, w| if (i, k) == (9, 2) { f32::INFINITY } else { w })),
-        ("a NaN in some states", hidden(&|r, k, h| if r % 3 == 1 && k == 2 { f32::NAN } else { h })),
-        ("an infinity in some states", hidden(&|r, k, h| if r % 3 == 1 && k == 2 { f32::INFINITY } else { h })),
-        (
-            "a bias",
-            Problem {
-                bias: Some(
-                    (0..size.vocab).map(|t| if t % 11 == 0 { f32::NEG_INFINITY } else { (t % 7) as f32 }).collect(),
-                ),
-                scale: Some(0.7),
-                ..base.clone()
-            },
-        ),
-        ("a soft-cap", Problem { soft_cap: Some(5.0), ..base.clone() }),
-        ("padding", Problem { vocab_size: Some(size.vocab - size.vocab / 3), ..base.clone() }),
-    ]
-}
 
 #[test]
 fn a_shadow_changes_no_bit_of_a_draw() {
@@ -132,10 +66,17 @@ fn compare_draws(choice: KernelChoice) {
     println!("{choice:?}: {draws} rows have the same bits");
 }
 
-/// Replays a graph of a call. The shadow decides nearly all rows, but no row of a head with a large column.
 #[test]
-fn a_captured_call_with_a_shadow_draws_what_the_reference_draws() {
+fn a_million_draws_by_a_shadow_have_equal_bits() {
     let Some(_) = Gpu::TILED.device() else { return };
+    for choice in CHOICES {
+        let calls = [CallSize { rows: 16, draws: 4 }, CallSize { rows: 64, draws: 1 }];
+        draws_have_equal_bits(Gpu::Tiled(choice), Size::new(64, 20_000, 136), &calls);
+    }
+}
+
+/// Five rows over two heads, and whether the shadow decides them. The head of undecided rows has a large column.
+fn decided_and_undecided() -> [(Problem, bool); 2] {
     let good = Problem::integers(Size::new(5, 20_011, 136), DType::BF16, DType::BF16, 12);
     let column = |_, k, w| if k == 0 { 1024.0 } else { w };
     let without = |_, k, h| if k == 0 { 0.0 } else { h };
@@ -144,7 +85,45 @@ fn a_captured_call_with_a_shadow_draws_what_the_reference_draws() {
         hidden: scaled(&good.hidden, DType::BF16, without),
         ..good.clone()
     };
-    for (problem, is_decided) in [(good, true), (coarse, false)] {
+    [(good, true), (coarse, false)]
+}
+
+#[test]
+fn rows_that_fall_back_from_a_shadow_are_counted() {
+    let Some(_) = Gpu::TILED.device() else { return };
+    let plan = Plan { max_rows: 5, max_logprobs: Some(0), ..Plan::default() };
+    for (problem, is_decided) in decided_and_undecided() {
+        for choice in CHOICES {
+            let factory = Gpu::Tiled(choice);
+            for (has_shadow, mut sampler) in [
+                (true, WithShadow(factory).build(problem.head(), plan).unwrap()),
+                (false, factory.build(problem.head(), plan).unwrap()),
+            ] {
+                assert_eq!(sampler.capabilities().shadow, has_shadow);
+                let (row, mut samples) = (RowParams::default(), Samples::new());
+                let undecided = if is_decided { 0 } else { 5 };
+                let filtered = RowParams { top_p: 0.9, ..row };
+                let with_logprobs = RowParams { logprobs: Some(0), ..row };
+                for (row, fallbacks) in [(row, undecided), (filtered, 5), (with_logprobs, 5), (row, undecided)] {
+                    let rows = [0, 1, 2, 3, 4].map(|seed| RowParams { seed, ..row });
+                    sampler.sample(problem.input(), &rows, &mut samples).unwrap();
+                    let want = if has_shadow { fallbacks } else { 0 };
+                    assert_eq!(samples.fallback_rows(), want, "{choice:?}, decided: {is_decided}, {row:?}");
+                }
+            }
+        }
+    }
+    // A canonical plan draws from stored logits.
+    let canonical = Plan { canonical: true, ..plan };
+    let can = WithShadow(Gpu::TILED).build(decided_and_undecided()[0].0.head(), canonical).unwrap().capabilities();
+    assert!(!can.shadow);
+}
+
+/// Replays a graph of a call. The shadow decides nearly all rows, but no row of a head with a large column.
+#[test]
+fn a_captured_call_with_a_shadow_draws_what_the_reference_draws() {
+    let Some(_) = Gpu::TILED.device() else { return };
+    for (problem, is_decided) in decided_and_undecided() {
         for (choice, kinds) in CHOICES.into_iter().flat_map(|c| [(c, RowFeatures::Bare), (c, RowFeatures::Any)]) {
             let mut there = OnDevice::new(&problem, 0);
             let buffer = ShadowBuffer::new(&problem.weight.matrix()).unwrap();
@@ -166,9 +145,8 @@ fn a_captured_call_with_a_shadow_draws_what_the_reference_draws() {
                 let want = reference(&problem, plan, ReferenceVariant::Tiled, &rows);
                 assert_drawn(&there.draws(), &want, &format!("{choice:?}, decided: {is_decided}"));
             }
-            // SAFETY: all launches are on this stream.
-            let undecided = unsafe { sampler.undecided_by_shadow(&there.stream) }.unwrap();
-            assert_eq!(undecided, if is_decided { 0 } else { 20 });
+            // `OnDevice::draws` has waited for the launches.
+            assert_eq!(sampler.fallback_rows(), if is_decided { 0 } else { 20 });
             drop_outside_captures(sampler);
         }
     }

@@ -203,11 +203,13 @@ impl<'w> Reference<'w> {
     }
 
     /// The raw logits that a row needs; -inf for tokens that cannot win, if the row only draws and the head has a shadow.
-    fn needed_logits(&self, row: &Row<'_>, hidden: &[f32]) -> Vec<f32> {
+    /// Also returns whether the row needs all logits in spite of a shadow.
+    fn needed_logits(&self, row: &Row<'_>, hidden: &[f32]) -> (Vec<f32>, bool) {
         let is_pathwise = row.greedy || self.variant == ReferenceVariant::Tiled;
         let needs_all = row.filters.is_some() || row.logprobs.or(row.raw_logprobs).is_some() || row.kept;
         let some = (is_pathwise && !needs_all).then(|| by_shadow::possible_winners(&self.head, row, hidden));
-        some.flatten().unwrap_or_else(|| self.raw_logits(hidden))
+        let all = || (self.raw_logits(hidden), self.capabilities().shadow);
+        some.flatten().map_or_else(all, |some| (some, false))
     }
 
     fn draw(&self, row: &Row<'_>, draw: u32, logits: &[f32]) -> Candidate {
@@ -311,6 +313,7 @@ impl PerturbedArgmax for Reference<'_> {
             without_replacement: exactness == Exactness::Pathwise,
             knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept),
             canonical: true,
+            shadow: self.variant == ReferenceVariant::Tiled && self.head.shadow().is_some(),
         }
     }
 
@@ -328,15 +331,20 @@ impl PerturbedArgmax for Reference<'_> {
         let mut hidden = vec![0.0; input.cols()];
         let mut adjustments = Adjustments::default();
         adjustments.collect(rows);
+        let mut fallback_rows = 0;
         for (r, params) in rows.iter().enumerate() {
             input.row_to_f32(r, &mut hidden);
-            let outcome = params
-                .check(adjustments.row(r), &self.capabilities(), &self.plan, self.head.vocab_size())
-                .and_then(|row| self.row(&row, &self.needed_logits(&row, &hidden), out));
+            let checked = params.check(adjustments.row(r), &self.capabilities(), &self.plan, self.head.vocab_size());
+            let outcome = checked.and_then(|row| {
+                let (raw, is_fallback) = self.needed_logits(&row, &hidden);
+                fallback_rows += usize::from(is_fallback);
+                self.row(&row, &raw, out)
+            });
             if let Err(error) = outcome {
                 out.push_error(error);
             }
         }
+        out.set_fallback_rows(fallback_rows);
         Ok(())
     }
 
@@ -371,7 +379,7 @@ impl Scan for Reference<'_> {
             batch.input.row_to_f32(r, &mut hidden);
             summary.clear();
             let first = self.head.tokens().start;
-            let raw = self.needed_logits(&row, &hidden);
+            let (raw, is_fallback) = self.needed_logits(&row, &hidden);
             let logits = match transformed(&row, &raw, first) {
                 Ok(logits) => logits,
                 // Other shards may have a finite logit.
@@ -385,6 +393,7 @@ impl Scan for Reference<'_> {
             };
             summary.of(&row, requests[r], first, &logits);
             summary.of_raw(&row, requests[r], first, &raw);
+            summary.is_fallback = is_fallback;
         }
         Ok(())
     }

@@ -164,6 +164,7 @@ impl ShardedVocab {
             without_replacement: merge == ShardMerge::Winners && shards.iter().all(|s| s.without_replacement),
             knobs: knobs(shards, merge),
             canonical: shards.iter().all(|s| s.canonical),
+            shadow: false,
         };
         let shape = Shape { tokens: 0..first.vocab_size, vocab_size: first.vocab_size, input: first.input };
         Ok(ShardedVocab { shape, plan, shards_plan: plan, capabilities })

@@ -100,7 +100,8 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             ShardInfo::decode(bytes).map_err(|source| ShardError::Message { shard, source })
         };
         let shards = messages.iter().enumerate().map(shard_info).collect::<Result<Vec<_>, _>>()?;
-        let vocab = ShardedVocab::of(&shards, local.capabilities().backend)?;
+        let mut vocab = ShardedVocab::of(&shards, local.capabilities().backend)?;
+        vocab.capabilities.shadow = local.capabilities().shadow;
         let group = RankGroup {
             local: LocalShard::new(local),
             transport,
@@ -222,7 +223,7 @@ impl<T: Transport> RankGroup<'_, T> {
         requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), ShardError> {
-        let RankGroup { merge, tokens, messages, read, received, merger, .. } = self;
+        let RankGroup { local, merge, tokens, messages, read, received, merger, .. } = self;
         let digest = digest_of(requests);
         read.clear();
         for (shard, bytes) in messages.iter().enumerate() {
@@ -237,6 +238,7 @@ impl<T: Transport> RankGroup<'_, T> {
         for (r, (row, request)) in rows.iter().zip(requests).enumerate() {
             let Some(layout) = layout(*merge, row, request) else { continue };
             merger.begin(layout.row, &mut out[r]);
+            out[r].is_fallback = local.summary(r).is_fallback;
             for (shard, ((bytes, at), tokens)) in messages.iter().zip(&mut *read).zip(&*tokens).enumerate() {
                 let answer = |reason| ShardError::Answer { shard, row: r, reason };
                 let mut reader = Reader::from(bytes, *at);

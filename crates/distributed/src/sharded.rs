@@ -63,7 +63,8 @@ impl<'s> Sharded<'s> {
         let mut backends = shards.iter().map(|s| s.capabilities().backend);
         let first = backends.next().ok_or(ShardError::NoShards)?;
         let backend = if backends.all(|b| b == first) { first } else { "mixed" };
-        let vocab = ShardedVocab::of(&descriptions, backend)?;
+        let mut vocab = ShardedVocab::of(&descriptions, backend)?;
+        vocab.capabilities.shadow = shards.iter().any(|shard| shard.capabilities().shadow);
         let shards = shards.into_iter().map(LocalShard::new).collect();
         let group = LocalGroup { shards, merge, merger: RowMerger::default() };
         Ok(Sharded { group, vocab, driver: Driver::default() })

@@ -162,7 +162,7 @@ fn check_shadow(head: &Head<'_>, config: &BackendConfig) -> Result<(), BuildErro
 /// The capabilities of a configuration's sampler, without a head.
 ///
 /// An engine can use them to refuse a request early, or to choose another variant. [`Capabilities::backend`] names the
-/// instruction set for a bf16 weight.
+/// instruction set for a bf16 weight. [`Capabilities::shadow`] is that of a head whose weight can have a shadow.
 ///
 /// ```
 /// # #[cfg(feature = "cpu")] {
@@ -180,7 +180,10 @@ fn check_shadow(head: &Head<'_>, config: &BackendConfig) -> Result<(), BuildErro
 pub fn capabilities_of(config: &BackendConfig) -> Result<Capabilities, BuildError> {
     match (&config.backend, &config.variant) {
         #[cfg(feature = "cuda")]
-        (Backend::Cuda { .. }, VariantConfig::Tiled) => Ok(CudaTiled::capabilities_of(&config.plan)),
+        (Backend::Cuda { .. }, VariantConfig::Tiled) => {
+            let can = CudaTiled::capabilities_of(&config.plan);
+            Ok(Capabilities { shadow: config.shadow && !config.plan.canonical, ..can })
+        }
         #[cfg(feature = "cuda")]
         (Backend::Cuda { .. }, VariantConfig::Grouped { draw, .. }) => {
             Ok(CudaGrouped::capabilities_of(*draw, &config.plan))
@@ -201,8 +204,9 @@ pub fn capabilities_of(config: &BackendConfig) -> Result<Capabilities, BuildErro
             if config.shadow {
                 check_shadow(&head, config)?;
             }
-            // A shadow changes no capability, and its threads would be those of rayon's global pool.
-            Ok(build(head, &BackendConfig { plan, shadow: false, ..config.clone() })?.capabilities())
+            // The threads that make a shadow would be those of rayon's global pool.
+            let can = build(head, &BackendConfig { plan, shadow: false, ..config.clone() })?.capabilities();
+            Ok(Capabilities { shadow: config.shadow, ..can })
         }
     }
 }

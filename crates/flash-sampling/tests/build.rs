@@ -67,7 +67,10 @@ fn a_shadow_changes_no_token_and_is_refused_for_quantised_weights() {
         assert_eq!(tokens(&mut *build(head(&weight), &with_shadow).unwrap()), want, "{plain:?}");
         let buffer = make_shadow(&head(&weight).weight()).unwrap();
         let head = head(&weight).with_shadow(buffer.shadow()).unwrap();
-        assert_eq!(tokens(&mut *build(head, &plain).unwrap()), want, "{plain:?}");
+        let mut shadowed = build(head, &plain).unwrap();
+        assert_eq!(tokens(&mut *shadowed), want, "{plain:?}");
+        assert!(shadowed.capabilities().shadow && capabilities_of(&with_shadow).unwrap().shadow, "{plain:?}");
+        assert!(!capabilities_of(&plain).unwrap().shadow, "{plain:?}");
         assert!(head.with_shadow(buffer.shadow().row_range(1..VOCAB)).is_err());
     }
     let blocks = vec![0u8; 34 * VOCAB];
@@ -75,6 +78,34 @@ fn a_shadow_changes_no_token_and_is_refused_for_quantised_weights() {
     let with_shadow = BackendConfig { shadow: true, ..BackendConfig::default() };
     let error = build(head, &with_shadow).err().map(|error| error.to_string()).unwrap_or_default();
     assert_eq!(error, "a weight of type q8_0 has no shadow: it must be bf16, f16 or f32");
+}
+
+/// A call counts the rows that read the weight in spite of a shadow. A shard counts its rows, and a row counts once.
+#[test]
+fn rows_that_fall_back_from_a_shadow_are_counted() {
+    // Logits of a few tokens stand out, so that upper bounds exclude the other tokens of a tile.
+    const TOKENS: usize = 4000;
+    let weight: Vec<f32> = (0..TOKENS * HIDDEN).map(|i| (i as f32 * 0.37).sin() * 0.2).collect();
+    let head = Head::new(Matrix::new(&weight, TOKENS, HIDDEN).unwrap()).unwrap();
+    let hidden: Vec<f32> = (0..HIDDEN).map(|i| (i as f32 * 0.9).cos()).collect();
+    let sharded = VariantConfig::Sharded { shards: 2, merge: ShardMerge::Winners };
+    for backend in [Backend::default(), Backend::Reference] {
+        for variant in [VariantConfig::Tiled, sharded.clone()] {
+            for shadow in [true, false] {
+                let config = BackendConfig { shadow, ..config(backend.clone(), variant.clone()) };
+                let mut sampler = build(head, &config).unwrap();
+                let mut samples = Samples::new();
+                let row = RowParams::default();
+                let filtered = RowParams { top_p: 0.9, ..row };
+                for (row, fallbacks) in [(row, 0), (filtered, 1), (row, 0)] {
+                    sampler.sample(Matrix::new(&hidden, 1, HIDDEN).unwrap(), &[row], &mut samples).unwrap();
+                    assert!(samples.row(0).is_ok());
+                    let want = if shadow { fallbacks } else { 0 };
+                    assert_eq!(samples.fallback_rows(), want, "{backend:?}, {variant:?}, {row:?}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

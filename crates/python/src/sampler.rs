@@ -74,6 +74,7 @@ pub(crate) struct Sampler {
     place: Place,
     backend: &'static str,
     exactness: Exactness,
+    shadow: bool,
     /// The argument's name: "hidden" or "logits".
     input: &'static str,
     process: ThreadProcess,
@@ -86,8 +87,9 @@ impl Sampler {
         let place = engine.place();
         let (can, plan, vocab_size) = (engine.capabilities(), engine.plan(), engine.vocab_size());
         let (backend, exactness, process, has_parts) = (can.backend, can.exactness, engine.process(), false);
+        let shadow = can.shadow;
         let state = Mutex::new((engine, Samples::new()));
-        Sampler { state, plan, vocab_size, place, backend, exactness, input, process, has_parts }
+        Sampler { state, plan, vocab_size, place, backend, exactness, shadow, input, process, has_parts }
     }
 
     /// Borrows the input `[rows, cols]` of a call. Returns the tensor and its number of rows.
@@ -362,6 +364,19 @@ impl Sampler {
     #[getter]
     fn is_pathwise(&self) -> bool {
         self.exactness == Exactness::Pathwise
+    }
+
+    /// Whether draws read a shadow of the weight.
+    #[getter]
+    fn shadow(&self) -> bool {
+        self.shadow
+    }
+
+    /// The number of rows of the last call that read the whole weight in spite of the shadow. Calls of `enqueue` do not
+    /// change it.
+    #[getter]
+    fn fallback_rows(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.state.lock().unwrap_or_else(PoisonError::into_inner).1.fallback_rows())
     }
 
     fn __repr__(&self) -> String {

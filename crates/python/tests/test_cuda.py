@@ -196,6 +196,7 @@ def test_a_shadow_changes_no_draw():
     mask = torch.randint(-(2**31), 2**31, (96, 1000), dtype=torch.int32, device="cuda")
     plain = Sampler(Head(weight, bias, vocab_size=31_990, scale=0.5))
     shadowed = Sampler(Head(weight, bias, vocab_size=31_990, scale=0.5), shadow=True)
+    assert (shadowed.shadow, plain.shadow) == (True, False)
     for rows in (1, 5, 33, 96):
         for params in [{}, {"temperature": 0.1}, {"temperature": 0}, {"mask": mask[:rows]}, {"top_k": 20}]:
             keys = {"seed": seeds[:rows], "position": 7}
@@ -211,6 +212,9 @@ def test_a_shadow_changes_no_draw():
             columns["position"] += 1
             graph.replay()
             assert torch.equal(out[:rows], plain(hidden[:rows], **columns))
+    assert shadowed(hidden[:5], seed=seeds[:5], position=1).shape == (5,) and shadowed.fallback_rows == 0
+    shadowed(hidden[:5], seed=seeds[:5], position=1, top_p=0.9)
+    assert shadowed.fallback_rows == 5
     # The draws do read the shadow: after a change of the weight, which callers must not make, it selects other tokens.
     weight.neg_()
     keys = {"seed": seeds[:5], "position": 7}

@@ -56,6 +56,17 @@ def test_variants_threads_and_plans_draw_the_same_tokens(problem, options):
     assert numpy.array_equal(sampler(problem.hidden, **problem.keys), problem.argmax_with_noise())
 
 
+def test_a_sampler_counts_the_rows_that_fall_back_from_its_shadow(problem):
+    for backend in ["cpu", "reference"]:
+        sampler, plain = (Sampler(Head(problem.weight), backend=backend, shadow=shadow) for shadow in (True, False))
+        assert (sampler.shadow, plain.shadow) == (True, False)
+        one = {name: values[:1] for name, values in problem.keys.items() if not isinstance(values, int)}
+        keys = {**problem.keys, **one}
+        for params, rows in [({}, 0), ({"top_p": 0.9}, 1), ({}, 0)]:
+            assert sampler(problem.hidden[:1], **keys, **params) == plain(problem.hidden[:1], **keys, **params)
+            assert (sampler.fallback_rows, plain.fallback_rows) == (rows, 0)
+
+
 @pytest.mark.parametrize("variant", ["grouped:64", "online:64", "sharded:3:log-mass"])
 def test_variants_exact_in_distribution_draw_the_tokens_of_the_reference(problem, variant):
     of_backend = {}

@@ -12,6 +12,7 @@ pub(crate) mod rank_tests;
 pub(crate) mod ranks;
 pub(crate) mod referee;
 pub(crate) mod shadow;
+pub(crate) mod shadow_draws;
 
 use flash_sampling_conformance::factory::FromLogits;
 use flash_sampling_conformance::laws::uneven_starts;

@@ -26,6 +26,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     without_replacement: false,
     knobs: Knobs::FILTERS,
     canonical: false,
+    shadow: false,
 };
 
 /// A head in device memory, with rows, filters and draws for calls.

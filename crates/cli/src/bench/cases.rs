@@ -118,13 +118,30 @@ impl Inputs {
         Ok(self.weight.matrix()?)
     }
 
+    /// The head with its shadow, if [made](Inputs::make_shadow).
+    pub fn head_with_shadow(&self) -> Result<Option<Head<'_>>, CommandError> {
+        let head = Head::new(self.weight()?)?;
+        let Some(shadow) = &self.shadow else { return Ok(None) };
+        head.with_shadow(shadow.shadow()).map(Some).map_err(|error| CommandError::usage(error.to_string()))
+    }
+
+    /// The number of rows of the hidden states.
+    pub fn rows(&self) -> usize {
+        self.peaked.rows()
+    }
+
     /// The first rows of the hidden states.
     pub fn states(&self, logits: Logits, rows: usize) -> Result<Matrix<'_>, CommandError> {
+        self.states_from(logits, 0, rows)
+    }
+
+    /// Some rows of the hidden states.
+    pub fn states_from(&self, logits: Logits, first: usize, rows: usize) -> Result<Matrix<'_>, CommandError> {
         let states = match logits {
             Logits::Gaussian => &self.gaussian,
             Logits::Peaked => &self.peaked,
         };
-        Ok(states.matrix()?.row_range(0..rows))
+        Ok(states.matrix()?.row_range(first..first + rows))
     }
 
     /// The contenders for the first rows: the tiled variant without noise, and the draws. On a CPU, a read of the
@@ -158,8 +175,7 @@ impl Inputs {
             let drawn = draw(sampler(variant)?, peaked, RowParams::default());
             contenders.push(Contender::new(format!("{variant}, peaked"), drawn));
         }
-        if let Some(shadow) = &self.shadow {
-            let head = head.with_shadow(shadow.shadow()).map_err(|error| CommandError::usage(error.to_string()))?;
+        if let Some(head) = self.head_with_shadow()? {
             for (input, row, what) in [
                 (peaked, argmax(), "greedy"),
                 (gaussian, RowParams::default(), "gaussian"),

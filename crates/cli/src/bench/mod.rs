@@ -6,11 +6,13 @@
 //! | module | content |
 //! | --- | --- |
 //! | [`cases`] | the contenders |
+//! | [`fallback`] | the rows that fall back from a shadow |
 //! | [`timing`] | timing in turn |
 //! | [`read`] | the plain streaming read |
 //! | [`record`], [`table`] | the results as JSON and text |
 
 pub mod cases;
+pub mod fallback;
 pub mod read;
 pub mod record;
 pub mod table;
@@ -89,7 +91,8 @@ pub fn variants(
     }
     for &rows in &size.rows {
         let section = inputs.section(ours, rows, size.rounds);
-        let section = time(section, inputs.contenders(ours, rows)?, interrupt)?;
+        let mut section = time(section, inputs.contenders(ours, rows)?, interrupt)?;
+        section.fallbacks = fallback::count(&inputs, ours, (rows, size.rounds), interrupt)?;
         add(record, section, out, table::section)?;
     }
     Ok(())

@@ -49,6 +49,20 @@ pub struct Section {
     /// Other programs, in separate processes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<Entry>,
+    /// The rows that fall back from a shadow to the weight.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fallbacks: Vec<Fallback>,
+}
+
+/// The rows of a temperature that fall back from a shadow to the weight.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Fallback {
+    /// The temperature.
+    pub temperature: f32,
+    /// All drawn rows.
+    pub rows: usize,
+    /// The rows that fell back.
+    pub fallback_rows: usize,
 }
 
 /// One contender.

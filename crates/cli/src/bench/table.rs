@@ -1,5 +1,6 @@
 //! The table of ratios, part by part.
 
+use crate::bench::fallback;
 use crate::bench::record::{Record, Section};
 use crate::output::line;
 use std::io::{self, Write};
@@ -82,5 +83,5 @@ pub fn against(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> i
             entry.name
         )?;
     }
-    Ok(())
+    fallback::line(out, &section.fallbacks)
 }

@@ -124,3 +124,17 @@ fn flags_of_shadows_that_make_no_sense_are_refused() {
     let out = files.name("again");
     assert_eq!(run_logging("trace", &words(&format!("shadow --weight {weight} --out {out}"))).code, 0);
 }
+
+#[test]
+fn the_benchmark_counts_the_rows_that_fall_back() {
+    let files = Files::new();
+    let json = files.name("record.json");
+    let result = run(&["bench", "--quick", "--variants", "tiled", "--shadow", "--json", &json]);
+    let says =
+        ["  peaked rows that fall back from the shadow: ", " of 20 at temperature 0.3, ", " of 80 at temperature 1.5"];
+    assert!(result.code == 0 && says.iter().all(|says| result.stdout.contains(says)), "{result:#?}");
+    let record: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let counts = record["sections"][0]["fallbacks"].as_array().unwrap();
+    assert_eq!(counts.len(), 4);
+    assert!(counts.iter().all(|count| count["rows"] == 20 && count["fallback_rows"].is_u64()), "{counts:?}");
+}

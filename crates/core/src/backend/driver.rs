@@ -47,6 +47,8 @@ struct PendingRow {
     doubts: Vec<PrefixMass>,
     follow_up: Option<RowFollowUp>,
     passes: u32,
+    /// Whether a pass read the whole weight in spite of a shadow.
+    is_fallback: bool,
     /// The tokens whose logits are requested, and the ranks before which tokens are counted.
     tokens: Vec<u32>,
     ranks: Vec<LogitRank>,
@@ -125,7 +127,10 @@ impl Driver {
                 out.push_error(error);
             }
         }
-        self.find_tokens(scan, batch, out)
+        self.find_tokens(scan, batch, out)?;
+        let rows = &self.pending[..batch.rows.len()];
+        out.set_fallback_rows(rows.iter().filter(|pending| pending.is_fallback).count());
+        Ok(())
     }
 
     /// Makes the first pass.
@@ -147,6 +152,7 @@ impl Driver {
         let (summary, pending) = (&mut self.overviews[r], &mut self.pending[r]);
         pending.passes = summary.passes.max(1);
         pending.doubts.clear();
+        pending.is_fallback = row.is_ok() && summary.is_fallback;
         let Ok(row) = row else { return };
         let follow_up = match (summary.progress, &row.filters) {
             (_, None) => {
@@ -192,6 +198,7 @@ impl Driver {
         }
         let scanned = scan.scan(batch, &next, further);
         *requests = reuse_vec(next);
+        members.iter().for_each(|&r| pending[r].is_fallback |= further[r].is_fallback);
         scanned
     }
 

@@ -33,6 +33,9 @@ pub struct RowSummary {
     pub progress: Progress,
     /// The passes over the row's logits that the scan made; 0 counts as 1.
     pub passes: u32,
+    /// Whether the pass read the whole weight for this row, although the scan has a shadow of the weight. A scan that
+    /// knows only the number of such rows marks any rows.
+    pub is_fallback: bool,
     /// The result of a decided row.
     pub result: RowResult,
     /// The row's first bad logit; all other fields are then unspecified. A row without a finite logit has no error, but
@@ -93,7 +96,7 @@ pub fn by_logit_rank(a: &Candidate, b: &Candidate) -> Ordering {
 impl RowSummary {
     /// Empties the summary, and keeps its memory.
     pub fn clear(&mut self) {
-        (self.progress, self.passes) = (Progress::Summarized, 1);
+        (self.progress, self.passes, self.is_fallback) = (Progress::Summarized, 1, false);
         (self.tail, self.listed) = (TailMass::default(), None);
         self.error = None;
         self.clear_sample();
@@ -149,6 +152,7 @@ impl RowSummary {
     /// [`RowSummary::merge_lists`] merges the lists, after the last call.
     pub fn merge(&mut self, row: &Row<'_>, request: &Request<'_>, other: &RowSummary) {
         self.error = StagedError::first(self.error, other.error);
+        self.is_fallback |= other.is_fallback;
         if other.error.is_some() {
             return;
         }

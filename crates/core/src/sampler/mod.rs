@@ -73,6 +73,9 @@ pub struct Capabilities {
     pub knobs: Knobs,
     /// Whether it supports [`Plan::canonical`].
     pub canonical: bool,
+    /// Whether draws read a [`Shadow`](crate::Shadow) of the weight. Calls that cannot read the shadow read the weight:
+    /// [`Samples::fallback_rows`] counts their rows.
+    pub shadow: bool,
 }
 
 impl Capabilities {

@@ -145,6 +145,7 @@ pub struct Samples {
     used: usize,
     /// Bitmaps of kept tokens.
     kept: Vec<u32>,
+    fallback_rows: usize,
 }
 
 impl Samples {
@@ -188,6 +189,19 @@ impl Samples {
         })
     }
 
+    /// The number of rows whose draw read the whole weight, although the sampler has a shadow of the weight
+    /// ([`Capabilities::shadow`](crate::Capabilities::shadow)). 0 without a shadow.
+    ///
+    /// * If a call cannot read the shadow, because of its size or because a row needs all logits, all its rows count.
+    /// * On a CPU, all rows of a call count if more than half of its tiles of tokens needed all logits.
+    /// * On a GPU, a row counts if the shadow did not decide its draw. If rows without filters have several draws, each
+    ///   such draw counts as a row, up to the number of rows.
+    ///
+    /// In a group of ranks, each rank counts the rows of its own shard.
+    pub fn fallback_rows(&self) -> usize {
+        self.fallback_rows
+    }
+
     /// The results of all rows.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Result<RowSample<'_>, RowError>> {
         (0..self.len()).map(|row| self.row(row))
@@ -212,6 +226,12 @@ impl Samples {
         self.token_logits.clear();
         self.kept.clear();
         self.used = 0;
+        self.fallback_rows = 0;
+    }
+
+    /// For implementers: sets the number of rows whose draw read the whole weight in spite of a shadow.
+    pub fn set_fallback_rows(&mut self, rows: usize) {
+        self.fallback_rows = rows;
     }
 
     /// For implementers: appends a row with an error.

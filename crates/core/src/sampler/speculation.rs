@@ -287,5 +287,6 @@ const CAPABILITIES: Capabilities = Capabilities {
     without_replacement: false,
     knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS),
     canonical: false,
+    shadow: false,
 };
 const PLAN: Plan = Plan { max_rows: 1, max_draws: 1, max_logprobs: None, canonical: false };

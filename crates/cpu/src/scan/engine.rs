@@ -163,6 +163,7 @@ impl Engine {
                 (false, true) => Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept),
             },
             canonical: pathwise,
+            shadow: false,
         }
     }
 
@@ -289,6 +290,13 @@ impl Engine {
             worker.rows.iter_mut().enumerate().for_each(|(r, state)| begin_row(r, state));
         };
         self.for_parts(tokens, chunk, begin, |worker, part, simd| worker.evaluate(source, rows, part, simd));
+    }
+
+    /// Whether upper bounds sufficed in at least half of the tiles of the last pass.
+    pub(crate) fn most_tiles_have_bounds(&self) -> bool {
+        let tiles = self.workers.iter().map(|worker| worker.tiles);
+        let [by_bounds, all] = tiles.fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
+        2 * by_bounds >= all
     }
 
     /// Merges every worker's states into the first worker's.

@@ -48,6 +48,11 @@ impl PackedInput {
         self.bounds = None;
     }
 
+    /// Whether small calls of the head have upper bounds.
+    pub(crate) fn can_have_bounds(&self) -> bool {
+        self.bounds.is_some()
+    }
+
     /// Whether calls of this number of rows and draws are faster with upper bounds of this head's logits.
     pub(crate) fn has_bounds(&self, head: &Head<'_>, rows: usize, draws: usize) -> bool {
         self.bounds.as_ref().is_some_and(|(bounds, _)| bounds.is_faster(head, rows, draws))

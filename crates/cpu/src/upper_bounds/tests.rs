@@ -375,3 +375,14 @@ fn draws_with_floors_that_are_too_high_differ() {
         assert_eq!(outcome.is_err(), differs, "{error}: {outcome:?}");
     }
 }
+
+/// A short test, for emulators.
+#[test]
+fn some_draws_with_a_shadow_are_the_draws_without() {
+    let (_, floats) = heads().swap_remove(0);
+    let (head, buffer) = with_shadow(&floats);
+    let options = CpuOptions { threads: Some(1), isa: None };
+    let mut with = Tiled::new(head.with_shadow(buffer.shadow()).unwrap(), CONTROL, &options).unwrap();
+    let mut without = Tiled::new(head, CONTROL, &options).unwrap();
+    assert_eq!(compare(&mut with, &mut without, 5, KINDS), Ok(()));
+}

@@ -67,7 +67,8 @@ impl PerturbedArgmax for Grouped<'_> {
             GroupDraw::Fresh => Exactness::InDistribution,
             GroupDraw::Reuse => Exactness::Pathwise,
         };
-        self.scan.engine.capabilities(Variant::Grouped, exactness)
+        let can = self.scan.engine.capabilities(Variant::Grouped, exactness);
+        Capabilities { shadow: self.scan.reads_shadow(), ..can }
     }
 
     fn shape(&self) -> Shape {

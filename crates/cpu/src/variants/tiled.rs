@@ -4,7 +4,7 @@ use crate::error::CpuError;
 use crate::options::CpuOptions;
 use crate::scan::engine::{CHUNK, Engine};
 use crate::scan::packed_input::PackedInput;
-use crate::scan::requests::HeadLogits;
+use crate::scan::requests::{HeadLogits, Logits};
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_call, check_scan};
 use flash_sampling_core::{
     Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Variant,
@@ -57,6 +57,11 @@ impl<'w> HeadScan<'w> {
         Ok(())
     }
 
+    /// Whether draws of small calls read the head's shadow.
+    pub(super) fn reads_shadow(&self) -> bool {
+        self.logits.has_shadow()
+    }
+
     pub(super) fn shape(&self) -> Shape {
         let head = &self.logits.head;
         Shape { tokens: head.tokens(), vocab_size: head.vocab_size(), input: head.hidden() }
@@ -107,7 +112,8 @@ impl Tiled<'_> {
 
 impl PerturbedArgmax for Tiled<'_> {
     fn capabilities(&self) -> Capabilities {
-        self.scan.engine.capabilities(Variant::Tiled, Exactness::Pathwise)
+        let can = self.scan.engine.capabilities(Variant::Tiled, Exactness::Pathwise);
+        Capabilities { shadow: self.scan.reads_shadow(), ..can }
     }
 
     fn shape(&self) -> Shape {

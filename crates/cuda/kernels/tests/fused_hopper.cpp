@@ -148,14 +148,13 @@ struct Launch {
 
     // Makes the launches that read the shadow. With LISTS, `filtered` has the lists of rows with filters.
     template <int COLUMNS, bool LISTS, bool IS_PORTABLE = false>
-    void run_shadow(const Call& call, ShadowWords& words, const FilterListCall& filtered) {
+    void run_shadow(const Call& call, ShadowWords& words, u32& undecided, const FilterListCall& filtered) {
         using Exact = ExactWinners<LISTS, !IS_PORTABLE>;
         constexpr auto VARIANT = LISTS ? FusedVariant::ListedCandidates : FusedVariant::Candidates;
         using T = fused_hopper::Tile<COLUMNS, COLUMNS >= 96 ? 1 : 2, 1, VARIANT>;
         const u32 rows = call.row_count, digit_rows = (rows + 7) / 8 * 16, parts = rows % 3 + 2;
         // Poisoned: `hidden_digits` must clear what the other launches read.
         memset(&words, 0xff, sizeof(words));
-        words.undecided = 0;
         std::vector<u8> digits(static_cast<size_t>(digit_rows) * code_stride, 0x7f);
         std::vector<HiddenBound> bounds(rows);
         std::vector<u32> counts(rows, 77), arrived(rows, 77);
@@ -170,7 +169,8 @@ struct Launch {
                                     keys.data(),   estimates.data(), at,           states,        stride,
                                     stride,        call.hidden,      Element::BF16, estimated.data()};
         const ShadowCall shadow{candidates,     digits.data(),  code_stride, bounds.data(), best.data(),
-                                winners.data(), arrived.data(), &words,      largest,       0};
+                                winners.data(), arrived.data(), &words,      largest,       0,
+                                &undecided};
         emulator::launch(rows, 1, HiddenDigits::THREADS, [&] {
             static HiddenDigits::Shared shared;
             HiddenDigits::block<Element::BF16>(shadow, blockIdx.x, shared);
@@ -210,8 +210,9 @@ struct Launch {
         FilterPasses passes = FilterPasses::Lists;
         const FilterListCall filtered{{filters.data(), counters.data(), posted.data(), keys.data()}, rows.data(), draws.data(), &passes};
         ShadowWords words{};
+        u32 undecided = 0;
         call.draws = draws.data();
-        run_shadow<COLUMNS, true>(call, words, filtered);
+        run_shadow<COLUMNS, true>(call, words, undecided, filtered);
         const bool is_open = words.open;
         if (is_open != (passes == FilterPasses::Both)) abort();
         for (u32 r = 0; r < call.row_count; ++r) {
@@ -247,9 +248,10 @@ struct Launch {
         std::vector<u64> keys(call.row_count * RowLists::ROOM);
         const RowLists lists{filters.data(), counters.data(), posted.data(), keys.data()};
         ShadowWords words{};
+        u32 undecided = 0;
         if constexpr (COLUMNS <= 96 && !FP8)
             if (has_shadow) {
-                run_shadow<COLUMNS, false, IS_PORTABLE>(call, words, FilterListCall{});
+                run_shadow<COLUMNS, false, IS_PORTABLE>(call, words, undecided, FilterListCall{});
                 call.skip_if = {&words.open, 0, 0};
             }
         const Matrix fp8{codes.data(), call.tokens, call.hidden, 1, call.hidden};
@@ -258,7 +260,7 @@ struct Launch {
                                                                              2 * call.hidden, {});
         else
             run_blocks<T>(call, FP8 ? fp8 : map_of(weight, call.tokens), map_of(hidden, call.row_count), lists, Candidates{});
-        if (has_shadow) put(words.undecided);
+        if (has_shadow) put(undecided);
         for (u32 r = 0; r < call.row_count; ++r) {
             if (best[r] != 0 || invalid[r] != ~0ull || arrived != 0) abort();
             fwrite(&draws[r], sizeof(Draw), 1, stdout);

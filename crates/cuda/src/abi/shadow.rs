@@ -62,12 +62,9 @@ pub(crate) const MAX_PARTS: usize = 32;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShadowWords {
     pub(crate) open: u32,
-    /// The rows of all launches that the shadow did not decide.
-    pub(crate) undecided: u32,
     pub(crate) published: u32,
-    pub(crate) zero: u32,
 }
-layout!(ShadowWords 16: open 0, undecided 4, published 8, zero 12);
+layout!(ShadowWords 8: open 0, published 4);
 
 /// The best candidate of some blocks.
 #[repr(C, align(16))]
@@ -95,8 +92,10 @@ pub(crate) struct ShadowCall {
     pub(crate) words: DeviceAddress<ShadowWords>,
     pub(crate) largest: f32,
     pub(crate) zero: u32,
+    /// In page-locked host memory: the rows of all launches that the shadow did not decide.
+    pub(crate) undecided: DeviceAddress<u32>,
 }
-layout!(ShadowCall 168:
+layout!(ShadowCall 176:
     candidates 0, digits 104, digit_stride 112, bounds 120, best 128, winners 136, arrived 144, words 152,
-    largest 160, zero 164
+    largest 160, zero 164, undecided 168
 );

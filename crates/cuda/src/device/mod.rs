@@ -16,6 +16,7 @@ pub(crate) mod group_pass;
 pub(crate) mod groups;
 pub(crate) mod head;
 pub(crate) mod hopper;
+pub(crate) mod host_counter;
 pub(crate) mod launch;
 pub(crate) mod launch_config;
 pub(crate) mod matrix;
@@ -37,6 +38,7 @@ pub(crate) use fused_portable::{Epilogue, LoadedPortable, Portable, PortableOutp
 pub(crate) use gpu::Device;
 pub(crate) use groups::DeviceGroups;
 pub(crate) use head::{DeviceHead, DeviceShadow, ShadowMemory};
+pub(crate) use host_counter::HostCounter;
 pub(crate) use launch::{Arguments, Entry, Grid, Kernel, Queue, Residency};
 pub(crate) use launch_config::{ConfiguredKernel, launch_words};
 pub(crate) use matrix::{DeviceMatrix, DeviceScales};

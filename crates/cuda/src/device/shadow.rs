@@ -10,7 +10,7 @@ use crate::compile::{Instance, KernelSource, kernels};
 use crate::device::fused_hopper::{FusedVariant, Loaded, Tile};
 use crate::device::fused_portable::MAX_SHADOW_ROWS;
 use crate::device::{
-    ConfiguredKernel, Device, DeviceHead, DeviceMatrix, DeviceShadow, Epilogue, FusedOutput, Grid, Kernel,
+    ConfiguredKernel, Device, DeviceHead, DeviceMatrix, DeviceShadow, Epilogue, FusedOutput, Grid, HostCounter, Kernel,
     LoadedPortable, Portable, PortableOutput, Products, Queue, Residency, Scratch, entries, tensor_map,
 };
 use crate::error::CudaError;
@@ -45,6 +45,8 @@ pub(crate) struct ShadowKernels {
     candidates: CandidateKernels,
     winners: ConfiguredKernel<(Call, ShadowCall)>,
     scratch: Scratch,
+    /// The rows of all launches that the shadow did not decide. Dropped after the scratch, which waits for launches.
+    undecided: HostCounter,
     places: Places,
     max_rows: usize,
 }
@@ -157,6 +159,7 @@ impl ShadowKernels {
             candidates,
             winners: ConfiguredKernel::load_instance(device, &SOURCE, &instance, &entries::EXACT_WINNERS)?,
             scratch,
+            undecided: HostCounter::new(device.context())?,
             places,
             max_rows,
         }))
@@ -176,9 +179,9 @@ impl ShadowKernels {
         self.scratch.mark_idle();
     }
 
-    /// The device address of a counter: the rows of all launches that the shadow did not decide.
-    pub(crate) fn undecided(&mut self) -> DeviceAddress<u32> {
-        self.scratch.begin_use::<u8>().add(offset_of!(ShadowWords, undecided)).cast()
+    /// The rows of all complete launches that the shadow did not decide. Wraps around.
+    pub(crate) fn undecided(&self) -> u32 {
+        self.undecided.get()
     }
 
     /// Loads the kernels of calls with filters, if the Hopper kernel draws.
@@ -280,6 +283,7 @@ impl ShadowKernels {
             words,
             largest: self.shadow.largest,
             zero: 0,
+            undecided: self.undecided.address(),
         };
         queue.launch(&self.digits, Grid::of(hidden.rows as u32, DIGIT_THREADS), (shadow,))?;
         Ok(shadow)

@@ -38,6 +38,7 @@ impl RowEncoder {
         without_replacement: false,
         knobs: Knobs::ADJUSTMENTS.union(Knobs::of(&[Knob::MinP, Knob::TopK, Knob::TopP])),
         canonical: false,
+        shadow: false,
         ..CudaTiled::CAPABILITIES
     };
 

@@ -51,6 +51,7 @@ impl<'w> CudaTiled<'w> {
         without_replacement: true,
         knobs: FILTERS_TOO,
         canonical: true,
+        shadow: false,
     };
 
     /// The capabilities of a sampler of this plan, without a head or a GPU.

@@ -338,6 +338,13 @@ class Sampler:
     def backend(self) -> str: ...
     @property
     def is_pathwise(self) -> bool: ...
+    @property
+    def shadow(self) -> bool:
+        """Whether draws read a shadow of the weight."""
+
+    @property
+    def fallback_rows(self) -> int:
+        """The number of rows of the last call that read the whole weight in spite of the shadow; not of `enqueue`."""
 
 def noise(seed: int, position: int, draw: int, tokens: Iterable[int] | _Tensor) -> Any:
     """The standard Gumbel noise of tokens: [tokens] float32."""

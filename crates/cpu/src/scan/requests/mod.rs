@@ -32,6 +32,11 @@ pub(crate) trait Logits {
         false
     }
 
+    /// Whether small calls read a shadow of the weight.
+    fn has_shadow(&self) -> bool {
+        false
+    }
+
     /// The logits of some rows of the input, ascending; or, if `with_bounds` and if all rows have them, their upper bounds.
     fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize], with_bounds: bool) -> Source<'s>;
 
@@ -71,6 +76,10 @@ impl Logits for HeadLogits<'_> {
 
     fn has_bounds(&self, rows: usize, draws: usize) -> bool {
         self.hidden.has_bounds(&self.head, rows, draws)
+    }
+
+    fn has_shadow(&self) -> bool {
+        self.head.shadow().is_some() && self.hidden.can_have_bounds()
     }
 
     fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize], with_bounds: bool) -> Source<'s> {
@@ -136,7 +145,7 @@ impl Engine {
         let mut rows = self.take_rows();
         let mut members = core::mem::take(&mut self.members);
         members.clear();
-        let mut lists = 0;
+        let (mut lists, mut is_fallback) = (0, false);
         rows.extend(batch.rows.iter().zip(requests).enumerate().map(|(r, (row, request))| {
             let row = (*row)?;
             let kind = match request {
@@ -181,15 +190,20 @@ impl Engine {
             let (tokens, vocab_size) = (logits.tokens(), logits.vocab_size());
             let draws = rows.iter().flatten().map(|planned| planned.row.draws as usize).sum();
             let with_bounds = rows.iter().flatten().all(needs_only_largest) && logits.has_bounds(members.len(), draws);
+            let has_shadow = logits.has_shadow();
             let source = logits.source(self.isa, batch.input, &members, with_bounds);
             self.pass(&source, &rows, tokens, chunk, begin_row);
+            is_fallback = has_shadow && !(source.has_bounds() && self.most_tiles_have_bounds());
             self.gather_and_decide(&rows, vocab_size);
         }
         for (r, (summary, request)) in out.iter_mut().zip(requests).enumerate() {
             match (request, &rows[r], &batch.rows[r]) {
                 (Request::Skip, ..) | (.., Err(_)) => {}
                 (Request::Logits { .. }, ..) => summary.clear(),
-                (_, Ok(planned), _) => self.write(r, planned, logits, &batch.input, summary),
+                (_, Ok(planned), _) => {
+                    self.write(r, planned, logits, &batch.input, summary);
+                    summary.is_fallback = is_fallback;
+                }
                 (_, Err(_), Ok(row)) => {
                     summary.begin(row);
                     summary.refuse();

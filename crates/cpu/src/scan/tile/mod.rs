@@ -84,6 +84,8 @@ pub(crate) struct Worker {
     pub(crate) groups: Vec<RowGroups<GroupWinner>>,
     /// The cached logits at or above the mass cutoffs of rows.
     pub(crate) above: LogitCache,
+    /// The tiles of a pass with upper bounds: those whose bounds sufficed, and all.
+    pub(crate) tiles: [u32; 2],
     known: Arc<SharedBounds>,
 }
 
@@ -92,7 +94,7 @@ impl Worker {
         let logits = vec![0.0; (rows.len() * TILE + SPAN).max(LOGITS_TILE)];
         let (lists, groups) = (Vec::new(), Vec::new());
         let (above, possible_winners) = (LogitCache::default(), PossibleWinners::default());
-        Worker { logits, dot, possible_winners, rows, lists, groups, above, known }
+        Worker { logits, dot, possible_winners, rows, lists, groups, above, tiles: [0; 2], known }
     }
 
     /// Reserves memory for upper bounds.
@@ -106,6 +108,7 @@ impl Worker {
     /// `short` and `shares` go to [`RowState::begin`].
     pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>], short: Option<ListBudget>, shares: bool) {
         self.possible_winners.reset();
+        self.tiles = [0; 2];
         for (state, row) in self.rows.iter_mut().zip(rows) {
             if let Ok(planned) = row {
                 state.begin(&planned.row, planned.slack, short.filter(|_| planned.is_whole), shares);
@@ -143,9 +146,11 @@ impl Worker {
         while tokens.start < tokens.end {
             let grid = tokens.start / SPAN as u32 * SPAN as u32;
             let part = tokens.start..grid.saturating_add(size as u32).min(tokens.end);
-            if !source.has_bounds() || !self.draw_by_bounds(source, rows, part.clone(), simd) {
+            let by_bounds = source.has_bounds() && self.draw_by_bounds(source, rows, part.clone(), simd);
+            if !by_bounds {
                 self.evaluate_part(&source.without_bounds(), rows, part.clone(), simd);
             }
+            self.tiles = [self.tiles[0] + u32::from(by_bounds), self.tiles[1] + 1];
             tokens.start = part.end;
         }
     }

@@ -1,17 +1,15 @@
 //! Which draws read the shadow of the weight, the lists of rows with filters, and how many rows the shadow has left to the
 //! weight.
-#![allow(unsafe_code)]
 
 use super::DeviceTiled;
 use crate::abi::{FilterListCall, FilterPasses, SkipIf};
-use crate::device::shadow::{LARGEST_TOP_K, MAX_TOP_K_ELEMENTS, MAX_TOP_K_ROWS};
+use crate::device::shadow::{LARGEST_TOP_K, MAX_TOP_K_ELEMENTS, MAX_TOP_K_ROWS, ShadowKernels};
 use crate::device::{DeviceMatrix, FusedOutput, Queue};
 use crate::error::CudaError;
-use cudarc::driver::CudaStream;
 
 impl DeviceTiled {
     /// Whether draws for these hidden states read the shadow.
-    pub(super) fn uses_shadow(&self, hidden: &DeviceMatrix) -> bool {
+    pub(crate) fn uses_shadow(&self, hidden: &DeviceMatrix) -> bool {
         let is_supported = hidden.dtype == self.head.weight.dtype && hidden.is_aligned();
         is_supported && self.shadow.as_ref().is_some_and(|shadow| hidden.rows <= shadow.max_rows())
     }
@@ -43,20 +41,17 @@ impl DeviceTiled {
         shadow.launch_lists(queue, hidden, call, filtered, &self.device)
     }
 
-    /// The number of rows, of all launches so far, that a shadow did not decide, so that the draw read the weight,
-    /// too. Waits for the stream.
+    /// Whether launches of few rows read a shadow.
+    pub(crate) fn has_shadow(&self) -> bool {
+        self.shadow.is_some()
+    }
+
+    /// The number of rows, of all complete launches, that a shadow did not decide, so that the draw read the weight, too.
+    /// 0 without a shadow; wraps around at 2^32.
     ///
-    /// # Errors
-    /// [`CudaError::Driver`].
-    ///
-    /// # Safety
-    /// The launches so far are on `stream`, or ordered before it.
-    pub unsafe fn undecided_by_shadow(&mut self, stream: &CudaStream) -> Result<u32, CudaError> {
-        let mut count = [0];
-        if let Some(shadow) = &mut self.shadow {
-            // SAFETY: *Memory*: this value owns the word. *Order*: the bullet of this function.
-            unsafe { Queue::new(stream) }.copy_down(shadow.undecided(), &mut count)?;
-        }
-        Ok(count[0])
+    /// Launches that cannot read the shadow do not count. The function does not wait. After a wait for a launch, the
+    /// number contains the launch's rows.
+    pub fn fallback_rows(&self) -> u32 {
+        self.shadow.as_ref().map_or(0, ShadowKernels::undecided)
     }
 }

@@ -58,6 +58,8 @@ pub(super) struct HeadKernels {
     read: CudaEvent,
     /// Whether the kernels for filters over ranks are loaded.
     is_prepared: bool,
+    /// The draws of all launches that could not read the shadow of the weight.
+    pub(super) draws_by_weight: usize,
     /// The kernels hold its address, so this field is dropped last.
     pub(super) uploaded: Option<UploadedWeight>,
 }
@@ -132,6 +134,7 @@ impl HeadKernels {
             logprobs,
             read,
             is_prepared,
+            draws_by_weight: 0,
             uploaded,
         })
     }
@@ -200,6 +203,7 @@ impl HeadKernels {
         let (hidden, rows) = self.copy(queue, staging, hidden.rows(launch.first..launch.first + launch.slots.len()))?;
         let (hidden, draws, features) = (&hidden, self.draws.begin_use::<Draw>().add(at), staging.features());
         results::poison(draws, hidden.rows, queue)?;
+        self.count_draws(hidden, from, filters, exchange.is_some());
         let Some(from) = from else {
             match &mut self.groups {
                 Some(groups) => groups.enqueue(queue, hidden, (rows, draws), DeviceAddress::NULL),

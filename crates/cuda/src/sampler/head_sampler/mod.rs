@@ -3,12 +3,13 @@
 //! `kernels` has the kernels with the memory of a launch, `hidden_states` the input of a call, `launch_plan` selects
 //! the draws of each launch, `source` makes the launches of a pass, and `sharded` makes those of ranks. `enqueue` and
 //! `enqueue_sharded` enqueue calls that do not wait, with parameters in device memory, on one GPU and on ranks, whose
-//! calls have marks (`call_mark`).
+//! calls have marks (`call_mark`). `fallback` counts the draws that read the weight in spite of a shadow.
 //! `uploaded_weight` copies a weight from the host.
 
 mod call_mark;
 mod enqueue;
 mod enqueue_sharded;
+mod fallback;
 mod hidden_states;
 mod kernels;
 mod launch_plan;
@@ -137,6 +138,8 @@ impl<'w> HeadSampler<'w> {
         let rows = LaunchRows::new(Staging::locked(shape.tokens.clone(), shape.vocab_size, &stream)?);
         let (device, driver, scan) = (device.clone(), Driver::default(), RowScan::default());
         let (columns, gathered, hidden) = (None, None, None);
+        let shadow = !plan.canonical && kernels.as_ref().is_some_and(HeadKernels::has_shadow);
+        let can = Capabilities { shadow, ..can };
         Ok(HeadSampler {
             shape,
             dtype,

@@ -7,7 +7,7 @@ use crate::abi::{Draw, RowFilters};
 use crate::error::CudaError;
 use crate::exchange::cuda_exchange::CudaExchange;
 use crate::exchange::sharded::FilterSupport;
-use crate::sampler::row_scan::{DrawItems, decide, quick_filters, write_draws};
+use crate::sampler::row_scan::{DrawItems, decide, mark_fallbacks, quick_filters, write_draws};
 use crate::sampler::{CallRows, CudaTiled, DeviceHidden, DrawItem, FilterSource};
 use core::mem::take;
 use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, Scan, Stage, StagedError, check_call};
@@ -223,9 +223,11 @@ impl ExchangePass<'_, '_> {
             [(None, plain), (Some(FilterSource::Lists), listed), (Some(FilterSource::Logits), by_logits)]
         {
             items.sort_unstable_by_key(|item| (item.row, item.draw));
+            let before = self.sampler.fallback_draws();
             launch(self.sampler, self.exchange, batch, (items, from), draws)?;
             if is_decided {
                 write_draws(items, draws, out);
+                mark_fallbacks(items, None, self.sampler.fallback_draws().wrapping_sub(before) as usize, out);
             }
         }
         // The exchange's fingerprint has type and alignment, so the other ranks also leave all rows open.

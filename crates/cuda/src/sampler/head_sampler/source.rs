@@ -104,9 +104,9 @@ impl LogitSource for HeadSource<'_, '_> {
         items: &[DrawItem],
         from: Option<FilterSource>,
         draws: &mut Vec<Draw>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<usize, CudaError> {
         let HeadSource { kernels, rows, hidden, queue, .. } = self;
-        let (hidden, queue) = (*hidden, *queue);
+        let (hidden, queue, before) = (*hidden, *queue, kernels.fallback_draws());
         let most = if from.is_some() { kernels.max_filtered() } else { kernels.max_draws() };
         rows.plan(items, most, hidden, draws);
         // The launched slots whose results are not copied.
@@ -125,7 +125,7 @@ impl LogitSource for HeadSource<'_, '_> {
             pending.end = launch.slots.end;
         }
         *self.is_ready = true;
-        Ok(())
+        Ok(kernels.fallback_draws().wrapping_sub(before) as usize)
     }
 
     fn max_filtered(&self) -> usize {

@@ -60,6 +60,7 @@ impl LogitSampler {
             without_replacement: true,
             knobs: FILTERS_TOO,
             canonical: false,
+            shadow: false,
         }
     }
 

@@ -26,7 +26,7 @@ impl LogitSource for ExistingLogits<'_> {
         items: &[DrawItem],
         from: Option<FilterSource>,
         draws: &mut Vec<Draw>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<usize, CudaError> {
         let ExistingLogits { kernels, logits, stream } = self;
         draws.clear();
         for part in items.chunks(if from.is_some() { kernels.max_filtered() } else { MAX_DRAWS }) {
@@ -58,7 +58,7 @@ impl LogitSource for ExistingLogits<'_> {
             kernels.mark_idle();
             results::written(&draws[from..])?;
         }
-        Ok(())
+        Ok(0)
     }
 
     fn max_filtered(&self) -> usize {

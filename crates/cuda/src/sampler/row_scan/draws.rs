@@ -1,6 +1,6 @@
 //! The draws of a pass: their launches, and their results for rows.
 
-use super::source::DrawItem;
+use super::source::{DrawItem, FilterSource};
 use crate::abi::{Draw, RowFilters, status};
 use flash_sampling_core::backend::{Candidate, Progress, RowSummary, Stage, StagedError, Winner};
 use flash_sampling_core::{RowError, backend};
@@ -56,6 +56,13 @@ pub(crate) fn write_draws(items: &[DrawItem], draws: &[Draw], out: &mut [RowSumm
             None => out.draws.extend(candidate(draw)),
         }
     }
+}
+
+/// Marks rows as drawn from the whole weight in spite of a shadow, by the number of such draws. A later launch draws
+/// undecided rows of lists, so lists count only if no draw reads the shadow.
+pub(crate) fn mark_fallbacks(items: &[DrawItem], from: Option<FilterSource>, draws: usize, out: &mut [RowSummary]) {
+    let count = if from == Some(FilterSource::Lists) && draws < items.len() { 0 } else { draws };
+    items.chunk_by(|a, b| a.row == b.row).take(count).for_each(|same| out[same[0].row].is_fallback = true);
 }
 
 /// Turns the draws of a row with filters into the row's result, unless the row is undecided.

@@ -22,7 +22,7 @@ use core::mem::take;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
 use draws::bad_logit;
-pub(crate) use draws::{DrawItems, candidate, decide, quick_filters, write_draws};
+pub(crate) use draws::{DrawItems, candidate, decide, mark_fallbacks, quick_filters, write_draws};
 use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, Scan, Stage, reuse_vec};
 use flash_sampling_core::{Capabilities, Exactness, Plan, SampleError, backend};
 pub(crate) use scan_row::ScanRow;
@@ -138,8 +138,9 @@ impl<S: LogitSource> SourcePass<'_, S> {
             }
         }
         if !plain.is_empty() {
-            source.draw(rows, plain, None, draws)?;
+            let fallbacks = source.draw(rows, plain, None, draws)?;
             write_draws(plain, draws, out);
+            mark_fallbacks(plain, None, fallbacks, out);
         }
         for from in [FilterSource::Lists, FilterSource::Logits] {
             let items = if from == FilterSource::Lists { &mut *listed } else { &mut *by_logits };
@@ -153,8 +154,9 @@ impl<S: LogitSource> SourcePass<'_, S> {
                 }
             }
             if !items.is_empty() {
-                source.draw(rows, items, Some(from), draws)?;
+                let fallbacks = source.draw(rows, items, Some(from), draws)?;
                 write_draws(items, draws, out);
+                mark_fallbacks(items, Some(from), fallbacks, out);
             }
             if from == FilterSource::Lists {
                 by_logits.extend(listed.iter().filter(|item| out[item.row].progress == Progress::Open));
@@ -233,6 +235,7 @@ impl<S: LogitSource> SourcePass<'_, S> {
                     }
                     // The mask may hide a bad raw logit. The transformed logits have reported all other bad logits.
                     member.out.error = bad_logit(draw).filter(|_| !is_raw);
+                    member.out.is_fallback |= place.can.shadow;
                     if place.plan.canonical {
                         member.bound = source.score_bound(rows, member.at)?;
                     } else if source.stores_draws() && !is_raw {

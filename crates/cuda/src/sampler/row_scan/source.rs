@@ -96,13 +96,15 @@ pub(crate) enum FilterSource {
 pub(crate) trait LogitSource {
     /// Makes draws, without filters or with filters from lists or stored logits. The items have ascending rows, and each
     /// item has one result. With [`FilterSource::Lists`], all filters are [listed](RowFilters::is_listed) or off.
+    ///
+    /// Returns the number of draws that read the whole weight, although the source has a shadow of the weight.
     fn draw(
         &mut self,
         rows: &CallRows<'_, '_>,
         items: &[DrawItem],
         from: Option<FilterSource>,
         draws: &mut Vec<Draw>,
-    ) -> Result<(), CudaError>;
+    ) -> Result<usize, CudaError>;
 
     /// The maximum number of draws in a launch with filters. If it is 0, filters use stored logits.
     fn max_filtered(&self) -> usize {

@@ -336,6 +336,7 @@ mod tests {
         without_replacement: false,
         knobs: flash_sampling_core::Knobs::ADJUSTMENTS,
         canonical: false,
+        shadow: false,
     };
 
     #[test]

@@ -74,14 +74,12 @@ FS_LAYOUT(Candidates, 104,
           FS_AT(keys, 40) && FS_AT(estimates, 48) && FS_AT(weight, 56) && FS_AT(hidden, 64) && FS_AT(weight_stride, 72) &&
           FS_AT(hidden_stride, 80) && FS_AT(width, 88) && FS_AT(element, 92) && FS_AT(estimated, 96));
 
-// Words of a planned head. `hidden_digits` clears all words except `undecided`.
+// Words of a planned head, which `hidden_digits` clears.
 struct ShadowWords {
     u32 open;       // whether the full kernel draws
-    u32 undecided;  // number of rows, over all launches, that the shadow did not decide
     u32 published;  // the Hopper kernel's counter
-    u32 zero;
 };
-FS_LAYOUT(ShadowWords, 16, FS_AT(open, 0) && FS_AT(undecided, 4) && FS_AT(published, 8) && FS_AT(zero, 12));
+FS_LAYOUT(ShadowWords, 8, FS_AT(open, 0) && FS_AT(published, 4));
 
 // The best of a part of a row's candidates.
 struct alignas(16) PartWinner {
@@ -103,9 +101,11 @@ struct ShadowCall {
     ShadowWords* words;
     float largest;        // the largest sum of norm and error of a token
     u32 zero;
+    u32* undecided;       // in host memory: number of rows, over all launches, that the shadow did not decide
 };
-FS_LAYOUT(ShadowCall, 168,
+FS_LAYOUT(ShadowCall, 176,
           FS_AT(candidates, 0) && FS_AT(digits, 104) && FS_AT(digit_stride, 112) && FS_AT(bounds, 120) && FS_AT(best, 128) &&
-          FS_AT(winners, 136) && FS_AT(arrived, 144) && FS_AT(words, 152) && FS_AT(largest, 160) && FS_AT(zero, 164));
+          FS_AT(winners, 136) && FS_AT(arrived, 144) && FS_AT(words, 152) && FS_AT(largest, 160) && FS_AT(zero, 164) &&
+              FS_AT(undecided, 168));
 
 }  // namespace flash_sampling

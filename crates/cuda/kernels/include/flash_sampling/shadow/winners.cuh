@@ -71,7 +71,7 @@ struct ExactWinners {
     // Leaves the row undecided: requests the full kernel, or with LISTS the pass over all logits.
     __device__ __forceinline__ void leave_open() const {
         shadow.words->open = 1;
-        atomicAdd(&shadow.words->undecided, 1u);
+        atomicAdd(shadow.undecided, 1u);
         if constexpr (LISTS) {
             call.draws[row] = Draw{0, 0.0f, 0.0f, Status::Undecided};
             if (filtered.passes) *filtered.passes = FilterPasses::Both;
