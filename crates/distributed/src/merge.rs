@@ -67,6 +67,7 @@ impl RowMerger {
         if let Some(error) = summary.error.filter(|error| !error.error.is_bad_logit()) {
             return Err(error.error.to_string());
         }
+        out.is_fallback |= summary.is_fallback;
         let is_drawn = request.is_overview() && row.filters.is_none() && summary.error.is_none();
         if is_drawn && !summary.draws.is_empty() {
             check(merge, row, summary)?;

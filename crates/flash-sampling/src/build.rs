@@ -196,7 +196,8 @@ pub fn capabilities_of(config: &BackendConfig) -> Result<Capabilities, BuildErro
             let of_reference = capabilities_of(&BackendConfig { backend, ..config.clone() })?;
             let of_shard = CudaTiled::capabilities_of(&shard_plan(*merge, config.plan));
             let knobs = of_reference.knobs.intersection(of_shard.knobs);
-            Ok(Capabilities { backend: of_shard.backend, knobs, ..of_reference })
+            let shadow = of_reference.shadow && !config.plan.canonical;
+            Ok(Capabilities { backend: of_shard.backend, knobs, shadow, ..of_reference })
         }
         _ => {
             let (weight, plan) = ([bf16::ZERO; 64], Plan { max_rows: config.plan.max_rows.min(1), ..config.plan });

@@ -136,5 +136,8 @@ fn the_benchmark_counts_the_rows_that_fall_back() {
     let record: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     let counts = record["sections"][0]["fallbacks"].as_array().unwrap();
     assert_eq!(counts.len(), 4);
-    assert!(counts.iter().all(|count| count["rows"] == 20 && count["fallback_rows"].is_u64()), "{counts:?}");
+    assert!(
+        counts.iter().all(|count| count["rows"] == 20 && count["fallback_rows"].as_u64().is_some_and(|n| n <= 20)),
+        "{counts:?}"
+    );
 }

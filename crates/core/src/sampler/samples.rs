@@ -192,10 +192,12 @@ impl Samples {
     /// The number of rows whose draw read the whole weight, although the sampler has a shadow of the weight
     /// ([`Capabilities::shadow`](crate::Capabilities::shadow)). 0 without a shadow.
     ///
-    /// * If a call cannot read the shadow, because of its size or because a row needs all logits, all its rows count.
+    /// * If a call cannot read the shadow, because of its size or because a row needs all logits, all its rows count. On a
+    ///   GPU, rows with log-probabilities or with filters that need all logits may read the weight apart from the others.
     /// * On a CPU, all rows of a call count if more than half of its tiles of tokens needed all logits.
     /// * On a GPU, a row counts if the shadow did not decide its draw. If rows without filters have several draws, each
-    ///   such draw counts as a row, up to the number of rows.
+    ///   such draw counts as a row, up to the number of rows. If earlier calls that do not wait are still running on the
+    ///   same sampler, their rows may count, too.
     ///
     /// In a group of ranks, each rank counts the rows of its own shard.
     pub fn fallback_rows(&self) -> usize {

@@ -89,7 +89,7 @@ impl DeviceSampler {
 
     /// The number of rows, of all complete calls, that the head's shadow did not decide, so that the draw read the
     /// weight, too: see [`DeviceTiled::fallback_rows`](crate::DeviceTiled::fallback_rows). It serves calls that do not
-    /// wait; for a call that waits, [`Samples::fallback_rows`] has the number. A change of the plan begins a new count.
+    /// wait; for a call that waits, [`Samples::fallback_rows`] has the number. A change of the plan may begin a new count.
     pub fn fallback_rows(&self) -> u32 {
         match &self.source {
             Source::Head(sampler, _) => sampler.fallback_rows(),

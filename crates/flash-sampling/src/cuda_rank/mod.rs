@@ -316,6 +316,7 @@ impl<T: Transport> CudaRank<'_, T> {
                 }
             }
         }
+        out.set_fallback_rows(self.decided.fallback_rows().max(self.rest.fallback_rows()));
         Ok(())
     }
 }

@@ -227,7 +227,7 @@ impl ExchangePass<'_, '_> {
             launch(self.sampler, self.exchange, batch, (items, from), draws)?;
             if is_decided {
                 write_draws(items, draws, out);
-                mark_fallbacks(items, None, self.sampler.fallback_draws().wrapping_sub(before) as usize, out);
+                mark_fallbacks(items, self.sampler.fallback_draws().wrapping_sub(before) as usize, out);
             }
         }
         // The exchange's fingerprint has type and alignment, so the other ranks also leave all rows open.

@@ -106,7 +106,13 @@ impl LogitSource for HeadSource<'_, '_> {
         draws: &mut Vec<Draw>,
     ) -> Result<usize, CudaError> {
         let HeadSource { kernels, rows, hidden, queue, .. } = self;
-        let (hidden, queue, before) = (*hidden, *queue, kernels.fallback_draws());
+        let (hidden, queue) = (*hidden, *queue);
+        // A later launch draws and counts the rows that lists do not decide.
+        let fallbacks = |kernels: &HeadKernels| match from {
+            Some(FilterSource::Lists) => kernels.draws_by_weight as u32,
+            _ => kernels.fallback_draws(),
+        };
+        let before = fallbacks(kernels);
         let most = if from.is_some() { kernels.max_filtered() } else { kernels.max_draws() };
         rows.plan(items, most, hidden, draws);
         // The launched slots whose results are not copied.
@@ -125,7 +131,7 @@ impl LogitSource for HeadSource<'_, '_> {
             pending.end = launch.slots.end;
         }
         *self.is_ready = true;
-        Ok(kernels.fallback_draws().wrapping_sub(before) as usize)
+        Ok(fallbacks(kernels).wrapping_sub(before) as usize)
     }
 
     fn max_filtered(&self) -> usize {

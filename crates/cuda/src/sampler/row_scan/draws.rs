@@ -1,6 +1,6 @@
 //! The draws of a pass: their launches, and their results for rows.
 
-use super::source::{DrawItem, FilterSource};
+use super::source::DrawItem;
 use crate::abi::{Draw, RowFilters, status};
 use flash_sampling_core::backend::{Candidate, Progress, RowSummary, Stage, StagedError, Winner};
 use flash_sampling_core::{RowError, backend};
@@ -58,11 +58,10 @@ pub(crate) fn write_draws(items: &[DrawItem], draws: &[Draw], out: &mut [RowSumm
     }
 }
 
-/// Marks rows as drawn from the whole weight in spite of a shadow, by the number of such draws. A later launch draws
-/// undecided rows of lists, so lists count only if no draw reads the shadow.
-pub(crate) fn mark_fallbacks(items: &[DrawItem], from: Option<FilterSource>, draws: usize, out: &mut [RowSummary]) {
-    let count = if from == Some(FilterSource::Lists) && draws < items.len() { 0 } else { draws };
-    items.chunk_by(|a, b| a.row == b.row).take(count).for_each(|same| out[same[0].row].is_fallback = true);
+/// Marks as many rows as draws read the whole weight in spite of a shadow. Only the number of marked rows is right, not
+/// which rows they are.
+pub(crate) fn mark_fallbacks(items: &[DrawItem], draws: usize, out: &mut [RowSummary]) {
+    items.chunk_by(|a, b| a.row == b.row).take(draws).for_each(|same| out[same[0].row].is_fallback = true);
 }
 
 /// Turns the draws of a row with filters into the row's result, unless the row is undecided.

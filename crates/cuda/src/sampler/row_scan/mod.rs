@@ -140,7 +140,7 @@ impl<S: LogitSource> SourcePass<'_, S> {
         if !plain.is_empty() {
             let fallbacks = source.draw(rows, plain, None, draws)?;
             write_draws(plain, draws, out);
-            mark_fallbacks(plain, None, fallbacks, out);
+            mark_fallbacks(plain, fallbacks, out);
         }
         for from in [FilterSource::Lists, FilterSource::Logits] {
             let items = if from == FilterSource::Lists { &mut *listed } else { &mut *by_logits };
@@ -156,7 +156,7 @@ impl<S: LogitSource> SourcePass<'_, S> {
             if !items.is_empty() {
                 let fallbacks = source.draw(rows, items, Some(from), draws)?;
                 write_draws(items, draws, out);
-                mark_fallbacks(items, Some(from), fallbacks, out);
+                mark_fallbacks(items, fallbacks, out);
             }
             if from == FilterSource::Lists {
                 by_logits.extend(listed.iter().filter(|item| out[item.row].progress == Progress::Open));
