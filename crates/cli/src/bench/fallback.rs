@@ -6,7 +6,6 @@ use crate::error::CommandError;
 use crate::input::synthetic::Logits;
 use crate::interrupt::Interrupt;
 use flash_sampling::{RowParams, Samples, VariantConfig};
-use std::io::{self, Write};
 
 /// The temperatures.
 const TEMPERATURES: [f32; 4] = [0.3, 0.7, 1.0, 1.5];
@@ -41,15 +40,4 @@ pub fn count(
         counts.push(Fallback { temperature, rows: calls * rows, fallback_rows });
     }
     Ok(counts)
-}
-
-/// Writes the counts of a section as a line.
-pub fn line(out: &mut dyn Write, counts: &[Fallback]) -> io::Result<()> {
-    if counts.is_empty() {
-        return Ok(());
-    }
-    let counts = counts
-        .iter()
-        .map(|count| format!("{} of {} at temperature {}", count.fallback_rows, count.rows, count.temperature));
-    writeln!(out, "  peaked rows that fall back from the shadow: {}", counts.collect::<Vec<_>>().join(", "))
 }

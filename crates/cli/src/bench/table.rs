@@ -1,7 +1,6 @@
 //! The table of ratios, part by part.
 
-use crate::bench::fallback;
-use crate::bench::record::{Record, Section};
+use crate::bench::record::{Fallback, Record, Section};
 use crate::output::line;
 use std::io::{self, Write};
 
@@ -83,5 +82,16 @@ pub fn against(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> i
             entry.name
         )?;
     }
-    fallback::line(out, &section.fallbacks)
+    fallbacks(out, &section.fallbacks)
+}
+
+/// Writes the rows that fall back as a line.
+fn fallbacks(out: &mut dyn Write, counts: &[Fallback]) -> io::Result<()> {
+    if counts.is_empty() {
+        return Ok(());
+    }
+    let counts = counts
+        .iter()
+        .map(|count| format!("{} of {} at temperature {}", count.fallback_rows, count.rows, count.temperature));
+    writeln!(out, "  peaked rows that fall back from the shadow: {}", counts.collect::<Vec<_>>().join(", "))
 }

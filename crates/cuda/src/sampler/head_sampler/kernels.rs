@@ -59,7 +59,7 @@ pub(super) struct HeadKernels {
     /// Whether the kernels for filters over ranks are loaded.
     is_prepared: bool,
     /// The draws of all launches that could not read the shadow of the weight.
-    pub(super) draws_by_weight: usize,
+    pub(super) draws_by_weight: u32,
     /// The kernels hold its address, so this field is dropped last.
     pub(super) uploaded: Option<UploadedWeight>,
 }
@@ -203,7 +203,18 @@ impl HeadKernels {
         let (hidden, rows) = self.copy(queue, staging, hidden.rows(launch.first..launch.first + launch.slots.len()))?;
         let (hidden, draws, features) = (&hidden, self.draws.begin_use::<Draw>().add(at), staging.features());
         results::poison(draws, hidden.rows, queue)?;
-        self.count_draws(hidden, from, filters, exchange.is_some());
+        let by_shadow = match from {
+            None => self.fused.uses_shadow(hidden),
+            // An exchange decides filters by the weight.
+            Some(FilterSource::Lists) if exchange.is_none() => {
+                let largest_top_k = filters.iter().map(|filters| filters.top_k).max().unwrap_or(0);
+                self.fused.lists_by_shadow(hidden, largest_top_k)
+            }
+            Some(_) => false,
+        };
+        if self.has_shadow() && !by_shadow {
+            self.draws_by_weight = self.draws_by_weight.wrapping_add(hidden.rows as u32);
+        }
         let Some(from) = from else {
             match &mut self.groups {
                 Some(groups) => groups.enqueue(queue, hidden, (rows, draws), DeviceAddress::NULL),
@@ -229,9 +240,8 @@ impl HeadKernels {
             }
             Some((None, _)) => Err(CudaError::NotSharded { reason: "filters need the exchange by peers" }),
             None => {
-                let largest = filters.iter().map(|filters| filters.top_k).max().unwrap_or(0);
-                let (by_list, by_shadow) = (from == FilterSource::Lists, fused.lists_by_shadow(hidden, largest));
                 let kinds = FilterKinds::of(filters).with_rows(features);
+                let by_list = from == FilterSource::Lists;
                 match by_list && selection.enqueue_listed(queue, fused, hidden, rows, by_shadow)? {
                     true => Ok(()),
                     false => selection.enqueue(queue, fused, hidden, rows, kinds),

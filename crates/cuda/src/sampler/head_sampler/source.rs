@@ -109,7 +109,7 @@ impl LogitSource for HeadSource<'_, '_> {
         let (hidden, queue) = (*hidden, *queue);
         // A later launch draws and counts the rows that lists do not decide.
         let fallbacks = |kernels: &HeadKernels| match from {
-            Some(FilterSource::Lists) => kernels.draws_by_weight as u32,
+            Some(FilterSource::Lists) => kernels.draws_by_weight,
             _ => kernels.fallback_draws(),
         };
         let before = fallbacks(kernels);
