@@ -9,14 +9,16 @@ only the head is split into shards. The time of a replay is the time on the slow
     ours        the draw within the matmul of each shard, `Sampler.enqueue`; the ranks exchange draws, and logits for
                 filters
     torch, flashinfer, vllm
-                the matmul of each shard, an all-gather of logits by NCCL, then the sampler of decode.py on every rank
+                the matmul of each shard, an all-gather of logits by NCCL, then the sampler of decode_samplers.py on
+                every rank
 """
 
 import argparse
 
 import torch
 import torch.distributed as dist
-from decode import CONTEXT, LOGITS_STD, STEP_TABLE, VOCAB, FlashInfer, Layers, Torch, Vllm, microseconds, times, versions
+from decode import CONTEXT, LOGITS_STD, STEP_TABLE, VOCAB, Layers, microseconds, times, versions
+from decode_samplers import FlashInfer, Torch, Vllm
 
 import flash_sampling
 from flash_sampling.torch import group
@@ -32,7 +34,8 @@ class Ours:
 
 
 def gathered(sampler):
-    """Returns the class of a sampler of decode.py that draws from the logits of all shards, gathered on every rank."""
+    """Returns the class of a sampler of decode_samplers.py that draws from the logits of all shards, gathered on every
+    rank."""
 
     class Gathered(sampler):
         def __init__(self, shard, rows, ranks):
