@@ -108,14 +108,18 @@ impl Header {
         Ok(Located { dtype, shape: shape.to_vec(), range })
     }
 
-    /// Number and first names of the tensors, for messages.
     fn listing(&self) -> String {
-        let keys = self.metadata.offset_keys();
-        let names = |keys: &[String]| keys.iter().map(|key| line::name(key)).collect::<Vec<_>>().join(", ");
-        match keys.len() {
-            0 => "no tensors".into(),
-            n @ 1..=4 => format!("{n}: {}", names(&keys)),
-            n => format!("{n}: {}, ...", names(&keys[..3])),
-        }
+        listing(&self.metadata.offset_keys())
+    }
+}
+
+/// The number and the first names of tensors, for messages.
+pub(super) fn listing(names: &[impl AsRef<str>]) -> String {
+    let first =
+        |count: usize| names[..count].iter().map(|name| line::name(name.as_ref())).collect::<Vec<_>>().join(", ");
+    match names.len() {
+        0 => "no tensors".into(),
+        n @ 1..=4 => format!("{n}: {}", first(n)),
+        n => format!("{n}: {}, ...", first(3)),
     }
 }

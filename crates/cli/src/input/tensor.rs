@@ -1,18 +1,21 @@
 //! Matrices in memory-mapped files.
 
 use crate::input::npy::{self, NpyHeader};
-use crate::input::safetensors::Header;
+use crate::input::safetensors::{Header, listing};
 use crate::input::scales::{WeightFiles, WeightScales};
 use crate::input::{LoadError, Problem};
 use crate::output::line;
 use flash_sampling::{DType, HeadError, Matrix};
-use flash_sampling_models::gguf::{self, Gguf};
+use flash_sampling_models::gguf::{self, Gguf, GgufError};
 use flash_sampling_models::quantization::SCALE_BLOCK;
 use memmap2::Mmap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// The first bytes of a zip archive.
+const ZIP: &[u8] = b"PK\x03\x04";
 
 /// `FILE[:TENSOR]` of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,6 +142,10 @@ impl Tensor {
             let tensor = Gguf::parse(&map).map_err(Problem::from);
             return tensor.and_then(|file| Tensor::in_gguf(&map, &file, name, role)).map_err(at_path);
         }
+        if map.starts_with(ZIP) {
+            let text = "a zip archive, as .npz files and PyTorch checkpoints are; expected safetensors, GGUF or .npy";
+            return Err(at_path(Problem::Unusable(text.into())));
+        }
         let header = Header::parse(&map).map_err(at_path)?;
         let name = name.map_or_else(|| header.only(), |name| Ok(name.into())).map_err(at_path)?;
         Tensor::of_files(&SafetensorsFile { path: &path.file, map, header }, &name, role)
@@ -182,11 +189,15 @@ impl Tensor {
     pub fn in_gguf(map: &Arc<Mmap>, file: &Gguf<'_>, name: Option<&str>, role: Role) -> Result<Self, Problem> {
         let head = file.head_name().ok().filter(|_| role == Role::Weight);
         let only = || file.names().next().filter(|_| file.names().count() == 1);
-        let name = name.or(head).or_else(only).ok_or_else(|| {
-            let count = line::count(file.names().count(), "tensor");
-            Problem::Unusable(format!("which tensor? Name one as FILE:TENSOR; it has {count}"))
+        let tensors = || listing(&file.names().collect::<Vec<_>>());
+        let name = name
+            .or(head)
+            .or_else(only)
+            .ok_or_else(|| Problem::Unusable(format!("which tensor? Name one as FILE:TENSOR; it has {}", tensors())))?;
+        let found = file.tensor(name).map_err(|error| match error {
+            GgufError::MissingTensor(_) => Problem::Unusable(format!("no tensor {name:?}; it has {}", tensors())),
+            error => error.into(),
         })?;
-        let found = file.tensor(name)?;
         Tensor::new(map, (found.dtype, found.range), name, &found.shape, role)
     }
 

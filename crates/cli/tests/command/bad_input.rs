@@ -128,6 +128,12 @@ fn missing_tensors_are_named() {
 }
 
 #[test]
+fn zip_archives_are_named() {
+    let files = Files::new();
+    refuse_weight(&files.bytes("hidden.npz", b"PK\x03\x04 an archive"), "hidden.npz: a zip archive");
+}
+
+#[test]
 fn names_of_files_are_escaped_and_cut() {
     let (files, head) = small_head();
     let tensor = |name: &str| files.safetensors("x.safetensors", &[(name, Dtype::I8, &[4, 32], vec![0; 128])]);

@@ -163,7 +163,7 @@ fn sample_takes_the_head_of_a_gguf_file() {
         "the value of logit_scale in GGUF is not a number or is ambiguous; give --scale",
     );
     assert_eq!(draw(&files, &format!("--model {unclear} --scale 0.25")), scaled);
-    refused(&format!("--weight {stories}:nothing"), "there is no tensor nothing");
+    refused(&format!("--weight {stories}:nothing"), "no tensor \"nothing\"; it has ");
     refused(
         &format!("--weight {stories}:output_norm.weight"),
         "output_norm.weight has shape [128], expected [vocab, hidden]",
@@ -173,7 +173,7 @@ fn sample_takes_the_head_of_a_gguf_file() {
     run(&args).assert_refused(says);
     let headless = files.bytes("no.gguf", &file.without("token_embd.weight").build());
     refused(&format!("--model {headless}"), "there is no tensor output.weight and no tensor token_embd.weight");
-    refused(&format!("--weight {headless}"), "which tensor? Name one as FILE:TENSOR; it has 37 tensors");
+    refused(&format!("--weight {headless}"), "which tensor? Name one as FILE:TENSOR; it has 37: blk.0.attn_k.weight, ");
 }
 
 #[test]

@@ -27,6 +27,7 @@ mod codes;
 mod digits;
 #[cfg(target_arch = "aarch64")]
 mod dotprod;
+mod kernel;
 mod norms;
 #[cfg(target_arch = "x86_64")]
 mod panels;
@@ -53,6 +54,7 @@ pub(crate) use digits::Digits;
 use flash_sampling_core::backend::canonical::extra_terms;
 use flash_sampling_core::backend::{ShadowBound, code_stride};
 use flash_sampling_core::{DType, Head, Matrix, Shadow};
+use kernel::{Kernel, kernels};
 #[cfg(target_arch = "x86_64")]
 use panels::multiply_panels;
 
@@ -68,28 +70,6 @@ const WIDTH: f64 = 3.0;
 
 /// The row scales of a quantised weight: all 1, because products already contain the scales of the blocks.
 const ONES: [f32; TILE] = [1.0; TILE];
-
-/// The instructions of the products.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kernel {
-    /// Plain Rust.
-    Plain,
-    /// Plain Rust, compiled for NEON.
-    #[cfg(target_arch = "aarch64")]
-    Neon,
-    /// AVX2.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// The dot products of 8-bit integers of ARM.
-    #[cfg(target_arch = "aarch64")]
-    Dotprod,
-    /// AVX-512 VNNI.
-    #[cfg(target_arch = "x86_64")]
-    Vnni,
-    /// AMX-INT8, the fastest kernel for calls of many rows.
-    #[cfg(target_arch = "x86_64")]
-    Amx,
-}
 
 /// The memory of a worker for upper bounds.
 #[derive(Clone, Copy, Debug)]
@@ -124,36 +104,6 @@ pub(crate) struct UpperBounds {
 /// minima for 16 codes of a row.
 fn slab_bytes(cols: usize) -> usize {
     cols.next_multiple_of(64) * 20
-}
-
-/// The kernels for a weight of this type and size: for calls of few rows, and for calls of more rows.
-fn kernels(isa: Isa, weight: &Matrix<'_>) -> [Option<Kernel>; 2] {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let is_wide = matches!(isa, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx);
-        let vnni = is_wide && is_x86_feature_detected!("avx512vnni");
-        let is_float = weight.dtype().is_float();
-        // The kernel with AMX tiles of blocks keeps the offsets of 16 rows, in bytes, as 32-bit integers.
-        let is_near = is_float || weight.row_stride_bytes() < 1 << 27;
-        let amx = isa == Isa::Amx && is_near && crate::dot::amx::has_integers();
-        // The kernels read quantised rows in whole units: two blocks of 32 weights, or one block of 256.
-        let has_units = is_float || weight.cols().is_multiple_of(64);
-        let few = match is_float {
-            true if !vnni => Some(if isa == Isa::Portable { Kernel::Plain } else { Kernel::Avx2 }),
-            _ => (vnni && has_units).then_some(Kernel::Vnni),
-        };
-        [few, (amx && has_units).then_some(Kernel::Amx)]
-    }
-    #[cfg(target_arch = "aarch64")]
-    if isa == Isa::Neon {
-        let neon = weight.dtype().is_float().then_some(Kernel::Neon);
-        return [if dotprod::is_available() { Some(Kernel::Dotprod) } else { neon }, None];
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = isa;
-        [weight.dtype().is_float().then_some(Kernel::Plain), None]
-    }
 }
 
 impl UpperBounds {
@@ -305,12 +255,12 @@ impl UpperBounds {
                 [&ONES[..count], norms, magnitudes]
             }
         };
-        for (r, row) in hidden.rows.iter().enumerate() {
-            let out = &mut out[r * TILE..][..count];
-            for (out, ((scale, error), norm)) in out.iter_mut().zip(scales.iter().zip(errors).zip(norms)) {
-                *out = *out * (scale * row.scale) + row.bound.of(*error, *norm);
-            }
+        #[cfg(target_arch = "x86_64")]
+        if self.kernels.contains(&Some(Kernel::Vnni)) || self.kernels.contains(&Some(Kernel::Amx)) {
+            // SAFETY: `kernels` detected AVX-512.
+            return unsafe { add_bounds_avx512(hidden, [scales, errors, norms], out) };
         }
+        add_bounds(hidden, [scales, errors, norms], out);
     }
 
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
@@ -350,6 +300,26 @@ impl UpperBounds {
             _ => plain::portable(shadow, hidden, out),
         }
     }
+}
+
+/// Multiplies products by their scales, and adds the bounds of their errors. `[scales, errors, norms]` are of the tokens.
+#[inline(always)]
+fn add_bounds(hidden: &Digits, [scales, errors, norms]: [&[f32]; 3], out: &mut [f32]) {
+    for (row, out) in hidden.rows.iter().zip(out.chunks_mut(TILE)) {
+        for (out, ((scale, error), norm)) in out.iter_mut().zip(scales.iter().zip(errors).zip(norms)) {
+            *out = *out * (scale * row.scale) + row.bound.of(*error, *norm);
+        }
+    }
+}
+
+/// [`add_bounds`], which takes 4% of a call of 16 rows without AVX-512 (`Q8_0` on 16 cores with AMX).
+///
+/// # Safety
+/// AVX-512 F is available.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn add_bounds_avx512(hidden: &Digits, of_tokens: [&[f32]; 3], out: &mut [f32]) {
+    add_bounds(hidden, of_tokens, out);
 }
 
 #[cfg(target_arch = "x86_64")]
