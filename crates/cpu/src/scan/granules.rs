@@ -25,12 +25,22 @@ pub(crate) fn round_keys(noise: &Noise) -> RoundKeys {
     core::array::from_fn(|round| [of_round(round as u32, 0), of_round(round as u32, 1)])
 }
 
-/// The words of a batch of granules; `words[j][b]` belongs to granule `4 b + j`.
+/// The words of a batch of granules; the low half of `words[j][b]` belongs to granule `4 b + j`.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(align(64))]
 pub(crate) struct Granules {
-    pub(crate) words: [[u32; BLOCKS]; 4],
+    pub(crate) words: [[u64; BLOCKS]; 4],
     /// One bit per block: set if the span's largest logit reaches the lowest [`Threshold`] of the block's granules.
     pub(crate) open: u32,
+}
+
+impl Granules {
+    /// Returns the words of the four granules of block `b`.
+    #[inline(always)]
+    pub(crate) fn of_block(&self, b: usize) -> [u32; 4] {
+        let [w0, w1, w2, w3] = &self.words;
+        [w0[b] as u32, w1[b] as u32, w2[b] as u32, w3[b] as u32]
+    }
 }
 
 /// Returns an upper bound of the sum of rounding errors of a Gumbel (below 7e-6), a threshold, and a score near `cut`.
@@ -93,20 +103,18 @@ pub(crate) fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold
             }
         }
         for (to, words) in batch.words.iter_mut().zip([w0, w1, w2, w3]) {
-            for (to, word) in to[from..].iter_mut().zip(words) {
-                *to = word as u32;
-            }
+            to[from..from + AT_ONCE].copy_from_slice(&words);
         }
     }
-    let mut least = [f32::INFINITY; BLOCKS];
+    // Thresholds rise with words, so the least word has the lowest threshold.
+    let mut least = [u32::MAX; BLOCKS];
     for words in &batch.words {
         for (least, &word) in least.iter_mut().zip(words) {
-            let of_word = threshold.of_word(word);
-            *least = if of_word < *least { of_word } else { *least };
+            *least = (*least).min(word as u32);
         }
     }
     for (b, (&top, least)) in tops.iter().zip(least).enumerate() {
-        batch.open |= u32::from(top >= least) << b;
+        batch.open |= u32::from(top >= threshold.of_word(least)) << b;
     }
     batch
 }
@@ -133,10 +141,11 @@ mod tests {
                 let counter = noise.counter(Domain::Granule.code(), draw, block);
                 let tops = core::array::from_fn(|b| 1.5 * b as f32);
                 // SAFETY: by this function's contract.
-                let batch = unsafe { V::granules(counter, &round_keys(&noise), Threshold::of(12.5, floor), &tops) };
+                let [batch] =
+                    unsafe { V::granules(counter, &round_keys(&noise), [Threshold::of(12.5, floor)], [&tops]) };
                 for (b, block) in (0..BLOCKS).map(|b| (b, block.wrapping_add(b as u32))) {
-                    assert_eq!(batch.words.map(|words| words[b]), noise.words(Domain::Granule, draw, block));
-                    let thresholds = batch.words.map(|words| threshold(words[b], 12.5).max(floor));
+                    assert_eq!(batch.of_block(b), noise.words(Domain::Granule, draw, block));
+                    let thresholds = batch.of_block(b).map(|word| threshold(word, 12.5).max(floor));
                     assert_eq!(batch.open >> b & 1 == 1, thresholds.iter().any(|&t| tops[b] >= t));
                 }
             }

@@ -23,9 +23,24 @@ pub(crate) const SPAN: usize = 64;
 /// # Safety
 /// The caller of a method guarantees that the instruction set is available.
 pub(crate) trait Vector {
-    /// Computes a batch of granules from the Philox block of `counter` on; `tops` has the largest logit of each span.
+    /// Computes consecutive batches of granules from the Philox block of `counter` on; `tops` has the largest logit of
+    /// each span.
     #[inline(always)]
-    unsafe fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
+    unsafe fn granules<const N: usize>(
+        [block, c1, c2, c3]: [u32; 4],
+        keys: &RoundKeys,
+        thresholds: [Threshold; N],
+        tops: [&[f32; BLOCKS]; N],
+    ) -> [Granules; N] {
+        core::array::from_fn(|n| {
+            let counter = [block.wrapping_add((n * BLOCKS) as u32), c1, c2, c3];
+            // SAFETY: by this function's contract.
+            unsafe { Self::batch(counter, keys, thresholds[n], tops[n]) }
+        })
+    }
+    /// Computes one batch of granules.
+    #[inline(always)]
+    unsafe fn batch(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
         granules(counter, keys, threshold, tops)
     }
     /// Writes the largest logit of each span to `tops`, and returns the largest logit of all spans.

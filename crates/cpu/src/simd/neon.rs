@@ -14,7 +14,7 @@ pub(crate) struct Neon;
 // arrays.
 impl Vector for Neon {
     #[inline(always)]
-    unsafe fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
+    unsafe fn batch(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
         let [block, c1, c2, c3] = counter;
         // SAFETY: as above.
         unsafe {
@@ -37,13 +37,13 @@ impl Vector for Neon {
             let (base, scale) = (vdupq_n_f32(threshold.base), vdupq_n_f32(Threshold::SCALE));
             let floor = vdupq_n_f32(threshold.floor);
             for (half, c) in c.into_iter().enumerate() {
-                let mut least = vdupq_n_f32(f32::INFINITY);
                 for (words, to) in c.into_iter().zip(&mut batch.words) {
-                    vst1q_u32(to.as_mut_ptr().add(4 * half), words);
-                    let bits = vreinterpretq_s32_f32(vcvtq_f32_u32(vshrq_n_u32::<4>(words)));
-                    let of_word = vfmaq_f32(base, vcvtq_f32_s32(bits), scale);
-                    least = vminnmq_f32(least, vmaxnmq_f32(of_word, floor));
+                    vst2q_u32(to.as_mut_ptr().add(4 * half).cast(), uint32x4x2_t(words, words));
                 }
+                // Thresholds rise with words, so the least word has the lowest threshold.
+                let least = vminq_u32(vminq_u32(c[0], c[1]), vminq_u32(c[2], c[3]));
+                let bits = vreinterpretq_s32_f32(vcvtq_f32_u32(vshrq_n_u32::<4>(least)));
+                let least = vmaxnmq_f32(vfmaq_f32(base, vcvtq_f32_s32(bits), scale), floor);
                 let reached = vcgeq_f32(vld1q_f32(tops.as_ptr().add(4 * half)), least);
                 let bits = vandq_u32(reached, vld1q_u32([1, 2, 4, 8].as_ptr()));
                 batch.open |= vaddvq_u32(bits) << (4 * half);

@@ -100,7 +100,7 @@ pub(super) unsafe fn add<V: Vector>(
         let floor = floor.max(drop_threshold) * filters.rescale;
         let tile = Perturbed { noise: &row.noise, keys, draw, first, spans: drawn, tops: drawn_tops, floor };
         // SAFETY: by this function's contract.
-        unsafe { tile.offer_to::<V>(&mut keep) };
+        unsafe { tile.offer_to::<V, _>(&mut keep) };
     }
 }
 
@@ -144,7 +144,7 @@ pub(super) unsafe fn find<V: Vector>(
         let floor = drop_threshold * filters.rescale;
         let tile = Perturbed { noise: &row.noise, keys, draw, first, spans: drawn, tops: drawn_tops, floor };
         // SAFETY: by this function's contract.
-        unsafe { tile.offer_to::<V>(&mut keep) };
+        unsafe { tile.offer_to::<V, _>(&mut keep) };
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) unsafe fn draw_tile<V: Vector>(
     if !row.greedy {
         let tile = Perturbed { noise: &row.noise, keys, draw, first, spans, tops, floor: f32::NEG_INFINITY };
         // SAFETY: by this function's contract.
-        unsafe { tile.offer_to::<V>(keep) };
+        unsafe { tile.offer_to::<V, _>(keep) };
     } else if top >= keep.cut() {
         let cut = keep.cut();
         let offer = |c| {
