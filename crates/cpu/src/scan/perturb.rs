@@ -9,12 +9,14 @@
 //!    an exponential below `u 2^-32`, and no Gumbel is above `-ln(u 2^-32)`. So a token reaches a score cutoff `cut`
 //!    only if the token's logit is at least the granule's threshold, `cut + ln(u 2^-32)`. In most spans of four
 //!    granules, the largest logit is below all four thresholds.
+//!    The scan first computes which spans stay open, without a branch per span: a branch that the processor predicts
+//!    wrongly would stop the computation of words. Then it finds the tokens that reach the thresholds.
 //! 2. **A candidate passes two bounds.** A logit that reaches the threshold of its granule gets the token's own word.
 //!    The logarithms follow only if the bound `E >= (u + word) 2^-32` allows a score of `cut`.
-//! 3. **The first cutoff** is the score of the token with the largest logit of the first batch.
+//! 3. **The first cutoff** is the score of the token with the largest logit of the first tile.
 //! 4. **A frontier** keeps several tokens. The cutoff of a frontier is lower for larger logits ([`Keep::cut_in`]).
 
-use crate::scan::granules::{BLOCKS, Granules, RoundKeys, Threshold, slack};
+use crate::scan::granules::{BLOCKS, Granules, RoundKeys, Threshold, WordsAhead, slack};
 use crate::simd::{SPAN, Vector};
 use core::mem::MaybeUninit;
 use core::ops::Range;
@@ -96,12 +98,12 @@ pub(crate) struct Perturbed<'a> {
 }
 
 impl Perturbed<'_> {
-    /// Offers every token that can reach the cutoff.
+    /// Offers every token that can reach the cutoff. `ahead` has the words of this draw for tiles of a head.
     ///
     /// # Safety
     /// The instruction set of `V` is available.
     #[inline(always)]
-    pub(crate) unsafe fn offer_to<V: Vector, K: Keep>(&self, keep: &mut K) {
+    pub(crate) unsafe fn offer_to<V: Vector, K: Keep>(&self, ahead: Option<&mut WordsAhead>, keep: &mut K) {
         let place_of = |logits: &[f32], top| logits.iter().position(|&logit| logit == top).unwrap_or(0);
         let mut first_cut = keep.cut_in(0..self.spans.len());
         if first_cut == f32::NEG_INFINITY {
@@ -117,43 +119,56 @@ impl Perturbed<'_> {
         }
         // A span without finite logits never opens.
         let floor = larger(self.floor, f32::MIN);
-        // One Philox block has the words of the four granules of a span.
-        let mut batches = [const { MaybeUninit::<Granules>::uninit() }; MAX_SPANS / BLOCKS];
-        let mut open = 0u64;
-        let counter_of = |from| {
-            let block = self.first / SPAN as u32 + from as u32;
-            self.noise.counter(Domain::Granule.code(), self.draw, block)
-        };
+        let tops = self.tops.as_chunks::<BLOCKS>().0;
         let threshold_of = |keep: &K, from| {
             let cut = keep.cut_in(from..self.spans.len().min(from + BLOCKS));
             Threshold::of(larger(cut, first_cut), floor)
         };
-        let tops = self.tops.as_chunks::<BLOCKS>().0;
-        let mut from = 0;
-        // Two batches at once hide the latency of the multiplications.
-        for pair in tops.as_chunks::<2>().0 {
-            let thresholds = [from, from + BLOCKS].map(|from| threshold_of(keep, from));
+        // One Philox block has the words of the four granules of a span.
+        let first_block = self.first / SPAN as u32;
+        let counter_of = |block| self.noise.counter(Domain::Granule.code(), self.draw, block);
+        let mut batches = [const { MaybeUninit::<Granules>::uninit() }; MAX_SPANS / BLOCKS];
+        let mut words_ahead: &[[u32; 4]] = &[];
+        let mut open = 0u64;
+        if let (Some(ahead), [tops]) = (ahead, tops) {
+            let counter = counter_of(first_block);
             // SAFETY: by this function's contract.
-            let two = unsafe { V::granules(counter_of(from), self.keys, thresholds, pair.each_ref()) };
-            for granules in two {
-                open |= u64::from(batches[from / BLOCKS].write(granules).open) << from;
-                from += BLOCKS;
+            let (least, words) = unsafe { ahead.at::<V>(first_block, self.spans.len(), self.keys, counter) };
+            // SAFETY: by this function's contract.
+            open = u64::from(unsafe { V::open(least, threshold_of(keep, 0), tops) });
+            words_ahead = words;
+        } else {
+            // Two batches at once hide the latency of the multiplications.
+            for (k, pair) in tops.chunks(2).enumerate() {
+                let counter = counter_of(first_block + (2 * k * BLOCKS) as u32);
+                // SAFETY: by this function's contract.
+                let two: [Granules; 2] = unsafe {
+                    if let [_, _] = pair {
+                        V::granules(counter, self.keys)
+                    } else {
+                        let [one] = V::granules(counter, self.keys);
+                        [one, one]
+                    }
+                };
+                for ((granules, tops), n) in two.into_iter().zip(pair).zip(2 * k..) {
+                    let threshold = threshold_of(keep, n * BLOCKS);
+                    // SAFETY: by this function's contract.
+                    open |= u64::from(unsafe { V::open(&granules.least, threshold, tops) }) << (n * BLOCKS);
+                    batches[n].write(granules);
+                }
             }
-        }
-        for tops in tops.as_chunks::<2>().1 {
-            let threshold = [threshold_of(keep, from)];
-            // SAFETY: by this function's contract.
-            let [granules] = unsafe { V::granules(counter_of(from), self.keys, threshold, [tops]) };
-            open |= u64::from(batches[from / BLOCKS].write(granules).open) << from;
         }
         if open == 0 {
             return;
         }
-        // SAFETY: the loops above have written the batch of every bit of `open`, and padding has no bits.
-        let batch_of = |s: usize| unsafe { batches[s / BLOCKS].assume_init_ref() };
-        // The cutoff rises with each candidate, and the cutoff of a span may exceed the cutoff of its batch. A threshold
-        // of a lower cutoff must not be shifted to a higher cutoff, because it has the rounding error of the lower one:
-        // several nats for a cutoff of -1e7.
+        let words_of = |s: usize| match words_ahead {
+            // SAFETY: without words ahead, the loop above has written the batch of every span.
+            [] => unsafe { batches[s / BLOCKS].assume_init_ref() }.words[s % BLOCKS],
+            words => words[s],
+        };
+        // The cutoff rises with each candidate, and the cutoff of a span may exceed the cutoff of its batch. A
+        // threshold of a lower cutoff must not be shifted to a higher cutoff, because it has the rounding error of the
+        // lower one: several nats for a cutoff of -1e7.
         let cut_of = |keep: &K, s| larger(keep.cut_in(s..s + 1), first_cut);
         let mut hits = [0; MAX_SPANS];
         let mut hit = 0u64;
@@ -161,7 +176,7 @@ impl Perturbed<'_> {
             let s = open.trailing_zeros() as usize;
             open &= open - 1;
             let threshold = Threshold::of(cut_of(keep, s), floor);
-            let thresholds = batch_of(s).of_block(s % BLOCKS).map(|word| threshold.of_word(word));
+            let thresholds = words_of(s).map(|word| threshold.of_word(word));
             // SAFETY: by this function's contract.
             hits[s] = unsafe { V::at_least(&self.spans[s], thresholds) };
             hit |= u64::from(hits[s] != 0) << s;
@@ -169,7 +184,7 @@ impl Perturbed<'_> {
         while hit != 0 {
             let s = hit.trailing_zeros() as usize;
             hit &= hit - 1;
-            let words = batch_of(s).of_block(s % BLOCKS);
+            let words = words_of(s);
             while hits[s] != 0 {
                 let i = hits[s].trailing_zeros();
                 hits[s] &= hits[s] - 1;
@@ -234,7 +249,7 @@ mod tests {
             floor in prop_oneof![Just(f32::NEG_INFINITY), 0f32..30.0],
         ) {
             let (noise, floor) = (Noise::new(seed, 5).unwrap(), shift + floor);
-            let (mut fast, mut plain) = (Candidate::NONE, Candidate::NONE);
+            let (mut fast, mut plain, mut ahead) = (Candidate::NONE, Candidate::NONE, WordsAhead::NONE);
             for tile in 0..3 {
                 let first = tile * (32 * SPAN) as u32;
                 let mut logits = vec![[0f32; SPAN]; spans];
@@ -248,7 +263,7 @@ mod tests {
                 let keys = &round_keys(&noise);
                 let tile = Perturbed { noise: &noise, keys, draw: 3, first, spans: &logits, tops: &tops, floor };
                 // SAFETY: plain Rust is always available.
-                unsafe { tile.offer_to::<Plain, _>(&mut fast) };
+                unsafe { tile.offer_to::<Plain, _>(Some(&mut ahead), &mut fast) };
                 for (token, &logit) in (first..).zip(logits.as_flattened()) {
                     if logit > f32::NEG_INFINITY && logit >= floor {
                         let score = logit + noise.gumbel(Domain::Token, 3, token);

@@ -11,19 +11,15 @@ pub(crate) struct Avx512;
 // SAFETY (every block of this impl): the caller guarantees AVX-512 F; loads and stores stay within local arrays.
 impl Vector for Avx512 {
     #[inline(always)]
-    unsafe fn granules<const N: usize>(
-        counter: [u32; 4],
-        keys: &RoundKeys,
-        thresholds: [Threshold; N],
-        tops: [&[f32; BLOCKS]; N],
-    ) -> [Granules; N] {
+    unsafe fn granules<const N: usize>(counter: [u32; 4], keys: &RoundKeys) -> [Granules; N] {
         let [block, c1, c2, c3] = counter;
-        // SAFETY: as above; loads stay within `tops`, stores within a batch.
+        // SAFETY: as above; stores stay within a batch.
         unsafe {
             let splat = |word: u32| _mm512_set1_epi32(word as i32);
             let high = |x| _mm512_shuffle_epi32::<0xf5>(x);
             let [m0, m1] = PHILOX_M4X32.map(splat);
-            let count = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+            // This order of blocks gives `unpack` four blocks in order.
+            let count = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
             let mut c = [[_mm512_add_epi32(splat(block), count), splat(c1), splat(c2), splat(c3)]; N];
             for (n, c) in c.iter_mut().enumerate() {
                 c[0] = _mm512_add_epi32(c[0], splat((n * BLOCKS) as u32));
@@ -41,23 +37,34 @@ impl Vector for Avx512 {
                     interleave([a0, a2, b0, b2]);
                 }
             }
-            let mut batches = [Granules { words: [[0; BLOCKS]; 4], open: 0 }; N];
-            for n in 0..N {
-                let (c, threshold) = (c[n], thresholds[n]);
-                // Thresholds rise with words, so the least word has the lowest threshold.
-                let least = _mm512_min_epu32(_mm512_min_epu32(c[0], c[1]), _mm512_min_epu32(c[2], c[3]));
-                let least = _mm256_srli_epi32::<4>(_mm512_cvtepi64_epi32(least));
-                let bits = _mm256_castps_si256(_mm256_cvtepi32_ps(least));
-                let (base, scale) = (_mm256_set1_ps(threshold.base), _mm256_set1_ps(Threshold::SCALE));
-                let least = _mm256_fmadd_ps(_mm256_cvtepi32_ps(bits), scale, base);
-                let least = _mm256_max_ps(least, _mm256_set1_ps(threshold.floor));
-                let reached = _mm256_cmp_ps::<_CMP_GE_OQ>(_mm256_loadu_ps(tops[n].as_ptr()), least);
-                batches[n].open = _mm256_movemask_ps(reached) as u32;
-                for (to, words) in batches[n].words.iter_mut().zip(c) {
-                    _mm512_storeu_si512(to.as_mut_ptr().cast(), words);
-                }
+            let in_order = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 14, 10, 6, 2, 12, 8, 4, 0);
+            let mut batches = [Granules { words: [[0; 4]; BLOCKS], least: [0; BLOCKS] }; N];
+            for (c, batch) in c.into_iter().zip(&mut batches) {
+                // The words of granules 0 and 1 of a block, and of granules 2 and 3.
+                let w01 = _mm512_mask_shuffle_epi32::<0xa0>(c[0], 0xaaaa, c[1]);
+                let w23 = _mm512_mask_shuffle_epi32::<0xa0>(c[2], 0xaaaa, c[3]);
+                let to = batch.words.as_mut_ptr();
+                _mm512_storeu_si512(to.cast(), _mm512_unpacklo_epi64(w01, w23));
+                _mm512_storeu_si512(to.add(4).cast(), _mm512_unpackhi_epi64(w01, w23));
+                let least = _mm512_min_epu32(w01, w23);
+                let least = _mm512_min_epu32(least, high(least));
+                let least = _mm512_castsi512_si256(_mm512_permutexvar_epi32(in_order, least));
+                _mm256_storeu_si256(batch.least.as_mut_ptr().cast(), _mm256_srli_epi32::<4>(least));
             }
             batches
+        }
+    }
+    #[inline(always)]
+    unsafe fn open(least: &[u32; BLOCKS], threshold: Threshold, tops: &[f32; BLOCKS]) -> u32 {
+        // SAFETY: as above; loads stay within the arguments.
+        unsafe {
+            let least = _mm256_loadu_si256(least.as_ptr().cast());
+            let bits = _mm256_castps_si256(_mm256_cvtepi32_ps(least));
+            let (base, scale) = (_mm256_set1_ps(threshold.base), _mm256_set1_ps(Threshold::SCALE));
+            let least = _mm256_fmadd_ps(_mm256_cvtepi32_ps(bits), scale, base);
+            let least = _mm256_max_ps(least, _mm256_set1_ps(threshold.floor));
+            let reached = _mm256_cmp_ps::<_CMP_GE_OQ>(_mm256_loadu_ps(tops.as_ptr()), least);
+            _mm256_movemask_ps(reached) as u32
         }
     }
     #[inline(always)]
