@@ -4,6 +4,7 @@
 //! halves may hold any bits. A Philox round takes two multiplications, two shifts and four exclusive ors for all
 //! blocks.
 
+use crate::simd::Vector;
 use flash_sampling_core::Noise;
 use flash_sampling_core::noise::granule;
 
@@ -25,12 +26,67 @@ pub(crate) fn round_keys(noise: &Noise) -> RoundKeys {
     core::array::from_fn(|round| [of_round(round as u32, 0), of_round(round as u32, 1)])
 }
 
-/// The words of a batch of granules; `words[j][b]` belongs to granule `4 b + j`.
+/// The words of a batch of granules.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(align(64))]
 pub(crate) struct Granules {
-    pub(crate) words: [[u32; BLOCKS]; 4],
-    /// One bit per block: set if the span's largest logit reaches the lowest [`Threshold`] of the block's granules.
-    pub(crate) open: u32,
+    /// `words[b][j]` belongs to granule `4 b + j`.
+    pub(crate) words: [[u32; 4]; BLOCKS],
+    /// The least minimum bits of each block.
+    pub(crate) least: [u32; BLOCKS],
+}
+
+/// The words of one draw for the next blocks of a row of a head.
+///
+/// A tile of a head has four blocks, so the words of four tiles take little more time than the words of one.
+#[derive(Clone, Debug)]
+pub(crate) struct WordsAhead {
+    /// The first block; [`Self::NOWHERE`] if there are no words.
+    first: u32,
+    /// The least minimum bits of each block. Zeros follow, so that any block is followed by a batch.
+    least: [u32; Self::BLOCKS + BLOCKS],
+    words: [[u32; 4]; Self::BLOCKS],
+}
+
+impl WordsAhead {
+    /// Blocks computed at once.
+    const BLOCKS: usize = 2 * BLOCKS;
+
+    /// More than a batch beyond any block.
+    const NOWHERE: u32 = 1 << 31;
+
+    pub(crate) const NONE: WordsAhead =
+        WordsAhead { first: Self::NOWHERE, least: [0; Self::BLOCKS + BLOCKS], words: [[0; 4]; Self::BLOCKS] };
+
+    /// Forgets the words.
+    pub(crate) fn clear(&mut self) {
+        self.first = Self::NOWHERE;
+    }
+
+    /// Returns the least minimum bits of the batch from `block` on, and the words of `count` blocks, at most a batch.
+    ///
+    /// # Safety
+    /// The instruction set of `V` is available.
+    #[inline(always)]
+    pub(crate) unsafe fn at<V: Vector>(
+        &mut self,
+        block: u32,
+        count: usize,
+        keys: &RoundKeys,
+        counter: [u32; 4],
+    ) -> (&[u32; BLOCKS], &[[u32; 4]]) {
+        if block.wrapping_sub(self.first) as usize > Self::BLOCKS - count {
+            self.first = block;
+            // SAFETY: by this function's contract.
+            let batches: [Granules; 2] = unsafe { V::granules(counter, keys) };
+            for (n, batch) in batches.into_iter().enumerate() {
+                self.least[n * BLOCKS..][..BLOCKS].copy_from_slice(&batch.least);
+                self.words[n * BLOCKS..][..BLOCKS].copy_from_slice(&batch.words);
+            }
+        }
+        let at = (block - self.first) as usize;
+        (self.least[at..].first_chunk().expect("a batch follows"), &self.words[at..at + count])
+    }
 }
 
 /// Returns an upper bound of the sum of rounding errors of a Gumbel (below 7e-6), a threshold, and a score near `cut`.
@@ -63,17 +119,23 @@ impl Threshold {
     /// Returns the logit threshold of a granule with this word.
     #[inline(always)]
     pub(crate) fn of_word(self, word: u32) -> f32 {
-        let bits = (granule::minimum_bits(word) as i32 as f32).to_bits() as i32;
+        self.of_bits(granule::minimum_bits(word))
+    }
+
+    /// Returns the logit threshold of a granule with these minimum bits.
+    #[inline(always)]
+    pub(crate) fn of_bits(self, least: u32) -> f32 {
+        let bits = (least as i32 as f32).to_bits() as i32;
         let threshold = self.base + bits as f32 * Threshold::SCALE;
         if threshold > self.floor { threshold } else { self.floor }
     }
 }
 
-/// Computes a batch in plain Rust, from the Philox block of `counter` on; `tops` has the largest logit of each span.
+/// Computes a batch in plain Rust, from the Philox block of `counter` on.
 #[inline(always)]
-pub(crate) fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
+pub(crate) fn granules(counter: [u32; 4], keys: &RoundKeys) -> Granules {
     let [first, c1, c2, c3] = counter;
-    let mut batch = Granules::default();
+    let mut batch = Granules { least: [u32::MAX; BLOCKS], ..Granules::default() };
     // Four blocks at a time fit 128-bit registers.
     const AT_ONCE: usize = 4;
     for from in (0..BLOCKS).step_by(AT_ONCE) {
@@ -92,21 +154,12 @@ pub(crate) fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold
                 *w3 = p0;
             }
         }
-        for (to, words) in batch.words.iter_mut().zip([w0, w1, w2, w3]) {
-            for (to, word) in to[from..].iter_mut().zip(words) {
-                *to = word as u32;
+        for (j, words) in [w0, w1, w2, w3].into_iter().enumerate() {
+            for (b, word) in (from..).zip(words) {
+                batch.words[b][j] = word as u32;
+                batch.least[b] = batch.least[b].min(granule::minimum_bits(word as u32));
             }
         }
-    }
-    let mut least = [f32::INFINITY; BLOCKS];
-    for words in &batch.words {
-        for (least, &word) in least.iter_mut().zip(words) {
-            let of_word = threshold.of_word(word);
-            *least = if of_word < *least { of_word } else { *least };
-        }
-    }
-    for (b, (&top, least)) in tops.iter().zip(least).enumerate() {
-        batch.open |= u32::from(top >= least) << b;
     }
     batch
 }
@@ -114,7 +167,7 @@ pub(crate) fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Plain, Vector};
+    use crate::simd::Plain;
     use flash_sampling_core::Domain;
     use flash_sampling_core::noise::log::ln;
     use granule::Granule;
@@ -129,15 +182,23 @@ mod tests {
     unsafe fn check<V: Vector>() {
         for (seed, position, draw, block) in [(0, 0, 0, 0), (!0, 1 << 40, 7, 1), (12345, 99, !0, u32::MAX - 3)] {
             let noise = Noise::new(seed, position).unwrap();
-            for floor in [f32::NEG_INFINITY, 10.0] {
-                let counter = noise.counter(Domain::Granule.code(), draw, block);
-                let tops = core::array::from_fn(|b| 1.5 * b as f32);
-                // SAFETY: by this function's contract.
-                let batch = unsafe { V::granules(counter, &round_keys(&noise), Threshold::of(12.5, floor), &tops) };
+            let counter = noise.counter(Domain::Granule.code(), draw, block);
+            // SAFETY: by this function's contract.
+            let batches: [Granules; 2] = unsafe { V::granules(counter, &round_keys(&noise)) };
+            let tops = core::array::from_fn(|b| 1.5 * b as f32);
+            for (n, batch) in batches.iter().enumerate() {
+                let block = block.wrapping_add((n * BLOCKS) as u32);
                 for (b, block) in (0..BLOCKS).map(|b| (b, block.wrapping_add(b as u32))) {
-                    assert_eq!(batch.words.map(|words| words[b]), noise.words(Domain::Granule, draw, block));
-                    let thresholds = batch.words.map(|words| threshold(words[b], 12.5).max(floor));
-                    assert_eq!(batch.open >> b & 1 == 1, thresholds.iter().any(|&t| tops[b] >= t));
+                    assert_eq!(batch.words[b], noise.words(Domain::Granule, draw, block));
+                    assert_eq!(batch.least[b], granule::minimum_bits(batch.words[b].into_iter().min().unwrap()));
+                }
+                for floor in [f32::NEG_INFINITY, 10.0] {
+                    // SAFETY: by this function's contract.
+                    let open = unsafe { V::open(&batch.least, Threshold::of(12.5, floor), &tops) };
+                    for (b, top) in tops.iter().enumerate() {
+                        let thresholds = batch.words[b].map(|word| threshold(word, 12.5).max(floor));
+                        assert_eq!(open >> b & 1 == 1, thresholds.iter().any(|t| top >= t));
+                    }
                 }
             }
         }
@@ -156,6 +217,19 @@ mod tests {
             if crate::isa::Isa::Neon.is_available() {
                 check::<crate::simd::neon::Neon>();
             }
+        }
+    }
+
+    #[test]
+    fn words_ahead_are_the_words_of_every_block() {
+        let (noise, mut ahead) = (Noise::new(7, 3).unwrap(), WordsAhead::NONE);
+        for (block, count) in [(0, 4), (4, 4), (8, 4), (12, 4), (16, 2), (18, 8), (27, 8), (19, 1), (0, 8), (15, 1)] {
+            let counter = noise.counter(Domain::Granule.code(), 3, block);
+            // SAFETY: plain Rust is always available.
+            let (least, words) = unsafe { ahead.at::<Plain>(block, count, &round_keys(&noise), counter) };
+            let want: Vec<_> = (block..).take(count).map(|block| noise.words(Domain::Granule, 3, block)).collect();
+            assert_eq!(words, want, "{block}");
+            assert_eq!(least[..count], want.iter().map(|words| words.iter().min().unwrap() >> 4).collect::<Vec<_>>());
         }
     }
 

@@ -9,13 +9,16 @@
 //!    an exponential below `u 2^-32`, and no Gumbel is above `-ln(u 2^-32)`. So a token reaches a score cutoff `cut`
 //!    only if the token's logit is at least the granule's threshold, `cut + ln(u 2^-32)`. In most spans of four
 //!    granules, the largest logit is below all four thresholds.
+//!    The scan first computes which spans stay open, without a branch per span: a branch that the processor predicts
+//!    wrongly would stop the computation of words. Then it finds the tokens that reach the thresholds.
 //! 2. **A candidate passes two bounds.** A logit that reaches the threshold of its granule gets the token's own word.
 //!    The logarithms follow only if the bound `E >= (u + word) 2^-32` allows a score of `cut`.
-//! 3. **The first cutoff** is the score of the token with the largest logit of the first batch.
+//! 3. **The first cutoff** is the score of the token with the largest logit of the first tile.
 //! 4. **A frontier** keeps several tokens. The cutoff of a frontier is lower for larger logits ([`Keep::cut_in`]).
 
-use crate::scan::granules::{BLOCKS, RoundKeys, Threshold, slack};
+use crate::scan::granules::{BLOCKS, Granules, RoundKeys, Threshold, WordsAhead, slack};
 use crate::simd::{SPAN, Vector};
+use core::mem::MaybeUninit;
 use core::ops::Range;
 use flash_sampling_core::backend::{Candidate, TopList, Winner};
 use flash_sampling_core::noise::granule;
@@ -68,6 +71,15 @@ impl Keep for TopList {
     }
 }
 
+/// The largest number of spans of a tile: one bit each.
+const MAX_SPANS: usize = u64::BITS as usize;
+
+/// Returns the larger of two numbers that are not NaN.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
 /// One tile of one draw.
 #[derive(Clone, Copy)]
 pub(crate) struct Perturbed<'a> {
@@ -86,52 +98,99 @@ pub(crate) struct Perturbed<'a> {
 }
 
 impl Perturbed<'_> {
-    /// Offers every token that can reach the cutoff.
+    /// Offers every token that can reach the cutoff. `ahead` has the words of this draw for tiles of a head.
     ///
     /// # Safety
     /// The instruction set of `V` is available.
     #[inline(always)]
-    pub(crate) unsafe fn offer_to<V: Vector>(&self, keep: &mut impl Keep) {
-        // One Philox block has the words of the four granules of a span.
-        let batches = self.spans.chunks(BLOCKS).zip(self.tops.as_chunks::<BLOCKS>().0);
-        for ((spans, tops), from) in batches.zip((0..).step_by(BLOCKS)) {
-            let of_batch = from..from + spans.len();
-            let mut cut = keep.cut_in(of_batch.clone());
-            if cut == f32::NEG_INFINITY {
-                let top = self.tops[of_batch.clone()].iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                if top == f32::NEG_INFINITY || top < self.floor {
-                    continue;
-                }
-                let place = spans.as_flattened().iter().position(|&logit| logit == top).unwrap_or(0);
-                let token = self.first + (from * SPAN + place) as u32;
-                let score = top + self.noise.gumbel(Domain::Token, self.draw, token);
-                cut = keep.offer_first(Candidate { winner: Winner::new(score, token), logit: top }, of_batch);
+    pub(crate) unsafe fn offer_to<V: Vector, K: Keep>(&self, ahead: Option<&mut WordsAhead>, keep: &mut K) {
+        let place_of = |logits: &[f32], top| logits.iter().position(|&logit| logit == top).unwrap_or(0);
+        let mut first_cut = keep.cut_in(0..self.spans.len());
+        if first_cut == f32::NEG_INFINITY {
+            let top = self.tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            if top == f32::NEG_INFINITY || top < self.floor {
+                return;
             }
-            let block = self.first / SPAN as u32 + from as u32;
-            let counter = self.noise.counter(Domain::Granule.code(), self.draw, block);
+            let s = place_of(self.tops, top);
+            let token = self.first + (s * SPAN + place_of(&self.spans[s], top)) as u32;
+            let score = top + self.noise.gumbel(Domain::Token, self.draw, token);
+            first_cut =
+                keep.offer_first(Candidate { winner: Winner::new(score, token), logit: top }, 0..self.spans.len());
+        }
+        // A span without finite logits never opens.
+        let floor = larger(self.floor, f32::MIN);
+        let tops = self.tops.as_chunks::<BLOCKS>().0;
+        let threshold_of = |keep: &K, from| {
+            let cut = keep.cut_in(from..self.spans.len().min(from + BLOCKS));
+            Threshold::of(larger(cut, first_cut), floor)
+        };
+        // One Philox block has the words of the four granules of a span.
+        let first_block = self.first / SPAN as u32;
+        let counter_of = |block| self.noise.counter(Domain::Granule.code(), self.draw, block);
+        let mut batches = [const { MaybeUninit::<Granules>::uninit() }; MAX_SPANS / BLOCKS];
+        let mut words_ahead: &[[u32; 4]] = &[];
+        let mut open = 0u64;
+        if let (Some(ahead), [tops]) = (ahead, tops) {
+            let counter = counter_of(first_block);
             // SAFETY: by this function's contract.
-            let granules = unsafe { V::granules(counter, self.keys, Threshold::of(cut, self.floor), tops) };
-            let mut open = granules.open & (u32::MAX >> (32 - spans.len()));
-            while open != 0 {
-                let b = open.trailing_zeros() as usize;
-                open &= open - 1;
-                // The cutoff rises with each candidate, and the cutoff of a span may exceed the cutoff of its batch. A
-                // threshold of a lower cutoff must not be shifted to a higher cutoff, because it has the rounding error
-                // of the lower one: several nats for a cutoff of -1e7.
-                let of_span = from + b..from + b + 1;
-                let cut = keep.cut_in(of_span.clone()).max(cut);
-                let threshold = Threshold::of(cut, self.floor);
-                let thresholds = granules.words.map(|words| threshold.of_word(words[b]).max(f32::MIN));
+            let (least, words) = unsafe { ahead.at::<V>(first_block, self.spans.len(), self.keys, counter) };
+            // SAFETY: by this function's contract.
+            open = u64::from(unsafe { V::open(least, threshold_of(keep, 0), tops) });
+            words_ahead = words;
+        } else {
+            // Two batches at once hide the latency of the multiplications.
+            for (k, pair) in tops.chunks(2).enumerate() {
+                let counter = counter_of(first_block + (2 * k * BLOCKS) as u32);
                 // SAFETY: by this function's contract.
-                let mut hits = unsafe { V::at_least(&spans[b], thresholds) };
-                while hits != 0 {
-                    let i = hits.trailing_zeros();
-                    hits &= hits - 1;
-                    let token = self.first + (of_span.start * SPAN) as u32 + i;
-                    let word = granules.words[(i / granule::TOKENS) as usize][b];
-                    let cut = keep.cut_in(of_span.clone()).max(cut);
-                    self.score(token, spans[b][i as usize], word, cut, keep);
+                let two: [Granules; 2] = unsafe {
+                    if let [_, _] = pair {
+                        V::granules(counter, self.keys)
+                    } else {
+                        let [one] = V::granules(counter, self.keys);
+                        [one, one]
+                    }
+                };
+                for ((granules, tops), n) in two.into_iter().zip(pair).zip(2 * k..) {
+                    let threshold = threshold_of(keep, n * BLOCKS);
+                    // SAFETY: by this function's contract.
+                    open |= u64::from(unsafe { V::open(&granules.least, threshold, tops) }) << (n * BLOCKS);
+                    batches[n].write(granules);
                 }
+            }
+        }
+        if open == 0 {
+            return;
+        }
+        let words_of = |s: usize| match words_ahead {
+            // SAFETY: without words ahead, the loop above has written the batch of every span.
+            [] => unsafe { batches[s / BLOCKS].assume_init_ref() }.words[s % BLOCKS],
+            words => words[s],
+        };
+        // The cutoff rises with each candidate, and the cutoff of a span may exceed the cutoff of its batch. A
+        // threshold of a lower cutoff must not be shifted to a higher cutoff, because it has the rounding error of the
+        // lower one: several nats for a cutoff of -1e7.
+        let cut_of = |keep: &K, s| larger(keep.cut_in(s..s + 1), first_cut);
+        let mut hits = [0; MAX_SPANS];
+        let mut hit = 0u64;
+        while open != 0 {
+            let s = open.trailing_zeros() as usize;
+            open &= open - 1;
+            let threshold = Threshold::of(cut_of(keep, s), floor);
+            let thresholds = words_of(s).map(|word| threshold.of_word(word));
+            // SAFETY: by this function's contract.
+            hits[s] = unsafe { V::at_least(&self.spans[s], thresholds) };
+            hit |= u64::from(hits[s] != 0) << s;
+        }
+        while hit != 0 {
+            let s = hit.trailing_zeros() as usize;
+            hit &= hit - 1;
+            let words = words_of(s);
+            while hits[s] != 0 {
+                let i = hits[s].trailing_zeros();
+                hits[s] &= hits[s] - 1;
+                let token = self.first + (s * SPAN) as u32 + i;
+                let word = words[(i / granule::TOKENS) as usize];
+                self.score(token, self.spans[s][i as usize], word, cut_of(keep, s), keep);
             }
         }
     }
@@ -190,7 +249,7 @@ mod tests {
             floor in prop_oneof![Just(f32::NEG_INFINITY), 0f32..30.0],
         ) {
             let (noise, floor) = (Noise::new(seed, 5).unwrap(), shift + floor);
-            let (mut fast, mut plain) = (Candidate::NONE, Candidate::NONE);
+            let (mut fast, mut plain, mut ahead) = (Candidate::NONE, Candidate::NONE, WordsAhead::NONE);
             for tile in 0..3 {
                 let first = tile * (32 * SPAN) as u32;
                 let mut logits = vec![[0f32; SPAN]; spans];
@@ -204,7 +263,7 @@ mod tests {
                 let keys = &round_keys(&noise);
                 let tile = Perturbed { noise: &noise, keys, draw: 3, first, spans: &logits, tops: &tops, floor };
                 // SAFETY: plain Rust is always available.
-                unsafe { tile.offer_to::<Plain>(&mut fast) };
+                unsafe { tile.offer_to::<Plain, _>(Some(&mut ahead), &mut fast) };
                 for (token, &logit) in (first..).zip(logits.as_flattened()) {
                     if logit > f32::NEG_INFINITY && logit >= floor {
                         let score = logit + noise.gumbel(Domain::Token, 3, token);

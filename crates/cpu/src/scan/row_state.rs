@@ -1,6 +1,7 @@
 //! The state of a row during a pass: small summaries, merged over workers.
 
 use crate::scan::filter_state::{FilterState, ListBudget};
+use crate::scan::granules::WordsAhead;
 use crate::scan::prefetch::prefetch;
 use crate::scan::raw_logprobs::RawState;
 use flash_sampling_core::Plan;
@@ -96,6 +97,8 @@ pub(crate) struct RowState {
     pub(crate) has_finite: bool,
     /// Whether the best score of all workers may prune tokens here, because each draw has one winner of all tokens.
     pub(crate) shares: bool,
+    /// The words of the first draw for the next tiles.
+    pub(crate) ahead: WordsAhead,
 }
 
 impl RowState {
@@ -114,6 +117,7 @@ impl RowState {
             invalid: None,
             has_finite: false,
             shares: false,
+            ahead: WordsAhead::NONE,
         };
         if !plan.canonical {
             state.best.winners.reserve(plan.max_draws as usize);
@@ -144,6 +148,7 @@ impl RowState {
         self.invalid = None;
         self.has_finite = false;
         self.shares = shares;
+        self.ahead.clear();
     }
 
     /// Prefetches the state itself, before [`RowState::prefetch_parts`] reads it.

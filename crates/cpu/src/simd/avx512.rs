@@ -11,36 +11,60 @@ pub(crate) struct Avx512;
 // SAFETY (every block of this impl): the caller guarantees AVX-512 F; loads and stores stay within local arrays.
 impl Vector for Avx512 {
     #[inline(always)]
-    unsafe fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
+    unsafe fn granules<const N: usize>(counter: [u32; 4], keys: &RoundKeys) -> [Granules; N] {
         let [block, c1, c2, c3] = counter;
-        // SAFETY: as above; loads stay within `tops`, stores within `batch`.
+        // SAFETY: as above; stores stay within a batch.
         unsafe {
             let splat = |word: u32| _mm512_set1_epi32(word as i32);
             let high = |x| _mm512_shuffle_epi32::<0xf5>(x);
             let [m0, m1] = PHILOX_M4X32.map(splat);
-            let count = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
-            let mut c = [_mm512_add_epi32(splat(block), count), splat(c1), splat(c2), splat(c3)];
+            // This order of blocks gives `unpack` four blocks in order.
+            let count = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+            let mut c = [[_mm512_add_epi32(splat(block), count), splat(c1), splat(c2), splat(c3)]; N];
+            for (n, c) in c.iter_mut().enumerate() {
+                c[0] = _mm512_add_epi32(c[0], splat((n * BLOCKS) as u32));
+            }
             for &[k0, k1] in keys {
-                let (p0, p1) = (_mm512_mul_epu32(c[0], m0), _mm512_mul_epu32(c[2], m1));
-                // 0x96 is the truth table of a ^ b ^ c.
-                c[0] = _mm512_ternarylogic_epi64::<0x96>(high(p1), c[1], _mm512_set1_epi64(k0 as i64));
-                c[2] = _mm512_ternarylogic_epi64::<0x96>(high(p0), c[3], _mm512_set1_epi64(k1 as i64));
-                (c[1], c[3]) = (p1, p0);
+                let (k0, k1) = (_mm512_set1_epi64(k0 as i64), _mm512_set1_epi64(k1 as i64));
+                for c in &mut c {
+                    let (p0, p1) = (_mm512_mul_epu32(c[0], m0), _mm512_mul_epu32(c[2], m1));
+                    // 0x96 is the truth table of a ^ b ^ c.
+                    c[0] = _mm512_ternarylogic_epi64::<0x96>(high(p1), c[1], k0);
+                    c[2] = _mm512_ternarylogic_epi64::<0x96>(high(p0), c[3], k1);
+                    (c[1], c[3]) = (p1, p0);
+                }
+                if let [[a0, _, a2, _], [b0, _, b2, _]] = &mut c[..] {
+                    interleave([a0, a2, b0, b2]);
+                }
             }
-            let mut batch = Granules::default();
+            let in_order = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 14, 10, 6, 2, 12, 8, 4, 0);
+            let mut batches = [Granules { words: [[0; 4]; BLOCKS], least: [0; BLOCKS] }; N];
+            for (c, batch) in c.into_iter().zip(&mut batches) {
+                // The words of granules 0 and 1 of a block, and of granules 2 and 3.
+                let w01 = _mm512_mask_shuffle_epi32::<0xa0>(c[0], 0xaaaa, c[1]);
+                let w23 = _mm512_mask_shuffle_epi32::<0xa0>(c[2], 0xaaaa, c[3]);
+                let to = batch.words.as_mut_ptr();
+                _mm512_storeu_si512(to.cast(), _mm512_unpacklo_epi64(w01, w23));
+                _mm512_storeu_si512(to.add(4).cast(), _mm512_unpackhi_epi64(w01, w23));
+                let least = _mm512_min_epu32(w01, w23);
+                let least = _mm512_min_epu32(least, high(least));
+                let least = _mm512_castsi512_si256(_mm512_permutexvar_epi32(in_order, least));
+                _mm256_storeu_si256(batch.least.as_mut_ptr().cast(), _mm256_srli_epi32::<4>(least));
+            }
+            batches
+        }
+    }
+    #[inline(always)]
+    unsafe fn open(least: &[u32; BLOCKS], threshold: Threshold, tops: &[f32; BLOCKS]) -> u32 {
+        // SAFETY: as above; loads stay within the arguments.
+        unsafe {
+            let least = _mm256_loadu_si256(least.as_ptr().cast());
+            let bits = _mm256_castps_si256(_mm256_cvtepi32_ps(least));
             let (base, scale) = (_mm256_set1_ps(threshold.base), _mm256_set1_ps(Threshold::SCALE));
-            let mut least = _mm256_set1_ps(f32::INFINITY);
-            for (j, words) in c.into_iter().enumerate() {
-                let words = _mm512_cvtepi64_epi32(words);
-                _mm256_storeu_si256(batch.words[j].as_mut_ptr().cast(), words);
-                let bits = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(words)));
-                let of_word = _mm256_fmadd_ps(_mm256_cvtepi32_ps(bits), scale, base);
-                let of_word = _mm256_max_ps(of_word, _mm256_set1_ps(threshold.floor));
-                least = _mm256_min_ps(least, of_word);
-            }
+            let least = _mm256_fmadd_ps(_mm256_cvtepi32_ps(bits), scale, base);
+            let least = _mm256_max_ps(least, _mm256_set1_ps(threshold.floor));
             let reached = _mm256_cmp_ps::<_CMP_GE_OQ>(_mm256_loadu_ps(tops.as_ptr()), least);
-            batch.open = _mm256_movemask_ps(reached) as u32;
-            batch
+            _mm256_movemask_ps(reached) as u32
         }
     }
     #[inline(always)]
@@ -127,6 +151,28 @@ impl Vector for Avx512 {
     #[inline(always)]
     unsafe fn sum_moments(spans: &[[f32; SPAN]], moments: &mut Moments) {
         moments.extend_from_slice(spans.as_flattened());
+    }
+}
+
+/// Makes the code before this call compute all of these values, and the code after it wait for them.
+///
+/// Otherwise the compiler computes one batch after the other, and the processor waits for multiplications.
+///
+/// # Safety
+/// AVX-512 F is available.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn interleave([a, b, c, d]: [&mut __m512i; 4]) {
+    // SAFETY: the code is empty.
+    unsafe {
+        core::arch::asm!(
+            "/* {} {} {} {} */",
+            inout(zmm_reg) * a,
+            inout(zmm_reg) * b,
+            inout(zmm_reg) * c,
+            inout(zmm_reg) * d,
+            options(pure, nomem, nostack, preserves_flags),
+        );
     }
 }
 

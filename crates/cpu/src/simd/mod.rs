@@ -23,10 +23,25 @@ pub(crate) const SPAN: usize = 64;
 /// # Safety
 /// The caller of a method guarantees that the instruction set is available.
 pub(crate) trait Vector {
-    /// Computes a batch of granules from the Philox block of `counter` on; `tops` has the largest logit of each span.
+    /// Computes consecutive batches of granules, from the Philox block of `counter` on.
     #[inline(always)]
-    unsafe fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
-        granules(counter, keys, threshold, tops)
+    unsafe fn granules<const N: usize>([block, c1, c2, c3]: [u32; 4], keys: &RoundKeys) -> [Granules; N] {
+        let mut batches = [Granules::default(); N];
+        for (n, batch) in batches.iter_mut().enumerate() {
+            *batch = granules([block.wrapping_add((n * BLOCKS) as u32), c1, c2, c3], keys);
+        }
+        batches
+    }
+    /// Returns one bit per span: set if the largest logit, of `tops`, reaches the lowest [`Threshold`] of its granules.
+    ///
+    /// Thresholds rise with the minimum bits, so the `least` of a block have its lowest threshold.
+    #[inline(always)]
+    unsafe fn open(least: &[u32; BLOCKS], threshold: Threshold, tops: &[f32; BLOCKS]) -> u32 {
+        let mut open = 0;
+        for b in 0..BLOCKS {
+            open |= u32::from(tops[b] >= threshold.of_bits(least[b])) << b;
+        }
+        open
     }
     /// Writes the largest logit of each span to `tops`, and returns the largest logit of all spans.
     ///

@@ -14,42 +14,53 @@ pub(crate) struct Neon;
 // arrays.
 impl Vector for Neon {
     #[inline(always)]
-    unsafe fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
+    unsafe fn granules<const N: usize>(counter: [u32; 4], keys: &RoundKeys) -> [Granules; N] {
         let [block, c1, c2, c3] = counter;
-        // SAFETY: as above.
-        unsafe {
-            let [m0, m1] = PHILOX_M4X32.map(|factor| vdupq_n_u32(factor));
-            let count = vld1q_u32([0, 1, 2, 3].as_ptr());
-            // Two vectors of four blocks each.
-            let mut c = [0, 4].map(|from| {
-                let blocks = vaddq_u32(vdupq_n_u32(block.wrapping_add(from)), count);
-                [blocks, vdupq_n_u32(c1), vdupq_n_u32(c2), vdupq_n_u32(c3)]
-            });
-            for keys in keys {
-                let [k0, k1] = keys.map(|key| vdupq_n_u32(key as u32));
-                for c in &mut c {
-                    let ([low0, high0], [low1, high1]) = (product(c[0], m0), product(c[2], m1));
-                    let (w0, w2) = (veorq_u32(high1, c[1]), veorq_u32(high0, c[3]));
-                    *c = [veorq_u32(w0, k0), low1, veorq_u32(w2, k1), low0];
+        let mut batches = [Granules::default(); N];
+        for (n, batch) in batches.iter_mut().enumerate() {
+            let block = block.wrapping_add((n * BLOCKS) as u32);
+            // SAFETY: as above.
+            unsafe {
+                let [m0, m1] = PHILOX_M4X32.map(|factor| vdupq_n_u32(factor));
+                let count = vld1q_u32([0, 1, 2, 3].as_ptr());
+                // Two vectors of four blocks each.
+                let mut c = [0, 4].map(|from| {
+                    let blocks = vaddq_u32(vdupq_n_u32(block.wrapping_add(from)), count);
+                    [blocks, vdupq_n_u32(c1), vdupq_n_u32(c2), vdupq_n_u32(c3)]
+                });
+                for keys in keys {
+                    let [k0, k1] = keys.map(|key| vdupq_n_u32(key as u32));
+                    for c in &mut c {
+                        let ([low0, high0], [low1, high1]) = (product(c[0], m0), product(c[2], m1));
+                        let (w0, w2) = (veorq_u32(high1, c[1]), veorq_u32(high0, c[3]));
+                        *c = [veorq_u32(w0, k0), low1, veorq_u32(w2, k1), low0];
+                    }
+                }
+                for (half, [w0, w1, w2, w3]) in c.into_iter().enumerate() {
+                    vst4q_u32(batch.words.as_mut_ptr().add(4 * half).cast(), uint32x4x4_t(w0, w1, w2, w3));
+                    let least = vminq_u32(vminq_u32(w0, w1), vminq_u32(w2, w3));
+                    vst1q_u32(batch.least.as_mut_ptr().add(4 * half), vshrq_n_u32::<4>(least));
                 }
             }
-            let mut batch = Granules::default();
-            let (base, scale) = (vdupq_n_f32(threshold.base), vdupq_n_f32(Threshold::SCALE));
-            let floor = vdupq_n_f32(threshold.floor);
-            for (half, c) in c.into_iter().enumerate() {
-                let mut least = vdupq_n_f32(f32::INFINITY);
-                for (words, to) in c.into_iter().zip(&mut batch.words) {
-                    vst1q_u32(to.as_mut_ptr().add(4 * half), words);
-                    let bits = vreinterpretq_s32_f32(vcvtq_f32_u32(vshrq_n_u32::<4>(words)));
-                    let of_word = vfmaq_f32(base, vcvtq_f32_s32(bits), scale);
-                    least = vminnmq_f32(least, vmaxnmq_f32(of_word, floor));
-                }
-                let reached = vcgeq_f32(vld1q_f32(tops.as_ptr().add(4 * half)), least);
-                let bits = vandq_u32(reached, vld1q_u32([1, 2, 4, 8].as_ptr()));
-                batch.open |= vaddvq_u32(bits) << (4 * half);
-            }
-            batch
         }
+        batches
+    }
+    #[inline(always)]
+    unsafe fn open(least: &[u32; BLOCKS], threshold: Threshold, tops: &[f32; BLOCKS]) -> u32 {
+        let mut open = 0;
+        for from in [0, 4] {
+            // SAFETY: as above.
+            unsafe {
+                let (base, scale) = (vdupq_n_f32(threshold.base), vdupq_n_f32(Threshold::SCALE));
+                let least = vld1q_u32(least.as_ptr().add(from));
+                let bits = vreinterpretq_s32_f32(vcvtq_f32_u32(least));
+                let least = vfmaq_f32(base, vcvtq_f32_s32(bits), scale);
+                let least = vmaxnmq_f32(least, vdupq_n_f32(threshold.floor));
+                let reached = vcgeq_f32(vld1q_f32(tops.as_ptr().add(from)), least);
+                open |= vaddvq_u32(vandq_u32(reached, vld1q_u32([1, 2, 4, 8].as_ptr()))) << from;
+            }
+        }
+        open
     }
     /// NEON's maximum is NaN if any of its operands is NaN, so one comparison checks a whole span.
     #[inline(always)]

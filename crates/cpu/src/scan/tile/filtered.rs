@@ -99,8 +99,9 @@ pub(super) unsafe fn add<V: Vector>(
         let mut keep = KeepFrontier::new(frontier, known, first, spans, tops);
         let floor = floor.max(drop_threshold) * filters.rescale;
         let tile = Perturbed { noise: &row.noise, keys, draw, first, spans: drawn, tops: drawn_tops, floor };
+        let ahead = Some(&mut state.ahead).filter(|_| draw == row.first_draw);
         // SAFETY: by this function's contract.
-        unsafe { tile.offer_to::<V>(&mut keep) };
+        unsafe { tile.offer_to::<V, _>(ahead, &mut keep) };
     }
 }
 
@@ -144,7 +145,7 @@ pub(super) unsafe fn find<V: Vector>(
         let floor = drop_threshold * filters.rescale;
         let tile = Perturbed { noise: &row.noise, keys, draw, first, spans: drawn, tops: drawn_tops, floor };
         // SAFETY: by this function's contract.
-        unsafe { tile.offer_to::<V>(&mut keep) };
+        unsafe { tile.offer_to::<V, _>(None, &mut keep) };
     }
 }
 

@@ -372,11 +372,12 @@ unsafe fn add<V: Vector>(
         // Workers share only the first draw.
         let known = Some(known).filter(|_| state.shares && draw == row.first_draw);
         let mut keep = KeepWinner::new(winner, known);
+        let ahead = Some(&mut state.ahead).filter(|_| draw == row.first_draw);
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), &mut keep) };
+        unsafe { draw_tile::<V>((row, keys), draw, first, spans, (top, tops), ahead, &mut keep) };
     }
     for (list, draw) in state.best.lists_mut().iter_mut().zip(row.first_draw..) {
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), list) };
+        unsafe { draw_tile::<V>((row, keys), draw, first, spans, (top, tops), None, list) };
     }
 }

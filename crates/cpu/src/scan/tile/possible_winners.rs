@@ -182,7 +182,7 @@ impl PossibleWinners {
             }
             let mut collector = Collector { found, cut, at: *at };
             // SAFETY: by this function's contract.
-            unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), &mut collector) };
+            unsafe { draw_tile::<V>((row, keys), draw, first, spans, (top, tops), None, &mut collector) };
         }
     }
 }

@@ -1,29 +1,29 @@
 //! Finds the tokens of a tile that can reach a cutoff, one by one.
 
-use crate::scan::granules::RoundKeys;
+use crate::scan::granules::{RoundKeys, WordsAhead};
 use crate::scan::mass_cutoff::RowBounds;
 use crate::scan::perturb::{Keep, Perturbed};
 use crate::simd::{SPAN, Vector};
 use flash_sampling_core::backend::{Candidate, Row, Winner};
 
-/// Offers the tokens of a tile that can reach a draw's cutoff, perturbed or greedy.
+/// Offers the tokens of a tile that can reach a draw's cutoff, perturbed or greedy. `ahead` has words of this draw.
 ///
 /// # Safety
 /// The instruction set of `V` is available.
 #[inline(always)]
 pub(super) unsafe fn draw_tile<V: Vector>(
-    row: &Row<'_>,
-    keys: &RoundKeys,
+    (row, keys): (&Row<'_>, &RoundKeys),
     draw: u32,
     first: u32,
     spans: &[[f32; SPAN]],
     (top, tops): (f32, &[f32]),
+    ahead: Option<&mut WordsAhead>,
     keep: &mut impl Keep,
 ) {
     if !row.greedy {
         let tile = Perturbed { noise: &row.noise, keys, draw, first, spans, tops, floor: f32::NEG_INFINITY };
         // SAFETY: by this function's contract.
-        unsafe { tile.offer_to::<V>(keep) };
+        unsafe { tile.offer_to::<V, _>(ahead, keep) };
     } else if top >= keep.cut() {
         let cut = keep.cut();
         let offer = |c| {
