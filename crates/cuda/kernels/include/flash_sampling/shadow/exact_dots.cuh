@@ -22,21 +22,30 @@ constexpr bool HAS_BULK_COPIES = false;
 template <bool BULK>
 struct ExactDots {
     static constexpr u32 WARPS = 4, THREADS = 32 * WARPS;
-    static constexpr u32 TOKENS = 16;                            // at a time: the rows of a matrix product
-    static constexpr u32 PART_BYTES = IS_ROOMY ? 1024 : 512;     // bytes of a row in a stage
-    static constexpr u32 STRIDE = PART_BYTES + 16;               // so that the rows of a stage begin at different banks
-    static constexpr u32 STAGES = IS_ROOMY ? 3 : 2;              // each with parts of the tokens' rows and of the hidden state
-    static constexpr u32 STAGE_BYTES = (TOKENS + 1) * STRIDE, WARP_BYTES = STAGES * STAGE_BYTES;
+    static constexpr u32 TOKENS = 16;                        // at a time: the rows of a matrix product
+    static constexpr u32 LEAST_PART = IS_ROOMY ? 1024 : 512; // bytes of a row in a stage, with TOKENS tokens
+    static constexpr u32 PADDING = 16;                       // so that the rows of a stage begin at different banks
+    static constexpr u32 STAGES = IS_ROOMY ? 3 : 2;          // each with parts of the tokens' rows and of the hidden state
+    static constexpr u32 STAGE_BYTES = (TOKENS + 1) * (LEAST_PART + PADDING), WARP_BYTES = STAGES * STAGE_BYTES;
     static constexpr u32 SHARED_BYTES = WARPS * WARP_BYTES;
-    static constexpr u32 STEP_BYTES = 64;  // bytes of a row for two matrix products
+    static constexpr u32 STEP_BYTES = 64;   // bytes of a row for two matrix products
+    static constexpr u32 TURN_BYTES = 512;  // bytes of a row in an unrolled loop
+
+    // Returns the bytes of a row in a stage, with `count` tokens. Few tokens have long parts, so that as many bytes are in flight.
+    static FS_FUNCTION constexpr u32 part_of(u32 count) {
+        return LEAST_PART * (count < 2 ? 8 : count < 4 ? 4 : count < 8 ? 2 : 1);
+    }
+    static FS_FUNCTION constexpr bool fits(u32 count) { return (count + 1) * (part_of(count) + PADDING) <= STAGE_BYTES; }
+    static_assert(fits(1) && fits(3) && fits(7) && fits(TOKENS) && LEAST_PART % TURN_BYTES == 0, "the largest counts of a size");
 
     const Candidates& call;
     u64* const full;  // [STAGES] barriers of the warp's bulk copies
     const u32 ring;   // in shared memory: WARP_BYTES bytes
     const u32 lane = threadIdx.x % 32;
     const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
-    const u32 row_bytes = call.width * 2, steps = (row_bytes + PART_BYTES - 1) / PART_BYTES;
-    u32 used = 0;  // number of steps in earlier calls of compute
+    const u32 row_bytes = call.width * 2;
+    u32 part = 0, steps = 0;  // bytes of a row in a stage, and number of parts
+    u32 used = 0;             // number of steps in earlier calls of compute
 
     // `memory` has SHARED_BYTES bytes. `barriers` has one barrier for each stage of each warp.
     __device__ __forceinline__ ExactDots(const Candidates& call, u8* memory, u64 (&barriers)[WARPS][STAGES])
@@ -50,39 +59,46 @@ struct ExactDots {
         }
     }
 
-    __device__ __forceinline__ bool is_whole(u32 step) const { return (step + 1) * PART_BYTES <= row_bytes; }
+    __device__ __forceinline__ bool is_whole(u32 step) const { return (step + 1) * part <= row_bytes; }
+
+    // Returns the number of bytes of each row in a step. Zeros after the end of a row complete the last turn.
+    __device__ __forceinline__ u32 size_of(u32 step) const {
+        return min(part, (row_bytes - step * part + TURN_BYTES - 1) / TURN_BYTES * TURN_BYTES);
+    }
 
     // Returns how many bytes of a copy of 16 bytes, which begins at byte `at`, are in the row. The other bytes are zeros.
     __device__ __forceinline__ u32 left(u32 at) const { return at < row_bytes ? min(row_bytes - at, 16u) : 0; }
 
-    // Begins to load a part of every row, with zeros beyond the end of a row. `mine` is the row of the lane's token.
+    __device__ __forceinline__ u32 stage_of(u32 step) const { return ring + (used + step) % STAGES * STAGE_BYTES; }
+
+    // Begins to load a part of every row, with zeros beyond the end of a row. `mine` is the row of the lane's token. In a stage, the
+    // hidden state is after the rows of the tokens.
     __device__ __forceinline__ void load(u32 step, const u8* mine, const u8* hidden, u32 count) const {
-        const u32 index = (used + step) % STAGES, stage = ring + index * STAGE_BYTES, first = step * PART_BYTES;
+        const u32 stage = stage_of(step), stride = part + PADDING, first = step * part;
         if constexpr (BULK) {
+            u64* const barrier = &full[(used + step) % STAGES];
             if (step < steps && is_whole(step)) {
-                if (lane == 0) ptx::mbarrier_arrive_expect(&full[index], (count + 1) * PART_BYTES);
-                const bool is_hidden = lane == TOKENS;
-                if (lane < count || is_hidden)
-                    ptx::copy_bytes(stage + lane * STRIDE, (is_hidden ? hidden : mine) + first, PART_BYTES, &full[index],
-                                    is_hidden ? keep : once);
+                if (lane == 0) ptx::mbarrier_arrive_expect(barrier, (count + 1) * part);
+                if (lane <= count)
+                    ptx::copy_bytes(stage + lane * stride, (lane < count ? mine : hidden) + first, part, barrier,
+                                    lane < count ? once : keep);
                 return;
             }
-            if (step < steps && lane == 0) ptx::mbarrier_arrive(&full[index]);
+            if (step < steps && lane == 0) ptx::mbarrier_arrive(barrier);
         }
         if (step < steps) {
+            const u32 end = size_of(step);
             // Four lanes copy 64 bytes of a token's row at a time, and the whole warp copies the hidden state.
             const u32 of_row = lane % 4 * 16;
-#pragma unroll
-            for (u32 half = 0; half < TOKENS; half += TOKENS / 2) {
+            for (u32 half = 0; half < count; half += TOKENS / 2) {
                 const u32 slot = lane / 4 + half;
                 const u8* const row = reinterpret_cast<const u8*>(__shfl_sync(0xffffffffu, reinterpret_cast<u64>(mine), slot));
-#pragma unroll
-                for (u32 at = of_row; at < PART_BYTES + of_row; at += 64)
-                    ptx::copy_async(stage + slot * STRIDE + at, row + (first + at), left(first + at), slot < count, once);
+#pragma unroll 8
+                for (u32 at = of_row; at < end + of_row; at += 64)
+                    ptx::copy_async(stage + slot * stride + at, row + (first + at), left(first + at), slot < count, once);
             }
-#pragma unroll
-            for (u32 at = lane * 16; at < PART_BYTES + lane * 16; at += 512)
-                ptx::copy_async(stage + TOKENS * STRIDE + at, hidden + (first + at), left(first + at), true, keep);
+            for (u32 at = lane * 16; at < end + lane * 16; at += 512)
+                ptx::copy_async(stage + count * stride + at, hidden + (first + at), left(first + at), true, keep);
         }
         ptx::copy_async_commit();
     }
@@ -108,6 +124,9 @@ struct ExactDots {
     __device__ __forceinline__ float compute(u32 row, u32 token, u32 count, const Meanwhile& meanwhile) {
         const u8* const mine = call.weight + token * call.weight_stride;
         const u8* const hidden = call.hidden + row * call.hidden_stride;
+        part = part_of(count);
+        steps = (row_bytes + part - 1) / part;
+        const u32 stride = part + PADDING;
         for (u32 step = 0; step < STAGES - 1; ++step) load(step, mine, hidden, count);
         meanwhile();
         float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -115,24 +134,27 @@ struct ExactDots {
         for (u32 step = 0; step < steps; ++step) {
             wait(step);
             load(step + STAGES - 1, mine, hidden, count);
-            const u32 stage = ring + (used + step) % STAGES * STAGE_BYTES;
-            const u32 of_tokens = stage + lane % TOKENS * STRIDE + lane / TOKENS * 16;
-            const u32 of_hidden = stage + TOKENS * STRIDE + lane / 8 * 16;
+            // Rows of the product without a token read the hidden state.
+            const u32 of_tokens = stage_of(step) + min(lane % TOKENS, count) * stride + lane / TOKENS * 16;
+            const u32 of_hidden = stage_of(step) + count * stride + lane / 8 * 16, end = size_of(step);
             // The operands of two matrix products. All columns of `b` are the hidden state.
             u32 a[2][2][4], b[2][4];
-            const auto fetch = [&](u32 at) {
-                const u32 buffer = at / STEP_BYTES % 2;
+            const auto fetch = [&](u32 buffer, u32 at) {
                 ptx::load_matrices(b[buffer], of_hidden + at);
                 ptx::load_matrices(a[buffer][0], of_tokens + at);
                 ptx::load_matrices(a[buffer][1], of_tokens + at + STEP_BYTES / 2);
             };
-            fetch(0);
+            fetch(0, 0);
+#pragma unroll 1
+            for (u32 turn = 0; turn < end; turn += TURN_BYTES) {
 #pragma unroll
-            for (u32 at = 0; at < PART_BYTES; at += STEP_BYTES) {
-                const u32 buffer = at / STEP_BYTES % 2;
-                if (at + STEP_BYTES < PART_BYTES) fetch(at + STEP_BYTES);
-                ptx::multiply<OPERAND>(d, a[buffer][0], b[buffer][0], b[buffer][1]);
-                ptx::multiply<OPERAND>(d, a[buffer][1], b[buffer][2], b[buffer][3]);
+                for (u32 at = 0; at < TURN_BYTES; at += STEP_BYTES) {
+                    const u32 buffer = at / STEP_BYTES % 2;
+                    const u32 next = turn + at + STEP_BYTES;
+                    if (next < end) fetch(1 - buffer, next);
+                    ptx::multiply<OPERAND>(d, a[buffer][0], b[buffer][0], b[buffer][1]);
+                    ptx::multiply<OPERAND>(d, a[buffer][1], b[buffer][2], b[buffer][3]);
+                }
             }
             __syncwarp();
         }

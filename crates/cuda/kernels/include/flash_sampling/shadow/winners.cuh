@@ -178,8 +178,9 @@ struct ExactWinners {
         PartWinner best{shared.count > TOKENS ? TOO_MANY : 0, 0.0f, 0};
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         Dots dots(shadow.candidates, memory, shared.full);
-        for (u32 first = warp * Dots::TOKENS; first < count; first += WARPS * Dots::TOKENS) {
-            const u32 some = min(count - first, Dots::TOKENS);
+        const u32 each = min((count + WARPS - 1) / WARPS, Dots::TOKENS);  // tokens of a warp at a time
+        for (u32 first = warp * each; first < count; first += WARPS * each) {
+            const u32 some = min(count - first, each);
             const bool has_token = lane < some;
             const u32 token = shared.tokens[first + (has_token ? lane : 0)];
             float noise = 0.0f;
