@@ -160,7 +160,7 @@ def neighbours(layers: Layers, model: str, rows: int, say):
     seeds = torch.arange(1, rows + 1, device=DEVICE)
     others, positions, everyone = slice(0, rows - 1), range(POSITIONS), slice(None)
     off = {"top_k": torch.full((rows,), VOCAB, device=DEVICE, dtype=torch.int32), "top_p": torch.ones(rows, device=DEVICE)}
-    samplers = made(layers.lm_head, rows, lambda line: None)
+    samplers = made(SAMPLERS, (layers.lm_head, rows), lambda line: None)
     cases = [*list(FILTERS.items())[1:], (ANOTHER_SEED, {})]
     for (what, filters), (name, sampler) in product(cases, samplers.items()):
         columns = {key: off[key].clone() for key in filters}
@@ -218,12 +218,12 @@ def versions() -> str:
     return f"{torch.cuda.get_device_name()}; torch {torch.__version__}; {ours}; FlashInfer {flashinfer}; vLLM {vllm}"
 
 
-def made(lm_head: Tensor, rows: int, say) -> dict[str, object]:
+def made(classes: dict[str, type], arguments: tuple, say) -> dict[str, object]:
     """Returns the samplers whose packages are installed."""
     samplers = {}
-    for name, sampler in SAMPLERS.items():
+    for name, sampler in classes.items():
         try:
-            samplers[name] = sampler(lm_head, rows)
+            samplers[name] = sampler(*arguments)
         except (ImportError, KeyError) as error:
             say(f"{name} is left out: {error!r}")
     return samplers
@@ -253,7 +253,7 @@ def main():
             if "steps" in args.tables.split(","):
                 say("\n" + "\n".join(STEP_TABLE))
                 for rows in map(int, args.sequences.split(",")):
-                    times(layers, made(layers.lm_head, rows, say), model, rows, args, say)
+                    times(layers, made(SAMPLERS, (layers.lm_head, rows), say), model, rows, args, say)
                     torch.cuda.empty_cache()
             if "neighbours" in args.tables.split(","):
                 say(f"\nOne of {NEIGHBOURS} rows has filters or another seed; microseconds of head and draw")

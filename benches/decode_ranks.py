@@ -17,7 +17,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from decode import CONTEXT, LOGITS_STD, STEP_TABLE, VOCAB, Layers, microseconds, times, versions
+from decode import CONTEXT, LOGITS_STD, STEP_TABLE, VOCAB, Layers, made, microseconds, times, versions
 from decode_samplers import FlashInfer, Torch, Vllm
 
 import flash_sampling
@@ -88,7 +88,7 @@ def main():
             layers.lm_head = layers.lm_head.chunk(world)[rank].clone()
             say("\n" + "\n".join(STEP_TABLE))
             for rows in map(int, args.sequences.split(",")):
-                samplers = {name: sampler(layers.lm_head, rows, ranks) for name, sampler in SAMPLERS.items()}
+                samplers = made(SAMPLERS, (layers.lm_head, rows, ranks), say)
                 times(layers, samplers, model, rows, args, say, slowest)
                 del samplers
                 torch.cuda.empty_cache()
