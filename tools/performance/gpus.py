@@ -1,7 +1,7 @@
 """The tables of one GPU and of several."""
 
 from markdown import DRAWS, HEADS, head_name, percent, table, us
-from records import Bench, lines, peers, printed
+from records import Bench, lines, peers
 
 H200 = "2026-11-23-h200-bench-da2adbe.json"
 RIVALS = "2026-11-23-h200-peers.jsonl"
@@ -88,15 +88,14 @@ def other_kernels():
 
 
 def logits_and_log_z():
-    bench, log, body = Bench(H200), printed("2026-11-23-h200-log-z-4f2cdf9.txt"), []
-    for rows in [1, 16, 64, 256]:
+    bench, body = Bench("2026-11-28-h200-bench.json"), []
+    for rows in [1, 32, 64, 256]:
         best = bench.best("matmul and draw", rows, HEADS[0])
-        draw = best["standalone, float32"]
+        draw, of_heads = best["standalone, float32"], [bench.best("matmul and draw", rows, head) for head in HEADS]
         body.append([rows, us(draw, 1), f"{draw / best['float32 logits, read']:.2f}"] + [
-            f"{log[head][rows]['tiled, log Z'] / log[head][rows]['tiled, peaked']:.2f}" if rows in log[head] else ""
-            for head in HEADS[:3]])
+            f"{of_head['tiled, log Z'] / of_head['tiled, peaked']:.2f}" for of_head in of_heads])
     return table(["rows", "float32 logits, us", "over a plain read", f"log Z over the draw: {head_name(HEADS[0])}",
-                  *(head_name(head) for head in HEADS[1:3])], body)
+                  *(head_name(head) for head in HEADS[1:])], body)
 
 
 FILTERS = {
