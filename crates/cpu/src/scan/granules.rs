@@ -32,38 +32,43 @@ pub(crate) fn round_keys(noise: &Noise) -> RoundKeys {
 pub(crate) struct Granules {
     /// `words[b][j]` belongs to granule `4 b + j`.
     pub(crate) words: [[u32; 4]; BLOCKS],
-    /// The least minimum bits of each block.
+    /// The smallest minimum bits of the four granules of each block.
     pub(crate) least: [u32; BLOCKS],
 }
 
-/// The words of one draw for the next blocks of a row of a head.
+/// A cache of granule words: the words of one draw of a row, for the current tile of a head and the next tiles.
 ///
-/// A tile of a head has four blocks, so the words of four tiles take little more time than the words of one.
+/// A tile of a head has four blocks, fewer than a batch. Computing the words of four tiles at once takes little more
+/// time than computing the words of one tile.
 #[derive(Clone, Debug)]
 pub(crate) struct WordsAhead {
-    /// The first block; [`Self::NOWHERE`] if there are no words.
+    /// The first block of the cache; [`Self::NOWHERE`] if the cache is empty.
     first: u32,
-    /// The least minimum bits of each block. Zeros follow, so that any block is followed by a batch.
+    /// The smallest minimum bits of each block. Zeros follow, so that a whole batch can be read from any block on.
     least: [u32; Self::BLOCKS + BLOCKS],
     words: [[u32; 4]; Self::BLOCKS],
 }
 
 impl WordsAhead {
-    /// Blocks computed at once.
+    /// The number of blocks that are computed at once.
     const BLOCKS: usize = 2 * BLOCKS;
 
-    /// More than a batch beyond any block.
+    /// A block number far above every real block, so that no real block is in the cache.
     const NOWHERE: u32 = 1 << 31;
 
+    /// An empty cache.
     pub(crate) const NONE: WordsAhead =
         WordsAhead { first: Self::NOWHERE, least: [0; Self::BLOCKS + BLOCKS], words: [[0; 4]; Self::BLOCKS] };
 
-    /// Forgets the words.
+    /// Empties the cache.
     pub(crate) fn clear(&mut self) {
         self.first = Self::NOWHERE;
     }
 
-    /// Returns the least minimum bits of the batch from `block` on, and the words of `count` blocks, at most a batch.
+    /// Returns the smallest minimum bits of a batch from `block` on, and the words of the first `count` blocks.
+    ///
+    /// `count` is at most [`BLOCKS`]. Only the first `count` minimum bits belong to the draw. `counter` is the Philox
+    /// counter of `block`. Computes the words if the cache does not have all of them.
     ///
     /// # Safety
     /// The instruction set of `V` is available.
@@ -131,7 +136,7 @@ impl Threshold {
     }
 }
 
-/// Computes a batch in plain Rust, from the Philox block of `counter` on.
+/// Computes a batch in plain Rust. `counter` is the Philox counter of the first block.
 #[inline(always)]
 pub(crate) fn granules(counter: [u32; 4], keys: &RoundKeys) -> Granules {
     let [first, c1, c2, c3] = counter;

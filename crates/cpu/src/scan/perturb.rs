@@ -9,8 +9,9 @@
 //!    an exponential below `u 2^-32`, and no Gumbel is above `-ln(u 2^-32)`. So a token reaches a score cutoff `cut`
 //!    only if the token's logit is at least the granule's threshold, `cut + ln(u 2^-32)`. In most spans of four
 //!    granules, the largest logit is below all four thresholds.
-//!    The scan first computes which spans stay open, without a branch per span: a branch that the processor predicts
-//!    wrongly would stop the computation of words. Then it finds the tokens that reach the thresholds.
+//!    A span is *open* if its largest logit reaches at least one threshold. The scan first finds the open spans of a
+//!    tile, without a branch per span, because a mispredicted branch would delay the computation of the next words.
+//!    Then the scan finds the tokens of open spans that reach their thresholds.
 //! 2. **A candidate passes two bounds.** A logit that reaches the threshold of its granule gets the token's own word.
 //!    The logarithms follow only if the bound `E >= (u + word) 2^-32` allows a score of `cut`.
 //! 3. **The first cutoff** is the score of the token with the largest logit of the first tile.
@@ -71,7 +72,7 @@ impl Keep for TopList {
     }
 }
 
-/// The largest number of spans of a tile: one bit each.
+/// The maximum number of spans of a tile. A 64-bit mask has one bit per span.
 const MAX_SPANS: usize = u64::BITS as usize;
 
 /// Returns the larger of two numbers that are not NaN.
@@ -98,7 +99,9 @@ pub(crate) struct Perturbed<'a> {
 }
 
 impl Perturbed<'_> {
-    /// Offers every token that can reach the cutoff. `ahead` has the words of this draw for tiles of a head.
+    /// Offers every token that can reach the cutoff.
+    ///
+    /// `ahead` is a cache of words of this draw. Tiles of at most [`BLOCKS`] spans, such as tiles of a head, use it.
     ///
     /// # Safety
     /// The instruction set of `V` is available.
@@ -117,7 +120,7 @@ impl Perturbed<'_> {
             first_cut =
                 keep.offer_first(Candidate { winner: Winner::new(score, token), logit: top }, 0..self.spans.len());
         }
-        // A span without finite logits never opens.
+        // With this floor, a span without finite logits is never open.
         let floor = larger(self.floor, f32::MIN);
         let tops = self.tops.as_chunks::<BLOCKS>().0;
         let threshold_of = |keep: &K, from| {
@@ -138,7 +141,7 @@ impl Perturbed<'_> {
             open = u64::from(unsafe { V::open(least, threshold_of(keep, 0), tops) });
             words_ahead = words;
         } else {
-            // Two batches at once hide the latency of the multiplications.
+            // Computing two batches at once hides the latency of the multiplications.
             for (k, pair) in tops.chunks(2).enumerate() {
                 let counter = counter_of(first_block + (2 * k * BLOCKS) as u32);
                 // SAFETY: by this function's contract.
@@ -162,13 +165,13 @@ impl Perturbed<'_> {
             return;
         }
         let words_of = |s: usize| match words_ahead {
-            // SAFETY: without words ahead, the loop above has written the batch of every span.
+            // SAFETY: if `words_ahead` is empty, the loop above has written the batch of every span.
             [] => unsafe { batches[s / BLOCKS].assume_init_ref() }.words[s % BLOCKS],
             words => words[s],
         };
-        // The cutoff rises with each candidate, and the cutoff of a span may exceed the cutoff of its batch. A
-        // threshold of a lower cutoff must not be shifted to a higher cutoff, because it has the rounding error of the
-        // lower one: several nats for a cutoff of -1e7.
+        // Each candidate may raise the cutoff, and the cutoff of a span may exceed the cutoff of its batch. So the
+        // thresholds of a span are computed from its own cutoff. A threshold shifted from a lower cutoff would keep
+        // the rounding error of that cutoff: several nats for a cutoff of -1e7.
         let cut_of = |keep: &K, s| larger(keep.cut_in(s..s + 1), first_cut);
         let mut hits = [0; MAX_SPANS];
         let mut hit = 0u64;

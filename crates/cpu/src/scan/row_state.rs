@@ -97,7 +97,7 @@ pub(crate) struct RowState {
     pub(crate) has_finite: bool,
     /// Whether the best score of all workers may prune tokens here, because each draw has one winner of all tokens.
     pub(crate) shares: bool,
-    /// The words of the first draw for the next tiles.
+    /// The granule words of the first draw, computed in advance for the next tiles.
     pub(crate) ahead: WordsAhead,
 }
 

@@ -18,7 +18,7 @@ impl Vector for Avx512 {
             let splat = |word: u32| _mm512_set1_epi32(word as i32);
             let high = |x| _mm512_shuffle_epi32::<0xf5>(x);
             let [m0, m1] = PHILOX_M4X32.map(splat);
-            // This order of blocks gives `unpack` four blocks in order.
+            // The lanes hold blocks 0, 4, 1, 5, 2, 6, 3, 7, so that each `unpack` returns four consecutive blocks.
             let count = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
             let mut c = [[_mm512_add_epi32(splat(block), count), splat(c1), splat(c2), splat(c3)]; N];
             for (n, c) in c.iter_mut().enumerate() {
@@ -37,10 +37,11 @@ impl Vector for Avx512 {
                     interleave([a0, a2, b0, b2]);
                 }
             }
+            // The low half of each lane, in ascending order of blocks.
             let in_order = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 14, 10, 6, 2, 12, 8, 4, 0);
             let mut batches = [Granules { words: [[0; 4]; BLOCKS], least: [0; BLOCKS] }; N];
             for (c, batch) in c.into_iter().zip(&mut batches) {
-                // The words of granules 0 and 1 of a block, and of granules 2 and 3.
+                // A lane of `w01` has the words of granules 0 and 1 of a block; a lane of `w23`, of granules 2 and 3.
                 let w01 = _mm512_mask_shuffle_epi32::<0xa0>(c[0], 0xaaaa, c[1]);
                 let w23 = _mm512_mask_shuffle_epi32::<0xa0>(c[2], 0xaaaa, c[3]);
                 let to = batch.words.as_mut_ptr();
@@ -154,16 +155,17 @@ impl Vector for Avx512 {
     }
 }
 
-/// Makes the code before this call compute all of these values, and the code after it wait for them.
+/// Keeps the compiler from reordering the computations of two batches across this call.
 ///
-/// Otherwise the compiler computes one batch after the other, and the processor waits for multiplications.
+/// The compiled code computes all four values before the call, and uses them only after the call. Without this call,
+/// the compiler computes one batch after the other, and the processor waits for the multiplications of each batch.
 ///
 /// # Safety
 /// AVX-512 F is available.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn interleave([a, b, c, d]: [&mut __m512i; 4]) {
-    // SAFETY: the code is empty.
+    // SAFETY: the assembly has only a comment, and no instructions.
     unsafe {
         core::arch::asm!(
             "/* {} {} {} {} */",

@@ -23,7 +23,7 @@ pub(crate) const SPAN: usize = 64;
 /// # Safety
 /// The caller of a method guarantees that the instruction set is available.
 pub(crate) trait Vector {
-    /// Computes consecutive batches of granules, from the Philox block of `counter` on.
+    /// Computes `N` consecutive batches of granules. `counter` is the Philox counter of the first block.
     #[inline(always)]
     unsafe fn granules<const N: usize>([block, c1, c2, c3]: [u32; 4], keys: &RoundKeys) -> [Granules; N] {
         let mut batches = [Granules::default(); N];
@@ -32,9 +32,10 @@ pub(crate) trait Vector {
         }
         batches
     }
-    /// Returns one bit per span: set if the largest logit, of `tops`, reaches the lowest [`Threshold`] of its granules.
+    /// Returns one bit per span: 1 if the span's largest logit reaches the lowest threshold of its four granules.
     ///
-    /// Thresholds rise with the minimum bits, so the `least` of a block have its lowest threshold.
+    /// `tops` has the largest logit of each span, and `least` has the smallest minimum bits of each block. A threshold
+    /// rises with the minimum bits, so the smallest minimum bits give the lowest threshold.
     #[inline(always)]
     unsafe fn open(least: &[u32; BLOCKS], threshold: Threshold, tops: &[f32; BLOCKS]) -> u32 {
         let mut open = 0;

@@ -302,7 +302,9 @@ impl UpperBounds {
     }
 }
 
-/// Multiplies products by their scales, and adds the bounds of their errors. `[scales, errors, norms]` are of the tokens.
+/// Multiplies the products in `out` by their scales, and adds the bounds of their errors.
+///
+/// `scales`, `errors` and `norms` have one value per token of the tile.
 #[inline(always)]
 fn add_bounds(hidden: &Digits, [scales, errors, norms]: [&[f32]; 3], out: &mut [f32]) {
     for (row, out) in hidden.rows.iter().zip(out.chunks_mut(TILE)) {
@@ -312,7 +314,9 @@ fn add_bounds(hidden: &Digits, [scales, errors, norms]: [&[f32]; 3], out: &mut [
     }
 }
 
-/// [`add_bounds`], which takes 4% of a call of 16 rows without AVX-512 (`Q8_0` on 16 cores with AMX).
+/// [`add_bounds`], compiled for AVX-512.
+///
+/// Without AVX-512, [`add_bounds`] takes 4% of a call of 16 rows (`Q8_0` on 16 cores with AMX).
 ///
 /// # Safety
 /// AVX-512 F is available.

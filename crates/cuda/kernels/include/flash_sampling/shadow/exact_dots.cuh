@@ -22,16 +22,17 @@ constexpr bool HAS_BULK_COPIES = false;
 template <bool BULK>
 struct ExactDots {
     static constexpr u32 WARPS = 4, THREADS = 32 * WARPS;
-    static constexpr u32 TOKENS = 16;                        // at a time: the rows of a matrix product
-    static constexpr u32 LEAST_PART = IS_ROOMY ? 1024 : 512; // bytes of a row in a stage, with TOKENS tokens
-    static constexpr u32 PADDING = 16;                       // so that the rows of a stage begin at different banks
-    static constexpr u32 STAGES = IS_ROOMY ? 3 : 2;          // each with parts of the tokens' rows and of the hidden state
+    static constexpr u32 TOKENS = 16;                        // of a warp at a time: the rows of a matrix product
+    static constexpr u32 LEAST_PART = IS_ROOMY ? 1024 : 512; // bytes of a row in a stage, if the warp has TOKENS tokens
+    static constexpr u32 PADDING = 16;                       // bytes after each row: the rows of a stage begin at different banks
+    static constexpr u32 STAGES = IS_ROOMY ? 3 : 2;          // each has parts of the tokens' rows and of the hidden state
     static constexpr u32 STAGE_BYTES = (TOKENS + 1) * (LEAST_PART + PADDING), WARP_BYTES = STAGES * STAGE_BYTES;
     static constexpr u32 SHARED_BYTES = WARPS * WARP_BYTES;
-    static constexpr u32 STEP_BYTES = 64;   // bytes of a row for two matrix products
-    static constexpr u32 TURN_BYTES = 512;  // bytes of a row in an unrolled loop
+    static constexpr u32 STEP_BYTES = 64;   // bytes of a row in two matrix products
+    static constexpr u32 TURN_BYTES = 512;  // bytes of a row in one turn of the outer loop; the inner loop is unrolled
 
-    // Returns the bytes of a row in a stage, with `count` tokens. Few tokens have long parts, so that as many bytes are in flight.
+    // Returns the number of bytes of a row in a stage, if the warp has `count` tokens. Fewer tokens have longer parts, so that
+    // enough bytes are in flight.
     static FS_FUNCTION constexpr u32 part_of(u32 count) {
         return LEAST_PART * (count < 2 ? 8 : count < 4 ? 4 : count < 8 ? 2 : 1);
     }
@@ -44,7 +45,7 @@ struct ExactDots {
     const u32 lane = threadIdx.x % 32;
     const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
     const u32 row_bytes = call.width * 2;
-    u32 part = 0, steps = 0;  // bytes of a row in a stage, and number of parts
+    u32 part = 0, steps = 0;  // bytes of a row in a stage, and number of parts of a row
     u32 used = 0;             // number of steps in earlier calls of compute
 
     // `memory` has SHARED_BYTES bytes. `barriers` has one barrier for each stage of each warp.
@@ -61,7 +62,7 @@ struct ExactDots {
 
     __device__ __forceinline__ bool is_whole(u32 step) const { return (step + 1) * part <= row_bytes; }
 
-    // Returns the number of bytes of each row in a step. Zeros after the end of a row complete the last turn.
+    // Returns the number of bytes of each row in a step, a multiple of TURN_BYTES. Zeros follow the end of a row.
     __device__ __forceinline__ u32 size_of(u32 step) const {
         return min(part, (row_bytes - step * part + TURN_BYTES - 1) / TURN_BYTES * TURN_BYTES);
     }
@@ -71,8 +72,8 @@ struct ExactDots {
 
     __device__ __forceinline__ u32 stage_of(u32 step) const { return ring + (used + step) % STAGES * STAGE_BYTES; }
 
-    // Begins to load a part of every row, with zeros beyond the end of a row. `mine` is the row of the lane's token. In a stage, the
-    // hidden state is after the rows of the tokens.
+    // Begins to load a part of every row, with zeros beyond the end of a row. `mine` is the row of the lane's token. In a stage,
+    // the hidden state follows the rows of the tokens.
     __device__ __forceinline__ void load(u32 step, const u8* mine, const u8* hidden, u32 count) const {
         const u32 stage = stage_of(step), stride = part + PADDING, first = step * part;
         if constexpr (BULK) {
@@ -134,7 +135,7 @@ struct ExactDots {
         for (u32 step = 0; step < steps; ++step) {
             wait(step);
             load(step + STAGES - 1, mine, hidden, count);
-            // Rows of the product without a token read the hidden state.
+            // The rows of the matrix product that have no token read the hidden state instead.
             const u32 of_tokens = stage_of(step) + min(lane % TOKENS, count) * stride + lane / TOKENS * 16;
             const u32 of_hidden = stage_of(step) + count * stride + lane / 8 * 16, end = size_of(step);
             // The operands of two matrix products. All columns of `b` are the hidden state.
