@@ -34,8 +34,17 @@ fn a_shadow_changes_no_bit_of_a_draw() {
 fn compare_draws(choice: KernelChoice) {
     let mut draws = 0;
     let most = if choice == KernelChoice::Portable { 64 } else { 90 };
-    let sizes =
-        [(1, 30_011, 512), (7, 5000, 775), (16, 151, 64), (9, 4001, 2888), (40, 20_000, 256), (most, 9001, 136)];
+    let sizes = [
+        (1, 30_011, 512),
+        (7, 5000, 775),
+        (16, 151, 64),
+        (9, 4001, 2888),
+        (40, 20_000, 256),
+        (most, 9001, 136),
+        // Rows of several parts of each length.
+        (3, 3001, 4096),
+        (6, 2001, 9216),
+    ];
     for (count, vocab, cols) in sizes {
         for dtype in [DType::BF16, DType::F16] {
             for (name, problem) in problems(Size::new(count, vocab, cols), dtype) {

@@ -69,7 +69,7 @@ impl Launch {
 }
 
 /// Columns, rows, tokens, first token, hidden, blocks.
-pub(crate) const SHAPES: [[u32; 6]; 9] = [
+pub(crate) const SHAPES: [[u32; 6]; 11] = [
     [8, 1, 700, 0, 64, 2],
     [8, 3, 700, 37, 72, 1],
     [8, 8, 2000, 16, 200, 3],
@@ -79,6 +79,8 @@ pub(crate) const SHAPES: [[u32; 6]; 9] = [
     [32, 32, 1, 3, 64, 1],
     [96, 40, 900, 0, 304, 3],
     [96, 90, 600, 21, 40, 2],
+    [8, 3, 60, 0, 4096, 1],
+    [8, 2, 50, 0, 2304, 1],
 ];
 
 /// Launches whose rows a shadow decides or leaves open.

@@ -6,6 +6,7 @@ use crate::scan::granules::{BLOCKS, RoundKeys, round_keys};
 use crate::scan::logit_cache::LogitCache;
 use crate::scan::mass_cutoff::{RowBounds, SharedBounds};
 use crate::scan::parallel_adjustments::ParallelAdjustments;
+use crate::scan::perturb::MAX_SPANS;
 use crate::scan::prefetch::prefetch;
 use crate::scan::row_groups::{GroupWinner, RowGroups};
 use crate::scan::row_state::RowState;
@@ -33,6 +34,7 @@ mod threshold_scan;
 /// Larger than [`TILE`], because with 256 tokens half of a tile's time is its fixed cost.
 pub(crate) const LOGITS_TILE: usize = 4096;
 const SPANS: usize = (LOGITS_TILE / SPAN).next_multiple_of(BLOCKS);
+const _: () = assert!(SPANS <= MAX_SPANS);
 
 /// A row of a pass.
 #[derive(Clone, Copy, Debug)]

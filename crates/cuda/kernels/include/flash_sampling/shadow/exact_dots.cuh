@@ -126,6 +126,8 @@ struct ExactDots {
         const u8* const mine = call.weight + token * call.weight_stride;
         const u8* const hidden = call.hidden + row * call.hidden_stride;
         part = part_of(count);
+        // The bulk copy engine copies whole parts only.
+        while (part > LEAST_PART && row_bytes % part) part /= 2;
         steps = (row_bytes + part - 1) / part;
         const u32 stride = part + PADDING;
         for (u32 step = 0; step < STAGES - 1; ++step) load(step, mine, hidden, count);
