@@ -10,9 +10,9 @@ def processors():
     # The first record with a batch counts.
     newest = "2026-11-28-xeon-16-amx.json"
     records = [
-        ("2 cores, AVX-512 BF16, hidden 4096", ["2026-11-23-xeon-noise2-avx512bf16.json"], 4096),
-        ("hidden 1024", ["2026-11-23-xeon-noise2-avx512bf16.json"], 1024),
-        ("2 cores, AMX, 1024", ["2026-11-23-xeon-noise2-amx.json"], 1024),
+        ("2 cores, AVX-512 BF16, hidden 4096", ["2026-11-28-xeon-2-avx512bf16.json"], 4096),
+        ("hidden 1024", ["2026-11-28-xeon-2-avx512bf16.json"], 1024),
+        ("2 cores, AMX, 1024", ["2026-11-28-xeon-2-amx.json"], 1024),
         ("16 cores, AMX, 4096", [newest, "2026-11-23-xeon-16-amx-4096.json"], 4096),
         ("1024", [newest, "2026-11-23-xeon-16-amx-1024.json"], 1024),
     ]
@@ -32,7 +32,7 @@ def processors():
 
 
 def logits():
-    groups = [("2 cores", ["2026-11-23-xeon-noise2-avx512bf16.json", "2026-11-23-xeon-noise2-amx.json"]),
+    groups = [("2 cores", ["2026-11-28-xeon-2-avx512bf16.json", "2026-11-28-xeon-2-amx.json"]),
               ("16 cores", ["2026-11-23-xeon-16-amx-4096.json", "2026-11-23-xeon-16-amx-1024.json"])]
     sections = [[{entry["name"]: entry["best"] for entry in section["entries"]}
                  for record in names for section in Bench(record).data["sections"] if section["what"] == "draw from logits"]
