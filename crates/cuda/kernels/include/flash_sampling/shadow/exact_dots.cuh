@@ -37,7 +37,7 @@ struct ExactDots {
         return LEAST_PART * (count < 2 ? 8 : count < 4 ? 4 : count < 8 ? 2 : 1);
     }
     static FS_FUNCTION constexpr bool fits(u32 count) { return (count + 1) * (part_of(count) + PADDING) <= STAGE_BYTES; }
-    static_assert(fits(1) && fits(3) && fits(7) && fits(TOKENS) && LEAST_PART % TURN_BYTES == 0, "the largest counts of a size");
+    static_assert(fits(1) && fits(3) && fits(7) && fits(TOKENS) && LEAST_PART % TURN_BYTES == 0, "the longest parts fit a stage");
 
     const Candidates& call;
     u64* const full;  // [STAGES] barriers of the warp's bulk copies
