@@ -3,6 +3,7 @@
 use super::cases::Lists;
 use flash_sampling::{DType, Matrix};
 use flash_sampling_cli::args::BenchSize;
+use flash_sampling_cli::bench::cases::state_type;
 use flash_sampling_cli::bench::record::Section;
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::input::Tensor;
@@ -32,7 +33,7 @@ impl Inputs {
         let failed = |error| CommandError::usage(format!("cannot make a head of {vocab} x {hidden}: {error}"));
         let weight = synthetic::weight(vocab, hidden, dtype).map_err(failed)?;
         let most = size.rows.iter().copied().max().unwrap_or(1);
-        let states = |kind: Kind| Ok((kind, kind.states(weight.matrix()?, most, dtype)?));
+        let states = |kind: Kind| Ok((kind, kind.states(weight.matrix()?, most, state_type(dtype))?));
         let states = Kind::ALL.into_iter().map(states).collect::<Result<_, CommandError>>()?;
         Ok(Inputs { weight, states, lists: Lists::new(vocab, most), size })
     }

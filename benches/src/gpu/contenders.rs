@@ -2,7 +2,7 @@
 
 use super::clock::{self, Clock};
 use super::head::{Calls, OnDevice};
-use super::{EXISTING, FP8, INVERSE, LOG_Z, OURS, PORTABLE, PORTABLE_SHADOW, SHADOW, STANDALONE};
+use super::{EXISTING, FP8, FP8_READS, INVERSE, LOG_Z, OURS, PORTABLE, PORTABLE_SHADOW, SHADOW, STANDALONE};
 use crate::gpu::read::{Read, ReadKernel, driver, failed};
 use crate::rivals::{InverseCdf, Matmul};
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -174,11 +174,12 @@ impl<'h> Contenders<'h> {
                 unsafe { read.launch(stream, weight.address.get(), bytes) }
             }));
         }
-        if let Some((head, (_, read))) = self.head.fp8().zip(self.reads.first()) {
-            list.push(Contender::new(FP8[4], move || {
+        if let Some(head) = self.head.fp8() {
+            let (address, bytes) = (head.weight.address.get(), bytes / weight.dtype.block_bytes() as u64);
+            for (name, (_, read)) in FP8_READS.iter().zip(&self.reads) {
                 // SAFETY: the whole weight in fp8, which `head` holds.
-                unsafe { read.launch(stream, head.weight.address.get(), bytes / weight.dtype.block_bytes() as u64) }
-            }));
+                list.push(Contender::new(*name, move || unsafe { read.launch(stream, address, bytes) }));
+            }
         }
         let timings = clock.time(&mut list, rounds, interrupt)?;
         Ok(list.iter().zip(timings).map(|(contender, timing)| Entry::new(&*contender.name, timing)).collect())

@@ -61,8 +61,10 @@ pub const SHADOW: [&str; 3] = ["shadow, greedy", "shadow, gaussian", "shadow, pe
 pub const PORTABLE_SHADOW: &str = "portable, shadow";
 
 /// The draws of a head in fp8: at temperature 0, of Gaussian logits, of LLM-like ones, and of LLM-like ones by the
-/// portable kernel; and a plain read of its weight.
-pub const FP8: [&str; 5] = ["fp8, greedy", "fp8, gaussian", "fp8, peaked", "fp8, portable", "fp8, read"];
+/// portable kernel.
+pub const FP8: [&str; 4] = ["fp8, greedy", "fp8, gaussian", "fp8, peaked", "fp8, portable"];
+/// Plain reads of the head in fp8.
+pub const FP8_READS: [&str; 2] = ["fp8, read", "fp8, read, bulk copies"];
 
 /// Our draw of peaked logits with log Z.
 pub const LOG_Z: &str = "tiled, log Z";

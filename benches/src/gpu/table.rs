@@ -1,6 +1,6 @@
 //! The times and ratios of a GPU as text, part by part.
 
-use super::{EXISTING, FP8, LOG_Z, OURS, PORTABLE, PORTABLE_SHADOW, SHADOW};
+use super::{EXISTING, FP8, FP8_READS, LOG_Z, OURS, PORTABLE, PORTABLE_SHADOW, SHADOW};
 use crate::record::{Gpu, Record};
 use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::table::{BULK, CUBLAS, GREEDY, READ};
@@ -101,6 +101,7 @@ fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Resu
         &[PORTABLE[1], PORTABLE[2], PORTABLE_SHADOW, EXISTING[0], EXISTING[1]],
         &SHADOW,
         &FP8,
+        &FP8_READS,
     ]
     .concat();
     let rivals: Vec<&str> =
@@ -140,10 +141,10 @@ fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Resu
         }
         writeln!(out)?;
     }
-    let over = |section: &Section, of: &str, name: &str| {
-        let ratio = best(section, name).zip(best(section, of)).map(|(time, of)| time / of);
-        ratio.map_or_else(|| format!("{:>7}", "-"), |ratio| format!("{ratio:>7.3}"))
+    let ratio = |time: Option<f64>, of: Option<f64>| {
+        time.zip(of).map_or_else(|| format!("{:>7}", "-"), |(time, of)| format!("{:>7.3}", time / of))
     };
+    let over = |section: &Section, of: &str, name: &str| ratio(best(section, name), best(section, of));
     let mut table = |title: &str, of_row: &dyn Fn(&Section) -> Vec<String>| {
         writeln!(out, "\n{title}")?;
         head.iter().try_for_each(|section| writeln!(out, "  {:>4}  {}", section.rows, of_row(section).join(" ")))
@@ -160,7 +161,8 @@ fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Resu
         let title = "a weight in fp8: share of a plain read of this weight, for greedy, gaussian, peaked, portable; then time\n\
                      over the draw from the weight in 16 bits (peaked)";
         table(title, &|section| {
-            let shares = [0, 1, 2, 3].map(|i| over(section, FP8[i], FP8[4]));
+            let read = FP8_READS.iter().filter_map(|name| best(section, name)).reduce(f64::min);
+            let shares = FP8.map(|name| ratio(read, best(section, name)));
             shares.into_iter().chain([over(section, OURS[1], FP8[2])]).collect()
         })?;
     }

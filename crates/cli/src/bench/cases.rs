@@ -81,7 +81,7 @@ pub fn draw<'a>(
 }
 
 /// The type of hidden states for a weight's type.
-fn state_type(weight: DType) -> DType {
+pub fn state_type(weight: DType) -> DType {
     if weight.is_float() { weight } else { DType::BF16 }
 }
 
