@@ -9,16 +9,17 @@ use backends::gpu_columns::{VOCAB, histories, mask, rows};
 use backends::gpu_memory::{Copied, captured, copied, part};
 use backends::gpu_ranks::{GpuRanks, Gpus};
 use backends::rank_tests::{of_cuda, ranks_in_place};
+use backends::shard_starts;
 use flash_sampling::GpuExchange;
 use flash_sampling::distributed::TIME_LIMIT;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::drop_outside_captures;
-use flash_sampling_core::{DType, Knob, Plan, RowParams, Samples};
+use flash_sampling_core::{DType, Knob, Plan, RowParams};
 use flash_sampling_cuda::abi::{LogprobColumns, RowColumns, TokenColumns, invalid_parameter, status};
-use flash_sampling_cuda::{CudaError, Device, DeviceAddress, DeviceHidden};
+use flash_sampling_cuda::{CudaError, Device, DeviceAddress};
 use rank_faults::{is_late, statuses};
-use rank_group::{call, check, each_rank, group, prepare};
+use rank_group::{OnRank, call, check, each_rank, group_of, prepare};
 use std::time::{Duration, Instant};
 
 #[path = "cuda/rank_faults.rs"]
@@ -27,6 +28,12 @@ mod rank_faults;
 mod rank_group;
 #[path = "cuda/whole_rows.rs"]
 mod whole_rows;
+
+/// Makes a group of ranks without shadows.
+fn group(factory: GpuRanks, problem: &Problem, plan: Plan, limit: Duration) -> Vec<OnRank> {
+    let heads = problem.head().split(&shard_starts(&problem.head(), factory.equal));
+    group_of(factory, heads, problem.input(), plan, limit)
+}
 
 /// Loads the kernels of all calls. A load in a call could block behind a rank that waits on the same GPU.
 fn load_kernels(problem: &Problem, plan: Plan) {
@@ -140,11 +147,7 @@ fn captured_calls_are_replayed(factory: GpuRanks) {
             call(&mut ranks, 0..count, &renewed);
             check(&ranks, &renewed, &want, factory.exchange, &format!("{what}, without a graph"));
             let waited = each_rank(&mut ranks, |_, rank| {
-                // SAFETY: the hidden states are on this device until the group is dropped, and are not written.
-                let hidden = unsafe { DeviceHidden::new(&rank.stream, rank.states(0..count)) }.unwrap();
-                let mut out = Samples::new();
-                rank.sampler.sample_device(&hidden, &rows, &mut out).unwrap();
-                out.iter().map(|row| row.unwrap().token()).collect::<Vec<_>>()
+                rank.waited(0..count, &rows).iter().map(|row| row.unwrap().token()).collect::<Vec<_>>()
             });
             assert!(waited.iter().all(|waited| Some(waited) == tokens.last()), "{what}, with a wait");
         }

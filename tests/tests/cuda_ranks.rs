@@ -26,8 +26,12 @@ mod missing_rank;
 mod rank_calls;
 #[path = "cuda/rank_filters.rs"]
 mod rank_filters;
+#[path = "cuda/rank_group.rs"]
+mod rank_group;
 #[path = "cuda/rank_in_place.rs"]
 mod rank_in_place;
+#[path = "cuda/rank_shadow.rs"]
+mod rank_shadow;
 #[path = "cuda/same_draws.rs"]
 mod same_draws;
 
@@ -260,6 +264,56 @@ fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
         assert_eq!(of_cuda(outcome.unwrap_err()), CudaError::OtherCall { rank: Some(1), row: Some(0) });
         assert!(out.is_empty() && took < limit, "{took:?}");
     });
+}
+
+/// Calls `test` with ranks that read device memory on a shared GPU. A single rank comes first, because it loads the
+/// kernels: a load during a call could block behind a rank that waits on the same GPU.
+fn on_one_gpu(test: impl Fn(GpuRanks)) {
+    let of = |equal| ranks_in_place(GpuExchange::Peers, Gpus::One, equal);
+    TWO.run(|_| [Some(1), Some(2)].into_iter().for_each(|equal| test(of(equal))));
+    // With four shards, one has no tokens.
+    of(None).run(test);
+}
+
+/// Calls `test` with ranks on a GPU each, by both exchanges.
+fn on_each_gpu(test: impl Fn(GpuRanks)) {
+    for exchange in [GpuExchange::Peers, GpuExchange::Nccl] {
+        [Some(2), None].into_iter().for_each(|equal| ranks_in_place(exchange, Gpus::Each, equal).run(&test));
+    }
+}
+
+/// Some rows fall back on one rank, and other rows on other ranks.
+#[test]
+fn draws_by_a_shadow_of_ranks_on_one_gpu_are_those_of_one_gpu() {
+    on_one_gpu(rank_shadow::draws_are_those_of_one_gpu);
+}
+
+#[test]
+fn draws_by_a_shadow_of_ranks_are_those_of_one_gpu() {
+    on_each_gpu(rank_shadow::draws_are_those_of_one_gpu);
+}
+
+#[test]
+fn draws_by_a_shadow_from_host_memory_are_those_of_one_gpu() {
+    let test = rank_shadow::draws_from_host_memory_are_those_of_one_gpu;
+    TWO.run(|_| [1, 2, 3].into_iter().for_each(|world| test(ranks(GpuExchange::Peers, Gpus::One, Some(world)))));
+    ranks(GpuExchange::Peers, Gpus::Each, None).run(test);
+}
+
+#[test]
+fn captured_draws_by_a_shadow_of_ranks_on_one_gpu_are_replayed() {
+    on_one_gpu(rank_shadow::captured_calls_are_replayed);
+}
+
+#[test]
+fn captured_draws_by_a_shadow_of_ranks_are_replayed() {
+    on_each_gpu(rank_shadow::captured_calls_are_replayed);
+}
+
+#[test]
+fn a_wrong_shadow_changes_the_draws_of_ranks() {
+    on_one_gpu(rank_shadow::a_wrong_shadow_changes_the_draws);
+    on_each_gpu(rank_shadow::a_wrong_shadow_changes_the_draws);
 }
 
 /// Returns the text of a failed call's error.

@@ -85,6 +85,29 @@ def test_ranks_draw_the_tokens_of_one_head(problem):
     assert alone != want[0]
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_ranks_with_a_shadow_draw_the_tokens_of_one_head_without(problem, backend):
+    """Rank 1 has no shadow. Every processor draws calls of one row from a shadow."""
+    keys = {rows: {name: values[:rows] for name, values in problem.keys.items()} for rows in (1, 4)}
+    filters = [{}, {"temperature": 0}, {"min_p": 0.05}, {"top_k": 20}, {"top_p": 0.9}]
+
+    def draws(sampler):
+        calls = [(rows, params) for rows in keys for params in filters]
+        return [sampler(problem.hidden[:rows], **keys[rows], **params).tolist() for rows, params in calls]
+
+    def run(group):
+        sampler = Sampler(shard(problem, group.rank), group=group, backend=backend, shadow=group.rank != 1)
+        drawn, fallbacks = draws(sampler), []
+        for params in [{}, {"top_p": 0.9}]:
+            sampler(problem.hidden[:1], **keys[1], **params)
+            fallbacks.append(sampler.fallback_rows)
+        return sampler.shadow, drawn, fallbacks
+
+    want = draws(Sampler(Head(problem.weight)))
+    # Each rank counts the rows of its own shard. A top-p that comes first needs all logits.
+    assert in_threads(3, run) == [(True, want, [0, 1]), (False, want, [0, 0]), (True, want, [0, 1])]
+
+
 def test_a_rank_with_other_rows_is_named_and_the_group_continues(problem):
     def run(group):
         sampler = Sampler(shard(problem, group.rank, [0, 512, 1000]), group=group)
@@ -242,7 +265,7 @@ def test_a_late_process_is_an_error_within_the_time_limit():
     assert in_processes(draw_late) == dict.fromkeys(range(2), Problem().argmax_with_noise().tolist())
 
 
-def draw_on_gpus(rank):
+def draw_on_gpus(rank, shadow):
     """Draws on two GPUs by peers, and with requests that take the transport."""
     import torch
 
@@ -254,12 +277,15 @@ def draw_on_gpus(rank):
     def to(values):
         return torch.tensor(values, dtype=torch.bfloat16, device=f"cuda:{rank}")
 
-    options = {"group": group(time_limit=120), "max_logprobs": 3, "max_adjusted": 300}
+    options = {"group": group(time_limit=120), "max_logprobs": 3, "max_adjusted": 300, "shadow": shadow}
     sampler = Sampler(shard(problem, rank, [0, 512, 1000], to), **options)
+    assert sampler.shadow == shadow
     hidden, results = to(problem.hidden), []
     for params in [{}, {"top_k": 20}, {"top_p": 0.9, "temperature": 2}, {"top_k": 50, "top_p": 0.5}]:
         tokens = sampler(hidden, **problem.keys, **params)
         assert tokens.device == hidden.device and torch.cuda.current_device() == rank
+        # Ranks of GPUs decide filters by the weight.
+        assert sampler.fallback_rows == (64 if shadow and params else 0)
         results.append(tokens.tolist())
     rows = sampler.sample(hidden, SamplingParams(logprobs=3), seed=problem.seeds, position=problem.positions)
     results.append([(row.token, row.top) for row in rows])
@@ -306,7 +332,8 @@ def enqueue_on_gpu(torch, sampler, hidden, problem):
     return results
 
 
-def test_two_gpus_draw_the_tokens_of_one_head():
+@pytest.mark.parametrize("shadow", [False, True])
+def test_two_gpus_draw_the_tokens_of_one_head(shadow):
     torch = library("torch")
     if torch.cuda.device_count() < 2:
         skip("cuda-ranks", "there are no two GPUs")
@@ -324,4 +351,4 @@ def test_two_gpus_draw_the_tokens_of_one_head():
     assert banned != whole(problem.hidden, **keys).tolist()
     enqueued += [enqueued[-1], later.tolist(), banned]
     want += [[(row.token, row.top) for row in rows], enqueued, want[0]]
-    assert in_processes(draw_on_gpus) == dict.fromkeys(range(2), want)
+    assert in_processes(draw_on_gpus, shadow) == dict.fromkeys(range(2), want)

@@ -8,7 +8,8 @@ use flash_sampling_cuda::abi::TokenColumns;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
 use flash_sampling_cuda::{
-    CudaError, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler, DeviceScales, abi,
+    CudaError, Device, DeviceAddress, DeviceHead, DeviceHidden, DeviceMatrix, DeviceSampler, DeviceScales,
+    DeviceShadow, ShadowMemory, abi,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -99,8 +100,8 @@ impl OnDevice {
     }
 }
 
-/// A weight, and a bias and scales, in device memory.
-pub(crate) type HeldHead = (CudaSlice<u8>, [Option<CudaSlice<f32>>; 2]);
+/// A weight, and a bias, scales and a shadow, in device memory.
+pub(crate) type HeldHead = (CudaSlice<u8>, [Option<CudaSlice<f32>>; 2], Option<ShadowMemory>);
 
 /// A head copied to a GPU, and a sampler that reads it there; or a sampler of logits, without a head.
 pub(crate) struct Copied {
@@ -163,7 +164,7 @@ impl Copied {
         let sampler = DeviceSampler::for_logits(vocab_size, plan, device)?;
         let stream = CudaContext::new(0).unwrap().per_thread_stream();
         let memory = stream.alloc_zeros(16).unwrap();
-        Ok(Copied { sampler, stream, held: (memory, [None, None]) })
+        Ok(Copied { sampler, stream, held: (memory, [None, None], None) })
     }
 
     pub(crate) fn on(
@@ -177,7 +178,10 @@ impl Copied {
         let part = head.weight().row_range(rows.clone());
         let (memory, weight) = copied(part, &stream);
         let scales = part.scales().map(|scales| (scales, stream.clone_htod(scales.values(rows.len())).unwrap()));
-        let bias = head.bias().filter(|_| !tokens.is_empty()).map(|bias| stream.clone_htod(&bias[rows]).unwrap());
+        let bias =
+            head.bias().filter(|_| !tokens.is_empty()).map(|bias| stream.clone_htod(&bias[rows.clone()]).unwrap());
+        let shadow = head.shadow().filter(|_| !tokens.is_empty()).map(|shadow| shadow.row_range(rows));
+        let (shadow, shadow_memory) = shadow.map(|shadow| DeviceShadow::upload(&shadow, &stream)).transpose()?.unzip();
         stream.synchronize().unwrap();
         let on_device = DeviceHead {
             weight,
@@ -190,12 +194,13 @@ impl Copied {
             bias: bias.as_ref().map(|bias| DeviceAddress::of(bias, &stream)),
             soft_cap: head.soft_cap(),
             scale: head.scale(),
-            shadow: None,
+            shadow,
         };
-        // SAFETY: weight, scales and bias are of these sizes, nothing writes to them, and they are dropped after the
-        // sampler.
+        // SAFETY: weight, scales, bias and shadow are of these sizes, nothing writes to them, and they are dropped after
+        // the sampler.
         let sampler = unsafe { DeviceSampler::new(on_device, head.vocab_size(), plan, device) }?;
-        Ok(Copied { sampler, stream, held: (memory, [bias, scales.map(|(_, memory)| memory)]) })
+        let held = (memory, [bias, scales.map(|(_, memory)| memory)], shadow_memory);
+        Ok(Copied { sampler, stream, held })
     }
 
     /// Makes a call that waits.

@@ -3,7 +3,8 @@
 use super::backends::gpu_columns::VOCAB;
 use super::backends::gpu_ranks::GpuRanks;
 use super::backends::rank_tests::of_cuda;
-use super::rank_group::{OnRank, OnRankArrays, call, each_rank, group, prepare};
+use super::group;
+use super::rank_group::{OnRank, OnRankArrays, call, each_rank, prepare};
 use super::{TIME_LIMIT, load_kernels};
 use flash_sampling::GpuExchange;
 use flash_sampling_conformance::problem::{Problem, Size};

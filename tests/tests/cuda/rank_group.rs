@@ -3,15 +3,13 @@
 use super::backends::gpu_columns::{Arrays, Results};
 use super::backends::gpu_memory::{HeldHead, copied, part};
 use super::backends::gpu_ranks::{GpuRanks, Rank, in_place};
-use super::backends::shard_starts;
 use flash_sampling::CudaRank;
 use flash_sampling::distributed::{Loopback, Transport};
 use flash_sampling::{CudaRankOptions, GpuExchange};
-use flash_sampling_conformance::problem::Problem;
-use flash_sampling_core::{Plan, RowParams, SampleError, Samples};
+use flash_sampling_core::{Head, Matrix, Plan, RowParams, SampleError, Samples};
 use flash_sampling_cuda::abi::{RowColumns, TokenColumns, status};
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
-use flash_sampling_cuda::{ColumnCall, DeviceAddress, DeviceMatrix};
+use flash_sampling_cuda::{ColumnCall, DeviceAddress, DeviceHidden, DeviceMatrix};
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
@@ -48,6 +46,15 @@ impl OnRank {
         part(&self.hidden, rows)
     }
 
+    /// Makes a call that waits, with the hidden states of some rows.
+    pub(crate) fn waited(&mut self, which: Range<usize>, rows: &[RowParams<'_>]) -> Samples {
+        // SAFETY: the hidden states are on this device until the group is dropped, and are not written.
+        let hidden = unsafe { DeviceHidden::new(&self.stream, self.states(which)) }.unwrap();
+        let mut out = Samples::new();
+        self.sampler.sample_device(&hidden, rows, &mut out).unwrap();
+        out
+    }
+
     pub(crate) fn enqueue(
         &mut self,
         hidden: DeviceMatrix,
@@ -60,9 +67,14 @@ impl OnRank {
     }
 }
 
-/// Makes a group of ranks, one thread for each rank, because the handshake is collective.
-pub(crate) fn group(factory: GpuRanks, problem: &Problem, plan: Plan, limit: Duration) -> Vec<OnRank> {
-    let heads = problem.head().split(&shard_starts(&problem.head(), factory.equal));
+/// Makes a group of ranks with these shards, one thread for each rank, because the handshake is collective.
+pub(crate) fn group_of(
+    factory: GpuRanks,
+    heads: Vec<Head<'_>>,
+    input: Matrix<'_>,
+    plan: Plan,
+    limit: Duration,
+) -> Vec<OnRank> {
     let transports = Loopback::group(heads.len());
     thread::scope(|scope| {
         let join = |(shard, transport): (_, Loopback)| {
@@ -72,7 +84,7 @@ pub(crate) fn group(factory: GpuRanks, problem: &Problem, plan: Plan, limit: Dur
                 let transport = transport.with_time_limit(limit);
                 let Rank { sampler, on_device } = in_place(shard, plan, transport, &options).unwrap();
                 let (stream, held) = on_device.unwrap();
-                let (memory, hidden) = copied(problem.input(), &stream);
+                let (memory, hidden) = copied(input, &stream);
                 stream.synchronize().unwrap();
                 OnRank { sampler, stream, hidden, _held: (held, memory) }
             })

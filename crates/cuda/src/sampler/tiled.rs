@@ -87,6 +87,13 @@ impl<'w> CudaTiled<'w> {
         max_launch_draws(plan)
     }
 
+    /// The number of rows, of all complete calls, that the shadow of this sampler's head did not decide: see
+    /// [`DeviceTiled::fallback_rows`](crate::DeviceTiled::fallback_rows). It serves calls of
+    /// [`CudaTiled::enqueue_sharded`]. A change of the plan may begin a new count.
+    pub fn fallback_rows(&self) -> u32 {
+        self.0.fallback_rows()
+    }
+
     /// The initial room of every sampler for the lists and masks of a call, in bytes.
     pub const LIST_ROOM: usize = ROOM;
 

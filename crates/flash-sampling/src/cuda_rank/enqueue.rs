@@ -94,4 +94,12 @@ impl<T: Transport> CudaRank<'_, T> {
     pub fn wait(&mut self, stream: &CudaStream) -> Result<(), SampleError> {
         Ok(self.exchange.wait(stream)?)
     }
+
+    /// The number of rows, of all complete calls, that the shadow of this rank's shard did not decide:
+    /// [`CudaTiled::fallback_rows`](flash_sampling_cuda::CudaTiled::fallback_rows). It serves calls of
+    /// [`CudaRank::enqueue`]; for a call that waits, [`Samples::fallback_rows`](flash_sampling_core::Samples::fallback_rows)
+    /// has the number. 0 without a shadow.
+    pub fn fallback_rows(&self) -> u32 {
+        self.local.lock().fallback_rows()
+    }
 }

@@ -23,8 +23,8 @@ impl DeviceTiled {
     /// Draws from the whole vocabulary, with the same draws on every rank: [`DeviceTiled::launch`], then
     /// [`DevicePeers::launch`].
     ///
-    /// Both are one launch if the Hopper kernel draws and the rows are not [`RowFeatures::Any`]: the last block then
-    /// runs the exchange. Each rank may use one launch or two, independently of the other ranks.
+    /// Both are one launch if the Hopper kernel draws, no shadow is read, and the rows are not [`RowFeatures::Any`]: the
+    /// last block then runs the exchange. Each rank may use one launch or two, independently of the other ranks.
     ///
     /// # Errors
     /// As [`DeviceTiled::launch`] and [`DevicePeers::launch`].
