@@ -1,6 +1,8 @@
 //! `shadow`: the file of a shadow gives the draws without a shadow, and another file is an error.
 
-use crate::common::{Files, bf16_bytes, checkpoint, f32_bytes, run, run_logging, small_head, values, with, words};
+use crate::common::{
+    Files, bf16_bytes, checkpoint, f32_bytes, generate, run, run_logging, small_head, values, with, words,
+};
 use safetensors::tensor::Dtype;
 use std::path::PathBuf;
 
@@ -126,6 +128,19 @@ fn flags_of_shadows_that_make_no_sense_are_refused() {
     // A log that cannot be written changes nothing.
     let out = files.name("again");
     assert_eq!(run_logging("trace", &words(&format!("shadow --weight {weight} --out {out}"))).code, 0);
+}
+
+#[test]
+fn generate_reports_the_rows_that_read_the_weight_instead_of_the_shadow() {
+    // The rows that a CPU sampler counts depend on the processor.
+    for (flags, fallback_rows) in [("", 0), ("--shadow", 0), ("--shadow --top-p 0.9", 18)] {
+        let found = generate(&format!("--backend reference --max-tokens 9 -n 2 --report {flags}"));
+        let report = &found[2]["report"];
+        assert_eq!((&report["rows"], &report["fallback_rows"]), (&18.into(), &fallback_rows.into()), "{flags}");
+    }
+    let text = |flags: &str| run(&words(&format!("generate --max-tokens 9 --top-p 0.9 --report {flags}"))).stdout;
+    assert!(text("--shadow").contains("\nshadow: 9 of 9 rows read the weight instead of the shadow\n"));
+    assert!(!text("").contains("shadow"));
 }
 
 #[test]
