@@ -50,7 +50,7 @@ fn check(path: &Path, force: bool) -> Result<(), CommandError> {
         () if path.is_dir() => Err(CommandError::usage(format!("{shown} is a folder"))),
         () if !path.exists() => Ok(()),
         () if path.extension().is_none_or(|extension| extension != "shadow") => {
-            Err(CommandError::usage(format!("{shown} exists, and its name does not end in .shadow")))
+            Err(CommandError::usage(format!("{shown} exists, and only a file named *.shadow is replaced")))
         }
         () if !force => Err(CommandError::usage(format!("{shown} exists; --force replaces it"))),
         () => Ok(()),
@@ -66,13 +66,14 @@ fn open(args: &ShadowArgs) -> Result<Tensor, CommandError> {
     })
 }
 
-/// A temporary file in the folder of `path`, with the permissions of other files.
+/// A temporary file beside `path`, with its name in front and the permissions of other files.
 fn temporary(path: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    builder.prefix(".shadow").tempfile_in(folder.unwrap_or(Path::new(".")))
+    let name = path.file_name().unwrap_or_default();
+    builder.prefix(name).suffix(".partial").tempfile_in(folder.unwrap_or(Path::new(".")))
 }
 
 /// Writes the file with a progress bar.

@@ -252,7 +252,10 @@ pub enum HeadError {
         weight: [usize; 2],
     },
     /// Only a weight of floats has a shadow.
-    #[error("a weight of type {} has no shadow: it must be bf16, f16 or f32", dtype.name())]
+    #[error(
+        "a weight of type {} has no shadow: it must be bf16, f16 or f32; GGUF blocks are small already and need none",
+        dtype.name()
+    )]
     ShadowType {
         /// Element type of the weight.
         dtype: DType,

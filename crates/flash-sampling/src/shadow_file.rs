@@ -21,13 +21,13 @@ const DIGEST: &str = "digest";
 #[non_exhaustive]
 pub enum ShadowFileError {
     /// The bytes are not a safetensors file.
-    #[error("truncated, or not a safetensors file: {0}")]
+    #[error("the file is truncated or not a shadow: {0}")]
     Format(#[from] SafeTensorError),
     /// The file is not a shadow: it lacks a part, or an entry of its metadata.
     #[error("the file is not a shadow: it has no {0}")]
     Missing(&'static str),
     /// The shadow is of another weight.
-    #[error("a shadow of another weight: its {property} is {found}, but the head's is {expected}")]
+    #[error("the shadow of another weight: its {property} is {found}, but the head's is {expected}")]
     Weight {
         /// What differs: `weight_dtype`, `weight_shape` or `weight_digest`.
         property: &'static str,
@@ -47,7 +47,7 @@ pub enum ShadowFileError {
         expected: String,
     },
     /// The parts do not have the digest of the file's metadata.
-    #[error("the parts are damaged: their digest is {found}, but must be {expected}")]
+    #[error("the file is damaged: the digest of its parts is {found}, but must be {expected}")]
     Damaged {
         /// The digest of the parts.
         found: String,

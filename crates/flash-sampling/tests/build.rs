@@ -77,7 +77,7 @@ fn a_shadow_changes_no_token_and_is_refused_for_quantised_weights() {
     let head = Head::new(Matrix::from_bytes(&blocks, DType::Q8_0, VOCAB, 32, 32).unwrap()).unwrap();
     let with_shadow = BackendConfig { shadow: true, ..BackendConfig::default() };
     let error = build(head, &with_shadow).err().map(|error| error.to_string()).unwrap_or_default();
-    assert_eq!(error, "a weight of type q8_0 has no shadow: it must be bf16, f16 or f32");
+    assert!(error.starts_with("a weight of type q8_0 has no shadow: it must be bf16, f16 or f32; "), "{error}");
 }
 
 /// A call counts the rows that read the weight in spite of a shadow. A shard counts its rows, and a row counts once.

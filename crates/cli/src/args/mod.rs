@@ -62,7 +62,7 @@ pub enum Command {
     /// By default the head has 151936 tokens and hidden size 4096, the batches 1, 16 and 64 rows, and the best of 9 rounds
     /// counts. On a GPU, calls are whole calls over host memory.
     Bench(BenchArgs),
-    /// Write the shadow of a head to a file, for --shadow=FILE of `generate` and `sample`.
+    /// Write the shadow of a head to a file, for --shadow FILE of `generate` and `sample`.
     ///
     /// A shadow is an 8-bit copy of the head's weight, with upper bounds of its errors.
     Shadow(ShadowArgs),
@@ -110,7 +110,7 @@ pub enum Format {
 pub(crate) fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let mut parts = text.trim_start_matches("error: ").split("\n\n").map(words);
-    let mut message = parts.next().unwrap_or_default();
+    let mut message = parts.next().unwrap_or_default().replace("no more were expected", "the flag takes no value here");
     // Other tips concern values that begin with a dash, which no flag accepts.
     if let Some(similar) = parts.find(|part| part.starts_with("tip: ") && part.contains("similar")) {
         message.push_str(&format!("; {}", &similar["tip: ".len()..]));

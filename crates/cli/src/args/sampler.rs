@@ -22,9 +22,9 @@ pub struct SamplerArgs {
     /// Use a shadow: an 8-bit copy of the weight, which takes half the memory of a bf16 weight. FILE is a file that
     /// `flash-sampling shadow` wrote; without FILE, the copy is made at the start. Calls of few rows without filters
     /// and log-probabilities read the copy instead of the weight, and so do calls with filters whose first filter is
-    /// min-p or a small top-k. The draws are the same, and take about half the time. For weights in bf16, f16 or f32, and
-    /// variants that draw the tokens of tiled.
-    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    /// min-p or a small top-k. The draws are the same; docs/shadow.md has their times by processor, rows and filters. For
+    /// weights in bf16, f16 or f32, and variants that draw the tokens of tiled.
+    #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub shadow: Option<Option<PathBuf>>,
 }
 
@@ -35,7 +35,7 @@ impl SamplerArgs {
         BackendConfig { backend: self.backend.clone(), variant: self.variant.clone(), plan, shadow }
     }
 
-    /// The file of `--shadow=FILE`.
+    /// The file of `--shadow FILE`.
     pub fn shadow_file(&self) -> Option<&Path> {
         self.shadow.as_ref()?.as_deref()
     }

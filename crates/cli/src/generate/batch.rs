@@ -70,7 +70,7 @@ impl<'s> Batch<'s> {
     /// Adds a token to every active sequence, and the draft tokens that are equal to the model's draws.
     pub(super) fn step(&mut self, report: &mut Report) -> Result<(), CommandError> {
         let at = Instant::now();
-        self.draw()?;
+        self.draw(report)?;
         report.draw += at.elapsed();
         self.accept(report)?;
         self.active.retain(|sequence| self.sequences[*sequence].end.is_none());
@@ -81,7 +81,7 @@ impl<'s> Batch<'s> {
     }
 
     /// Draws after the last token and each draft token of every active sequence.
-    fn draw(&mut self) -> Result<(), CommandError> {
+    fn draw(&mut self, report: &mut Report) -> Result<(), CommandError> {
         // The histories with the draft tokens.
         let longer: Vec<Vec<History>> = (self.active.iter().zip(&self.proposed))
             .map(|(&sequence, proposed)| {
@@ -99,7 +99,10 @@ impl<'s> Batch<'s> {
             let histories = [&sequence.history].into_iter().chain(longer);
             rows.extend(histories.map(|history| self.requests.row(at, sequence.seed, history)));
         }
-        self.engine.draw(&self.hidden, &rows)
+        self.engine.draw(&self.hidden, &rows)?;
+        report.rows += rows.len();
+        report.fallback_rows += self.engine.samples.fallback_rows();
+        Ok(())
     }
 
     /// Adds the drawn tokens up to the first that differs from its draft.

@@ -73,7 +73,7 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let rows = if draft.is_some() { rows * (1 + ahead) } else { rows };
     let engine = Engine::new(args, (&weights, &model, head), plan(rows))?;
     weights.head.log();
-    let mut report = Report::new(prompt.len());
+    let mut report = Report::new(prompt.len(), args.sampler.shadow.is_some());
     let mut writer = Writer::new(args, tokenizer, &requests, out);
     let mut batch = Batch::start(args, tokenizer, (engine, draft, &requests), &prompt, &mut report)?;
     let limit = model.config().max_positions;

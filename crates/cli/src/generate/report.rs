@@ -19,14 +19,18 @@ pub(super) struct Report {
     pub(super) tokens: u64,
     /// Draws with more than one pass, because of filters.
     pub(super) more_passes: u64,
+    /// Rows of all calls, and those that read the weight in spite of a shadow.
+    pub(super) rows: usize,
+    pub(super) fallback_rows: usize,
+    has_shadow: bool,
     /// Draft tokens, and the accepted part of them.
     pub(super) proposed: u64,
     pub(super) accepted: u64,
 }
 
 impl Report {
-    pub(super) fn new(prompt_tokens: usize) -> Self {
-        Report { prompt_tokens, ..Report::default() }
+    pub(super) fn new(prompt_tokens: usize, has_shadow: bool) -> Self {
+        Report { prompt_tokens, has_shadow, ..Report::default() }
     }
 
     /// Seconds after the prompt, above 0.
@@ -53,6 +57,10 @@ impl Report {
             100.0 * self.share(),
             line::count(self.more_passes, "draw")
         )?;
+        if self.has_shadow {
+            let rows = line::count(self.rows, "row");
+            writeln!(out, "shadow: {} of {rows} read the weight instead of the shadow", self.fallback_rows)?;
+        }
         if self.proposed > 0 {
             let share = 100.0 * self.draft.as_secs_f64() / self.seconds();
             let (ahead, accepted) = (line::count(self.proposed, "token"), self.accepted);
@@ -69,6 +77,8 @@ impl Report {
             "tokens_per_second": self.rate(),
             "share_of_head_and_draw": self.share(),
             "draws_of_more_passes": self.more_passes,
+            "rows": self.rows,
+            "fallback_rows": self.fallback_rows,
             "drawn_ahead": self.proposed,
             "drawn_ahead_that_hold": self.accepted,
         } })

@@ -40,7 +40,7 @@ pub enum Problem {
     #[error("not a usable GGUF file: {0}")]
     Gguf(#[from] GgufError),
     /// A file that is not the shadow of the weight.
-    #[error("{0}")]
+    #[error("{0}; `flash-sampling shadow` writes a new file")]
     Shadow(#[from] ShadowFileError),
     /// The file is shorter or longer than its header says.
     #[error("the file is truncated or damaged: {0}")]

@@ -42,8 +42,13 @@ impl Header {
     /// Parses and validates the header at the start of `bytes`, which must be the whole file.
     ///
     /// # Errors
-    /// [`Problem::Format`] or [`Problem::Truncated`].
+    /// [`Problem::Format`] or [`Problem::Truncated`], or [`Problem::Unusable`] for a file of another format.
     pub fn parse(bytes: &[u8]) -> Result<Self, Problem> {
+        // After its length, the header is a JSON object.
+        if bytes.get(8).is_some_and(|byte| *byte != b'{') {
+            let zip = if bytes.starts_with(b"PK\x03\x04") { " but a zip archive, as of numpy or PyTorch" } else { "" };
+            return Err(Problem::Unusable(format!("not a safetensors, GGUF or .npy file{zip}")));
+        }
         let (header, metadata) = SafeTensors::read_metadata(bytes)?;
         Ok(Header { metadata, data: header + 8 })
     }

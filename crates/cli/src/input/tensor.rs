@@ -14,9 +14,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The first bytes of a zip archive.
-const ZIP: &[u8] = b"PK\x03\x04";
-
 /// `FILE[:TENSOR]` of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorPath {
@@ -141,10 +138,6 @@ impl Tensor {
         if is_gguf {
             let tensor = Gguf::parse(&map).map_err(Problem::from);
             return tensor.and_then(|file| Tensor::in_gguf(&map, &file, name, role)).map_err(at_path);
-        }
-        if map.starts_with(ZIP) {
-            let text = "a zip archive, as .npz files and PyTorch checkpoints are; expected safetensors, GGUF or .npy";
-            return Err(at_path(Problem::Unusable(text.into())));
         }
         let header = Header::parse(&map).map_err(at_path)?;
         let name = name.map_or_else(|| header.only(), |name| Ok(name.into())).map_err(at_path)?;

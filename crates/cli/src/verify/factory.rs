@@ -6,6 +6,7 @@ use crate::sampler;
 use flash_sampling::reference::ReferenceVariant;
 use flash_sampling::{Backend, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, ShardMerge, VariantConfig};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
+use half::bf16;
 
 /// The sampler that the flags choose.
 #[derive(Debug)]
@@ -17,14 +18,20 @@ pub struct FlagsFactory {
 impl FlagsFactory {
     /// A factory, after a check that this machine has the sampler.
     pub fn new(args: SamplerArgs) -> Result<Self, CommandError> {
-        let weight = [0f32; 4];
-        let head = Head::new(Matrix::new(&weight, 4, 1)?)?;
-        let backend = sampler::build(head, &args, Plan::default())?.capabilities().backend;
-        let variant = args.variant.to_string();
-        // "cpu (avx512)" becomes "cpu/grouped:512/avx512".
-        let (place, isa) =
-            backend.split_once(" (").map_or((backend, None), |(p, isa)| (p, Some(isa.trim_end_matches(')'))));
-        let name = [Some(place), Some(&*variant), isa].into_iter().flatten().collect::<Vec<_>>().join("/");
+        let backend = |weight: Matrix<'_>| -> Result<_, CommandError> {
+            Ok(sampler::build(Head::new(weight)?, &args, Plan::default())?.capabilities().backend)
+        };
+        let in_bf16 = backend(Matrix::new(&[bf16::ZERO; 4], 4, 1)?)?;
+        let in_f32 = backend(Matrix::new(&[0f32; 4], 4, 1)?)?;
+        // "cpu (amx)" and "cpu (avx512)" become "cpu/grouped:512/amx (avx512 for types other than bf16)".
+        let parts = |backend: &'static str| backend.trim_end_matches(')').split_once(" (").unwrap_or((backend, ""));
+        let ((place, isa), (_, of_f32)) = (parts(in_bf16), parts(in_f32));
+        let variant = &args.variant;
+        let name = match isa {
+            "" => format!("{place}/{variant}"),
+            isa if isa == of_f32 => format!("{place}/{variant}/{isa}"),
+            isa => format!("{place}/{variant}/{isa} ({of_f32} for types other than bf16)"),
+        };
         Ok(FlagsFactory { args, name })
     }
 

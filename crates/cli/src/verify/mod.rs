@@ -35,7 +35,7 @@ pub struct Verdict {
 /// The outcomes of all selected laws.
 #[derive(Debug)]
 pub struct Report {
-    /// The sampler, such as `cpu/grouped:512/avx512`.
+    /// The sampler with its instruction set, such as `cpu/grouped:512/avx2`.
     pub sampler: String,
     /// The machine.
     pub machine: Machine,
@@ -88,9 +88,6 @@ impl Report {
 /// # Errors
 /// Bad flags, a sampler that this machine lacks, a page that cannot be written, Ctrl-C.
 pub fn run(args: &VerifyArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    if args.sampler.shadow_file().is_some() {
-        return Err(CommandError::usage("--shadow takes no file in `verify`, which makes its own heads"));
-    }
     let factory = FlagsFactory::new(args.sampler.clone())?;
     args.report.iter().try_for_each(|path| output::try_path(path))?;
     let laws = if args.laws.is_empty() { laws::ALL.iter().collect() } else { args.laws.clone() };

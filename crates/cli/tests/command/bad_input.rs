@@ -128,9 +128,11 @@ fn missing_tensors_are_named() {
 }
 
 #[test]
-fn zip_archives_are_named() {
+fn files_of_other_formats_are_named() {
     let files = Files::new();
-    refuse_weight(&files.bytes("hidden.npz", b"PK\x03\x04 an archive"), "hidden.npz: a zip archive");
+    refuse_weight(&files.bytes("hidden.npz", b"PK\x03\x04 an archive"), "or .npy file but a zip archive");
+    let pointer = files.bytes("w.safetensors", b"version https://git-lfs.github.com/spec/v1\n");
+    refuse_weight(&pointer, "w.safetensors: not a safetensors, GGUF or .npy file");
 }
 
 #[test]

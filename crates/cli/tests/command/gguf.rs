@@ -171,6 +171,10 @@ fn sample_takes_the_head_of_a_gguf_file() {
     let says = "token_embd.weight has dtype q8_0, expected bf16, f16 or f32";
     let args = words(&format!("sample --weight {stories} --hidden {stories}:token_embd.weight"));
     run(&args).assert_refused(says);
+    let states = file.clone().tensor("h", &[3, 128], F32, f32_bytes(&values(3 * 128, 9)));
+    let states = files.bytes("states.gguf", &states.build());
+    let args = format!("sample --format json --canonical --draws 20 --weight {stories} --hidden {states}:h");
+    assert_eq!(run(&words(&args)).tokens(), expected);
     let headless = files.bytes("no.gguf", &file.without("token_embd.weight").build());
     refused(&format!("--model {headless}"), "there is no tensor output.weight and no tensor token_embd.weight");
     refused(&format!("--weight {headless}"), "which tensor? Name one as FILE:TENSOR; it has 37: blk.0.attn_k.weight, ");
@@ -215,7 +219,10 @@ fn bad_gguf_files_are_one_clear_line() {
         (file.clone().without("tokenizer.ggml.tokens"), "the key tokenizer.ggml.tokens is missing"),
         (file.clone().without(name), "there is no tensor blk.1.ffn_up.weight"),
         (file.clone().without("blk.1.attn_q.bias"), "there is no tensor blk.1.attn_q.bias"),
-        (file.clone().text("general.architecture", "phi3"), "is \"phi3\", expected llama or qwen3"),
+        (
+            file.clone().text("general.architecture", "gemma2"),
+            "bad.gguf: the key general.architecture is \"gemma2\", expected llama or qwen3",
+        ),
         (file.clone().uint("llama.expert_count", 4), "the key llama.expert_count is 4, which is not supported"),
         (file.clone().uint("llama.block_count", 3), "there is no tensor blk.2.attn_norm.weight"),
         (

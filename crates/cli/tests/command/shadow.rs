@@ -1,6 +1,8 @@
 //! `shadow`: the file of a shadow gives the draws without a shadow, and another file is an error.
 
-use crate::common::{Files, bf16_bytes, checkpoint, f32_bytes, run, run_logging, small_head, values, with, words};
+use crate::common::{
+    Files, bf16_bytes, checkpoint, f32_bytes, generate, run, run_logging, small_head, values, with, words,
+};
 use safetensors::tensor::Dtype;
 use std::path::PathBuf;
 
@@ -22,6 +24,7 @@ fn a_shadow_in_a_file_gives_the_tokens_without_it() {
         assert_eq!(run(&with(&head, &format!("--draws 50 --shadow={file} {flags}"))).tokens(), want, "{flags}");
     }
     assert_eq!(run(&with(&head, "--draws 50 --backend reference --shadow")).tokens(), want);
+    assert_eq!(run(&with(&head, &format!("--draws 50 --shadow {file}"))).tokens(), want);
     // Nothing else is left in the folder.
     let mut names: Vec<_> = std::fs::read_dir(files.folder()).unwrap().map(|file| file.unwrap().file_name()).collect();
     names.sort();
@@ -61,18 +64,18 @@ fn a_file_that_is_not_the_weights_shadow_is_refused() {
     };
     let values = values(300 * 32, 5);
     let other = of("a", Dtype::F32, [300, 32], f32_bytes(&values));
-    refused(&other, "a shadow of another weight: its weight_dtype is f32, but the head's is bf16");
+    refused(&other, "the shadow of another weight: its weight_dtype is f32, but the head's is bf16");
     let other = of("b", Dtype::BF16, [299, 32], bf16_bytes(&values[32..]));
-    refused(&other, "a shadow of another weight: its weight_shape is [299, 32], but the head's is [300, 32]");
+    refused(&other, "the shadow of another weight: its weight_shape is [299, 32], but the head's is [300, 32]");
     let other = of("c", Dtype::BF16, [300, 32], bf16_bytes(&values));
-    refused(&other, "a shadow of another weight: its weight_digest is ");
-    refused(&weight, "the file is not a shadow: it has no weight_dtype");
+    refused(&other, "the shadow of another weight: its weight_digest is ");
+    refused(&weight, "the file is not a shadow: it has no weight_dtype; `flash-sampling shadow` writes a new file");
     refused(&files.name("missing"), "");
     shadow(&format!("--weight {weight}"));
     let mut bytes = std::fs::read(format!("{weight}.shadow")).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
-    refused(&files.bytes("damaged", &bytes), "the parts are damaged: their digest is ");
-    refused(&files.bytes("short", &bytes[..bytes.len() - 1]), "truncated, or not a safetensors file");
+    refused(&files.bytes("damaged", &bytes), "the file is damaged: the digest of its parts is ");
+    refused(&files.bytes("short", &bytes[..bytes.len() - 1]), "the file is truncated or not a shadow: ");
 }
 
 #[test]
@@ -82,7 +85,7 @@ fn only_a_new_file_is_written_unless_force_is_given() {
     let before = std::fs::read(&weight).unwrap();
     for force in ["", " --force"] {
         let onto_itself = words(&format!("shadow --weight {weight} --out {weight}{force}"));
-        run(&onto_itself).assert_refused("w.safetensors exists, and its name does not end in .shadow");
+        run(&onto_itself).assert_refused("w.safetensors exists, and only a file named *.shadow is replaced");
     }
     assert_eq!(std::fs::read(&weight).unwrap(), before);
     let out = files.bytes("old.shadow", b"old");
@@ -110,19 +113,34 @@ fn flags_of_shadows_that_make_no_sense_are_refused() {
         ("shadow".into(), "required"),
         (format!("shadow --weight {weight} --model {weight}"), "cannot be used with"),
         (format!("shadow --model {}", files.name("missing")), "there is no such directory or GGUF file"),
-        ("verify --shadow=x".into(), "--shadow takes no file in `verify`, which makes its own heads"),
-        ("bench --quick --shadow=x".into(), "--shadow"),
+        ("verify --shadow=x".into(), "unexpected value 'x' for '--shadow' found; the flag takes no value here"),
+        ("bench --quick --shadow=x".into(), "unexpected value 'x' for '--shadow' found; the flag takes no value here"),
         (
             format!("shadow --model {} --out {}", checkpoint("gguf/stories.gguf"), files.name("out")),
-            "a weight of type q8_0 has no shadow: it must be bf16, f16 or f32",
+            "a weight of type q8_0 has no shadow: it must be bf16, f16 or f32; GGUF blocks are small already and need none",
         ),
     ] {
         run(&words(&flags)).assert_refused(says);
     }
     run(&with(&head, "--variant online:64 --shadow=x")).assert_refused("online:64 on cpu uses no shadow");
+    let helps = ["verify", "bench", "generate", "sample"].map(|of| run(&[of, "--help"]).stdout);
+    assert_eq!(helps.map(|help| help.contains("--shadow [<FILE>]")), [false, false, true, true]);
     // A log that cannot be written changes nothing.
     let out = files.name("again");
     assert_eq!(run_logging("trace", &words(&format!("shadow --weight {weight} --out {out}"))).code, 0);
+}
+
+#[test]
+fn generate_reports_the_rows_that_read_the_weight_instead_of_the_shadow() {
+    // The rows that a CPU sampler counts depend on the processor.
+    for (flags, fallback_rows) in [("", 0), ("--shadow", 0), ("--shadow --top-p 0.9", 18)] {
+        let found = generate(&format!("--backend reference --max-tokens 9 -n 2 --report {flags}"));
+        let report = &found[2]["report"];
+        assert_eq!((&report["rows"], &report["fallback_rows"]), (&18.into(), &fallback_rows.into()), "{flags}");
+    }
+    let text = |flags: &str| run(&words(&format!("generate --max-tokens 9 --top-p 0.9 --report {flags}"))).stdout;
+    assert!(text("--shadow").contains("\nshadow: 9 of 9 rows read the weight instead of the shadow\n"));
+    assert!(!text("").contains("shadow"));
 }
 
 #[test]

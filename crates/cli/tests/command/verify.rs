@@ -2,7 +2,7 @@
 
 use crate::common::{Files, has_cuda, run, run_logging};
 use flash_sampling::reference::{Reference, ReferenceVariant};
-use flash_sampling::{Head, PerturbedArgmax, Plan};
+use flash_sampling::{DType, Head, Isa, PerturbedArgmax, Plan};
 use flash_sampling_cli::interrupt::Interrupt;
 use flash_sampling_cli::verify::Report;
 use flash_sampling_conformance::{BuildError, Effort, SamplerFactory, laws};
@@ -32,6 +32,18 @@ fn laws_that_hold_make_a_report_with_plots() {
     }
     for law in LAWS {
         assert!(page.contains(law), "{law}");
+    }
+}
+
+#[test]
+fn the_report_begins_with_the_instruction_sets() {
+    for isa in Isa::available() {
+        let report = run(&["verify", "--backend", &format!("cpu:{isa}"), "--law", LAWS[2]]).stdout;
+        let name = match isa.for_types(DType::F32, DType::F32) {
+            of_f32 if of_f32 == isa => format!("cpu/tiled/{isa} on "),
+            of_f32 => format!("cpu/tiled/{isa} ({of_f32} for types other than bf16) on "),
+        };
+        assert!(report.starts_with(&name), "{report}");
     }
 }
 
