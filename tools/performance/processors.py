@@ -7,21 +7,15 @@ BATCHES = [1, 16, 64, 256]  # rows
 
 
 def processors():
-    # The first record with a batch counts.
-    newest = "2026-11-28-xeon-16-amx.json"
     records = [
-        ("2 cores, AVX-512 BF16, hidden 4096", ["2026-11-28-xeon-2-avx512bf16.json"], 4096),
-        ("hidden 1024", ["2026-11-28-xeon-2-avx512bf16.json"], 1024),
-        ("2 cores, AMX, 1024", ["2026-11-28-xeon-2-amx.json"], 1024),
-        ("16 cores, AMX, 4096", [newest, "2026-11-23-xeon-16-amx-4096.json"], 4096),
-        ("1024", [newest, "2026-11-23-xeon-16-amx-1024.json"], 1024),
+        ("2 cores, AVX-512 BF16, hidden 4096", "2026-11-28-xeon-2-avx512bf16.json", 4096),
+        ("hidden 1024", "2026-11-28-xeon-2-avx512bf16.json", 1024),
+        ("2 cores, AMX, 1024", "2026-11-28-xeon-2-amx.json", 1024),
+        ("16 cores, AMX, 4096", "2026-11-28-xeon-16-draws.json", 4096),
+        ("1024", "2026-11-28-xeon-16-draws.json", 1024),
     ]
-
-    def best(names, rows, hidden):
-        found = (Bench(name).best("matmul and draw", rows, (151936, hidden), missing=True) for name in names)
-        return next(filter(None, found), None)
-
-    columns = [[best(names, rows, hidden) for rows in BATCHES] for _, names, hidden in records]
+    columns = [[Bench(name).best("matmul and draw", rows, (151936, hidden), missing=True) for rows in BATCHES]
+               for _, name, hidden in records]
     body = [
         [rows] + [over_target([of[name] / of["greedy"] for name in DRAWS], 1.03) if of else "" for of in bests]
         for rows, *bests in zip(BATCHES, *columns)
@@ -33,7 +27,7 @@ def processors():
 
 def logits():
     groups = [("2 cores", ["2026-11-28-xeon-2-avx512bf16.json", "2026-11-28-xeon-2-amx.json"]),
-              ("16 cores", ["2026-11-23-xeon-16-amx-4096.json", "2026-11-23-xeon-16-amx-1024.json"])]
+              ("16 cores", ["2026-11-28-xeon-16-draws.json"])]
     sections = [[{entry["name"]: entry["best"] for entry in section["entries"]}
                  for record in names for section in Bench(record).data["sections"] if section["what"] == "draw from logits"]
                 for _, names in groups]
