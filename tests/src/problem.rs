@@ -29,14 +29,19 @@ impl Problem {
         Problem { weight, hidden, bias: None, soft_cap: None, scale: None, vocab_size: None }
     }
 
-    /// Makes `rows` rows with the given logits, each rounded to a sum of two bf16 (16 bits).
+    /// Makes `rows` rows with the given logits, each rounded to 16 bits, a sum of two bf16.
     ///
     /// The weight `[vocab, 2]` has the high and the low parts, and the hidden states are ones. So every backend's dot
-    /// product is exact.
+    /// product is exact, also if it adds terms of up to 127 times the logit.
     pub fn of_logits(logits: &[f32], rows: usize) -> Self {
+        let rounded = |logit: f32| match logit.to_bits() {
+            bits if logit.is_finite() => f32::from_bits((bits + 0x7f + (bits >> 8 & 1)) & !0xff),
+            _ => logit,
+        };
         let part = |i: usize, k: usize| {
-            let high = bf16::from_f32(logits[i]).to_f32();
-            if k == 0 || !high.is_finite() { high } else { logits[i] - high }
+            let logit = rounded(logits[i]);
+            let high = bf16::from_f32(logit).to_f32();
+            if k == 0 || !high.is_finite() { high } else { logit - high }
         };
         let weight = Tensor::from_fn(DType::BF16, logits.len(), 2, |i, k| {
             // The sum of two infinite parts with different signs would be NaN.
@@ -138,6 +143,7 @@ mod tests {
         let back = Problem::of_logits(&logits, 1).raw_logits(0);
         for (l, b) in logits.iter().zip(&back) {
             assert!(l == b || (l - b).abs() <= l.abs() * 2f32.powi(-16), "{l} became {b}");
+            assert!(!b.is_finite() || b.to_bits() & 0xff == 0, "{b} has more than 16 bits");
         }
     }
 

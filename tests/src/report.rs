@@ -5,8 +5,8 @@ use core::fmt;
 
 /// The level of a statistical check: a correct sampler fails a check with at most this probability.
 ///
-/// An instance of the suite makes up to 139 such checks, and a run has at most 74 instances with all laws. By Bonferroni's
-/// inequality the family-wise level of a full run is below 0.02; a test of `controls.rs` counts the instances. Seeds are
+/// An instance of the suite makes up to 139 such checks, and a run has at most 85 instances. By Bonferroni's inequality
+/// the family-wise level of a full run is below 0.02; a test of `controls.rs` counts the instances. Seeds are
 /// fixed, so a passing run passes every time.
 pub const ALPHA: f64 = 1e-6;
 

@@ -19,6 +19,8 @@ pub const VALUE_STABILITY: &str = include_str!("../vectors/value_stability.txt")
 
 /// `vectors/blocks.txt`: `type blocks digest`, digests of the weights of quantised blocks.
 pub const BLOCKS: &str = include_str!("../vectors/blocks.txt");
+/// `vectors/ggml_rounding.txt`: `type case scale_bits hidden_bits codes`, hidden states that ggml rounds to 8 bits.
+pub const GGML_ROUNDING: &str = include_str!("../vectors/ggml_rounding.txt");
 
 /// Returns the fields of every line that has fields.
 pub fn lines(file: &str) -> impl Iterator<Item = Vec<&str>> {

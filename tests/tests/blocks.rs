@@ -1,8 +1,9 @@
-//! Weights of quantised blocks equal those that PyPI's `gguf` decodes: every factor and every code of every type.
+//! Comparison with ggml's own code: the weights of quantised blocks (every factor and every code of every type), and the
+//! rounding of hidden states.
 
 use flash_sampling_conformance::data::hash;
-use flash_sampling_conformance::vectors::{BLOCKS, lines, number};
-use flash_sampling_core::{DType, Matrix};
+use flash_sampling_conformance::vectors::{BLOCKS, GGML_ROUNDING, lines, number};
+use flash_sampling_core::{DType, Matrix, f16, round_as_ggml};
 
 /// The blocks of `vectors/blocks.py`.
 fn blocks(seed: u64, dtype: DType, count: usize) -> Vec<u8> {
@@ -47,4 +48,35 @@ fn weights_have_the_bits_of_the_reference_decoder() {
         types += 1;
     }
     assert_eq!(types, DType::ALL.iter().filter(|dtype| dtype.block_elements() > 1).count());
+}
+
+/// The numbers of `digits` hexadecimal digits each.
+fn numbers(field: &str, digits: usize) -> Vec<u32> {
+    let parse = |digits: &[u8]| u32::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap();
+    field.as_bytes().chunks_exact(digits).map(parse).collect()
+}
+
+/// The cases have ties, a scale that is a subnormal f16, and scales that have more bits than an f16.
+#[test]
+fn hidden_states_round_to_the_codes_and_scales_of_ggml() {
+    let mut cases = [0; 2];
+    for fields in lines(GGML_ROUNDING) {
+        let [rounding, case, scale, hidden, codes] = fields[..] else { panic!("{fields:?}") };
+        let bits = number(scale) as u32;
+        let (weights, scale): (&[DType], f32) = match rounding {
+            "q8_0" => (&[DType::Q8_0, DType::Q4_0, DType::IQ4_NL, DType::MXFP4], f16::from_bits(bits as u16).to_f32()),
+            "q8_k" => (&[DType::Q4_K, DType::Q5_K, DType::Q6_K], f32::from_bits(bits)),
+            other => panic!("{other}"),
+        };
+        let hidden: Vec<f32> = numbers(hidden, 8).into_iter().map(f32::from_bits).collect();
+        // ggml has no negative zero, so values are compared instead of bits.
+        let want: Vec<f32> = numbers(codes, 2).into_iter().map(|code| scale * f32::from(code as u8 as i8)).collect();
+        for weight in weights {
+            let mut found = hidden.clone();
+            round_as_ggml(*weight, &mut found);
+            assert_eq!(found, want, "{case}, {}", weight.name());
+        }
+        cases[usize::from(rounding == "q8_k")] += 1;
+    }
+    assert_eq!(cases, [12, 8]);
 }

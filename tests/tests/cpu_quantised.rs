@@ -30,44 +30,14 @@ suite!(tiled_q6_k, widest(DType::Q6_K));
 suite!(tiled_portable_q6_k, over(Kind::Tiled, Isa::Portable, DType::Q6_K));
 suite!(stream_portable_q8_0, over(Kind::Stream, Isa::Portable, DType::Q8_0));
 
-/// Runs the laws that depend on the type of the weight, and more laws for some types. MXFP4 has no NaN for bad rows. In
-/// IQ4_NL, sums over the heads of some laws round. The weights of low logits have more digits than F8_E4M3 has slots.
-macro_rules! laws_of_weights {
-    ($name:ident, $factory:expr $(, $law:ident)*) => {
-        suite!($name, $factory, [
-            exact_inputs_have_the_reference_bits,
-            many_draws_have_the_reference_bits,
-            real_inputs_stay_within_the_rounding_bound,
-            canonical_plans_have_the_reference_bits,
-            rows_do_not_depend_on_the_batch,
-            every_shape_is_taken,
-            ties_go_to_the_lower_token,
-            head_transforms_have_the_reference_bits,
-            winning_scores_are_gumbel,
-            $($law),*
-        ]);
-    };
-}
-
-laws_of_weights!(tiled_iq4_nl, widest(DType::IQ4_NL), bad_rows_are_errors_that_name_themselves);
-laws_of_weights!(tiled_mxfp4, widest(DType::MXFP4), low_logits_change_no_draw, filters_keep_the_references_tokens);
-laws_of_weights!(
-    tiled_i8_row,
-    widest(DType::I8),
-    low_logits_change_no_draw,
-    filters_keep_the_references_tokens,
-    bad_rows_are_errors_that_name_themselves
-);
-laws_of_weights!(tiled_i8_tensor, widest(DType::I8).with_scale_block(TENSOR), low_logits_change_no_draw);
-laws_of_weights!(tiled_i8_block, widest(DType::I8).with_scale_block(BLOCK), low_logits_change_no_draw);
-laws_of_weights!(
-    tiled_f8_row,
-    widest(DType::F8_E4M3),
-    filters_keep_the_references_tokens,
-    bad_rows_are_errors_that_name_themselves
-);
-laws_of_weights!(tiled_f8_tensor, widest(DType::F8_E4M3).with_scale_block(TENSOR));
-laws_of_weights!(tiled_f8_block, widest(DType::F8_E4M3).with_scale_block(BLOCK));
+suite!(tiled_iq4_nl, widest(DType::IQ4_NL));
+suite!(tiled_mxfp4, widest(DType::MXFP4));
+suite!(tiled_i8_row, widest(DType::I8));
+suite!(tiled_i8_tensor, widest(DType::I8).with_scale_block(TENSOR));
+suite!(tiled_i8_block, widest(DType::I8).with_scale_block(BLOCK));
+suite!(tiled_f8_row, widest(DType::F8_E4M3));
+suite!(tiled_f8_tensor, widest(DType::F8_E4M3).with_scale_block(TENSOR));
+suite!(tiled_f8_block, widest(DType::F8_E4M3).with_scale_block(BLOCK));
 
 /// The negative controls.
 #[test]

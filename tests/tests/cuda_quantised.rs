@@ -16,6 +16,8 @@ use flash_sampling_cuda::{
 
 suite!(tiled_q8_0, Quantised::new(Gpu::TILED, DType::Q8_0));
 suite!(tiled_q6_k, Quantised::new(Gpu::TILED, DType::Q6_K));
+suite!(tiled_i8, Quantised::new(Gpu::TILED, DType::I8));
+suite!(tiled_f8, Quantised::new(Gpu::TILED, DType::F8_E4M3));
 
 /// The types of quantised weights.
 fn types() -> impl Iterator<Item = DType> {

@@ -111,9 +111,9 @@ pub(super) fn low_logits_change_no_draw(trial: &Trial<'_>, report: &mut LawRepor
     for (i, power) in [14, 23, 30].into_iter().enumerate() {
         let mut logits = LogitShape::Gaussian.logits(1347, 72);
         for (token, logit) in logits.iter_mut().enumerate() {
-            if token < 513 || token % 300 == 0 {
-                *logit = -(2f32.powi(power));
-            }
+            // Weights with an f16 factor hold multiples of 2^-10 beside the lowest logit.
+            *logit =
+                if token < 513 || token % 300 == 0 { -(2f32.powi(power)) } else { (*logit * 1024.0).round() / 1024.0 };
         }
         if !draws_agree(trial, report, &format!("tokens behind logits of -2^{power}"), &logits, (16, 64, calls))? {
             break;

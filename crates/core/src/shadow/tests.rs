@@ -84,21 +84,43 @@ fn the_bound_of_blocks_holds_for_the_norm_of_the_row_itself() {
     assert!(share(0.5) > 1.0, "{}", share(0.5));
 }
 
+/// The Euclidean norms of a row's residual and of its copy.
+fn true_norms(row: &[f32], codes: &[i8], scale: f32) -> [f64; 2] {
+    let copy = codes.iter().map(|c| f64::from(scale) * f64::from(*c));
+    let residual = row.iter().zip(copy.clone()).map(|(w, c)| f64::from(*w) - c);
+    let norm = |of: &mut dyn Iterator<Item = f64>| of.map(|x| x * x).sum::<f64>().sqrt();
+    [norm(&mut residual.clone()), norm(&mut copy.clone())]
+}
+
 #[test]
 fn codes_hold_a_row_up_to_half_a_step() {
     for row in [values(100, 0.1), vec![0.0; 5], vec![1e-40, -1e-41], vec![1.0], vec![-3e38, 1e30], vec![1.1e-36; 9]] {
         let mut codes = vec![99; row.len()];
         let [scale, error, size] = shadow_row(&row, &mut codes);
         let half = if scale > 0.0 { 0.5001 * f64::from(scale) } else { 127.0 * f64::from(f32::MIN_POSITIVE) };
-        let copy = codes.iter().map(|c| f64::from(scale) * f64::from(*c));
-        let residual = row.iter().zip(copy.clone()).map(|(w, c)| f64::from(*w) - c);
-        assert!(residual.clone().all(|difference| difference.abs() <= half), "{row:?}");
-        let norm = |of: &mut dyn Iterator<Item = f64>| of.map(|x| x * x).sum::<f64>().sqrt();
-        assert!(norm(&mut residual.clone()) <= f64::from(error), "{row:?}");
-        assert!(norm(&mut copy.clone()) <= f64::from(size), "{row:?}");
+        let residual = |(w, c): (&f32, &i8)| f64::from(*w) - f64::from(scale) * f64::from(*c);
+        assert!(row.iter().zip(&codes).map(residual).all(|difference| difference.abs() <= half), "{row:?}");
+        let [true_error, true_size] = true_norms(&row, &codes, scale);
+        assert!(true_error <= f64::from(error), "{row:?}");
+        assert!(true_size <= f64::from(size), "{row:?}");
     }
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         assert_eq!(shadow_row(&[1.0, bad, 2.0], &mut [1; 3]), [0.0, f32::INFINITY, 0.0]);
+    }
+}
+
+/// The negative control of the direction in which errors are rounded. The bound of the first row is tight: its codes are 0,
+/// and its norm is the square root of 2 times the least float32. The margin of the second row is 2^-20, at most 16 steps, and
+/// two roundings.
+#[test]
+fn errors_that_are_rounded_down_do_not_hold() {
+    for (row, steps) in [(vec![f32::from_bits(1); 2], 1), (values(100, 0.1), 18)] {
+        let mut codes = vec![99; row.len()];
+        let [scale, error, _] = shadow_row(&row, &mut codes);
+        let [true_error, _] = true_norms(&row, &codes, scale);
+        let below = (0..steps).fold(error, |error, _| error.next_down());
+        assert!(true_error <= f64::from(error), "{true_error:e} > {error:e}");
+        assert!(true_error > f64::from(below), "{true_error:e} <= {below:e}");
     }
 }
 

@@ -73,15 +73,20 @@ const LIMIT: i32 = 127 * 15 + 1;
 /// Calls `set` with slots and codes of `IQ4_NL` whose sum of `2^-slot * code` is `w`. The choice varies, so that all
 /// codes of the table are used.
 pub(super) fn table_codes(w: f64, slots: usize, mut set: impl FnMut(usize, i32)) {
-    /// The indices of the codes of each sum of [`TABLE_SLOTS`] codes with the factors 8, 4, 2 and 1.
+    /// The indices of the codes of each sum of [`TABLE_SLOTS`] codes with the factors 8, 4, 2 and 1. Of several choices, the
+    /// least sum of absolute values counts, so that partial sums have few bits.
     static SUMS: LazyLock<Vec<Option<[usize; TABLE_SLOTS]>>> = LazyLock::new(|| {
-        let mut sums = vec![None; 2 * LIMIT as usize];
+        let mut sums = vec![(i32::MAX, None); 2 * LIMIT as usize];
         for all in 0..1usize << (4 * TABLE_SLOTS) {
             let codes = core::array::from_fn(|slot| all >> (4 * slot) & 15);
-            let sum = codes.iter().fold(0, |sum, code| 2 * sum + i32::from(IQ4_NL[*code]));
-            sums[(sum + LIMIT) as usize] = Some(codes);
+            let sum =
+                |f: fn(i32) -> i32| codes.iter().fold(0, |sum, code: &usize| 2 * sum + f(i32::from(IQ4_NL[*code])));
+            let (at, size) = ((sum(|code| code) + LIMIT) as usize, sum(i32::abs));
+            if size < sums[at].0 {
+                sums[at] = (size, Some(codes));
+            }
         }
-        sums
+        sums.into_iter().map(|(_, codes)| codes).collect()
     });
     let scaled = w * 2f64.powi(slots as i32 - 1);
     assert_eq!(scaled.fract(), 0.0, "{w} needs more than {slots} slots");

@@ -9,7 +9,7 @@ pub(super) struct Digits {
     pub(super) dtype: DType,
     /// Quantised weights per column of the head.
     pub(super) slots: usize,
-    /// Slots with a digit, if all weights are finite.
+    /// Slots with a digit. The others have the same code, or codes of infinite weights.
     used: usize,
     /// Bits of a digit.
     bits: i32,
@@ -17,6 +17,8 @@ pub(super) struct Digits {
     code_bits: i32,
     /// All finite weights are below `2^exponent` in absolute value.
     exponent: i32,
+    /// All finite weights are below `2^top` after scaling.
+    top: i32,
     /// Whether all weights are finite. If they are, the last slot of a column is for infinite hidden states.
     pub(super) is_finite: bool,
 }
@@ -53,8 +55,10 @@ impl Digits {
             _ => 32,
         };
         let exponent = if largest == i32::MIN { 0 } else { largest };
-        let mut digits = Digits { dtype, slots, used: slots, bits, code_bits, exponent, is_finite };
-        if dtype == DType::IQ4_NL && is_finite {
+        // `IQ4_NL` needs the whole range of an f16 factor: smaller weights take more slots.
+        let top = if dtype == DType::IQ4_NL { 20 } else { 8 };
+        let mut digits = Digits { dtype, slots, used: slots, bits, code_bits, exponent, top, is_finite };
+        if dtype == DType::IQ4_NL {
             // The table has no 0, so every used slot adds to the rounding of sums.
             digits.used = digits.used_slots(&weight);
         }
@@ -66,7 +70,7 @@ impl Digits {
         let (mut row, mut used) = (vec![0.0; weight.cols()], TABLE_SLOTS);
         for r in 0..weight.rows() {
             weight.row_to_f32(r, &mut row);
-            for w in row.iter().filter(|w| **w != 0.0) {
+            for w in row.iter().filter(|w| w.is_finite() && **w != 0.0) {
                 let mut left = self.scaled(*w) / 2f64.powi(self.unit(&[*w]));
                 let mut slots = 1;
                 while left.fract() != 0.0 {
@@ -75,6 +79,8 @@ impl Digits {
                 used = used.max(slots);
             }
         }
+        // The slots that are left are pairs.
+        used = used.next_multiple_of(2);
         assert!(used < self.slots, "a weight needs {used} slots");
         used
     }
@@ -88,8 +94,10 @@ impl Digits {
     pub(super) fn expand(&self, column: usize, h: f32, out: &mut [f32]) {
         let last = out.len() - 1;
         for (j, out) in out.iter_mut().enumerate() {
-            let shift = (self.exponent - 8 - self.bits * j as i32 - self.code_shift(column)).max(-100);
+            let shift = (self.exponent - self.top - self.bits * j as i32 - self.code_shift(column)).max(-100);
             *out = match () {
+                // Pairs of equal codes cancel. An infinite weight needs a hidden state that is not 0.
+                () if !self.is_finite && j >= self.used => h * 2f32.powi(-90) * if j % 2 == 0 { 1.0 } else { -1.0 },
                 () if !self.is_finite => h * 2f32.powi(shift),
                 () if j == last => {
                     if h.is_infinite() {
@@ -104,18 +112,25 @@ impl Digits {
         }
     }
 
-    /// A weight in units of `2^(exponent - 8)`: below `2^8` in absolute value.
+    /// A weight in units of `2^(exponent - top)`.
     fn scaled(&self, w: f32) -> f64 {
-        f64::from(w) * 2f64.powi(8 - self.exponent)
+        f64::from(w) * 2f64.powi(self.top - self.exponent)
     }
 
     /// The binary logarithm of the factor of some weights.
     pub(super) fn unit(&self, weights: &[f32]) -> i32 {
         let finite = weights.iter().filter(|w| w.is_finite());
-        let largest = finite.map(|w| exponent(*w)).fold(i32::MIN, i32::max).max(-1000) - self.exponent + 8;
+        let largest = finite.map(|w| exponent(*w)).fold(i32::MIN, i32::max).max(-1000) - self.exponent + self.top;
         // The least positive f16 is 2^-24.
         let least = if self.dtype.is_scaled() || self.dtype == DType::MXFP4 { -100 } else { -24 };
         (largest - self.code_bits).max(least)
+    }
+
+    /// The binary logarithm of a factor for all weights of the head; neighbouring `blocks` differ. It depends on the range
+    /// of the weights in steps of 2^16, so that it is that of most shards.
+    pub(super) fn unit_of_all(&self, block: usize) -> i32 {
+        let above = (3 - self.exponent).rem_euclid(16);
+        self.top + above - self.code_bits + block as i32 % 2
     }
 
     /// The block of codes that stand for 0.
@@ -141,10 +156,8 @@ impl Digits {
                 block[..2].copy_from_slice(&factor.to_le_bytes());
                 block[2..4].copy_from_slice(&minimum.to_le_bytes());
             }
-            DType::MXFP4 => {
-                assert!(bad.is_none(), "MXFP4 has no {bad:?}");
-                block[0] = (unit + 128) as u8;
-            }
+            // With the largest factor, the codes of `codes` are infinite weights in float32.
+            DType::MXFP4 => block[0] = if bad.is_some() { u8::MAX } else { (unit + 128) as u8 },
             _ => block[..2].copy_from_slice(&factor.to_le_bytes()),
         }
         let run = if self.dtype == DType::Q6_K { 16 } else { 32 };
@@ -191,7 +204,15 @@ impl Digits {
     /// of the first digit's unit after scaling.
     fn codes(&self, w: f32, unit: i32, mut set: impl FnMut(usize, i32)) {
         if !w.is_finite() {
-            return (0..self.slots).for_each(|slot| set(slot, 1));
+            let code = |slot: usize| match (self.dtype, w < 0.0) {
+                // `MXFP4` has no NaN, but a sum of infinite weights of both signs is NaN.
+                (DType::MXFP4, is_negative) if is_negative || w.is_nan() && slot == 1 => -12,
+                (DType::MXFP4, _) => 12,
+                // The sign of the factor is that of the weight. The hidden states of pairs have both signs.
+                (DType::IQ4_NL, _) if slot >= self.used && slot % 2 == 1 => -10,
+                _ => 1,
+            };
+            return (0..self.slots).for_each(|slot| set(slot, code(slot)));
         }
         if w == 0.0 {
             return;
@@ -204,9 +225,11 @@ impl Digits {
         if self.dtype == DType::IQ4_NL {
             return table_codes(self.scaled(w) / 2f64.powi(unit), self.used, set);
         }
-        let (mut unit, mut left) = (2f64.powi(unit), self.scaled(w).abs());
+        // The digits before this slot are 0.
+        let first = (unit + 1 - (exponent(w) - self.exponent + self.top)).max(0) / self.bits;
+        let (mut unit, mut left) = (2f64.powi(unit - self.bits * first), self.scaled(w).abs());
         let slots = (92 / self.bits as usize + 1).min(self.slots - usize::from(self.is_finite));
-        for slot in 0..slots {
+        for slot in first as usize..slots {
             if left == 0.0 {
                 break;
             }

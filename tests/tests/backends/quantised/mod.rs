@@ -2,8 +2,7 @@
 //!
 //! A weight is a sum of digits: `w = sum_j digit_j 2^(e - bits j)`. The digits are codes of consecutive quantised
 //! weights, and the hidden state of digit `j` is multiplied by `2^(-bits j)`. So all dot products are those of the head,
-//! and a correct sampler over the quantised weight meets every law of the suite. `IQ4_NL` has no code 0 and large codes,
-//! so that some sums of integers round: it meets fewer laws.
+//! and a correct sampler over the quantised weight meets every law of the suite.
 
 mod codes;
 mod digits;
@@ -91,8 +90,13 @@ impl<F: SamplerFactory> SamplerFactory for Quantised<F> {
     }
 }
 
-/// Scales, and rows and columns of their blocks.
-type Scales = (Vec<f32>, [usize; 2]);
+/// Scales of blocks of rows and columns.
+struct Scales {
+    values: Vec<f32>,
+    block: [usize; 2],
+    /// The first row in its block. The weight begins with so many rows that are not used.
+    first_row: usize,
+}
 
 /// A quantised weight, and the transforms of its head.
 struct Weight {
@@ -111,10 +115,11 @@ struct Weight {
 impl Weight {
     fn new(head: &Head<'_>, digits: &Digits, scale_block: [usize; 2]) -> Self {
         let (weight, cols) = (head.weight(), digits.cols(head.hidden()));
+        let first = head.tokens().start as usize;
         let (bytes, scales) = match digits.dtype.is_scaled() {
             // A NaN or infinite scale must not affect another column.
-            true if !digits.is_finite => scaled(&weight, digits, [1, digits.slots]),
-            true => scaled(&weight, digits, scale_block),
+            true if !digits.is_finite => scaled(&weight, digits, [1, digits.slots], first),
+            true => scaled(&weight, digits, scale_block, first),
             false => (blocks(&weight, digits), None),
         };
         Weight {
@@ -123,7 +128,7 @@ impl Weight {
             dtype: digits.dtype,
             rows: weight.rows(),
             cols,
-            first: head.tokens().start as usize,
+            first,
             vocab_size: head.vocab_size() as usize,
             bias: head.bias().map(<[f32]>::to_vec),
             soft_cap: head.soft_cap(),
@@ -132,9 +137,10 @@ impl Weight {
     }
 
     fn head(&self) -> Result<Head<'_>, HeadError> {
-        let mut weight = Matrix::from_bytes(&self.bytes, self.dtype, self.rows, self.cols, self.cols)?;
-        if let Some((scales, block)) = &self.scales {
-            weight = weight.with_scales(scales, *block)?;
+        let unused = self.scales.as_ref().map_or(0, |scales| scales.first_row);
+        let mut weight = Matrix::from_bytes(&self.bytes, self.dtype, unused + self.rows, self.cols, self.cols)?;
+        if let Some(Scales { values, block, .. }) = &self.scales {
+            weight = weight.with_scales(values, *block)?.row_range(unused..unused + self.rows);
         }
         let mut head = Head::shard(weight, self.first, self.vocab_size)?.with_scale(self.scale)?;
         if let Some(bias) = &self.bias {
@@ -148,10 +154,9 @@ impl Weight {
 
     /// Doubles the scales of the last row, or of its block.
     fn double_last_scales(&mut self) {
-        if let Some((scales, [_, block_cols])) = &mut self.scales {
-            let row_scales = self.cols.div_ceil(*block_cols);
-            let first = scales.len() - row_scales;
-            return scales[first..].iter_mut().for_each(|scale| *scale *= 2.0);
+        if let Some(Scales { values, block, .. }) = &mut self.scales {
+            let first = values.len() - self.cols.div_ceil(block[1]);
+            return values[first..].iter_mut().for_each(|scale| *scale *= 2.0);
         }
         let row_bytes = self.cols / self.dtype.block_elements() * self.dtype.block_bytes();
         let first = self.bytes.len() - row_bytes;
@@ -184,34 +189,33 @@ fn blocks(weight: &Matrix<'_>, digits: &Digits) -> Vec<u8> {
 }
 
 /// The elements of a weight of a type with scales, and its scales for blocks of rows and columns.
-fn scaled(weight: &Matrix<'_>, digits: &Digits, block: [usize; 2]) -> (Vec<u8>, Option<Scales>) {
+///
+/// Blocks of several rows begin at multiples of tokens of the whole vocabulary, as in a checkpoint, and their scales depend
+/// on their place only. So shards have the products of the whole head.
+fn scaled(weight: &Matrix<'_>, digits: &Digits, block: [usize; 2], first: usize) -> (Vec<u8>, Option<Scales>) {
     let columns = (block[1] / digits.slots).min(weight.cols());
-    let row_blocks = weight.cols().div_ceil(columns);
-    let (mut bytes, mut scales) = (vec![0; weight.rows() * weight.cols() * digits.slots], Vec::new());
-    let rows: Vec<usize> = (0..weight.rows()).collect();
-    for rows in rows.chunks(block[0]) {
-        let weights: Vec<Vec<f32>> = rows
-            .iter()
-            .map(|r| {
-                let mut row = vec![0.0; weight.cols()];
-                weight.row_to_f32(*r, &mut row);
-                row
-            })
-            .collect();
-        for at in 0..row_blocks {
-            let range = at * columns..weight.cols().min((at + 1) * columns);
-            let all: Vec<f32> = weights.iter().flat_map(|row| &row[range.clone()]).copied().collect();
-            let unit = digits.unit(&all);
-            scales.push(all.into_iter().find(|w| !w.is_finite()).unwrap_or(2f32.powi(unit)));
-            for (r, row) in rows.iter().zip(&weights) {
-                for column in range.clone() {
-                    let first = (r * weight.cols() + column) * digits.slots;
-                    digits.elements(column, row[column], unit, &mut bytes[first..first + digits.slots]);
-                }
+    let [row_bytes, row_blocks] = [weight.cols() * digits.slots, weight.cols().div_ceil(columns)];
+    let first_row = if block[0] == usize::MAX { 0 } else { first % block[0] };
+    let rows = first_row + weight.rows();
+    let mut bytes = vec![0; rows * row_bytes];
+    let mut values = vec![1.0; rows.div_ceil(block[0]) * row_blocks];
+    let mut row = vec![0.0; weight.cols()];
+    for (r, bytes) in bytes.chunks_exact_mut(row_bytes).enumerate().skip(first_row) {
+        weight.row_to_f32(r - first_row, &mut row);
+        for (at, weights) in row.chunks(columns).enumerate() {
+            let row_block = r / block[0];
+            let unit = match block[0] {
+                1 => digits.unit(weights),
+                _ => digits.unit_of_all(first / block[0] + row_block + at),
+            };
+            values[row_block * row_blocks + at] =
+                weights.iter().copied().find(|w| !w.is_finite()).unwrap_or(2f32.powi(unit));
+            for (column, w) in (at * columns..).zip(weights) {
+                digits.elements(column, *w, unit, &mut bytes[column * digits.slots..][..digits.slots]);
             }
         }
     }
-    (bytes, Some((scales, block)))
+    (bytes, Some(Scales { values, block, first_row }))
 }
 
 type Sampler<'w> = Box<dyn PerturbedArgmax + 'w>;
