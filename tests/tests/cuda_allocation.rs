@@ -85,7 +85,7 @@ fn a_planned_call_allocates_nothing_after_the_first() {
     let weight = problem.weight.matrix();
     let described = StreamHead::new(weight.rows(), weight.cols(), weight.dtype());
     let mut streamed = CudaStreamed::online(described, plan, GROUP, 1 << 16, &device).unwrap();
-    let (can, history, mut out) = (streamed.capabilities(), past(), Samples::new());
+    let (can, history, mut out) = (streamed.description().capabilities, past(), Samples::new());
     worst = worst.max(allocations("streamed", &[0, 1].map(|seed| rows(ROWS, &can, &history, seed)), |rows| {
         streamed.sample(&mut weight.bytes(), input, rows, &mut out).expect("the call is within the plan");
         assert!(out.iter().all(|row| row.is_ok()));

@@ -3,7 +3,7 @@
 use super::gpu_columns::Arrays;
 use flash_sampling_conformance::problem::Problem;
 use flash_sampling_conformance::suite::capture_lock;
-use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_core::{Description, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use flash_sampling_cuda::abi::TokenColumns;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
@@ -215,16 +215,8 @@ impl Copied {
 }
 
 impl PerturbedArgmax for Copied {
-    fn capabilities(&self) -> Capabilities {
-        self.sampler.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.sampler.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.sampler.plan()
+    fn description(&self) -> Description {
+        self.sampler.description().clone()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
