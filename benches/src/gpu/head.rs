@@ -53,15 +53,7 @@ impl OnDevice {
 
     /// The weight as a head without bias, cap or scale.
     pub fn head(&self) -> DeviceHead {
-        DeviceHead {
-            weight: self.weight,
-            scales: None,
-            first_token: 0,
-            bias: None,
-            soft_cap: None,
-            scale: 1.0,
-            shadow: None,
-        }
+        DeviceHead::of(self.weight)
     }
 
     /// The shadow of the weight.

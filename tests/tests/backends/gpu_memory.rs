@@ -70,7 +70,7 @@ impl OnDevice {
         let (rows_at, draws_at) = (DeviceAddress::of(&rows, &stream), DeviceAddress::of(&draws, &stream));
         stream.synchronize().unwrap();
         let scale = problem.scale.unwrap_or(1.0);
-        let head = DeviceHead { weight, scales: None, first_token, bias: None, soft_cap: None, scale, shadow: None };
+        let head = DeviceHead { first_token, scale, ..DeviceHead::of(weight) };
         OnDevice { device, stream, head, hidden, rows_at, draws_at, rows, draws, _held: [of_weight, of_hidden] }
     }
 

@@ -274,5 +274,5 @@ fn head_of_block(
 ) -> DeviceHead {
     let (dtype, cols) = (head.dtype, head.hidden);
     let weight = DeviceMatrix { address, dtype, rows, cols, row_stride: cols };
-    DeviceHead { weight, scales: None, first_token, bias, soft_cap: head.soft_cap, scale: head.scale, shadow: None }
+    DeviceHead { first_token, bias, soft_cap: head.soft_cap, scale: head.scale, ..DeviceHead::of(weight) }
 }
