@@ -34,7 +34,8 @@ impl CudaStandalone {
         CudaStandalone::with_math(vocab_size, plan, device, NoiseMath::Exact)
     }
 
-    /// [`CudaStandalone::new`] with a choice of math, which [`Capabilities::backend`] names.
+    /// [`CudaStandalone::new`] with a choice of math, which
+    /// [`Capabilities::backend`](flash_sampling_core::Capabilities) names.
     ///
     /// Rows with log-probabilities, draws without replacement or filters always use exact math.
     ///
