@@ -1,6 +1,6 @@
 //! The record of a run: the sections of `flash-sampling bench`, the commit, and the GPU.
 
-use flash_sampling_cli::bench::record::{Passes, Record as Run};
+use flash_sampling_cli::bench::record::Record as Run;
 use serde::Serialize;
 use std::ops::{Deref, DerefMut};
 use std::process::Command;
@@ -19,9 +19,6 @@ pub struct Record {
     /// The timing protocol on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<String>,
-    /// The rows of each kind that one pass decides, by case.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub certified: Vec<Certified>,
     /// Host times of calls on a GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<Call>,
@@ -87,17 +84,6 @@ pub struct Call {
     pub calls: usize,
     /// The median, in seconds.
     pub median: f64,
-}
-
-/// Passes over rows of one kind with the same parameters.
-#[derive(Clone, Debug, Serialize)]
-pub struct Certified {
-    /// The kind of the rows' logits.
-    pub rows: String,
-    /// The case of the rows.
-    pub case: String,
-    /// Their passes.
-    pub passes: Passes,
 }
 
 /// The commit of the current working tree, if it belongs to this project.

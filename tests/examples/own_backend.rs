@@ -12,8 +12,8 @@ use flash_sampling_core::backend::{
 };
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
-    Shape, Variant,
+    Capabilities, Description, Exactness, Head, Input, Knob, Knobs, Matrix, PerturbedArgmax, Plan, RowParams,
+    SampleError, Samples, Shape, Variant,
 };
 
 struct Own<'w> {
@@ -58,8 +58,8 @@ impl Scan for Own<'_> {
 }
 
 impl PerturbedArgmax for Own<'_> {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
+    fn description(&self) -> Description {
+        let capabilities = Capabilities {
             backend: "own",
             variant: Variant::Tiled,
             exactness: Exactness::Pathwise,
@@ -68,23 +68,16 @@ impl PerturbedArgmax for Own<'_> {
             knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept),
             canonical: false,
             shadow: false,
-        }
-    }
-
-    fn shape(&self) -> Shape {
-        Shape { tokens: self.head.tokens(), vocab_size: self.head.vocab_size(), input: self.head.hidden() }
-    }
-
-    fn plan(&self) -> Plan {
-        self.plan
+        };
+        Description { capabilities, shape: Shape::of(&self.head), plan: self.plan }
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        let (can, plan, shape) = (self.capabilities(), self.plan(), self.shape());
-        check_call(&input, rows, &shape, &plan)?;
+        let of = self.description();
+        check_call(&input, rows, &of.shape, &of.plan)?;
         let mut driver = std::mem::take(&mut self.driver);
-        let sampled = driver.sample(self, (&can, &plan, shape.vocab_size), input, rows, out);
+        let sampled = driver.sample(self, &of, input, rows, out);
         self.driver = driver;
         sampled
     }

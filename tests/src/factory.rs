@@ -4,7 +4,8 @@ use flash_sampling_core::backend::canonical::canonical_logit;
 use flash_sampling_core::backend::check_call;
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Capabilities, DType, Head, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
+    Capabilities, DType, Description, Head, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
+    Shape,
 };
 
 /// The backend's message about a sampler that it cannot build.
@@ -71,16 +72,10 @@ impl<'w, S: PerturbedArgmax> FromLogits<'w, S> {
 }
 
 impl<S: PerturbedArgmax> PerturbedArgmax for FromLogits<'_, S> {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { input: Input::Hidden, ..self.sampler.capabilities() }
-    }
-
-    fn shape(&self) -> Shape {
-        Shape { tokens: self.head.tokens(), vocab_size: self.head.vocab_size(), input: self.head.hidden() }
-    }
-
-    fn plan(&self) -> Plan {
-        self.sampler.plan()
+    fn description(&self) -> Description {
+        let Description { capabilities, plan, .. } = self.sampler.description();
+        let capabilities = Capabilities { input: Input::Hidden, ..capabilities };
+        Description { capabilities, shape: Shape::of(&self.head), plan }
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

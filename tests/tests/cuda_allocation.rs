@@ -85,7 +85,7 @@ fn a_planned_call_allocates_nothing_after_the_first() {
     let weight = problem.weight.matrix();
     let described = StreamHead::new(weight.rows(), weight.cols(), weight.dtype());
     let mut streamed = CudaStreamed::online(described, plan, GROUP, 1 << 16, &device).unwrap();
-    let (can, history, mut out) = (streamed.capabilities(), past(), Samples::new());
+    let (can, history, mut out) = (streamed.description().capabilities, past(), Samples::new());
     worst = worst.max(allocations("streamed", &[0, 1].map(|seed| rows(ROWS, &can, &history, seed)), |rows| {
         streamed.sample(&mut weight.bytes(), input, rows, &mut out).expect("the call is within the plan");
         assert!(out.iter().all(|row| row.is_ok()));
@@ -121,8 +121,7 @@ fn log_z(device: &Arc<Device>) -> usize {
     let address = DeviceAddress::of(&logits, &stream).cast();
     let logits = DeviceMatrix { address, dtype: DType::F32, rows: ROWS, cols: 5003, row_stride: 5003 };
     let request = DeviceDraws { count: ROWS, rows, sources: None, draws, log_z: Some(log_z) };
-    let head =
-        DeviceHead { weight, scales: None, first_token: 0, bias: None, soft_cap: None, scale: 1.0, shadow: None };
+    let head = DeviceHead::of(weight);
     // SAFETY: the weight is on this device, and is dropped after the sampler and after a wait for its calls.
     let mut tiled = unsafe { DeviceTiled::new(head, ROWS, device) }.unwrap();
     let mut standalone = DeviceStandalone::new(0..5003, DType::F32, ROWS, device).unwrap();

@@ -312,8 +312,7 @@ fn heads_in_device_memory_that_do_not_fit_are_refused() {
     let address = DeviceAddress::of(&memory, &stream);
     stream.synchronize().unwrap();
     let weight = DeviceMatrix { address, dtype: DType::Q6_K, rows: 300, cols: 256, row_stride: 256 };
-    let head =
-        DeviceHead { weight, scales: None, first_token: 0, bias: None, soft_cap: None, scale: 1.0, shadow: None };
+    let head = DeviceHead::of(weight);
     let scales = DeviceScales { address: address.cast(), block: [300, 256], row_of_block: 0 };
     let plan = |head| {
         // SAFETY: the weight outlives the sampler, which is not used.

@@ -5,14 +5,14 @@ use super::inputs::{Inputs, Kind};
 use super::table;
 use crate::args::CpuBench;
 use crate::cpu::STANDALONE_ROUNDS;
-use crate::record::{Certified, Record};
+use crate::record::Record;
 use flash_sampling::cpu;
 use flash_sampling::{
     Backend, CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, ShadowBuffer, VariantConfig,
     make_shadow,
 };
 use flash_sampling_cli::bench::cases::{sampler, threads};
-use flash_sampling_cli::bench::record::{Entry, Passes, Section};
+use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::timing::Contender;
 use flash_sampling_cli::bench::{add, show, time};
 use flash_sampling_cli::error::CommandError;
@@ -20,10 +20,6 @@ use flash_sampling_cli::interrupt::Interrupt;
 use std::cell::Cell;
 use std::io::Write;
 use std::rc::Rc;
-
-/// The number of rows of other logits whose passes are counted, each at 16 positions.
-pub const ROWS: usize = 64;
-const POSITIONS: u64 = 16;
 
 /// Times every case on every kind of rows, and counts the rows that one pass decides.
 ///
@@ -65,10 +61,9 @@ pub fn run(
             let (contenders, passes) = standalone.contenders()?;
             let section = time(standalone.section(rounds), contenders, interrupt)?;
             add(record, with_passes(section, &passes), out, table::section)?;
-            record.certified.extend(standalone.certified(if args.sizes.quick { 4 } else { ROWS }, interrupt)?);
         }
     }
-    show(out, |out| table::end(out, &record.certified))
+    show(out, |out| table::end(out))
 }
 
 /// The contenders of every case on these hidden states, and their passes.
@@ -146,29 +141,5 @@ impl Standalone {
     fn section(&self, rounds: usize) -> Section {
         let what = format!("pipeline from logits, {} rows", self.kind.name());
         Section::of_logits(what, self.logits.len(), rounds * STANDALONE_ROUNDS)
-    }
-
-    /// Counts, for each case, the draws that one pass decides, over `rows` rows of other logits at several positions.
-    fn certified(&self, rows: usize, interrupt: &Interrupt) -> Result<Vec<Certified>, CommandError> {
-        let filters = Case::ALL.into_iter().filter(|case| !matches!(case, Case::Plain | Case::Penalties | Case::Mask));
-        let mut counts: Vec<(Case, Passes)> = filters.map(|case| (case, Passes::default())).collect();
-        let (mut sampler, mut out) = (self.sampler()?, Samples::new());
-        for r in 0..rows {
-            let logits = self.kind.logits(self.logits.len(), r);
-            let input = Matrix::new(&logits, 1, logits.len())?;
-            for (case, passes) in &mut counts {
-                interrupt.check()?;
-                for position in 0..POSITIONS {
-                    sampler.sample(input, &[case.row(&self.lists, 0, r as u64, position)], &mut out)?;
-                    passes.add(out.row(0).map_or(0, |row| row.passes));
-                }
-            }
-        }
-        let named = |(case, passes): (Case, Passes)| Certified {
-            rows: self.kind.name().into(),
-            case: case.name().into(),
-            passes,
-        };
-        Ok(counts.into_iter().map(named).collect())
     }
 }

@@ -99,8 +99,7 @@ impl Bench {
         device: &Arc<Device>,
         stream: &Arc<CudaStream>,
     ) -> Result<Self, CommandError> {
-        let head =
-            DeviceHead { weight, scales: None, first_token: 0, bias: None, soft_cap: None, scale: 1.0, shadow: None };
+        let head = DeviceHead::of(weight);
         // SAFETY: the weight is device memory of this size, which the caller holds and no code writes to.
         let tiled = unsafe { DeviceTiled::new(head, most, device) }.map_err(failed)?;
         let filters = DeviceFilters::new(0..weight.rows as u32, most, device).map_err(failed)?;
@@ -207,5 +206,5 @@ pub fn run(
         }
     }
     record.peers = peers.map(|peers| peers.source);
-    show(out, |out| table::end(out, &record.certified))
+    show(out, |out| table::end(out))
 }

@@ -2,7 +2,6 @@
 //! and the time of a filter depends on the draw.
 
 use super::cases::Case;
-use crate::record::Certified;
 use flash_sampling_cli::bench::record::{Passes, Section};
 use std::io::{self, Write};
 
@@ -70,11 +69,11 @@ pub fn of_one_pass(out: &mut dyn Write, timed: &Section) -> io::Result<()> {
     writeln!(out, "  (the second pass of undecided rows is not in these times{but})")
 }
 
-/// Writes the legend of the columns, and the rows that one pass decides, if they were counted separately.
+/// Writes the legend of the columns.
 ///
 /// # Errors
 /// Those of `out`.
-pub fn end(out: &mut dyn Write, certified: &[Certified]) -> io::Result<()> {
+pub fn end(out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
         "\ncolumns\n  \
@@ -82,16 +81,7 @@ pub fn end(out: &mut dyn Write, certified: &[Certified]) -> io::Result<()> {
          median, / plain  the same of the median call\n  \
          one pass         share of the rows that one pass decides\n  \
          most             the most passes of a row"
-    )?;
-    if certified.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "\nrows that one pass decides, and the most passes of a row")?;
-    for Certified { rows, case, passes } in certified {
-        let share = 100.0 * passes.certified();
-        writeln!(out, "  {rows:<18} {case:<22} {share:>7.2}% of {:<6} {}", passes.rows, passes.most)?;
-    }
-    Ok(())
+    )
 }
 
 #[cfg(test)]

@@ -39,8 +39,7 @@ pub fn time(
     interrupt: &Interrupt,
 ) -> Result<Section, CommandError> {
     let plan = Plan { max_rows: hidden.rows, max_logprobs: Some(MOST_LOGPROBS), ..Plan::default() };
-    let head =
-        DeviceHead { weight, scales: None, first_token: 0, bias: None, soft_cap: None, scale: 1.0, shadow: None };
+    let head = DeviceHead::of(weight);
     // SAFETY: the weight is device memory of this size, which the caller holds and no code writes to.
     let sampler = unsafe { DeviceSampler::new(head, weight.rows as u32, plan, device) }.map_err(failed)?;
     let sampler = RefCell::new(sampler);

@@ -11,6 +11,7 @@ use flash_sampling_cli::args::BenchSize;
 use flash_sampling_cli::bench::cases::Inputs;
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::input::synthetic::Logits;
+use float8::F8E4M3;
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -53,15 +54,7 @@ impl OnDevice {
 
     /// The weight as a head without bias, cap or scale.
     pub fn head(&self) -> DeviceHead {
-        DeviceHead {
-            weight: self.weight,
-            scales: None,
-            first_token: 0,
-            bias: None,
-            soft_cap: None,
-            scale: 1.0,
-            shadow: None,
-        }
+        DeviceHead::of(self.weight)
     }
 
     /// The shadow of the weight.
@@ -108,7 +101,7 @@ fn fp8_of(weight: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<Fp8, CommandEr
         weight.row_to_f32(row, &mut values);
         let most = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
         let scale = if most > 0.0 { most / LARGEST } else { 1.0 };
-        to.iter_mut().zip(values).for_each(|(code, value)| *code = to_e4m3(value / scale));
+        to.iter_mut().zip(values).for_each(|(code, value)| *code = F8E4M3::from_f32(value / scale).to_bits());
         scale
     };
     let scales: Vec<f32> = codes.par_chunks_mut(cols).enumerate().map(round).collect();
@@ -117,18 +110,6 @@ fn fp8_of(weight: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<Fp8, CommandEr
     let (address, dtype) = (DeviceAddress::of(&held.0, stream), DType::F8_E4M3);
     let scales = DeviceScales { address: DeviceAddress::of(&held.1, stream), block: [1, cols], row_of_block: 0 };
     Ok(((DeviceMatrix { address, dtype, rows, cols, row_stride: cols }, scales), held))
-}
-
-/// Rounds a number of at most 448 to e4m3.
-fn to_e4m3(x: f32) -> u8 {
-    let (sign, magnitude) = ((x.to_bits() >> 24) as u8 & 0x80, x.abs());
-    // Numbers below 2^-6 are multiples of 2^-9. The first code beyond them continues their count.
-    if magnitude < 2f32.powi(-6) {
-        return sign | (magnitude * 512.0).round_ties_even() as u8;
-    }
-    // Keeps three bits of the mantissa. The exponent has a bias of 7 instead of 127.
-    let bits = magnitude.to_bits();
-    sign | (((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)) as u8
 }
 
 /// Copies a matrix to device memory; the second value owns this memory.
@@ -182,25 +163,5 @@ impl Calls {
         let at = self.next % self.calls * self.of_call;
         self.next += 1;
         (self.rows.add(at), self.positions.add(at))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::to_e4m3;
-
-    #[test]
-    fn numbers_become_the_nearest_e4m3() {
-        let value = |code: u8| match i32::from(code >> 3) {
-            0 => f32::from(code) / 512.0,
-            exponent => (8.0 + f32::from(code & 7)) * 2f32.powi(exponent - 10),
-        };
-        for code in 0..0x7e {
-            let (low, high) = (value(code), value(code + 1));
-            assert_eq!([low, -low].map(to_e4m3), [code, code | 0x80]);
-            let middle = (low + high) / 2.0;
-            assert_eq!(to_e4m3(middle), code + code % 2, "ties go to the even code");
-            assert_eq!([middle.next_down(), middle.next_up()].map(to_e4m3), [code, code + 1]);
-        }
     }
 }

@@ -7,7 +7,7 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::{Ptx, result, sys};
 use flash_sampling::BuildError;
-use flash_sampling::cuda::{Architecture, CudaError, Device, Probe, compiler};
+use flash_sampling::cuda::{Architecture, CudaError, Device, compiler};
 use flash_sampling_cli::error::CommandError;
 use std::ffi::CString;
 use std::sync::Arc;
@@ -25,11 +25,12 @@ pub fn driver(action: &'static str) -> impl Fn(DriverError) -> CommandError {
 /// Describes the GPU, for records.
 pub fn describe(device: &Device) -> Result<Gpu, CommandError> {
     let (major, minor) = device.capability();
+    let driver = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
     Ok(Gpu {
         name: device.name().map_err(failed)?,
         capability: format!("{major}.{minor}"),
         multiprocessors: device.multiprocessors(),
-        driver: Probe::of_this_machine().driver,
+        driver: driver.and_then(|text| Some(text.lines().next()?.trim().to_owned())),
         cublas: None,
         nccl: None,
         matrix_flops: None,

@@ -48,7 +48,7 @@ pub fn run(
             }
         }
     }
-    show(out, |out| table::end(out, &record.certified))
+    show(out, |out| table::end(out))
 }
 
 /// Runs one thread per rank; returns the sections of rank 0.

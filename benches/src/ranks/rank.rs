@@ -66,15 +66,7 @@ impl Rank {
         let (there, held_weight) = copy(weight.row_range(part), &stream)?;
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let (hidden, held_hidden) = copy(inputs.states(Logits::Peaked, most)?, &stream)?;
-        let head = |weight, first_token| DeviceHead {
-            weight,
-            scales: None,
-            first_token,
-            bias: None,
-            soft_cap: None,
-            scale: 1.0,
-            shadow: None,
-        };
+        let head = |weight, first_token| DeviceHead { first_token, ..DeviceHead::of(weight) };
         let row = |seed| Row { seed, position: 5, inv_temperature: 1.0, ..Row::default() };
         let rows: Vec<_> = (0..world * most).map(|row_of| row((row_of % most) as u64)).collect();
         let held_rows = stream.clone_htod(&rows).map_err(driver("copy the parameters"))?;

@@ -39,8 +39,7 @@ impl OnDevice {
             let scale = options.scale.unwrap_or(1.0);
             let rows = DeviceMatrix { rows: vocab_size, ..matrix };
             let soft_cap = options.soft_cap;
-            let head =
-                DeviceHead { weight: rows, scales: None, first_token: 0, bias: bias_at, soft_cap, scale, shadow: None };
+            let head = DeviceHead { bias: bias_at, soft_cap, scale, ..DeviceHead::of(rows) };
             // The work that makes weight and bias is complete before another stream reads them.
             wrap(stream.synchronize())?;
             // SAFETY: both are storage of tensors that this value holds and drops after the sampler. `sample` holds the

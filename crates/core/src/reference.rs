@@ -18,7 +18,7 @@ use crate::params::knob::{Knob, Knobs};
 use crate::params::transform::first_invalid;
 use crate::params::{Row, RowParams};
 use crate::sampler::samples::Samples;
-use crate::sampler::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant, check_call};
+use crate::sampler::{Capabilities, Description, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant, check_call};
 use crate::summary::mass_histogram::MassHistogram;
 use crate::summary::winner::{Candidate, TopList, Winner};
 use core::ops::Range;
@@ -298,14 +298,14 @@ impl<'w> Reference<'w> {
 }
 
 impl PerturbedArgmax for Reference<'_> {
-    fn capabilities(&self) -> Capabilities {
+    fn description(&self) -> Description {
         let (variant, exactness) = match self.variant {
             ReferenceVariant::Tiled => (Variant::Tiled, Exactness::Pathwise),
             ReferenceVariant::Grouped(_) => (Variant::Grouped, Exactness::InDistribution),
             ReferenceVariant::Online(_) => (Variant::Online, Exactness::InDistribution),
             ReferenceVariant::Sharded(_) => (Variant::Sharded, Exactness::InDistribution),
         };
-        Capabilities {
+        let capabilities = Capabilities {
             backend: "reference",
             variant,
             exactness,
@@ -314,15 +314,8 @@ impl PerturbedArgmax for Reference<'_> {
             knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept),
             canonical: true,
             shadow: self.variant == ReferenceVariant::Tiled && self.head.shadow().is_some(),
-        }
-    }
-
-    fn shape(&self) -> Shape {
-        Shape { tokens: self.head.tokens(), vocab_size: self.head.vocab_size(), input: self.head.hidden() }
-    }
-
-    fn plan(&self) -> Plan {
-        self.plan
+        };
+        Description { capabilities, shape: Shape::of(&self.head), plan: self.plan }
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

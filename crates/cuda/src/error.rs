@@ -1,6 +1,5 @@
 //! The errors of CUDA samplers.
 
-use crate::probe::Probe;
 use core::time::Duration;
 use cudarc::driver::DriverError;
 use flash_sampling_core::{Knob, SampleError};
@@ -11,12 +10,10 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum CudaError {
     /// The machine lacks a library or a GPU.
-    #[error("CUDA is unavailable: {reason} (on this machine: {probe})")]
+    #[error("CUDA is unavailable: {reason}")]
     Unavailable {
         /// What is missing.
         reason: String,
-        /// The libraries and GPUs of this machine.
-        probe: Box<Probe>,
     },
     /// The run-time compiler's library cannot be loaded, and a kernel must be compiled.
     #[error("the compiler library libnvrtc cannot be loaded; tried on the loader's path: {}", .tried.join(", "))]
@@ -195,6 +192,6 @@ impl CudaError {
     }
 
     pub(crate) fn unavailable(reason: impl Into<String>) -> CudaError {
-        CudaError::Unavailable { reason: reason.into(), probe: Box::new(Probe::of_this_machine()) }
+        CudaError::Unavailable { reason: reason.into() }
     }
 }

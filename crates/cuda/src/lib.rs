@@ -3,8 +3,7 @@
 //! The kernels are CUDA C++ under `kernels/`, embedded in the crate. NVIDIA's run-time compiler (NVRTC) compiles them
 //! for the GPU at first use, and the result is kept on disk (see [`cache`]). Hosts with only a driver need kernels that
 //! are compiled ahead of time (see [`ahead`]). The crate links nothing, so it builds and runs on every machine.
-//! [`CudaError::Unavailable`] reports a missing driver or GPU, or a missing compiler for a kernel that is not compiled,
-//! with the libraries and GPUs of the machine.
+//! [`CudaError::Unavailable`] reports a missing driver or GPU, or a missing compiler for a kernel that is not compiled.
 //!
 //! | type | inputs | a call |
 //! | --- | --- | --- |
@@ -40,12 +39,9 @@
 //! log-probabilities, lists without replacement and canonical plans from stored logits. Their log Z is a sum of
 //! integers with the same bits on every backend and for all shards.
 //!
-//! # Features
-//! `driver` enables all of the above. Without it, the crate has only the [`Probe`], which inspects the file system.
-//! `nccl` adds the exchange between GPUs over NCCL.
+//! The feature `nccl` adds the exchange between GPUs over NCCL.
 //!
 //! ```
-//! # #[cfg(feature = "driver")] {
 //! use flash_sampling_core::{Head, Matrix, Plan};
 //! use flash_sampling_cuda::{CudaTiled, Device};
 //!
@@ -55,40 +51,26 @@
 //!     Ok(_) => println!("planned"),
 //!     Err(error) => println!("{error}"),
 //! }
-//! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![deny(unsafe_code)]
 // Without the feature `nccl`, the documentation still links to its items.
 #![cfg_attr(not(feature = "nccl"), allow(rustdoc::broken_intra_doc_links))]
 
-mod probe;
-
-#[cfg(feature = "driver")]
 pub mod abi;
-#[cfg(feature = "driver")]
 mod compile;
-#[cfg(feature = "driver")]
 mod device;
-#[cfg(all(test, feature = "driver"))]
+#[cfg(test)]
 #[path = "../tests/emulated/mod.rs"]
 mod emulated;
-#[cfg(feature = "driver")]
 mod error;
-#[cfg(feature = "driver")]
 mod exchange;
-#[cfg(feature = "driver")]
 mod first_use;
-#[cfg(feature = "driver")]
 mod sampler;
-#[cfg(feature = "driver")]
 mod selection;
-
-pub use probe::Probe;
 
 #[cfg(feature = "nccl")]
 pub use crate::exchange::nccl::{DeviceNccl, NcclEndpoint, NcclId, nccl_version};
-#[cfg(feature = "driver")]
 pub use crate::{
     abi::DeviceAddress,
     compile::{
@@ -127,5 +109,4 @@ pub use crate::{
     },
     selection::filtered::{DeviceFilters, FilterKinds},
 };
-#[cfg(feature = "driver")]
 pub use cudarc;

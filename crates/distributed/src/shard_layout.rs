@@ -5,7 +5,9 @@ use crate::error::{ShardError, unlike};
 use crate::merge::ShardMerge;
 use crate::options::{ShardOptions, Transforms};
 use core::ops::Range;
-use flash_sampling_core::{Capabilities, DType, Exactness, Input, Knob, Knobs, PerturbedArgmax, Plan, Shape, Variant};
+use flash_sampling_core::{
+    Capabilities, DType, Description, Exactness, Input, Knob, Knobs, PerturbedArgmax, Plan, Shape, Variant,
+};
 
 /// First bytes of a description; the last two digits are the version of the format.
 const MAGIC: u32 = u32::from_le_bytes(*b"FS08");
@@ -133,10 +135,8 @@ impl ShardInfo {
 /// The sampler that the shards form.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardedVocab {
-    pub(crate) shape: Shape,
-    pub(crate) plan: Plan,
+    pub(crate) of: Description,
     pub(crate) shards_plan: Plan,
-    pub(crate) capabilities: Capabilities,
 }
 
 impl ShardedVocab {
@@ -166,18 +166,13 @@ impl ShardedVocab {
             canonical: shards.iter().all(|s| s.canonical),
             shadow: false,
         };
-        let shape = Shape { tokens: 0..first.vocab_size, vocab_size: first.vocab_size, input: first.input };
-        Ok(ShardedVocab { shape, plan, shards_plan: plan, capabilities })
-    }
-
-    /// The arguments of [`Driver::sample`](flash_sampling_core::backend::Driver::sample) that describe the sampler.
-    pub(crate) fn driver_args(&self) -> (&Capabilities, &Plan, u32) {
-        (&self.capabilities, &self.plan, self.shape.vocab_size)
+        let shape = Shape::whole(first.vocab_size, first.input);
+        Ok(ShardedVocab { of: Description { capabilities, shape, plan }, shards_plan: plan })
     }
 
     /// Takes the number of rows that the shards are planned for now.
     pub(crate) fn replan(&mut self, max_rows: usize) {
-        (self.plan.max_rows, self.shards_plan.max_rows) = (max_rows, max_rows);
+        (self.of.plan.max_rows, self.shards_plan.max_rows) = (max_rows, max_rows);
     }
 
     /// Restricts the plan to one within the shards' own.
@@ -190,7 +185,7 @@ impl ShardedVocab {
         if !fits {
             return Err(ShardError::BeyondShards { requested, planned });
         }
-        self.plan = requested;
+        self.of.plan = requested;
         Ok(())
     }
 }
@@ -307,7 +302,7 @@ mod tests {
     #[test]
     fn unequal_and_empty_shards_make_up_a_vocabulary() {
         let shards = [0..0, 0..7, 7..7, 7..8, 10..10, 8..10].map(info);
-        assert_eq!(whole(&shards).unwrap().shape.tokens, 0..10);
+        assert_eq!(whole(&shards).unwrap().of.shape.tokens, 0..10);
     }
 
     #[test]
@@ -368,8 +363,8 @@ mod tests {
     fn the_merge_by_log_mass_takes_any_exact_sampler_that_knows_its_mass() {
         let mut d = ShardInfo { merge: ShardMerge::LogMass, pathwise: false, ..info(0..10) };
         let w = whole(std::slice::from_ref(&d)).unwrap();
-        assert_eq!(w.capabilities.exactness, Exactness::InDistribution);
-        assert!(!w.capabilities.without_replacement);
+        assert_eq!(w.of.capabilities.exactness, Exactness::InDistribution);
+        assert!(!w.of.capabilities.without_replacement);
         d.plan.max_logprobs = None;
         assert!(matches!(whole(&[d]), Err(ShardError::NoLogMass)));
     }
@@ -386,7 +381,7 @@ mod tests {
         let mut w = whole(&[info(0..10)]).unwrap();
         let narrow = Plan { max_rows: 2, max_draws: 5, max_logprobs: None, canonical: false };
         w.restrict(narrow).unwrap();
-        assert_eq!(w.plan, narrow);
+        assert_eq!(w.of.plan, narrow);
         for wide in [
             Plan { max_rows: 4, ..narrow },
             Plan { max_draws: 6, ..narrow },

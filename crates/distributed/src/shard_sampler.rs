@@ -14,7 +14,7 @@ use crate::transport::Transport;
 use crate::{check, mismatch};
 use core::ops::Range;
 use flash_sampling_core::backend::{Batch, CheckedRow, Driver, Request, RowSummary, Scan, check_call};
-use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_core::{Description, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 
 /// One rank of a group: a local shard, one exchange of summaries per pass, and a merge on every rank.
 ///
@@ -101,7 +101,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         };
         let shards = messages.iter().enumerate().map(shard_info).collect::<Result<Vec<_>, _>>()?;
         let mut vocab = ShardedVocab::of(&shards, local.capabilities().backend)?;
-        vocab.capabilities.shadow = local.capabilities().shadow;
+        vocab.of.capabilities.shadow = local.capabilities().shadow;
         let group = RankGroup {
             local: LocalShard::new(local),
             transport,
@@ -284,28 +284,20 @@ impl<T: Transport> Scan for RankGroup<'_, T> {
 }
 
 impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
-    fn capabilities(&self) -> Capabilities {
-        self.vocab.capabilities
-    }
-
-    fn shape(&self) -> Shape {
-        self.vocab.shape.clone()
-    }
-
-    fn plan(&self) -> Plan {
-        self.vocab.plan
+    fn description(&self) -> Description {
+        self.vocab.of.clone()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
         self.calls += 1;
         let ShardSampler { group, vocab, driver, .. } = self;
-        if let Err(error) = check_call(&input, rows, &vocab.shape, &vocab.plan) {
+        if let Err(error) = check_call(&input, rows, &vocab.of.shape, &vocab.of.plan) {
             group.fail(&error).ok();
             return Err(error);
         }
         group.call = Some(Call::of(self.calls, rows, input.dtype()));
-        driver.sample(group, vocab.driver_args(), input, rows, out)?;
+        driver.sample(group, &vocab.of, input, rows, out)?;
         if self.check_tokens
             && let Err(error) = self.check_tokens(input, rows, out)
         {

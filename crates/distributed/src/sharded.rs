@@ -6,7 +6,7 @@ use crate::merge::{RowMerger, ShardMerge};
 use crate::options::ShardOptions;
 use crate::shard_layout::{ShardInfo, ShardedVocab};
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_call};
-use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_core::{Description, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 
 /// All shards of a vocabulary in one process, scanned one after the other.
 ///
@@ -64,7 +64,7 @@ impl<'s> Sharded<'s> {
         let first = backends.next().ok_or(ShardError::NoShards)?;
         let backend = if backends.all(|b| b == first) { first } else { "mixed" };
         let mut vocab = ShardedVocab::of(&descriptions, backend)?;
-        vocab.capabilities.shadow = shards.iter().any(|shard| shard.capabilities().shadow);
+        vocab.of.capabilities.shadow = shards.iter().any(|shard| shard.capabilities().shadow);
         let shards = shards.into_iter().map(LocalShard::new).collect();
         let group = LocalGroup { shards, merge, merger: RowMerger::default() };
         Ok(Sharded { group, vocab, driver: Driver::default() })
@@ -103,23 +103,15 @@ impl Scan for LocalGroup<'_> {
 }
 
 impl PerturbedArgmax for Sharded<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.vocab.capabilities
-    }
-
-    fn shape(&self) -> Shape {
-        self.vocab.shape.clone()
-    }
-
-    fn plan(&self) -> Plan {
-        self.vocab.plan
+    fn description(&self) -> Description {
+        self.vocab.of.clone()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
         let Sharded { group, vocab, driver } = self;
-        check_call(&input, rows, &vocab.shape, &vocab.plan)?;
-        driver.sample(group, vocab.driver_args(), input, rows, out)
+        check_call(&input, rows, &vocab.of.shape, &vocab.of.plan)?;
+        driver.sample(group, &vocab.of, input, rows, out)
     }
 
     fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {

@@ -38,15 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let matrix = |address, rows| DeviceMatrix { address, dtype: DType::BF16, rows, cols: HIDDEN, row_stride: HIDDEN };
     let hidden = matrix(DeviceAddress::of(&hidden, &stream).cast(), ROWS);
     let weight_at = matrix(DeviceAddress::of(&weight, &stream).cast(), VOCAB);
-    let head = DeviceHead {
-        weight: weight_at,
-        scales: None,
-        first_token: 0,
-        bias: None,
-        soft_cap: None,
-        scale: 1.0,
-        shadow: None,
-    };
+    let head = DeviceHead::of(weight_at);
 
     // SAFETY: the weight is memory of this device, of this size, and nothing writes to it. The weight and the sampler
     // are dropped after the graph.

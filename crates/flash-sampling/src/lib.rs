@@ -65,7 +65,6 @@
 //! | `cuda` | no | the CUDA backend: tiled, grouped, online, streamed and existing logits, on GPUs of compute capability 8.0 and up; the build needs no CUDA |
 //! | `cuda-linked` | no | `cuda` in a program where another crate links NVIDIA's libraries, as candle does |
 //! | `nccl` | no | `GpuExchange::Nccl`, GPUs that reduce their draws by NCCL; the build needs no NCCL |
-//! | `cuda-probe` | no | `cuda::Probe`, the CUDA support of a machine, without the backend |
 //! | `shadow-file` | no | `ShadowFile` and `write_shadow`, the shadow of a weight from and to files |
 //! | `serde` | no | [`SamplingParamsBuilder`] and [`BackendConfig`] from and to JSON and similar formats |
 //!
@@ -105,8 +104,8 @@ pub use shadow_file::{ShadowFile, ShadowFileError, write_shadow};
 // Samplers and their results.
 #[doc(inline)]
 pub use flash_sampling_core::{
-    Capabilities, Draw, Exactness, GroupDraw, Input, Kept, PerturbedArgmax, Plan, RowSample, SampleError, Samples,
-    Shape, Variant, log_prob, reference, speculation,
+    Capabilities, Description, Draw, Exactness, GroupDraw, Input, Kept, PerturbedArgmax, Plan, RowSample, SampleError,
+    Samples, Shape, Variant, log_prob, reference, speculation,
 };
 // Heads and inputs.
 #[doc(inline)]
@@ -132,7 +131,7 @@ pub use flash_sampling_core::backend;
 pub use flash_sampling_cpu as cpu;
 #[cfg(feature = "cpu")]
 pub use flash_sampling_cpu::{CpuError, CpuOptions, Isa};
-#[cfg(feature = "cuda-probe")]
+#[cfg(feature = "cuda")]
 pub use flash_sampling_cuda as cuda;
 #[cfg(feature = "distributed")]
 pub use flash_sampling_distributed as distributed;

@@ -5,8 +5,7 @@ use crate::config::BackendConfig;
 use core::fmt;
 use flash_sampling_core::backend::Scan;
 use flash_sampling_core::{
-    Capabilities, DType, Head, HeadError, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, ShadowBuffer,
-    Shape,
+    DType, Description, Head, HeadError, Matrix, PerturbedArgmax, RowParams, SampleError, Samples, ShadowBuffer,
 };
 
 /// The owner of a head's weight, for [`build_owned`].
@@ -112,16 +111,8 @@ self_cell::self_cell!(
 );
 
 impl PerturbedArgmax for Owned<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.with_dependent(|_, sampler| sampler.capabilities())
-    }
-
-    fn shape(&self) -> Shape {
-        self.with_dependent(|_, sampler| sampler.shape())
-    }
-
-    fn plan(&self) -> Plan {
-        self.with_dependent(|_, sampler| sampler.plan())
+    fn description(&self) -> Description {
+        self.with_dependent(|_, sampler| sampler.description())
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

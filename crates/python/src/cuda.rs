@@ -14,8 +14,7 @@ use flash_sampling::cuda::{
     DeviceShadow, ShadowMemory,
 };
 use flash_sampling::{
-    Capabilities, CudaRank, CudaRankOptions, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
-    make_shadow,
+    CudaRank, CudaRankOptions, Description, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, make_shadow,
 };
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -188,24 +187,10 @@ impl OnDevice {
         Ok(OnDevice { sampler, memory, device, context: None, place, has_lists, head: Some(parts) })
     }
 
-    pub(crate) fn capabilities(&self) -> Capabilities {
+    pub(crate) fn description(&self) -> Description {
         match &self.sampler {
-            OneOrRank::One(sampler) => sampler.capabilities(),
-            OneOrRank::Rank(sampler) => sampler.capabilities(),
-        }
-    }
-
-    pub(crate) fn plan(&self) -> Plan {
-        match &self.sampler {
-            OneOrRank::One(sampler) => sampler.plan(),
-            OneOrRank::Rank(sampler) => sampler.plan(),
-        }
-    }
-
-    pub(crate) fn vocab_size(&self) -> u32 {
-        match &self.sampler {
-            OneOrRank::One(sampler) => sampler.shape().vocab_size,
-            OneOrRank::Rank(sampler) => sampler.shape().vocab_size,
+            OneOrRank::One(sampler) => sampler.description().clone(),
+            OneOrRank::Rank(sampler) => sampler.description(),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::head::{Head, HeadParts, Owner};
 use crate::tensor::{Place, Tensor};
 use flash_sampling::distributed::{ShardOptions, ShardSampler};
 use flash_sampling::{
-    Backend, BackendConfig, BuildError, Capabilities, HeadError, HeadOwner, Isa, PerturbedArgmax, Plan, RowParams,
+    Backend, BackendConfig, BuildError, Description, HeadError, HeadOwner, Isa, PerturbedArgmax, Plan, RowParams,
     SampleError, Samples, ShardMerge, VariantConfig, build_from_logits, build_owned,
 };
 use pyo3::prelude::*;
@@ -158,24 +158,10 @@ impl Engine {
         }
     }
 
-    pub(crate) fn capabilities(&self) -> Capabilities {
+    pub(crate) fn description(&self) -> Description {
         match self {
-            Engine::Host(sampler, _) => sampler.capabilities(),
-            Engine::Device(sampler) => sampler.capabilities(),
-        }
-    }
-
-    pub(crate) fn plan(&self) -> Plan {
-        match self {
-            Engine::Host(sampler, _) => sampler.plan(),
-            Engine::Device(sampler) => sampler.plan(),
-        }
-    }
-
-    pub(crate) fn vocab_size(&self) -> u32 {
-        match self {
-            Engine::Host(sampler, _) => sampler.shape().vocab_size,
-            Engine::Device(sampler) => sampler.vocab_size(),
+            Engine::Host(sampler, _) => sampler.description(),
+            Engine::Device(sampler) => sampler.description(),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::result::{RowSample, deliver};
 use crate::rows::{Columns, Requests};
 use crate::tensor::{Place, Tensor};
 use core::mem::take;
-use flash_sampling::{Exactness, Plan, RowParams, RowSample as Sample, Samples};
+use flash_sampling::{Description, Exactness, Plan, RowParams, RowSample as Sample, Samples};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use std::sync::{Mutex, PoisonError};
@@ -85,7 +85,8 @@ pub(crate) struct Sampler {
 impl Sampler {
     fn new(engine: Engine, input: &'static str) -> Sampler {
         let place = engine.place();
-        let (can, plan, vocab_size) = (engine.capabilities(), engine.plan(), engine.vocab_size());
+        let Description { capabilities: can, shape, plan } = engine.description();
+        let vocab_size = shape.vocab_size;
         let (backend, exactness, process, has_parts) = (can.backend, can.exactness, engine.process(), false);
         let shadow = can.shadow;
         let state = Mutex::new((engine, Samples::new()));

@@ -7,7 +7,7 @@ use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Capabilities, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, StreamError,
+    Description, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, StreamError,
 };
 use flash_sampling_cuda::cudarc::driver::CudaStream;
 use flash_sampling_cuda::{
@@ -82,10 +82,10 @@ impl Gpu {
             Gpu::GroupedReuse => Box::new(CudaGrouped::new(head, plan, GROUP, GroupDraw::Reuse, device)?),
             Gpu::Online(group) => Box::new(CudaOnline::new(head, plan, group, device)?),
             Gpu::StreamedTiled => {
-                Box::new(InMemory::new(head, plan, CudaStreamed::tiled(described(&head), plan, BLOCK, device)?))
+                Box::new(InMemory::new(head, CudaStreamed::tiled(described(&head), plan, BLOCK, device)?))
             }
             Gpu::StreamedOnline => {
-                Box::new(InMemory::new(head, plan, CudaStreamed::online(described(&head), plan, GROUP, BLOCK, device)?))
+                Box::new(InMemory::new(head, CudaStreamed::online(described(&head), plan, GROUP, BLOCK, device)?))
             }
             Gpu::Standalone(math) => {
                 let sampler = CudaStandalone::with_math(head.vocab_size() as usize, plan, device, math)?;
@@ -136,30 +136,21 @@ impl SamplerFactory for Gpu {
 
 /// A streamed sampler over a weight in host memory.
 struct InMemory<'w> {
-    plan: Plan,
     bytes: Vec<u8>,
     stream: CudaStreamed<'w>,
 }
 
 impl<'w> InMemory<'w> {
-    fn new(head: Head<'w>, plan: Plan, stream: CudaStreamed<'w>) -> Self {
+    fn new(head: Head<'w>, stream: CudaStreamed<'w>) -> Self {
         let weight = head.weight();
         let bytes = (0..weight.rows()).flat_map(|row| weight.row_bytes(row)).copied().collect();
-        InMemory { plan, bytes, stream }
+        InMemory { bytes, stream }
     }
 }
 
 impl PerturbedArgmax for InMemory<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.stream.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.stream.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.plan
+    fn description(&self) -> Description {
+        self.stream.description().clone()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

@@ -3,7 +3,7 @@
 use super::gpu_columns::Arrays;
 use flash_sampling_conformance::problem::Problem;
 use flash_sampling_conformance::suite::capture_lock;
-use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_core::{Description, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use flash_sampling_cuda::abi::TokenColumns;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
@@ -71,7 +71,7 @@ impl OnDevice {
         let (rows_at, draws_at) = (DeviceAddress::of(&rows, &stream), DeviceAddress::of(&draws, &stream));
         stream.synchronize().unwrap();
         let scale = problem.scale.unwrap_or(1.0);
-        let head = DeviceHead { weight, scales: None, first_token, bias: None, soft_cap: None, scale, shadow: None };
+        let head = DeviceHead { first_token, scale, ..DeviceHead::of(weight) };
         OnDevice { device, stream, head, hidden, rows_at, draws_at, rows, draws, _held: [of_weight, of_hidden] }
     }
 
@@ -220,16 +220,8 @@ impl Copied {
 }
 
 impl PerturbedArgmax for Copied {
-    fn capabilities(&self) -> Capabilities {
-        self.sampler.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.sampler.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.sampler.plan()
+    fn description(&self) -> Description {
+        self.sampler.description().clone()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

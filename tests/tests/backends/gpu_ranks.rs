@@ -7,9 +7,7 @@ use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::backend::{Candidate, Winner};
 use flash_sampling_core::reference::ReferenceVariant;
-use flash_sampling_core::{
-    Capabilities, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
-};
+use flash_sampling_core::{Description, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use flash_sampling_cuda::cudarc::driver::CudaStream;
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, NcclEndpoint, NcclId};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -239,16 +237,8 @@ fn with_logits_of(want: &Samples, found: &mut Samples) {
 }
 
 impl PerturbedArgmax for RankGroup<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.ranks[0].sampler.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.ranks[0].sampler.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.ranks[0].sampler.plan()
+    fn description(&self) -> Description {
+        self.ranks[0].sampler.description()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

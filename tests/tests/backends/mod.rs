@@ -21,7 +21,7 @@ use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
-    Capabilities, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, StreamError,
+    Description, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, StreamError,
     StreamHead,
 };
 use flash_sampling_cpu::{CpuOptions, Grouped, Isa, Online, OnlineStream, Standalone, Tiled};
@@ -182,26 +182,17 @@ pub(crate) fn described<'w>(head: &Head<'w>) -> StreamHead<'w> {
 /// A streamed sampler over a weight in memory.
 struct Streamed<'w> {
     head: Head<'w>,
-    plan: Plan,
     stream: OnlineStream<'w>,
 }
 
 fn streamed<'w>(head: Head<'w>, plan: Plan, options: &CpuOptions) -> Result<Streamed<'w>, BuildError> {
     let stream = OnlineStream::new(described(&head), plan, GROUP, options).map_err(|e| BuildError(e.to_string()))?;
-    Ok(Streamed { head, plan, stream })
+    Ok(Streamed { head, stream })
 }
 
 impl PerturbedArgmax for Streamed<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.stream.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.stream.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.plan
+    fn description(&self) -> Description {
+        self.stream.description()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

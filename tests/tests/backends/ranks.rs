@@ -3,7 +3,7 @@
 use super::{boxed, shard_plan, shard_starts};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
-use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_core::{Description, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Transport};
 use std::thread;
 
@@ -77,16 +77,8 @@ struct Group<'w> {
 }
 
 impl PerturbedArgmax for Group<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.ranks[0].capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.ranks[0].shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.ranks[0].plan()
+    fn description(&self) -> Description {
+        self.ranks[0].description()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

@@ -3,7 +3,7 @@
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, ShadowBuffer, Shape,
+    Description, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, ShadowBuffer,
 };
 
 /// Samplers of another factory, over heads with a shadow.
@@ -55,16 +55,8 @@ self_cell::self_cell!(
 struct Shadowed<'w>(Owned<'w>);
 
 impl PerturbedArgmax for Shadowed<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.0.with_dependent(|_, sampler| sampler.capabilities())
-    }
-
-    fn shape(&self) -> Shape {
-        self.0.with_dependent(|_, sampler| sampler.shape())
-    }
-
-    fn plan(&self) -> Plan {
-        self.0.with_dependent(|_, sampler| sampler.plan())
+    fn description(&self) -> Description {
+        self.0.with_dependent(|_, sampler| sampler.description())
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

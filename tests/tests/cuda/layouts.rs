@@ -35,7 +35,7 @@ const GAP: usize = 5;
 const FILL: u8 = 0xff;
 
 fn head(weight: DeviceMatrix) -> DeviceHead {
-    DeviceHead { weight, scales: None, first_token: FIRST_TOKEN, bias: None, soft_cap: None, scale: 1.0, shadow: None }
+    DeviceHead { first_token: FIRST_TOKEN, ..DeviceHead::of(weight) }
 }
 
 /// Returns random rows at several temperatures, and greedy rows.

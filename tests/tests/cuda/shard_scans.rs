@@ -77,9 +77,8 @@ fn scan(
 ) -> Vec<RowSummary> {
     // `out` has more entries than rows, as after a larger call.
     let mut out = vec![RowSummary::default(); rows.len() + 3];
-    let (can, plan, vocab_size, mut checked) =
-        (sampler.capabilities(), sampler.plan(), sampler.shape().vocab_size, Vec::new());
-    check_rows(rows, &can, &plan, vocab_size, &mut checked);
+    let mut checked = Vec::new();
+    check_rows(rows, &sampler.description(), &mut checked);
     let batch = Batch { input, params: rows, rows: &checked };
     sampler.scan().expect("the sampler has a scan").scan(&batch, requests, &mut out).unwrap();
     out.truncate(rows.len());

@@ -6,7 +6,7 @@ mod package;
 
 use flash_sampling_conformance::{BuildError, SamplerFactory, laws, suite};
 use flash_sampling_core::reference::ReferenceVariant;
-use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_core::{Description, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use package::Package;
 
 suite!(numpy, Package::Numpy);
@@ -36,16 +36,8 @@ impl SamplerFactory for HalfPosition {
 }
 
 impl PerturbedArgmax for AtHalf<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.0.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.0.plan()
+    fn description(&self) -> Description {
+        self.0.description()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

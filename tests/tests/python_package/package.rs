@@ -5,7 +5,8 @@ use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::backend::{Candidate, Winner, check_call};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Capabilities, Head, Knob, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples, Shape,
+    Capabilities, Description, Head, Knob, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples,
+    Shape,
 };
 use flash_sampling_cpu::{CpuOptions, Tiled};
 use flash_sampling_cuda::CudaTiled;
@@ -145,7 +146,8 @@ impl SamplerFactory for Package {
         if made != want {
             return Err(BuildError(format!("the package made a sampler with {made} instead of {want}")));
         }
-        Ok(Box::new(PythonSampler { interpreter, sampler, can, shape, plan }))
+        let of = Description { capabilities: can, shape, plan };
+        Ok(Box::new(PythonSampler { interpreter, sampler, of }))
     }
 }
 
@@ -162,9 +164,7 @@ fn layout(matrix: &Matrix<'_>) -> Value {
 struct PythonSampler {
     interpreter: &'static Mutex<Child>,
     sampler: u64,
-    can: Capabilities,
-    shape: Shape,
-    plan: Plan,
+    of: Description,
 }
 
 impl Drop for PythonSampler {
@@ -174,21 +174,13 @@ impl Drop for PythonSampler {
 }
 
 impl PerturbedArgmax for PythonSampler {
-    fn capabilities(&self) -> Capabilities {
-        self.can
-    }
-
-    fn shape(&self) -> Shape {
-        self.shape.clone()
-    }
-
-    fn plan(&self) -> Plan {
-        self.plan
+    fn description(&self) -> Description {
+        self.of.clone()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        let json_of = |row| row_of(row, self.shape.vocab_size);
+        let json_of = |row| row_of(row, self.of.shape.vocab_size);
         let call = json!({
             "call": "sample",
             "sampler": self.sampler,
@@ -197,7 +189,7 @@ impl PerturbedArgmax for PythonSampler {
         });
         // Rust and Python must refuse the same calls.
         let drawn = request(self.interpreter, &call, &[input.bytes()]);
-        let checked = check_call(&input, rows, &self.shape, &self.plan);
+        let checked = check_call(&input, rows, &self.of.shape, &self.of.plan);
         let (reply, numbers) = match (drawn, checked) {
             (Ok(drawn), Ok(())) => drawn,
             (Err(_), Err(error)) => return Err(error),
@@ -255,7 +247,7 @@ impl PythonSampler {
         let (top, given) = (numbers.pairs(), numbers.pairs());
         let (log_z, kept, passes) = (numbers.list(), numbers.list(), numbers.list());
         let top = top.iter().map(|&(token, logit)| Candidate { winner: Winner::new(logit, token), logit });
-        match row.check(&[], &self.can, &self.plan, self.shape.vocab_size) {
+        match row.check(&[], &self.of.capabilities, &self.of.plan, self.of.shape.vocab_size) {
             Err(error) if is_beyond_python(row) => {
                 out.push_error(error);
                 return Ok(());
@@ -268,7 +260,7 @@ impl PythonSampler {
         out.set_raw_logits(raw.into_iter().map(|logit| logit as f32));
         out.set_tokens(out.len() - 1, given, ranks.into_iter().map(|rank| rank as u32));
         if let Some((&log_mass, tokens)) = kept.split_first() {
-            out.set_kept(tokens.iter().map(|&token| token as u32), log_mass, self.shape.vocab_size);
+            out.set_kept(tokens.iter().map(|&token| token as u32), log_mass, self.of.shape.vocab_size);
         }
         out.set_passes(passes[0] as u32);
         Ok(())
@@ -277,7 +269,7 @@ impl PythonSampler {
     /// Returns the error that Python's error of a row stands for. Python must name the knob that Rust names.
     fn error_of(&self, row: &RowParams<'_>, found: &Value) -> Result<RowError, String> {
         let (knob, text) = (found[0].as_str(), found[1].as_str().unwrap_or_default());
-        if let Err(error) = row.check(&[], &self.can, &self.plan, self.shape.vocab_size) {
+        if let Err(error) = row.check(&[], &self.of.capabilities, &self.of.plan, self.of.shape.vocab_size) {
             let named = knob.is_some_and(|knob| error.to_string().contains(rust_name(knob)));
             return if named { Ok(error) } else { Err(format!("the package has {found}, but Rust has {error}")) };
         }

@@ -13,8 +13,8 @@ use flash_sampling_core::backend::{
 };
 use flash_sampling_core::reference::{self, Reference, ReferenceVariant};
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Knob, Knobs, Matrix, Noise, Order, PerturbedArgmax, Plan, RowError, RowParams,
-    SampleError, Samples, Shape,
+    Capabilities, Description, Exactness, Head, Knob, Knobs, Matrix, Noise, Order, PerturbedArgmax, Plan, RowError,
+    RowParams, SampleError, Samples,
 };
 use half::bf16;
 
@@ -265,23 +265,17 @@ impl Wrong<'_> {
 }
 
 impl PerturbedArgmax for Wrong<'_> {
-    fn capabilities(&self) -> Capabilities {
+    fn description(&self) -> Description {
         let pathwise = self.fault.algorithm() == ReferenceVariant::Tiled;
-        let can = Reference::new(self.head, self.plan, self.fault.algorithm()).capabilities();
-        Capabilities {
+        let of = Reference::new(self.head, self.plan, self.fault.algorithm()).description();
+        let can = of.capabilities;
+        let capabilities = Capabilities {
             knobs: if self.fault == Fault::FiltersDropped { Knobs::NONE } else { can.knobs },
             exactness: if pathwise { Exactness::Pathwise } else { Exactness::InDistribution },
             without_replacement: pathwise,
             ..can
-        }
-    }
-
-    fn shape(&self) -> Shape {
-        Reference::new(self.head, self.plan, ReferenceVariant::Tiled).shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.plan
+        };
+        Description { capabilities, ..of }
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

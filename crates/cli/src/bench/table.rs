@@ -46,11 +46,6 @@ pub fn legend(out: &mut dyn Write) -> io::Result<()> {
 
 /// Writes a section.
 pub fn section(out: &mut dyn Write, section: &Section) -> io::Result<()> {
-    against(out, section, None)
-}
-
-/// Writes a section. `rival` is the baseline of the last column, which is the speed relative to it.
-pub fn against(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::Result<()> {
     let size = section.hidden.map_or_else(|| format!("{}", section.vocab), |h| format!("{} x {h}", section.vocab));
     writeln!(
         out,
@@ -61,26 +56,16 @@ pub fn against(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> i
         section.threads.map_or_else(String::new, |threads| format!(", {}", line::count(threads, "thread"))),
         section.rounds
     )?;
-    let over = rival.map(|rival| format!("{rival} / time")).unwrap_or_default();
     let names = ("ms", "GB/s", "of read", "of products", "/ greedy");
-    writeln!(
-        out,
-        "  {:<28} {:>10} {:>9} {:>8} {:>12} {:>10}  {over}",
-        "", names.0, names.1, names.2, names.3, names.4
-    )?;
+    writeln!(out, "  {:<28} {:>10} {:>9} {:>8} {:>12} {:>10}", "", names.0, names.1, names.2, names.3, names.4)?;
     let best = |name: &str| section.entry(name).map(|entry| entry.best);
     let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".into(), |r| format!("{r:.3}"));
     for entry in &section.entries {
         let of_read = ratio(section.read().map(|read| read / entry.best));
         let of_products = ratio(best(PRODUCTS).map(|products| products / entry.best));
         let over_greedy = ratio(best(GREEDY).map(|greedy| entry.best / greedy));
-        let over_rival = rival.and_then(best).map_or_else(String::new, |rival| format!("{:.2}", rival / entry.best));
         let (ms, gb) = (entry.best * 1e3, section.bytes as f64 / entry.best / 1e9);
-        writeln!(
-            out,
-            "  {:<28} {ms:>10.3} {gb:>9.2} {of_read:>8} {of_products:>12} {over_greedy:>10}  {over_rival}",
-            entry.name
-        )?;
+        writeln!(out, "  {:<28} {ms:>10.3} {gb:>9.2} {of_read:>8} {of_products:>12} {over_greedy:>10}", entry.name)?;
     }
     fallbacks(out, &section.fallbacks)
 }

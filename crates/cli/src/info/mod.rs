@@ -4,7 +4,6 @@ pub mod machine;
 
 use crate::args::Format;
 use crate::error::CommandError;
-use flash_sampling::cuda::Probe;
 use flash_sampling::{DType, Isa};
 use machine::{Machine, proc_value};
 use serde::Serialize;
@@ -26,8 +25,6 @@ struct Info {
     cuda_compiler: String,
     /// Folders of compiled kernels, with a summary of each.
     cuda_kernels: Vec<(PathBuf, String)>,
-    /// The driver and its devices, without a library call.
-    cuda_devices: String,
 }
 
 /// Whether AMX can be used: Linux grants its registers to a process on request.
@@ -94,7 +91,6 @@ impl Info {
             cuda_backend,
             cuda_compiler,
             cuda_kernels,
-            cuda_devices: Probe::of_this_machine().to_string(),
         }
     }
 
@@ -110,7 +106,6 @@ impl Info {
         }
         let folders = self.cuda_kernels.iter();
         lines.extend(folders.map(|(folder, summary)| ("cuda kernels", format!("{}: {summary}", folder.display()))));
-        lines.push(("cuda devices", self.cuda_devices.clone()));
         writeln!(out, "flash-sampling {}", self.version)?;
         lines.iter().try_for_each(|(what, text)| writeln!(out, "{what:<18} {text}"))
     }

@@ -3,7 +3,7 @@
 use crate::error::RowError;
 use crate::matrix::Matrix;
 use crate::params::{Row, RowParams};
-use crate::sampler::{Capabilities, Plan};
+use crate::sampler::Description;
 
 /// A row whose parameters are checked, or the error that makes them invalid.
 pub type CheckedRow<'a> = Result<Row<'a>, RowError>;
@@ -21,12 +21,6 @@ pub struct Batch<'c, 'a> {
 }
 
 /// Checks rows against a sampler's capabilities, plan and vocabulary, and appends them to `rows`.
-pub fn check_rows<'a>(
-    params: &[RowParams<'a>],
-    can: &Capabilities,
-    plan: &Plan,
-    vocab_size: u32,
-    rows: &mut Vec<CheckedRow<'a>>,
-) {
-    rows.extend(params.iter().map(|params| params.check(&[], can, plan, vocab_size)));
+pub fn check_rows<'a>(params: &[RowParams<'a>], of: &Description, rows: &mut Vec<CheckedRow<'a>>) {
+    rows.extend(params.iter().map(|params| params.check(&[], &of.capabilities, &of.plan, of.shape.vocab_size)));
 }

@@ -21,7 +21,7 @@ use crate::error::{RowError, SampleError, Stage};
 use crate::matrix::Matrix;
 use crate::params::{Row, RowParams};
 use crate::sampler::samples::Samples;
-use crate::sampler::{Capabilities, Plan, reuse_vec};
+use crate::sampler::{Description, reuse_vec};
 use crate::summary::winner::{Candidate, LogitRank};
 use core::mem::{swap, take};
 
@@ -78,7 +78,7 @@ pub struct Driver {
 impl Driver {
     /// Draws a call that has passed [`check_call`](crate::sampler::check_call).
     ///
-    /// `can`, `plan` and `vocab_size` describe the sampler that consists of this driver and the scan.
+    /// `of` describes the sampler that consists of this driver and the scan.
     ///
     /// # Errors
     /// The errors of the scan; [`SampleError::Backend`] if a scan lacks a requested raw logit. On an error `out` is
@@ -86,15 +86,15 @@ impl Driver {
     pub fn sample(
         &mut self,
         scan: &mut dyn Scan,
-        (can, plan, vocab_size): (&Capabilities, &Plan, u32),
+        of: &Description,
         input: Matrix<'_>,
         params: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         out.clear();
         let mut rows = reuse_vec(take(&mut self.checked));
-        check_rows(params, can, plan, vocab_size, &mut rows);
-        let drawn = self.draw(scan, &Batch { input, params, rows: &rows }, vocab_size, out);
+        check_rows(params, of, &mut rows);
+        let drawn = self.draw(scan, &Batch { input, params, rows: &rows }, of.shape.vocab_size, out);
         self.checked = reuse_vec(rows);
         if drawn.is_err() {
             out.clear();

@@ -2,6 +2,7 @@
 
 use crate::backend::Scan;
 use crate::error::SampleError;
+use crate::head::Head;
 use crate::matrix::Matrix;
 use crate::params::RowParams;
 use crate::params::knob::{Knob, Knobs};
@@ -135,6 +136,29 @@ pub struct Shape {
     pub input: usize,
 }
 
+impl Shape {
+    /// The shape of a sampler of hidden states.
+    pub fn of(head: &Head<'_>) -> Shape {
+        Shape { tokens: head.tokens(), vocab_size: head.vocab_size(), input: head.hidden() }
+    }
+
+    /// The shape of a sampler of a whole vocabulary.
+    pub fn whole(vocab_size: u32, input: usize) -> Shape {
+        Shape { tokens: 0..vocab_size, vocab_size, input }
+    }
+}
+
+/// What a sampler supports, its size, and its plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// What the sampler supports.
+    pub capabilities: Capabilities,
+    /// The size of the sampler's head.
+    pub shape: Shape,
+    /// The plan of the sampler.
+    pub plan: Plan,
+}
+
 /// Draws tokens: the argmax of transformed logits plus Gumbel noise, or a draw with the same law.
 ///
 /// # Contract
@@ -157,14 +181,23 @@ pub struct Shape {
 /// * A call within the plan allocates nothing if the sampler and `out` have served similar calls. The
 ///   [reference](crate::reference) is the exception.
 pub trait PerturbedArgmax: Send {
+    /// What this sampler supports, its size, and its plan.
+    fn description(&self) -> Description;
+
     /// What this sampler supports.
-    fn capabilities(&self) -> Capabilities;
+    fn capabilities(&self) -> Capabilities {
+        self.description().capabilities
+    }
 
     /// The size of the sampler's head.
-    fn shape(&self) -> Shape;
+    fn shape(&self) -> Shape {
+        self.description().shape
+    }
 
     /// The plan of the sampler.
-    fn plan(&self) -> Plan;
+    fn plan(&self) -> Plan {
+        self.description().plan
+    }
 
     /// Draws for `input [rows, hidden]` (or `[rows, vocab]`, see [`Capabilities::input`]), one [`RowParams`] per row.
     ///
@@ -202,16 +235,8 @@ pub trait PerturbedArgmax: Send {
 macro_rules! forward {
     ($($pointer:ty),*) => {$(
         impl<S: PerturbedArgmax + ?Sized> PerturbedArgmax for $pointer {
-            fn capabilities(&self) -> Capabilities {
-                (**self).capabilities()
-            }
-
-            fn shape(&self) -> Shape {
-                (**self).shape()
-            }
-
-            fn plan(&self) -> Plan {
-                (**self).plan()
+            fn description(&self) -> Description {
+                (**self).description()
             }
 
             fn sample(

@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use flash_sampling_core::backend::reuse_vec;
 use flash_sampling_core::backend::selection::{FilterResolver, SummarySpec};
 use flash_sampling_core::{
-    Capabilities, DType, Exactness, Input, Knob, Knobs, Plan, RowError, RowParams, SampleError, Variant,
+    Capabilities, DType, Description, Exactness, Input, Knob, Knobs, Plan, RowError, RowParams, SampleError, Variant,
 };
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -196,12 +196,11 @@ impl Engine {
         &mut self,
         rows: &[RowParams<'a>],
         adjustments: &'a ParallelAdjustments,
-        can: &Capabilities,
-        vocab_size: u32,
+        of: &Description,
     ) -> Rows<'a> {
         let mut planned: Rows<'a> = self.take_rows();
         let check = |(r, params): (usize, &RowParams<'a>)| {
-            let row = params.check(&[], can, &self.plan, vocab_size)?;
+            let row = params.check(&[], &of.capabilities, &of.plan, of.shape.vocab_size)?;
             Ok(Planned::new(&row, r, adjustments))
         };
         planned.extend(rows.iter().enumerate().map(check));

@@ -9,7 +9,7 @@ use crate::variants::grouped::check_group;
 use core::ops::Range;
 use flash_sampling_core::backend::{Candidate, GroupSummary};
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Knob, Matrix, Plan, RowParams, SampleError, Samples, Variant,
+    Description, Exactness, Head, Knob, Matrix, Plan, RowParams, SampleError, Samples, Shape, Variant,
 };
 
 /// The state of one row between groups.
@@ -66,12 +66,10 @@ impl GroupSequence {
         Ok(())
     }
 
-    pub(crate) fn capabilities(&self) -> Capabilities {
-        self.engine.capabilities(Variant::Online, Exactness::InDistribution)
-    }
-
-    pub(crate) fn plan(&self) -> Plan {
-        self.engine.plan
+    /// Describes a sampler of this size.
+    pub(crate) fn description(&self, shape: Shape) -> Description {
+        let capabilities = self.engine.capabilities(Variant::Online, Exactness::InDistribution);
+        Description { capabilities, shape, plan: self.engine.plan }
     }
 
     /// Whether work may leave the caller's thread.
@@ -86,16 +84,15 @@ impl GroupSequence {
     /// The error of `for_each`; then `out` is empty.
     pub(crate) fn sample<E>(
         &mut self,
-        vocab_size: u32,
+        of: &Description,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
         out: &mut Samples,
         for_each: impl FnOnce(&mut (dyn FnMut(Range<u32>, &Head<'_>) + Send)) -> Result<(), E>,
     ) -> Result<(), E> {
-        let can = self.capabilities();
         let GroupSequence { engine, hidden, group, running } = self;
         let adjustments = engine.adjustments(rows);
-        let rows = engine.begin(rows, &adjustments, &can, vocab_size);
+        let rows = engine.begin(rows, &adjustments, of);
         for (planned, running) in rows.iter().zip(&mut *running) {
             if let Ok(planned) = planned {
                 running.groups.begin(&planned.row);

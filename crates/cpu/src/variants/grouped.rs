@@ -8,8 +8,8 @@ use crate::simd::SPAN;
 use crate::variants::tiled::HeadScan;
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_call};
 use flash_sampling_core::{
-    Capabilities, Exactness, GroupDraw, Head, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
-    Shape, Variant,
+    Description, Exactness, GroupDraw, Head, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
+    Variant,
 };
 
 /// The parallel-group sampler: a log-mass and a local sample per group, then a draw of the group (paper Alg. I.2).
@@ -62,31 +62,21 @@ pub(crate) fn check_group(size: u32) -> Result<(), CpuError> {
 }
 
 impl PerturbedArgmax for Grouped<'_> {
-    fn capabilities(&self) -> Capabilities {
+    fn description(&self) -> Description {
         let exactness = match self.draw {
             GroupDraw::Fresh => Exactness::InDistribution,
             GroupDraw::Reuse => Exactness::Pathwise,
         };
-        let can = self.scan.engine.capabilities(Variant::Grouped, exactness);
-        Capabilities { shadow: self.scan.reads_shadow(), ..can }
-    }
-
-    fn shape(&self) -> Shape {
-        self.scan.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.scan.engine.plan
+        self.scan.description(Variant::Grouped, exactness)
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        let (can, shape, plan) = (self.capabilities(), self.shape(), self.plan());
-        check_call(&input, rows, &shape, &plan)?;
-        let sampler = (&can, &plan, shape.vocab_size);
+        let of = self.description();
+        check_call(&input, rows, &of.shape, &of.plan)?;
         match self.draw {
-            GroupDraw::Reuse => self.driver.sample(&mut self.scan, sampler, input, rows, out),
-            GroupDraw::Fresh => self.driver.sample(&mut GroupScan(&mut self.scan), sampler, input, rows, out),
+            GroupDraw::Reuse => self.driver.sample(&mut self.scan, &of, input, rows, out),
+            GroupDraw::Fresh => self.driver.sample(&mut GroupScan(&mut self.scan), &of, input, rows, out),
         }
     }
 

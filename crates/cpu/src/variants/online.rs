@@ -5,7 +5,7 @@ use crate::options::CpuOptions;
 use crate::variants::group_sequence::GroupSequence;
 use flash_sampling_core::backend::check_call;
 use flash_sampling_core::reference::groups;
-use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_core::{Description, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 
 /// The online sampler: consecutive groups of tokens, merged by a coin (paper Alg. I.3). Exact in distribution.
 ///
@@ -31,23 +31,16 @@ impl<'w> Online<'w> {
 }
 
 impl PerturbedArgmax for Online<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.groups.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        Shape { tokens: self.head.tokens(), vocab_size: self.head.vocab_size(), input: self.head.hidden() }
-    }
-
-    fn plan(&self) -> Plan {
-        self.groups.plan()
+    fn description(&self) -> Description {
+        self.groups.description(Shape::of(&self.head))
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        check_call(&input, rows, &self.shape(), &self.plan())?;
+        let of = self.description();
+        check_call(&input, rows, &of.shape, &of.plan)?;
         let (head, group) = (&self.head, self.groups.group);
-        self.groups.sample(head.vocab_size(), input, rows, out, |merge| {
+        self.groups.sample(&of, input, rows, out, |merge| {
             groups(head.tokens(), group).for_each(|(_, tokens)| merge(tokens, head));
             Ok(())
         })

@@ -7,8 +7,8 @@ use crate::scan::requests::ExistingLogits;
 use crate::scan::tile::LOGITS_TILE;
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_call};
 use flash_sampling_core::{
-    Capabilities, DType, Exactness, HeadError, Input, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError,
-    Samples, Shape, Variant,
+    Capabilities, DType, Description, Exactness, HeadError, Input, Knob, Matrix, PerturbedArgmax, Plan, RowParams,
+    SampleError, Samples, Shape, Variant,
 };
 
 /// Draws from existing logits, `[rows, vocab]` in bf16, f16 or f32: one streaming pass, no softmax (paper Alg. I.1).
@@ -60,25 +60,18 @@ impl Standalone {
 }
 
 impl PerturbedArgmax for Standalone {
-    fn capabilities(&self) -> Capabilities {
-        let can = self.scan.engine.capabilities(Variant::Standalone, Exactness::Pathwise);
-        Capabilities { input: Input::Logits, canonical: false, ..can }
-    }
-
-    fn shape(&self) -> Shape {
-        let vocab_size = self.scan.logits.vocab_size;
-        Shape { tokens: 0..vocab_size, vocab_size, input: vocab_size as usize }
-    }
-
-    fn plan(&self) -> Plan {
-        self.scan.engine.plan
+    fn description(&self) -> Description {
+        let LogitsScan { engine, logits: ExistingLogits { vocab_size } } = &self.scan;
+        let can = engine.capabilities(Variant::Standalone, Exactness::Pathwise);
+        let capabilities = Capabilities { input: Input::Logits, canonical: false, ..can };
+        Description { capabilities, shape: Shape::whole(*vocab_size, *vocab_size as usize), plan: engine.plan }
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        let (can, shape, plan) = (self.capabilities(), self.shape(), self.plan());
-        check_call(&input, rows, &shape, &plan)?;
-        self.driver.sample(&mut self.scan, (&can, &plan, shape.vocab_size), input, rows, out)
+        let of = self.description();
+        check_call(&input, rows, &of.shape, &of.plan)?;
+        self.driver.sample(&mut self.scan, &of, input, rows, out)
     }
 
     fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {

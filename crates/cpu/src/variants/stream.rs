@@ -4,9 +4,7 @@ use crate::error::CpuError;
 use crate::options::CpuOptions;
 use crate::variants::group_sequence::GroupSequence;
 use flash_sampling_core::backend::check_call;
-use flash_sampling_core::{
-    Capabilities, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
-};
+use flash_sampling_core::{Description, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead};
 use std::io::Read;
 
 /// The online variant (paper Alg. I.3) over a reader, for a head larger than memory.
@@ -35,15 +33,9 @@ impl<'a> OnlineStream<'a> {
         Ok(OnlineStream { head, groups, blocks: [vec![0; bytes], vec![0; bytes]] })
     }
 
-    /// Returns the capabilities of this sampler.
-    pub fn capabilities(&self) -> Capabilities {
-        self.groups.capabilities()
-    }
-
-    /// Returns the shape of the head.
-    pub fn shape(&self) -> Shape {
-        let tokens = self.head.vocab_size as u32;
-        Shape { tokens: 0..tokens, vocab_size: tokens, input: self.head.hidden }
+    /// What this sampler supports, its size, and its plan.
+    pub fn description(&self) -> Description {
+        self.groups.description(Shape::whole(self.head.vocab_size as u32, self.head.hidden))
     }
 
     /// Draws for `input [rows, hidden]`, reading the weight once, in order, from `weight`.
@@ -58,7 +50,8 @@ impl<'a> OnlineStream<'a> {
         out: &mut Samples,
     ) -> Result<(), StreamError> {
         out.clear();
-        check_call(&input, rows, &self.shape(), &self.groups.plan())?;
+        let of = self.description();
+        check_call(&input, rows, &of.shape, &of.plan)?;
         let OnlineStream { head, groups, blocks } = self;
         let (row_bytes, size) = (head.row_bytes(), groups.group as usize);
         let [current, next] = blocks;
@@ -69,7 +62,7 @@ impl<'a> OnlineStream<'a> {
                 .map_err(|source| StreamError::Read { token: start, source })
         };
         let is_parallel = groups.is_parallel();
-        groups.sample(head.vocab_size as u32, input, rows, out, |merge| {
+        groups.sample(&of, input, rows, out, |merge| {
             read(weight, 0, current)?;
             for start in (0..head.vocab_size).step_by(size) {
                 let count = size.min(head.vocab_size - start);

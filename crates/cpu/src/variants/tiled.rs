@@ -7,7 +7,8 @@ use crate::scan::packed_input::PackedInput;
 use crate::scan::requests::{HeadLogits, Logits};
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_call, check_scan};
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Variant,
+    Capabilities, Description, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
+    Variant,
 };
 
 /// The fused tiled sampler: draws within the matmul, in one pass over the weight for the whole batch (paper Alg. 1).
@@ -57,14 +58,11 @@ impl<'w> HeadScan<'w> {
         Ok(())
     }
 
-    /// Whether draws of small calls read the head's shadow.
-    pub(super) fn reads_shadow(&self) -> bool {
-        self.logits.has_shadow()
-    }
-
-    pub(super) fn shape(&self) -> Shape {
-        let head = &self.logits.head;
-        Shape { tokens: head.tokens(), vocab_size: head.vocab_size(), input: head.hidden() }
+    /// Describes a sampler with this scan. Draws of small calls may read the head's shadow.
+    pub(super) fn description(&self, variant: Variant, exactness: Exactness) -> Description {
+        let can = self.engine.capabilities(variant, exactness);
+        let capabilities = Capabilities { shadow: self.logits.has_shadow(), ..can };
+        Description { capabilities, shape: Shape::of(&self.logits.head), plan: self.engine.plan }
     }
 }
 
@@ -75,7 +73,7 @@ impl Scan for HeadScan<'_> {
         requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        check_scan(batch, requests, out, &self.shape(), &self.engine.plan)?;
+        check_scan(batch, requests, out, &Shape::of(&self.logits.head), &self.engine.plan)?;
         self.engine.scan(&mut self.logits, self.chunk, batch, requests, out);
         Ok(())
     }
@@ -111,24 +109,15 @@ impl Tiled<'_> {
 }
 
 impl PerturbedArgmax for Tiled<'_> {
-    fn capabilities(&self) -> Capabilities {
-        let can = self.scan.engine.capabilities(Variant::Tiled, Exactness::Pathwise);
-        Capabilities { shadow: self.scan.reads_shadow(), ..can }
-    }
-
-    fn shape(&self) -> Shape {
-        self.scan.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.scan.engine.plan
+    fn description(&self) -> Description {
+        self.scan.description(Variant::Tiled, Exactness::Pathwise)
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        let (can, shape, plan) = (self.capabilities(), self.shape(), self.plan());
-        check_call(&input, rows, &shape, &plan)?;
-        self.driver.sample(&mut self.scan, (&can, &plan, shape.vocab_size), input, rows, out)
+        let of = self.description();
+        check_call(&input, rows, &of.shape, &of.plan)?;
+        self.driver.sample(&mut self.scan, &of, input, rows, out)
     }
 
     fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {

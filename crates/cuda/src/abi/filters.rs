@@ -7,22 +7,22 @@ use flash_sampling_core::backend::{Filter, Filters};
 /// The largest top-k of [`RowFilters`].
 pub const TOP_K_MAX: u32 = 1024;
 
-/// Min-p, top-k and top-p of a row. If all are off, the draw does not change.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
-pub struct RowFilters {
-    /// The logarithm of min-p; `-inf` = off.
-    pub ln_min_p: f64,
-    /// 1 = off.
-    pub top_p: f32,
-    /// 0 = off; at most [`TOP_K_MAX`].
-    pub top_k: u32,
-    /// Factor from the logits of the filters to the logits of the draw; 1 if filters come after the temperature.
-    pub rescale: f32,
-    /// 0: min-p, top-k, top-p. 1: top-k, top-p, min-p.
-    pub min_p_last: u32,
+layout! {
+    /// Min-p, top-k and top-p of a row. If all are off, the draw does not change.
+    #[derive(PartialEq, Pod, Zeroable)]
+    pub struct RowFilters = 24 {
+        /// The logarithm of min-p; `-inf` = off.
+        pub ln_min_p: f64 = 0,
+        /// 1 = off.
+        pub top_p: f32 = 8,
+        /// 0 = off; at most [`TOP_K_MAX`].
+        pub top_k: u32 = 12,
+        /// Factor from the logits of the filters to the logits of the draw; 1 if filters come after the temperature.
+        pub rescale: f32 = 16,
+        /// 0: min-p, top-k, top-p. 1: top-k, top-p, min-p.
+        pub min_p_last: u32 = 20,
+    }
 }
-layout!(RowFilters 24: ln_min_p 0, top_p 8, top_k 12, rescale 16, min_p_last 20);
 
 impl RowFilters {
     /// No filters: the draw does not change.
@@ -73,32 +73,31 @@ pub(crate) const LIST_ROOM: usize = 8192;
 /// The number of posted logits of a row, each the largest of a block: `RowLists::POSTS` of row_lists.cuh.
 pub(crate) const LIST_POSTS: usize = 16;
 
-/// The counters of a row's list.
-#[repr(C)]
-#[derive(Debug)]
-pub(crate) struct ListCounters {
-    /// The number of listed tokens. If it exceeds [`LIST_ROOM`], the list lacks tokens.
-    count: u32,
-    /// The largest cutoff that a block has used, as monotone bits; 0 = none.
-    cut: u32,
+layout! {
+    /// The counters of a row's list.
+    pub(crate) struct ListCounters = 8 {
+        /// The number of listed tokens. If it exceeds [`LIST_ROOM`], the list lacks tokens.
+        count: u32 = 0,
+        /// The largest cutoff that a block has used, as monotone bits; 0 = none.
+        cut: u32 = 4,
+    }
 }
-layout!(ListCounters 8: count 0, cut 4);
 pub(crate) const LIST_COUNTERS_BYTES: usize = size_of::<ListCounters>();
 
-/// The output of the fused kernel for lists of the largest logits of rows.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct RowLists {
-    /// One [`RowFilters`] per row.
-    pub(crate) filters: DeviceAddress<RowFilters>,
-    /// One `ListCounters` per row, zeros between launches.
-    pub(crate) counters: DeviceAddress<ListCounters>,
-    /// [`LIST_POSTS`] largest logits of blocks per row, as monotone bits; zeros between launches.
-    pub(crate) posted: DeviceAddress<u32>,
-    /// The listed logits and tokens: [`LIST_ROOM`] words of 64 bits per row.
-    pub(crate) keys: DeviceAddress<u64>,
+layout! {
+    /// The output of the fused kernel for lists of the largest logits of rows.
+    #[derive(Default)]
+    pub(crate) struct RowLists = 32 {
+        /// One [`RowFilters`] per row.
+        pub(crate) filters: DeviceAddress<RowFilters> = 0,
+        /// One `ListCounters` per row, zeros between launches.
+        pub(crate) counters: DeviceAddress<ListCounters> = 8,
+        /// [`LIST_POSTS`] largest logits of blocks per row, as monotone bits; zeros between launches.
+        pub(crate) posted: DeviceAddress<u32> = 16,
+        /// The listed logits and tokens: [`LIST_ROOM`] words of 64 bits per row.
+        pub(crate) keys: DeviceAddress<u64> = 24,
+    }
 }
-layout!(RowLists 32: filters 0, counters 8, posted 16, keys 24);
 
 /// The passes of a call with filters that does not wait, as a word in device memory: `FilterPasses` of row_lists.cuh.
 #[repr(u32)]
@@ -110,39 +109,32 @@ pub(crate) enum FilterPasses {
     Logits = 1,
 }
 
-/// The argument of filter_list.cu and filter_list_ranks.cu.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FilterListCall {
-    pub(crate) lists: RowLists,
-    pub(crate) rows: DeviceAddress<Row>,
-    pub(crate) draws: DeviceAddress<Draw>,
-    /// A word with the [`FilterPasses`]; null in a call that waits.
-    pub(crate) passes: DeviceAddress<u32>,
-}
-layout!(FilterListCall 56: lists 0, rows 32, draws 40, passes 48);
+layout! {
+    /// The argument of filter_list.cu and filter_list_ranks.cu.
+    pub(crate) struct FilterListCall = 56 {
+        pub(crate) lists: RowLists = 0,
+        pub(crate) rows: DeviceAddress<Row> = 32,
+        pub(crate) draws: DeviceAddress<Draw> = 40,
+        /// A word with the [`FilterPasses`]; null in a call that waits.
+        pub(crate) passes: DeviceAddress<u32> = 48,
+    }
 
-/// The argument of filter_row.cu, top_p.cu and top_p_ranks.cu.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FilterCall {
-    pub(crate) logits: DeviceAddress<f32>,
-    pub(crate) row_stride: u64,
-    pub(crate) sources: DeviceAddress<u32>,
-    pub(crate) rows: DeviceAddress<Row>,
-    pub(crate) filters: DeviceAddress<RowFilters>,
-    pub(crate) draws: DeviceAddress<Draw>,
-    pub(crate) first_token: u32,
-    pub(crate) tokens: u32,
-    pub(crate) is_transformed: u32,
-    pub(crate) count: u32,
-    pub(crate) block_maxima: DeviceAddress<u16>,
-    pub(crate) skip_if: SkipIf,
+    /// The argument of filter_row.cu, top_p.cu and top_p_ranks.cu.
+    pub(crate) struct FilterCall = 88 {
+        pub(crate) logits: DeviceAddress<f32> = 0,
+        pub(crate) row_stride: u64 = 8,
+        pub(crate) sources: DeviceAddress<u32> = 16,
+        pub(crate) rows: DeviceAddress<Row> = 24,
+        pub(crate) filters: DeviceAddress<RowFilters> = 32,
+        pub(crate) draws: DeviceAddress<Draw> = 40,
+        pub(crate) first_token: u32 = 48,
+        pub(crate) tokens: u32 = 52,
+        pub(crate) is_transformed: u32 = 56,
+        pub(crate) count: u32 = 60,
+        pub(crate) block_maxima: DeviceAddress<u16> = 64,
+        pub(crate) skip_if: SkipIf = 72,
+    }
 }
-layout!(FilterCall 88:
-    logits 0, row_stride 8, sources 16, rows 24, filters 32, draws 40, first_token 48, tokens 52, is_transformed 56,
-    count 60, block_maxima 64, skip_if 72
-);
 
 /// Bytes of an `UndecidedRow`, the minimum capacity, the bins per row, and the rows with sums (undecided_rows.cuh).
 const UNDECIDED_ROW_BYTES: usize = 64;
@@ -150,20 +142,19 @@ const UNDECIDED_ROWS_LEAST: usize = 32;
 const OPEN_BINS: usize = 32;
 pub(crate) const UNDECIDED_ROWS_SUMMED: usize = 256;
 
-/// Device memory that lists and decides the rows that the first pass leaves undecided. Zeros before the first call.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct UndecidedRows {
-    pub(crate) counters: DeviceAddress<u32>,
-    pub(crate) arrived: DeviceAddress<u32>,
-    pub(crate) masses: DeviceAddress<u64>,
-    pub(crate) all: DeviceAddress<u64>,
-    pub(crate) best: DeviceAddress<u64>,
-    pub(crate) rows: DeviceAddress<u8>,
-    pub(crate) sums: DeviceAddress<u64>,
-    pub(crate) barrier: DeviceAddress<u32>,
+layout! {
+    /// Device memory that lists and decides the rows that the first pass leaves undecided. Zeros before the first call.
+    pub(crate) struct UndecidedRows = 64 {
+        pub(crate) counters: DeviceAddress<u32> = 0,
+        pub(crate) arrived: DeviceAddress<u32> = 8,
+        pub(crate) masses: DeviceAddress<u64> = 16,
+        pub(crate) all: DeviceAddress<u64> = 24,
+        pub(crate) best: DeviceAddress<u64> = 32,
+        pub(crate) rows: DeviceAddress<u8> = 40,
+        pub(crate) sums: DeviceAddress<u64> = 48,
+        pub(crate) barrier: DeviceAddress<u32> = 56,
+    }
 }
-layout!(UndecidedRows 64: counters 0, arrived 8, masses 16, all 24, best 32, rows 40, sums 48, barrier 56);
 
 impl UndecidedRows {
     /// Returns the bytes for up to `draws` draws.

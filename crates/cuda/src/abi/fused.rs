@@ -3,30 +3,30 @@
 use crate::abi::{DeviceAddress, Draw, Row, RowFilters, layout};
 use flash_sampling_core::DType;
 
-/// The transform from dot products to raw logits.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct HeadTransform {
-    /// 0 = none.
-    pub(crate) soft_cap: f32,
-    pub(crate) scale: f32,
+layout! {
+    /// The transform from dot products to raw logits.
+    #[derive(PartialEq)]
+    pub(crate) struct HeadTransform = 8 {
+        /// 0 = none.
+        pub(crate) soft_cap: f32 = 0,
+        pub(crate) scale: f32 = 4,
+    }
 }
-layout!(HeadTransform 8: soft_cap 0, scale 4);
 
 impl HeadTransform {
     /// The identity: dot products are raw logits.
     pub(crate) const NONE: HeadTransform = HeadTransform { soft_cap: 0.0, scale: 1.0 };
 }
 
-/// A word in device memory that decides whether a launch ends at once: if it has this value. Null: never.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct SkipIf {
-    pub(crate) word: DeviceAddress<u32>,
-    pub(crate) value: u32,
-    pub(crate) zero: u32,
+layout! {
+    /// A word in device memory that decides whether a launch ends at once: if it has this value. Null: never.
+    #[derive(Default)]
+    pub(crate) struct SkipIf = 16 {
+        pub(crate) word: DeviceAddress<u32> = 0,
+        pub(crate) value: u32 = 8,
+        pub(crate) zero: u32 = 12,
+    }
 }
-layout!(SkipIf 16: word 0, value 8, zero 12);
 
 impl SkipIf {
     /// The launch ends at once if `word` is `value`.
@@ -35,82 +35,68 @@ impl SkipIf {
     }
 }
 
-/// The head and the batch of one launch.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
-    pub(crate) rows: DeviceAddress<Row>,
-    pub(crate) bias: DeviceAddress<f32>,
-    pub(crate) best: DeviceAddress<u64>,
-    pub(crate) invalid: DeviceAddress<u64>,
-    pub(crate) logits: DeviceAddress<f32>,
-    pub(crate) arrived: DeviceAddress<u32>,
-    pub(crate) draws: DeviceAddress<Draw>,
-    pub(crate) head: HeadTransform,
-    pub(crate) row_count: u32,
-    pub(crate) hidden: u32,
-    pub(crate) first_token: u32,
-    pub(crate) tokens: u32,
-    /// The fused kernels read it.
-    pub(crate) skip_if: SkipIf,
-}
-layout!(Call 96:
-    rows 0, bias 8, best 16, invalid 24, logits 32, arrived 40, draws 48, head 56, row_count 64, hidden 68,
-    first_token 72, tokens 76, skip_if 80
-);
+layout! {
+    /// The head and the batch of one launch.
+    pub(crate) struct Call = 96 {
+        pub(crate) rows: DeviceAddress<Row> = 0,
+        pub(crate) bias: DeviceAddress<f32> = 8,
+        pub(crate) best: DeviceAddress<u64> = 16,
+        pub(crate) invalid: DeviceAddress<u64> = 24,
+        pub(crate) logits: DeviceAddress<f32> = 32,
+        pub(crate) arrived: DeviceAddress<u32> = 40,
+        pub(crate) draws: DeviceAddress<Draw> = 48,
+        pub(crate) head: HeadTransform = 56,
+        pub(crate) row_count: u32 = 64,
+        pub(crate) hidden: u32 = 68,
+        pub(crate) first_token: u32 = 72,
+        pub(crate) tokens: u32 = 76,
+        /// The fused kernels read it.
+        pub(crate) skip_if: SkipIf = 80,
+    }
 
-/// The scales of a weight of 8-bit elements.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct WeightScales {
-    /// Null = every scale is 1.
-    pub(crate) values: DeviceAddress<f32>,
-    pub(crate) block_rows: u32,
-    pub(crate) block_cols: u32,
-    pub(crate) row_blocks: u32,
-    /// The row of the weight's first row in its block of rows.
-    pub(crate) first_row: u32,
-}
-layout!(WeightScales 24: values 0, block_rows 8, block_cols 12, row_blocks 16, first_row 20);
+    /// The scales of a weight of 8-bit elements.
+    #[derive(Default)]
+    pub(crate) struct WeightScales = 24 {
+        /// Null = every scale is 1.
+        pub(crate) values: DeviceAddress<f32> = 0,
+        pub(crate) block_rows: u32 = 8,
+        pub(crate) block_cols: u32 = 12,
+        pub(crate) row_blocks: u32 = 16,
+        /// The row of the weight's first row in its block of rows.
+        pub(crate) first_row: u32 = 20,
+    }
 
-/// The two factors in device memory, in any layout.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Matrices {
-    pub(crate) weight: DeviceAddress<u8>,
-    pub(crate) hidden: DeviceAddress<u8>,
-    /// Bytes between rows.
-    pub(crate) weight_stride: u64,
-    pub(crate) hidden_stride: u64,
-    /// The code of [`element`].
-    pub(crate) weight_type: u32,
-    pub(crate) hidden_type: u32,
-    /// Bytes read at once: a power of two up to 16 that divides address and stride.
-    pub(crate) weight_unit: u32,
-    pub(crate) hidden_unit: u32,
-    pub(crate) scales: WeightScales,
-}
-layout!(Matrices 72:
-    weight 0, hidden 8, weight_stride 16, hidden_stride 24, weight_type 32, hidden_type 36, weight_unit 40,
-    hidden_unit 44, scales 48
-);
+    /// The two factors in device memory, in any layout.
+    pub(crate) struct Matrices = 72 {
+        pub(crate) weight: DeviceAddress<u8> = 0,
+        pub(crate) hidden: DeviceAddress<u8> = 8,
+        /// Bytes between rows.
+        pub(crate) weight_stride: u64 = 16,
+        pub(crate) hidden_stride: u64 = 24,
+        /// The code of [`element`].
+        pub(crate) weight_type: u32 = 32,
+        pub(crate) hidden_type: u32 = 36,
+        /// Bytes read at once: a power of two up to 16 that divides address and stride.
+        pub(crate) weight_unit: u32 = 40,
+        pub(crate) hidden_unit: u32 = 44,
+        pub(crate) scales: WeightScales = 48,
+    }
 
-/// The output for logits, `[rows, tokens]`; 0 = none.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct LogitStore {
-    pub(crate) logits: DeviceAddress<f32>,
-    /// Floats between rows.
-    pub(crate) stride: u64,
-    /// The largest logit of each granule, if the kernel stores it: block_maxima.cuh.
-    pub(crate) block_maxima: DeviceAddress<u16>,
-    /// 1: the portable kernels store raw logits, as the Hopper kernels always do. 0: transformed logits.
-    pub(crate) is_raw: u32,
-    pub(crate) padding: u32,
-    /// The Hopper kernels store only octets of rows in which a row has a filter. Null: all rows.
-    pub(crate) filters: DeviceAddress<RowFilters>,
+    /// The output for logits, `[rows, tokens]`; 0 = none.
+    #[derive(Default)]
+    pub(crate) struct LogitStore = 40 {
+        pub(crate) logits: DeviceAddress<f32> = 0,
+        /// Floats between rows.
+        pub(crate) stride: u64 = 8,
+        /// The largest logit of each granule, if the kernel stores it: block_maxima.cuh.
+        pub(crate) block_maxima: DeviceAddress<u16> = 16,
+        /// 1: the portable kernels store raw logits, as the Hopper kernels always do. 0: transformed logits.
+        pub(crate) is_raw: u32 = 24,
+        pub(crate) padding: u32 = 28,
+        /// The Hopper kernels store only octets of rows in which a row has a filter. Null: all rows.
+        pub(crate) filters: DeviceAddress<RowFilters> = 32,
+    }
 }
-layout!(LogitStore 40: logits 0, stride 8, block_maxima 16, is_raw 24, padding 28, filters 32);
 
 /// Bytes of the largest logits of granules, `[octets of rows, granules, 8]` of 16 bits.
 pub(crate) fn block_maxima_bytes(rows: usize, tokens: usize) -> usize {
@@ -122,18 +108,17 @@ pub(crate) fn block_maxima_bytes(rows: usize, tokens: usize) -> usize {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TensorMap(pub(crate) [u64; 16]);
 
-/// The tensors of one launch as boxes, as in load.cuh, and the scales of a weight in fp8: one for each of its rows.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Maps {
-    pub(crate) weight: TensorMap,
-    pub(crate) granule: TensorMap,
-    pub(crate) hidden: TensorMap,
-    pub(crate) scales: WeightScales,
-    /// The size of a map is a multiple of its alignment.
-    pub(crate) padding: [u64; 5],
+layout! {
+    /// The tensors of one launch as boxes, as in load.cuh, and the scales of a weight in fp8: one for each of its rows.
+    pub(crate) struct Maps = 448 {
+        pub(crate) weight: TensorMap = 0,
+        pub(crate) granule: TensorMap = 128,
+        pub(crate) hidden: TensorMap = 256,
+        pub(crate) scales: WeightScales = 384,
+        /// The size of a map is a multiple of its alignment.
+        pub(crate) padding: [u64; 5],
+    }
 }
-layout!(Maps 448: weight 0, granule 128, hidden 256, scales 384);
 
 /// Returns the kernels' code of a type.
 pub(crate) fn element(dtype: DType) -> u32 {

@@ -2,28 +2,24 @@
 
 use crate::abi::{DeviceAddress, Draw, Row, layout};
 
-/// The output for summaries of groups: `[rows, slots]` of [`PARTIAL_BYTES`] each.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Summaries {
-    pub(crate) partials: DeviceAddress<u8>,
-    /// Tokens of a group: a multiple of 64.
-    pub(crate) size: u32,
-    /// Slots per row.
-    pub(crate) slots: u32,
-}
-layout!(Summaries 16: partials 0, size 8, slots 12);
+layout! {
+    /// The output for summaries of groups: `[rows, slots]` of [`PARTIAL_BYTES`] each.
+    pub(crate) struct Summaries = 16 {
+        pub(crate) partials: DeviceAddress<u8> = 0,
+        /// Tokens of a group: a multiple of 64.
+        pub(crate) size: u32 = 8,
+        /// Slots per row.
+        pub(crate) slots: u32 = 12,
+    }
 
-/// The groups and the blocks of a launch.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Groups {
-    pub(crate) size: u32,
-    pub(crate) first_token: u32,
-    pub(crate) tokens: u32,
-    pub(crate) blocks: u32,
+    /// The groups and the blocks of a launch.
+    pub(crate) struct Groups = 16 {
+        pub(crate) size: u32 = 0,
+        pub(crate) first_token: u32 = 4,
+        pub(crate) tokens: u32 = 8,
+        pub(crate) blocks: u32 = 12,
+    }
 }
-layout!(Groups 16: size 0, first_token 4, tokens 8, blocks 12);
 
 impl Groups {
     /// The summaries of a row: one per group, and one more per block, which may share a group with the previous block.
@@ -33,29 +29,25 @@ impl Groups {
     }
 }
 
-/// The arguments of the kernel that draws from the summaries of groups.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Selection {
-    pub(crate) rows: DeviceAddress<Row>,
-    pub(crate) partials: DeviceAddress<u8>,
-    pub(crate) running: DeviceAddress<u8>,
-    pub(crate) invalid: DeviceAddress<u64>,
-    pub(crate) draws: DeviceAddress<Draw>,
-    /// 0 = not requested.
-    pub(crate) log_z: DeviceAddress<f64>,
-    pub(crate) groups: Groups,
-    pub(crate) row_count: u32,
-    /// A [`GroupRule`](crate::GroupRule).
-    pub(crate) rule: u32,
-    /// `begins`: 1 if the launch has the head's first tokens. `ends`: 1 if it has the last.
-    pub(crate) begins: u32,
-    pub(crate) ends: u32,
+layout! {
+    /// The arguments of the kernel that draws from the summaries of groups.
+    pub(crate) struct Selection = 80 {
+        pub(crate) rows: DeviceAddress<Row> = 0,
+        pub(crate) partials: DeviceAddress<u8> = 8,
+        pub(crate) running: DeviceAddress<u8> = 16,
+        pub(crate) invalid: DeviceAddress<u64> = 24,
+        pub(crate) draws: DeviceAddress<Draw> = 32,
+        /// 0 = not requested.
+        pub(crate) log_z: DeviceAddress<f64> = 40,
+        pub(crate) groups: Groups = 48,
+        pub(crate) row_count: u32 = 64,
+        /// A [`GroupRule`](crate::GroupRule).
+        pub(crate) rule: u32 = 68,
+        /// `begins`: 1 if the launch has the head's first tokens. `ends`: 1 if it has the last.
+        pub(crate) begins: u32 = 72,
+        pub(crate) ends: u32 = 76,
+    }
 }
-layout!(Selection 80:
-    rows 0, partials 8, running 16, invalid 24, draws 32, log_z 40, groups 48, row_count 64, rule 68, begins 72,
-    ends 76
-);
 
 /// Bytes of a block's summary of a group and row: `Partial` of partial.cuh.
 pub(crate) const PARTIAL_BYTES: usize = 24;

@@ -1,10 +1,22 @@
-//! Checks of type layouts, which Rust and the kernels both declare.
+//! Declarations of types whose layout Rust and the kernels both state.
 
-/// Asserts the size of a type and the offset of each field in bytes, as `FS_LAYOUT` does in the kernels.
+/// Declares types in C's layout. Asserts their size (after the name) and the offset of each field (after its type), in
+/// bytes, as `FS_LAYOUT` does in the kernels. A field without an offset is padding.
 macro_rules! layout {
-    ($type:ident $size:literal: $($field:ident $place:literal),+ $(,)?) => {
-        const _: () = assert!(size_of::<$type>() == $size $(&& core::mem::offset_of!($type, $field) == $place)+);
-    };
+    ($(
+        $(#[$attribute:meta])*
+        $visible:vis struct $type:ident = $size:literal {
+            $($(#[$doc:meta])* $field_visible:vis $field:ident: $field_type:ty $(= $place:literal)?,)+
+        }
+    )+) => {$(
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        $(#[$attribute])*
+        $visible struct $type {
+            $($(#[$doc])* $field_visible $field: $field_type,)+
+        }
+        const _: () = assert!(size_of::<$type>() == $size $($(&& core::mem::offset_of!($type, $field) == $place)?)+);
+    )+};
 }
 pub(crate) use layout;
 
@@ -13,23 +25,42 @@ mod tests {
     use crate::compile::sources;
     use std::collections::BTreeMap;
 
-    /// Size and field offsets of each type.
-    type Layouts = BTreeMap<String, (usize, BTreeMap<String, usize>)>;
+    /// The size of a type, and the offsets of its fields.
+    type Layout = (usize, BTreeMap<String, usize>);
 
-    /// Parses the text between `open` and `);` without punctuation: a type, its size, then pairs of field and offset.
-    fn stated<'a>(texts: impl IntoIterator<Item = &'a str>, open: &str) -> Layouts {
-        let mut layouts = Layouts::new();
-        for layout in texts.into_iter().flat_map(|text| text.split(open).skip(1)) {
-            let (layout, _) = layout.split_once(");").unwrap();
-            let words = layout.replace("FS_AT", "").replace(|c: char| !c.is_alphanumeric() && c != '_', " ");
-            let words: Vec<_> = words.split_whitespace().collect();
-            let (head, fields) = words.split_at(2);
-            let number = |word: &str| word.parse().unwrap();
-            let fields = fields.chunks_exact(2).map(|field| (field[0].to_owned(), number(field[1])));
-            let before = layouts.insert(head[0].to_owned(), (number(head[1]), fields.collect()));
-            assert!(before.is_none(), "{} is stated twice", head[0]);
+    fn once(stated: impl Iterator<Item = (String, Layout)>) -> BTreeMap<String, Layout> {
+        let mut layouts = BTreeMap::new();
+        for (name, layout) in stated {
+            assert!(layouts.insert(name.clone(), layout).is_none(), "{name} is stated twice");
         }
         layouts
+    }
+
+    /// The types of a block of `layout!`: lines of a name and a size, each followed by lines of fields and offsets.
+    fn in_rust(block: &str) -> impl Iterator<Item = (String, Layout)> {
+        let (block, _) = block.split_once("\n}").unwrap();
+        block.split(" struct ").skip(1).map(|item| {
+            let (head, fields) = item.split_once(" {\n").unwrap();
+            let (name, size) = head.split_once(" = ").unwrap();
+            let field = |line: &str| {
+                let (field, place) = line.trim().strip_suffix(',')?.rsplit_once(" = ")?;
+                let (name, _) = field.split_once(": ")?;
+                Some((name.rsplit(' ').next()?.to_owned(), place.parse().ok()?))
+            };
+            let fields = fields.lines().filter(|line| !line.contains("//")).filter_map(field);
+            (name.to_owned(), (size.parse().unwrap(), fields.collect()))
+        })
+    }
+
+    /// The type of an `FS_LAYOUT`: a name, a size, then pairs of field and offset.
+    fn in_kernels(layout: &str) -> (String, Layout) {
+        let (layout, _) = layout.split_once(");").unwrap();
+        let words = layout.replace("FS_AT", "").replace(|c: char| !c.is_alphanumeric() && c != '_', " ");
+        let words: Vec<_> = words.split_whitespace().collect();
+        let (head, fields) = words.split_at(2);
+        let number = |word: &str| word.parse().unwrap();
+        let fields = fields.chunks_exact(2).map(|field| (field[0].to_owned(), number(field[1])));
+        (head[0].to_owned(), (number(head[1]), fields.collect()))
     }
 
     #[test]
@@ -47,9 +78,9 @@ mod tests {
             include_str!("stored.rs"),
             include_str!("stored_scan.rs"),
         ];
-        let here = stated(rust, "\nlayout!(");
-        let in_kernels = stated(sources::texts(), "\nFS_LAYOUT(");
-        assert_eq!(here, in_kernels);
-        assert!(here.len() > 20 && here["Row"].1["draw"] == 48, "{here:?}");
+        let here = once(rust.into_iter().flat_map(|text| text.split("\nlayout! {\n").skip(1)).flat_map(in_rust));
+        let texts = sources::texts().flat_map(|text| text.split("\nFS_LAYOUT(").skip(1));
+        assert_eq!(here, once(texts.map(in_kernels)));
+        assert!(here.len() > 50 && here["Row"].1["draw"] == 48, "{here:?}");
     }
 }

@@ -53,27 +53,25 @@ use bytemuck::{Pod, Zeroable};
 use cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 use layout::layout;
 
-/// A token and the value added to its logit.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
-pub struct LogitBias {
-    /// Global token id.
-    pub token: u32,
-    /// In nats; not NaN, not +inf.
-    pub value: f32,
-}
-layout!(LogitBias 8: token 0, value 4);
+layout! {
+    /// A token and the value added to its logit.
+    #[derive(Default, PartialEq, Pod, Zeroable)]
+    pub struct LogitBias = 8 {
+        /// Global token id.
+        pub token: u32 = 0,
+        /// In nats; not NaN, not +inf.
+        pub value: f32 = 4,
+    }
 
-/// The penalties of a biased logit.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
-pub struct Penalty {
-    /// Divides a positive logit and multiplies another; positive and finite; 1 = none.
-    pub repetition: f32,
-    /// Subtracted last; finite; 0 = none.
-    pub subtract: f32,
+    /// The penalties of a biased logit.
+    #[derive(Default, PartialEq, Pod, Zeroable)]
+    pub struct Penalty = 8 {
+        /// Divides a positive logit and multiplies another; positive and finite; 1 = none.
+        pub repetition: f32 = 0,
+        /// Subtracted last; finite; 0 = none.
+        pub subtract: f32 = 4,
+    }
 }
-layout!(Penalty 8: repetition 0, subtract 4);
 
 /// A flag in [`Row::biases`]: penalties follow the biases.
 ///
@@ -81,58 +79,54 @@ layout!(Penalty 8: repetition 0, subtract 4);
 /// in the first one would lose tokens that should win.
 pub const PENALISED: u32 = 1 << 31;
 
-/// The parameters of a row.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
-pub struct Row {
-    /// The key of the row's noise.
-    pub seed: u64,
-    /// The position of the token in its sequence, below 2^56.
-    pub position: u64,
-    /// `mask_words` words, 1 = allowed, by global token id; 0 = every token is allowed.
-    pub mask: DeviceAddress<u32>,
-    /// `biases` entries of [`LogitBias`], tokens strictly ascending. Penalties follow if [`PENALISED`] is set.
-    pub bias: DeviceAddress<LogitBias>,
-    /// Words of the mask; tokens beyond them are forbidden.
-    pub mask_words: u32,
-    /// Number of biases, plus [`PENALISED`] if penalties follow them.
-    pub biases: u32,
-    /// One over the temperature, positive and finite, because bounds that skip tokens grow with it. 1 for a greedy row.
-    pub inv_temperature: f32,
-    /// The largest of the biases and 0. A smaller value would lose tokens that should win.
-    pub largest_bias: f32,
-    /// Number of the draw.
-    pub draw: u32,
-    /// 1 = no noise.
-    pub greedy: u32,
-}
-layout!(Row 56:
-    seed 0, position 8, mask 16, bias 24, mask_words 32, biases 36, inv_temperature 40, largest_bias 44, draw 48,
-    greedy 52
-);
+layout! {
+    /// The parameters of a row.
+    #[derive(Default, PartialEq, Pod, Zeroable)]
+    pub struct Row = 56 {
+        /// The key of the row's noise.
+        pub seed: u64 = 0,
+        /// The position of the token in its sequence, below 2^56.
+        pub position: u64 = 8,
+        /// `mask_words` words, 1 = allowed, by global token id; 0 = every token is allowed.
+        pub mask: DeviceAddress<u32> = 16,
+        /// `biases` entries of [`LogitBias`], tokens strictly ascending. Penalties follow if [`PENALISED`] is set.
+        pub bias: DeviceAddress<LogitBias> = 24,
+        /// Words of the mask; tokens beyond them are forbidden.
+        pub mask_words: u32 = 32,
+        /// Number of biases, plus [`PENALISED`] if penalties follow them.
+        pub biases: u32 = 36,
+        /// One over the temperature, positive and finite, because bounds that skip tokens grow with it. 1 for a greedy
+        /// row.
+        pub inv_temperature: f32 = 40,
+        /// The largest of the biases and 0. A smaller value would lose tokens that should win.
+        pub largest_bias: f32 = 44,
+        /// Number of the draw.
+        pub draw: u32 = 48,
+        /// 1 = no noise.
+        pub greedy: u32 = 52,
+    }
 
-/// The result of a row.
-///
-/// For an invalid row, `token` is the invalid token, and `score` is 1 if its raw logit was valid and a transform made
-/// it invalid, else 0. For a failed exchange, `token` is the failed rank.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
-pub struct Draw {
-    /// Global token id.
-    pub token: u32,
-    /// Transformed logit plus noise, in nats.
-    pub score: f32,
-    /// Transformed logit, in nats.
-    pub logit: f32,
-    /// One of the constants of [`status`].
-    pub status: u32,
+    /// The result of a row.
+    ///
+    /// For an invalid row, `token` is the invalid token, and `score` is 1 if its raw logit was valid and a transform
+    /// made it invalid, else 0. For a failed exchange, `token` is the failed rank.
+    #[derive(Default, PartialEq, Pod, Zeroable)]
+    pub struct Draw = 16 {
+        /// Global token id.
+        pub token: u32 = 0,
+        /// Transformed logit plus noise, in nats.
+        pub score: f32 = 4,
+        /// Transformed logit, in nats.
+        pub logit: f32 = 8,
+        /// One of the constants of [`status`].
+        pub status: u32 = 12,
+    }
 }
-layout!(Draw 16: token 0, score 4, logit 8, status 12);
 
 /// Allows these types in typed device memory.
 macro_rules! device_repr {
     ($($type:ty),+) => {$(
-        // SAFETY: plain data, as `Pod` states, with the layout that `layout!` asserts.
+        // SAFETY: plain data, as `Pod` states, with the layout that `layout!` states.
         #[allow(unsafe_code)]
         unsafe impl DeviceRepr for $type {}
         // SAFETY: all zeros is a value, as `Pod` states.

@@ -2,17 +2,16 @@
 
 use crate::abi::{DeviceAddress, Draw, Row, layout};
 
-/// The parameters of both launches.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reduction {
-    /// `max_rows + 3` words.
-    pub(crate) words: DeviceAddress<u64>,
-    pub(crate) rows: DeviceAddress<Row>,
-    pub(crate) draws: DeviceAddress<Draw>,
-    /// Identifies the call; equal on every rank.
-    pub(crate) mark: u64,
-    pub(crate) row_count: u32,
-    pub(crate) max_rows: u32,
+layout! {
+    /// The parameters of both launches.
+    pub(crate) struct Reduction = 40 {
+        /// `max_rows + 3` words.
+        pub(crate) words: DeviceAddress<u64> = 0,
+        pub(crate) rows: DeviceAddress<Row> = 8,
+        pub(crate) draws: DeviceAddress<Draw> = 16,
+        /// Identifies the call; equal on every rank.
+        pub(crate) mark: u64 = 24,
+        pub(crate) row_count: u32 = 32,
+        pub(crate) max_rows: u32 = 36,
+    }
 }
-layout!(Reduction 40: words 0, rows 8, draws 16, mark 24, row_count 32, max_rows 36);

@@ -4,27 +4,24 @@ use crate::abi::{DeviceAddress, Item, KeptTokens, Row, StoredLogits, layout};
 use bytemuck::{Pod, Zeroable};
 use flash_sampling_core::backend::LogitRank;
 
-/// The argument of the kernels that keep tokens.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ScanTokens {
-    pub(crate) stored: StoredLogits,
-    pub(crate) out: KeptTokens,
-    pub(crate) rows: DeviceAddress<Row>,
-    pub(crate) items: DeviceAddress<Item>,
-}
-layout!(ScanTokens 64: stored 0, out 24, rows 48, items 56);
+layout! {
+    /// The argument of the kernels that keep tokens.
+    pub(crate) struct ScanTokens = 64 {
+        pub(crate) stored: StoredLogits = 0,
+        pub(crate) out: KeptTokens = 24,
+        pub(crate) rows: DeviceAddress<Row> = 48,
+        pub(crate) items: DeviceAddress<Item> = 56,
+    }
 
-/// A logit rank in a stored row, or the factor of the row's logits.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
-pub(crate) struct SumQuery {
-    pub(crate) source: u32,
-    pub(crate) token: u32,
-    pub(crate) value: f32,
-    pub(crate) padding: u32,
+    /// A logit rank in a stored row, or the factor of the row's logits.
+    #[derive(Default, PartialEq, Pod, Zeroable)]
+    pub(crate) struct SumQuery = 16 {
+        pub(crate) source: u32 = 0,
+        pub(crate) token: u32 = 4,
+        pub(crate) value: f32 = 8,
+        pub(crate) padding: u32 = 12,
+    }
 }
-layout!(SumQuery 16: source 0, token 4, value 8, padding 12);
 
 impl SumQuery {
     /// Requests the sum over the tokens before a rank in a stored row.
@@ -33,12 +30,11 @@ impl SumQuery {
     }
 }
 
-/// The argument of the kernels that sum.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ScanSums {
-    pub(crate) stored: StoredLogits,
-    pub(crate) queries: DeviceAddress<SumQuery>,
-    pub(crate) sums: DeviceAddress<u64>,
+layout! {
+    /// The argument of the kernels that sum.
+    pub(crate) struct ScanSums = 40 {
+        pub(crate) stored: StoredLogits = 0,
+        pub(crate) queries: DeviceAddress<SumQuery> = 24,
+        pub(crate) sums: DeviceAddress<u64> = 32,
+    }
 }
-layout!(ScanSums 40: stored 0, queries 24, sums 32);

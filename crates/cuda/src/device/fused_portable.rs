@@ -319,13 +319,8 @@ mod tests {
     fn types_and_scales_decide_the_products() {
         let address = DeviceAddress::new(4096);
         let head = |dtype, block: Option<[usize; 2]>| DeviceHead {
-            weight: DeviceMatrix { address, dtype, rows: 512, cols: 256, row_stride: 256 },
             scales: block.map(|block| DeviceScales { address: address.cast(), block, row_of_block: 0 }),
-            first_token: 0,
-            bias: None,
-            soft_cap: None,
-            scale: 1.0,
-            shadow: None,
+            ..DeviceHead::of(DeviceMatrix { address, dtype, rows: 512, cols: 256, row_stride: 256 })
         };
         let products = |dtype, block, hidden| Products::of(&head(dtype, block), hidden);
         assert_eq!(products(DType::BF16, None, DType::BF16), Products::Tensor(DType::BF16));

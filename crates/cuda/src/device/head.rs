@@ -105,6 +105,11 @@ impl DeviceShadow {
 }
 
 impl DeviceHead {
+    /// The head of a weight whose first row is token 0, without scales, bias, transforms and shadow.
+    pub fn of(weight: DeviceMatrix) -> Self {
+        DeviceHead { weight, scales: None, first_token: 0, bias: None, soft_cap: None, scale: 1.0, shadow: None }
+    }
+
     /// Checks that launches of up to `max_rows` rows can be planned.
     pub(crate) fn check(&self, max_rows: usize, device: &Device) -> Result<(), CudaError> {
         let (major, minor) = device.capability();

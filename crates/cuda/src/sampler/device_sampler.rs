@@ -8,7 +8,7 @@ use crate::error::CudaError;
 use crate::sampler::head_sampler::DeviceCall;
 use crate::sampler::{CudaTiled, HeadSampler, LogitSampler};
 use cudarc::driver::{CudaEvent, CudaStream};
-use flash_sampling_core::{Capabilities, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_core::{Capabilities, Description, Plan, RowParams, SampleError, Samples};
 use std::sync::Arc;
 
 /// A sampler whose inputs are in device memory: hidden states and a weight, or existing logits. Its parameters and
@@ -79,11 +79,11 @@ impl DeviceSampler {
         Ok(DeviceSampler { source: Source::Logits(Box::new(sampler)) })
     }
 
-    /// The capabilities of the sampler.
-    pub fn capabilities(&self) -> Capabilities {
+    /// What the sampler supports, the size of its head or of the logits, and its plan.
+    pub fn description(&self) -> &Description {
         match &self.source {
-            Source::Head(sampler, _) => sampler.can,
-            Source::Logits(sampler) => sampler.capabilities(),
+            Source::Head(sampler, _) => &sampler.description,
+            Source::Logits(sampler) => sampler.description(),
         }
     }
 
@@ -94,22 +94,6 @@ impl DeviceSampler {
         match &self.source {
             Source::Head(sampler, _) => sampler.fallback_rows(),
             Source::Logits(_) => 0,
-        }
-    }
-
-    /// The size of the head, or of the logits.
-    pub fn shape(&self) -> Shape {
-        match &self.source {
-            Source::Head(sampler, _) => sampler.shape.clone(),
-            Source::Logits(sampler) => sampler.shape(),
-        }
-    }
-
-    /// The plan of the sampler.
-    pub fn plan(&self) -> Plan {
-        match &self.source {
-            Source::Head(sampler, _) => sampler.plan,
-            Source::Logits(sampler) => sampler.plan(),
         }
     }
 

@@ -5,16 +5,8 @@
 macro_rules! impl_sampler {
     ($sampler:ident $(, $($more:item)*)?) => {
         impl flash_sampling_core::PerturbedArgmax for $sampler<'_> {
-            fn capabilities(&self) -> flash_sampling_core::Capabilities {
-                self.0.can
-            }
-
-            fn shape(&self) -> flash_sampling_core::Shape {
-                self.0.shape.clone()
-            }
-
-            fn plan(&self) -> flash_sampling_core::Plan {
-                self.0.plan
+            fn description(&self) -> flash_sampling_core::Description {
+                self.0.description.clone()
             }
 
             fn sample(

@@ -32,7 +32,7 @@ pub(crate) use tiled::CudaTiled;
 use crate::device::DeviceMatrix;
 use crate::error::CudaError;
 use flash_sampling_core::backend::check_call;
-use flash_sampling_core::{DType, Knob, Matrix, Plan, SampleError, Shape};
+use flash_sampling_core::{DType, Description, Knob, Matrix, Plan, SampleError};
 
 /// Rejects plans without rows or draws, and canonical plans unless `can_be`.
 fn check_plan(plan: &Plan, can_be: bool) -> Result<(), CudaError> {
@@ -46,19 +46,14 @@ fn check_plan(plan: &Plan, can_be: bool) -> Result<(), CudaError> {
 
 /// Checks the size of a call with `params` parameters of rows. Returns an input without rows, because the input of the
 /// call is not on the host.
-fn check_device_call(
-    input: &DeviceMatrix,
-    params: usize,
-    shape: &Shape,
-    plan: &Plan,
-) -> Result<Matrix<'static>, SampleError> {
+fn check_device_call(input: &DeviceMatrix, params: usize, of: &Description) -> Result<Matrix<'static>, SampleError> {
     let empty = Matrix::from_bytes(&[], DType::F32, 0, input.cols, input.cols).map_err(CudaError::from)?;
-    check_call(&empty, &[], shape, plan)?;
+    check_call(&empty, &[], &of.shape, &of.plan)?;
     if input.rows != params {
         return Err(SampleError::RowCount { rows: input.rows, params });
     }
-    if input.rows > plan.max_rows {
-        return Err(SampleError::TooManyRows { rows: input.rows, max_rows: plan.max_rows });
+    if input.rows > of.plan.max_rows {
+        return Err(SampleError::TooManyRows { rows: input.rows, max_rows: of.plan.max_rows });
     }
     Ok(empty)
 }

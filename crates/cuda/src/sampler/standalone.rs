@@ -6,7 +6,7 @@ use crate::error::CudaError;
 use crate::sampler::LogitSampler;
 use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::backend::check_call;
-use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_core::{Description, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use std::sync::Arc;
 
 /// A sampler over existing logits in host memory, `[rows, vocab]` in bf16, f16 or f32, on a GPU (paper Alg. I.1).
@@ -34,7 +34,8 @@ impl CudaStandalone {
         CudaStandalone::with_math(vocab_size, plan, device, NoiseMath::Exact)
     }
 
-    /// [`CudaStandalone::new`] with a choice of math, which [`Capabilities::backend`] names.
+    /// [`CudaStandalone::new`] with a choice of math, which
+    /// [`Capabilities::backend`](flash_sampling_core::Capabilities) names.
     ///
     /// Rows with log-probabilities, draws without replacement or filters always use exact math.
     ///
@@ -48,21 +49,14 @@ impl CudaStandalone {
 }
 
 impl PerturbedArgmax for CudaStandalone {
-    fn capabilities(&self) -> Capabilities {
-        self.sampler.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.sampler.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.sampler.plan()
+    fn description(&self) -> Description {
+        self.sampler.description().clone()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        check_call(&input, rows, &self.shape(), &self.plan())?;
+        let of = self.sampler.description();
+        check_call(&input, rows, &of.shape, &of.plan)?;
         let logits = self.copied.copy(&input, self.sampler.stream())?;
         self.sampler.sample(logits, input, rows, out)
     }

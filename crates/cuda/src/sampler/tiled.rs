@@ -99,7 +99,7 @@ impl<'w> CudaTiled<'w> {
 
     /// The maximum bytes of lists and masks in a call with these rows, on any rank.
     pub fn list_bytes(&self, rows: &[RowParams<'_>]) -> usize {
-        max_list_bytes(rows, self.0.shape.vocab_size)
+        max_list_bytes(rows, self.0.description.shape.vocab_size)
     }
 }
 
@@ -107,6 +107,6 @@ impl_sampler!(
     CudaTiled,
     fn scan(&mut self) -> Option<&mut dyn Scan> {
         // A canonical plan computes canonical logits of near ties only, so it has no scan.
-        (!self.0.plan.canonical).then_some(&mut self.0)
+        (!self.0.description.plan.canonical).then_some(&mut self.0)
     }
 );

@@ -4,7 +4,7 @@ use crate::common::*;
 use flash_sampling_core::backend::Candidate;
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Capabilities, LogprobsMode, Matrix, PerturbedArgmax, RowError, RowParams, SampleError, Samples, Shape,
+    Description, LogprobsMode, Matrix, PerturbedArgmax, RowError, RowParams, SampleError, Samples,
 };
 use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, Sharded};
 
@@ -100,16 +100,8 @@ fn errors_by_log_mass_are_those_of_a_sampler_without_shards() {
 struct Broken<'w>(Box<dyn PerturbedArgmax + 'w>);
 
 impl PerturbedArgmax for Broken<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.0.shape()
-    }
-
-    fn plan(&self) -> flash_sampling_core::Plan {
-        self.0.plan()
+    fn description(&self) -> Description {
+        self.0.description()
     }
 
     fn sample(&mut self, _: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

@@ -4,8 +4,8 @@ use crate::common::*;
 use flash_sampling_core::backend::{Batch, Request, RowSummary, Scan};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Capabilities, Draw, Head, History, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, RowError,
-    RowParams, SampleError, Samples, Shape,
+    Description, Draw, Head, History, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, RowError,
+    RowParams, SampleError, Samples,
 };
 use flash_sampling_distributed::{ShardMerge, ShardOptions, Sharded};
 
@@ -130,16 +130,8 @@ fn every_rank_filters_as_one_sampler_does() {
 struct CutsAlone<'s>(Box<dyn PerturbedArgmax + 's>);
 
 impl PerturbedArgmax for CutsAlone<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.0.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.0.plan()
+    fn description(&self) -> Description {
+        self.0.description()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

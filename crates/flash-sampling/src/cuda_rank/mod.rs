@@ -12,8 +12,8 @@ use core::mem::take;
 use enqueue::Prepared;
 use flash_sampling_core::backend::{Candidate, Winner, reuse_vec};
 use flash_sampling_core::{
-    Capabilities, DType, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples,
-    Shape,
+    Capabilities, DType, Description, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams,
+    SampleError, Samples,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DeviceHidden, DeviceMatrix, DeviceSampler};
 use flash_sampling_distributed::{
@@ -125,7 +125,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
     /// As [`CudaRank::new`]; [`CudaError::NotSharded`] if the options name another GPU than the shard's, or if the shard
     /// is a sampler of logits.
     pub fn in_place(shard: DeviceSampler, mut transport: T, options: &CudaRankOptions) -> Result<Self, BuildError> {
-        let (head, plan, device) = (shard.head().copied(), shard.plan(), shard.device().clone());
+        let (head, plan, device) = (shard.head().copied(), shard.description().plan, shard.device().clone());
         let head = head.ok_or(CudaError::NotSharded { reason: "the shard is a sampler of logits" })?;
         if device.context().ordinal() != options.device {
             return Err(CudaError::NotSharded { reason: "the shard is on another GPU than that of the options" }.into());
@@ -322,16 +322,9 @@ impl<T: Transport> CudaRank<'_, T> {
 }
 
 impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { backend: "cuda", ..self.by_host.capabilities() }
-    }
-
-    fn shape(&self) -> Shape {
-        self.by_host.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.by_host.plan()
+    fn description(&self) -> Description {
+        let of = self.by_host.description();
+        Description { capabilities: Capabilities { backend: "cuda", ..of.capabilities }, ..of }
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

@@ -1,7 +1,7 @@
 //! The sampler of a rank's shard, for the exchange on the GPUs and for the exchange over the transport.
 
 use flash_sampling_core::backend::{Batch, Request, RowSummary, Scan};
-use flash_sampling_core::{Capabilities, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_core::{Description, Knob, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
 use flash_sampling_cuda::{CudaError, CudaTiled, DeviceHidden};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -37,16 +37,8 @@ impl Drop for HiddenInUse<'_> {
 }
 
 impl PerturbedArgmax for Shared<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.lock().capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.lock().shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.lock().plan()
+    fn description(&self) -> Description {
+        self.lock().description()
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

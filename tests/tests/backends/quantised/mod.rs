@@ -11,7 +11,7 @@ use digits::Digits;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Capabilities, DType, Head, HeadError, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, f16,
+    DType, Description, Head, HeadError, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, f16,
     round_as_ggml,
 };
 
@@ -239,16 +239,9 @@ struct OverDigits {
 }
 
 impl PerturbedArgmax for OverDigits {
-    fn capabilities(&self) -> Capabilities {
-        self.sampler.with_dependent(|_, sampler| sampler.capabilities())
-    }
-
-    fn shape(&self) -> Shape {
-        Shape { input: self.hidden, ..self.sampler.with_dependent(|_, sampler| sampler.shape()) }
-    }
-
-    fn plan(&self) -> Plan {
-        self.sampler.with_dependent(|_, sampler| sampler.plan())
+    fn description(&self) -> Description {
+        let of = self.sampler.with_dependent(|_, sampler| sampler.description());
+        Description { shape: Shape { input: self.hidden, ..of.shape }, ..of }
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {

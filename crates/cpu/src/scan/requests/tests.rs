@@ -53,7 +53,7 @@ fn a_scan_is_the_plain_one_of_the_reference() {
             let mut scan_both = |requests: &[Request<'_>]| {
                 let (mut a, mut b) = (vec![RowSummary::default(); rows.len()], vec![RowSummary::default(); rows.len()]);
                 let mut checked = Vec::new();
-                check_rows(&rows, &want.capabilities(), &plan, VOCAB as u32, &mut checked);
+                check_rows(&rows, &want.description(), &mut checked);
                 let batch = Batch { input, params: &rows, rows: &checked };
                 want.scan().unwrap().scan(&batch, requests, &mut a).unwrap();
                 tiled.scan().unwrap().scan(&batch, requests, &mut b).unwrap();

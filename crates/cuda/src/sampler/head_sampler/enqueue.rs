@@ -33,7 +33,7 @@ impl HeadSampler<'_> {
     /// Loads the kernels that encode rows, and allocates their memory for up to `max_adjusted` adjusted tokens in a row.
     pub(super) fn reserve_columns(&mut self, max_adjusted: usize) -> Result<(), CudaError> {
         if self.columns.as_ref().is_none_or(|columns| columns.max_adjusted() < max_adjusted) {
-            let max_rows = max_launch_draws(&self.plan);
+            let max_rows = max_launch_draws(&self.description.plan);
             self.columns = Some(RowColumnKernels::new(max_rows, max_adjusted, &self.device)?);
         }
         Ok(())
@@ -48,11 +48,11 @@ impl HeadSampler<'_> {
     ) -> Result<(), CudaError> {
         columns.check()?;
         out.check()?;
-        CudaError::check_limits(&[("rows", hidden.rows, self.plan.max_rows)])?;
+        CudaError::check_limits(&[("rows", hidden.rows, self.description.plan.max_rows)])?;
         if self.columns.is_none() {
             self.prepare_columns((columns, out), 0)?;
         }
-        let vocab_size = self.shape.vocab_size;
+        let vocab_size = self.description.shape.vocab_size;
         let none = || FilterKinds::new(false, false, columns.features());
         let kinds = columns.filter_kinds().or_else(|| out.needs_logits().then(none));
         let (Some(kernels), Some(encoder)) = (&mut self.kernels, &mut self.columns) else { return Err(NO_ROWS) };

@@ -61,7 +61,7 @@ impl CudaTiled<'_> {
     /// [`CudaError::NotSharded`]: NCCL. [`CudaError::Driver`], [`CudaError::Compile`].
     pub fn offer_logits(&mut self, exchange: &mut CudaExchange) -> Result<Vec<u8>, CudaError> {
         let sampler = &mut self.0;
-        let (rows, vocab_size) = (sampler.max_gathered(), sampler.shape.vocab_size);
+        let (rows, vocab_size) = (sampler.max_gathered(), sampler.description.shape.vocab_size);
         let Some(peers) = exchange.gathering_peers() else {
             return Err(CudaError::NotSharded { reason: "NCCL gathers no logits" });
         };
@@ -90,7 +90,7 @@ impl CudaTiled<'_> {
         // Filters, log-probabilities and kept tokens depend on all logits of a row, which only peers gather.
         let of_whole_rows = whole_row(columns, out);
         let refused = of_whole_rows.filter(|_| !exchange.is_by_peers());
-        match self.0.plan.canonical.then_some(Knob::Canonical).or(refused) {
+        match self.0.description.plan.canonical.then_some(Knob::Canonical).or(refused) {
             Some(knob) => Err(CudaError::NotEnqueued { knob }),
             None => Ok(of_whole_rows.is_some()),
         }
@@ -132,8 +132,8 @@ impl CudaTiled<'_> {
         columns.check()?;
         out.check()?;
         self.0.check_gpus(exchange, call.queue().stream())?;
-        CudaError::check_limits(&[("rows", hidden.rows, self.0.plan.max_rows)])?;
-        if hidden.cols != self.0.shape.input {
+        CudaError::check_limits(&[("rows", hidden.rows, self.0.description.plan.max_rows)])?;
+        if hidden.cols != self.0.description.shape.input {
             return Err(CudaError::Layout { what: "hidden states", reason: "their width is not that of the weight" });
         }
         if self.0.columns.is_none() {
@@ -165,7 +165,7 @@ impl HeadSampler<'_> {
     /// ranks.
     fn enqueue_gathered(&mut self, exchange: &mut CudaExchange, call: &ColumnCall<'_>) -> Result<(), CudaError> {
         let (hidden, columns, out, queue) = (call.hidden(), call.columns(), call.out(), call.queue());
-        let (listed, vocab_size) = (self.listed(true), self.shape.vocab_size);
+        let (listed, vocab_size) = (self.listed(true), self.description.shape.vocab_size);
         // An exchange may have been connected for another sampler.
         let of_plan = (self.max_gathered(), vocab_size);
         let to = exchange.gathered().filter(|to| (to.rows, to.vocab_size) == of_plan).ok_or(NOT_PREPARED)?;
@@ -191,12 +191,12 @@ impl HeadSampler<'_> {
 
     /// The maximum number of rows of a launch that gathers logits, the same on every rank.
     fn max_gathered(&self) -> usize {
-        max_launch_draws(&self.plan).min(rows_within(self.shape.vocab_size as usize))
+        max_launch_draws(&self.description.plan).min(rows_within(self.description.shape.vocab_size as usize))
     }
 
     /// The tokens of the lists of encoded rows.
     fn listed(&self, has_contents: bool) -> ListedTokens {
-        let vocab_size = self.shape.vocab_size;
+        let vocab_size = self.description.shape.vocab_size;
         ListedTokens { tokens: 0..vocab_size, vocab_size, has_contents, largest_top_k: None }
     }
 

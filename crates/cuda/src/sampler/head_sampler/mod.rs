@@ -25,7 +25,7 @@ use cudarc::driver::CudaStream;
 use enqueue_sharded::GatheredKernels;
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, ScoreBound, check_call, check_scan};
 use flash_sampling_core::{
-    Capabilities, DType, Head, HeadError, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
+    Capabilities, DType, Description, Head, HeadError, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
 };
 use hidden_states::HiddenStates;
 use kernels::HeadKernels;
@@ -44,11 +44,9 @@ pub(crate) fn planned(can: Capabilities, plan: &Plan) -> Capabilities {
 /// Draws by a head on a GPU. The public samplers wrap this value.
 #[derive(Debug)]
 pub(crate) struct HeadSampler<'w> {
-    pub(super) shape: Shape,
+    pub(super) description: Description,
     /// The type of the weight.
     dtype: DType,
-    pub(super) plan: Plan,
-    pub(super) can: Capabilities,
     pub(super) device: Arc<Device>,
     stream: Arc<CudaStream>,
     /// `None` for a head without tokens.
@@ -95,10 +93,10 @@ impl<'w> HeadSampler<'w> {
                 Some(kernels)
             }
         };
-        let shape = Shape { tokens: head.tokens(), vocab_size: head.vocab_size(), input: head.hidden() };
+        let description = Description { capabilities: planned(can, &plan), shape: Shape::of(&head), plan };
         let bounds = || CanonicalBounds { head, bounds: ScoreBound::new(&head), hidden: Vec::new() };
         let canonical = plan.canonical.then(bounds);
-        HeadSampler::of((shape, head.weight().dtype()), plan, planned(can, &plan), device, stream, kernels, canonical)
+        HeadSampler::of((description, head.weight().dtype()), device, stream, kernels, canonical)
     }
 
     /// Checks the plan, compiles and loads the kernels for a weight in device memory, which is not copied.
@@ -123,28 +121,26 @@ impl<'w> HeadSampler<'w> {
             return Err(HeadError::Vocab { vocab_size: vocab_size as usize, vocab_start, vocab_end }.into());
         }
         let shape = Shape { tokens, vocab_size, input: head.weight.cols };
-        HeadSampler::of((shape, head.weight.dtype), plan, can, device, stream, kernels, None)
+        let description = Description { capabilities: can, shape, plan };
+        HeadSampler::of((description, head.weight.dtype), device, stream, kernels, None)
     }
 
     fn of(
-        (shape, dtype): (Shape, DType),
-        plan: Plan,
-        can: Capabilities,
+        (mut description, dtype): (Description, DType),
         device: &Arc<Device>,
         stream: Arc<CudaStream>,
         kernels: Option<HeadKernels>,
         canonical: Option<CanonicalBounds<'w>>,
     ) -> Result<Self, CudaError> {
+        let shape = &description.shape;
         let rows = LaunchRows::new(Staging::locked(shape.tokens.clone(), shape.vocab_size, &stream)?);
         let (device, driver, scan) = (device.clone(), Driver::default(), RowScan::default());
         let (columns, gathered, hidden) = (None, None, None);
-        let shadow = !plan.canonical && kernels.as_ref().is_some_and(HeadKernels::has_shadow);
-        let can = Capabilities { shadow, ..can };
+        description.capabilities.shadow =
+            !description.plan.canonical && kernels.as_ref().is_some_and(HeadKernels::has_shadow);
         Ok(HeadSampler {
-            shape,
+            description,
             dtype,
-            plan,
-            can,
             device,
             stream,
             kernels,
@@ -159,15 +155,16 @@ impl<'w> HeadSampler<'w> {
     }
 
     pub(crate) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
-        let plan = Plan { max_rows, ..self.plan };
+        let before = self.description.plan;
+        let plan = Plan { max_rows, ..before };
         check_plan(&plan, true)?;
         if let Some(kernels) = &mut self.kernels {
             kernels.replan(&plan, &self.stream)?;
         }
-        if max_launch_draws(&plan) != max_launch_draws(&self.plan) {
+        if max_launch_draws(&plan) != max_launch_draws(&before) {
             (self.columns, self.gathered) = (None, None);
         }
-        (self.scan, self.plan) = (RowScan::default(), plan);
+        (self.scan, self.description.plan) = (RowScan::default(), plan);
         Ok(())
     }
 
@@ -183,7 +180,7 @@ impl<'w> HeadSampler<'w> {
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         out.clear();
-        check_call(&input, rows, &self.shape, &self.plan)?;
+        check_call(&input, rows, &self.description.shape, &self.description.plan)?;
         self.draw(None, input, rows, out)
     }
 
@@ -195,7 +192,7 @@ impl<'w> HeadSampler<'w> {
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         out.clear();
-        let input = check_device_call(&call.hidden, rows.len(), &self.shape, &self.plan)?;
+        let input = check_device_call(&call.hidden, rows.len(), &self.description)?;
         self.draw(Some(call), input, rows, out)
     }
 
@@ -206,10 +203,9 @@ impl<'w> HeadSampler<'w> {
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), SampleError> {
-        let (can, plan, vocab_size) = (self.can, self.plan, self.shape.vocab_size);
-        let mut driver = take(&mut self.driver);
+        let (of, mut driver) = (self.description.clone(), take(&mut self.driver));
         let mut pass = HeadPass { sampler: self, finishes_log_z: call.is_some(), call };
-        let sampled = driver.sample(&mut pass, (&can, &plan, vocab_size), input, rows, out);
+        let sampled = driver.sample(&mut pass, &of, input, rows, out);
         self.driver = driver;
         sampled
     }
@@ -222,7 +218,7 @@ impl Scan for HeadSampler<'_> {
         requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        check_scan(batch, requests, out, &self.shape, &self.plan)?;
+        check_scan(batch, requests, out, &self.description.shape, &self.description.plan)?;
         // The results may be those of a shard, whose masses are merged.
         HeadPass { sampler: self, call: None, finishes_log_z: false }.scan(batch, requests, out)
     }
@@ -243,14 +239,14 @@ impl Scan for HeadPass<'_, '_, '_> {
         requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        let HeadSampler { shape, plan, can, device, stream, kernels, rows, scan, canonical, hidden, .. } =
+        let HeadSampler { description, device, stream, kernels, rows, scan, canonical, hidden, .. } =
             &mut *self.sampler;
-        let (tokens, vocab_size, finishes_log_z) = (shape.tokens.clone(), shape.vocab_size, self.finishes_log_z);
+        let (first, finishes_log_z) = (description.shape.tokens.start, self.finishes_log_z);
         let Some(kernels) = kernels else {
             for ((row, request), out) in batch.rows.iter().zip(requests).zip(out) {
                 if let (Ok(row), false) = (row, *request == Request::Skip) {
-                    out.of(row, *request, tokens.start, &[]);
-                    out.of_raw(row, *request, tokens.start, &[]);
+                    out.of(row, *request, first, &[]);
+                    out.of_raw(row, *request, first, &[]);
                 }
             }
             return Ok(());
@@ -262,7 +258,7 @@ impl Scan for HeadPass<'_, '_, '_> {
         };
         let canonical = canonical.as_mut();
         let source = HeadSource { kernels, rows, hidden, queue, stream, is_ready, canonical };
-        let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z };
+        let place = PassPlace { of: description, device, stream, finishes_log_z };
         SourcePass { source, place, scan }.scan(batch, requests, out)
     }
 }

@@ -12,7 +12,7 @@ use crate::sampler::{CallRows, CudaTiled, DeviceHidden, DrawItem, FilterSource};
 use core::mem::take;
 use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, Scan, Stage, StagedError, check_call};
 use flash_sampling_core::{
-    Capabilities, DType, Exactness, Knob, Knobs, Matrix, RowError, RowParams, SampleError, Samples, backend,
+    DType, Description, Exactness, Knob, Knobs, Matrix, RowError, RowParams, SampleError, Samples, backend,
 };
 
 const NOT_DECIDED: CudaError = CudaError::NotSharded { reason: "ranks cannot decide the filters of a row" };
@@ -22,8 +22,8 @@ const NOT_DRAWN: CudaError = CudaError::NotSharded { reason: "a row requests mor
 impl CudaTiled<'_> {
     /// Encodes the filters that this sampler supports in an exchange, for [`CudaExchange::agree`].
     pub fn encode_support(&self) -> Vec<u8> {
-        let HeadSampler { plan, can, kernels, dtype, .. } = &self.0;
-        let decides = !plan.canonical && can.exactness == Exactness::Pathwise;
+        let HeadSampler { description: Description { capabilities, plan, .. }, kernels, dtype, .. } = &self.0;
+        let decides = !plan.canonical && capabilities.exactness == Exactness::Pathwise;
         let kernels = kernels.as_ref().filter(|_| decides);
         kernels.map_or_else(FilterSupport::default, HeadKernels::filter_support).encode(*dtype)
     }
@@ -64,7 +64,7 @@ impl CudaTiled<'_> {
     /// * [`CudaError::Driver`].
     pub fn set_hidden(&mut self, hidden: Option<DeviceHidden>) -> Result<(), CudaError> {
         let sampler = &mut self.0;
-        if hidden.is_some() && sampler.plan.canonical {
+        if hidden.is_some() && sampler.description.plan.canonical {
             return Err(CudaError::Unsupported { knob: Knob::Canonical });
         }
         // Launches may still read the last hidden states.
@@ -83,9 +83,9 @@ impl CudaTiled<'_> {
     /// The exchange decides draws without filters, draws with min-p first or a top-k of at most 128, and draws with
     /// top-p alone if all shards begin at multiples of 4. It needs Hopper GPUs, peers, and tokens in every shard.
     pub fn can_filter_sharded(&self, exchange: &CudaExchange, rows: &[RowParams<'_>]) -> bool {
-        let (support, HeadSampler { can, plan, shape, .. }) = (exchange.filters(), &self.0);
+        let (support, Description { capabilities, shape, plan }) = (exchange.filters(), &self.0.description);
         let decides = |params: &RowParams<'_>| {
-            let row = params.check(&[], can, plan, shape.vocab_size);
+            let row = params.check(&[], capabilities, plan, shape.vocab_size);
             row.map_or(true, |row| filters_of(support, &row).is_some())
         };
         support.is_any() && rows.iter().all(decides)
@@ -123,18 +123,18 @@ impl CudaTiled<'_> {
         exchange.begin(input.dtype(), sampler.hidden.is_some(), is_aligned);
         out.clear();
         open.iter_mut().for_each(|open| open.clear());
-        check_call(&input, rows, &sampler.shape, &sampler.plan)?;
+        check_call(&input, rows, &sampler.description.shape, &sampler.description.plan)?;
         if exchange.device().context().ordinal() != sampler.stream.context().ordinal() {
             return Err(CudaError::NotSharded { reason: "the exchange is of another GPU" }.into());
         }
         // Filters depend on the tokens of all ranks. Adjustments act on single logits, and so on this rank alone.
-        let own = sampler.can;
-        let knobs = if open.is_some() { own.knobs } else { own.knobs.intersection(Knobs::ADJUSTMENTS) };
-        let can = Capabilities { knobs, ..own };
-        let (plan, vocab_size) = (sampler.plan, sampler.shape.vocab_size);
+        let mut of = sampler.description.clone();
+        if open.is_none() {
+            of.capabilities.knobs = of.capabilities.knobs.intersection(Knobs::ADJUSTMENTS);
+        }
         let (mut driver, mut items) = (take(&mut sampler.driver), take(&mut sampler.scan.items));
         let mut pass = ExchangePass { sampler: &mut *sampler, exchange, items: &mut items, open };
-        let sampled = driver.sample(&mut pass, (&can, &plan, vocab_size), input, rows, out);
+        let sampled = driver.sample(&mut pass, &of, input, rows, out);
         (sampler.driver, sampler.scan.items) = (driver, items);
         sampled
     }
@@ -196,7 +196,8 @@ impl Scan for ExchangePass<'_, '_> {
 impl ExchangePass<'_, '_> {
     /// Makes all draws of a call: those without filters, or those from lists and then those from stored logits.
     fn draw(&mut self, batch: &Batch<'_, '_>, out: &mut [RowSummary]) -> Result<(), CudaError> {
-        let (plan, support, has_filters) = (self.sampler.plan, self.exchange.filters(), self.open.is_some());
+        let (plan, support, has_filters) =
+            (self.sampler.description.plan, self.exchange.filters(), self.open.is_some());
         self.items.clear();
         let DrawItems { plain, listed, by_logits, draws } = &mut *self.items;
         for (r, row) in batch.rows.iter().enumerate() {
@@ -248,14 +249,14 @@ fn launch(
     draws: &mut Vec<Draw>,
 ) -> Result<(), CudaError> {
     let can_filter = sampler.can_filter_hidden(batch.input.dtype());
-    let HeadSampler { shape, plan, can, stream, kernels, rows, hidden, .. } = sampler;
-    let (call, queue) = (&CallRows::new(batch, can, plan, shape.vocab_size), HeadKernels::queue(stream));
+    let HeadSampler { description, stream, kernels, rows, hidden, .. } = sampler;
+    let (call, queue) = (&CallRows::new(batch, description), HeadKernels::queue(stream));
     let hidden = HiddenStates::of(&batch.input, hidden.as_ref())?;
     // A rank without tokens takes part, and so does a rank that cannot filter its hidden states.
     let mut kernels = kernels.as_mut().filter(|_| from.is_none() || can_filter);
     // The draws of one launch: the same number on every rank, with or without tokens.
     let most = match from {
-        None => max_launch_draws(plan).min(exchange.max_rows()),
+        None => max_launch_draws(&description.plan).min(exchange.max_rows()),
         Some(_) => exchange.filters().most,
     };
     rows.plan(items, most, hidden, draws);

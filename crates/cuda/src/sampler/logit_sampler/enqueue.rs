@@ -44,14 +44,14 @@ impl LogitSampler {
         columns.check()?;
         out.check()?;
         logits.check("logits")?;
-        CudaError::check_limits(&[("rows", logits.rows, self.plan.max_rows)])?;
+        CudaError::check_limits(&[("rows", logits.rows, self.description.plan.max_rows)])?;
         self.plan_columns(0)?;
         self.kernels.prepare_logprobs(out)?;
-        let LogitSampler { vocab_size, kernels, columns: Some(encoder), .. } = self else { return Ok(()) };
+        let vocab_size = self.kernels.vocab_size();
+        let LogitSampler { kernels, columns: Some(encoder), .. } = self else { return Ok(()) };
         let none = || FilterKinds::new(false, false, RowFeatures::Any);
         let kinds = columns.filter_kinds().or_else(|| out.needs_logits().then(none));
-        let listed =
-            ListedTokens { tokens: 0..*vocab_size, vocab_size: *vocab_size, has_contents: false, largest_top_k: None };
+        let listed = ListedTokens { tokens: 0..vocab_size, vocab_size, has_contents: false, largest_top_k: None };
         let invalid = encoder.invalid();
         encoder.enqueue(queue, (columns, out), (logits.rows, usize::MAX), &listed, |rows, encoded| {
             let (first, logits) = (rows.start, logits.rows(rows));

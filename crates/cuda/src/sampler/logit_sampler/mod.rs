@@ -15,7 +15,7 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUstreamCaptureStatus;
 use flash_sampling_core::backend::Driver;
 use flash_sampling_core::{
-    Capabilities, Exactness, Input, Matrix, Plan, RowParams, SampleError, Samples, Shape, Variant,
+    Capabilities, Description, Exactness, Input, Matrix, Plan, RowParams, SampleError, Samples, Shape, Variant,
 };
 use kernels::LogitKernels;
 use source::ExistingLogits;
@@ -24,8 +24,7 @@ use std::sync::Arc;
 /// Draws from existing logits on a GPU. The public samplers wrap this value.
 #[derive(Debug)]
 pub(crate) struct LogitSampler {
-    vocab_size: u32,
-    plan: Plan,
+    description: Description,
     device: Arc<Device>,
     stream: Arc<CudaStream>,
     kernels: LogitKernels,
@@ -43,14 +42,8 @@ impl LogitSampler {
         CudaError::check_limits(&[("tokens", vocab_size, 1 << 31)])?;
         let stream = device.stream()?;
         let kernels = LogitKernels::new(vocab_size as u32, &plan, math, device, &stream)?;
-        let (vocab_size, device, columns) = (vocab_size as u32, device.clone(), None);
-        let (driver, scan) = (Driver::default(), RowScan::default());
-        Ok(LogitSampler { vocab_size, plan, device, stream, kernels, columns, driver, scan })
-    }
-
-    pub(crate) fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            backend: match self.kernels.math() {
+        let capabilities = Capabilities {
+            backend: match math {
                 NoiseMath::Exact => "cuda",
                 NoiseMath::Fast => "cuda (fast-math)",
             },
@@ -61,15 +54,14 @@ impl LogitSampler {
             knobs: FILTERS_TOO,
             canonical: false,
             shadow: false,
-        }
+        };
+        let description = Description { capabilities, shape: Shape::whole(vocab_size as u32, vocab_size), plan };
+        let (device, columns, driver, scan) = (device.clone(), None, Driver::default(), RowScan::default());
+        Ok(LogitSampler { description, device, stream, kernels, columns, driver, scan })
     }
 
-    pub(crate) fn shape(&self) -> Shape {
-        Shape { tokens: 0..self.vocab_size, vocab_size: self.vocab_size, input: self.vocab_size as usize }
-    }
-
-    pub(crate) fn plan(&self) -> Plan {
-        self.plan
+    pub(crate) fn description(&self) -> &Description {
+        &self.description
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -82,10 +74,10 @@ impl LogitSampler {
     }
 
     pub(crate) fn replan(&mut self, max_rows: usize) -> Result<(), CudaError> {
-        let plan = Plan { max_rows, ..self.plan };
+        let plan = Plan { max_rows, ..self.description.plan };
         check_plan(&plan, false)?;
         self.kernels.replan(&plan);
-        (self.columns, self.scan, self.plan) = (None, RowScan::default(), plan);
+        (self.columns, self.scan, self.description.plan) = (None, RowScan::default(), plan);
         Ok(())
     }
 
@@ -103,12 +95,10 @@ impl LogitSampler {
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), SampleError> {
-        let (can, plan, vocab_size) = (self.capabilities(), self.plan, self.vocab_size);
-        let LogitSampler { device, stream, kernels, driver, scan, .. } = self;
-        let (can, plan, tokens, finishes_log_z) = (&can, &plan, 0..vocab_size, false);
-        let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z };
+        let LogitSampler { description: of, device, stream, kernels, driver, scan, .. } = self;
+        let place = PassPlace { of, device, stream, finishes_log_z: false };
         let mut pass = SourcePass { source: ExistingLogits { kernels, logits, stream }, place, scan };
-        driver.sample(&mut pass, (can, plan, vocab_size), input, rows, out)
+        driver.sample(&mut pass, of, input, rows, out)
     }
 
     /// Draws from logits of the caller after all prior work on `stream`, and waits. After an error, launches may be in
@@ -121,7 +111,7 @@ impl LogitSampler {
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         out.clear();
-        let input = check_device_call(logits, rows.len(), &self.shape(), &self.plan)?;
+        let input = check_device_call(logits, rows.len(), &self.description)?;
         logits.check("logits")?;
         let failed = CudaError::driver("wait for the logits");
         // The sampler's own stream would take part in the capture.

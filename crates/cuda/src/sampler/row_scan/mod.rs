@@ -19,12 +19,11 @@ use crate::error::CudaError;
 use crate::first_use::get_or_make;
 use crate::selection::StoredRows;
 use core::mem::take;
-use core::ops::Range;
 use cudarc::driver::CudaStream;
 use draws::bad_logit;
 pub(crate) use draws::{DrawItems, candidate, decide, mark_fallbacks, quick_filters, write_draws};
 use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, Scan, Stage, reuse_vec};
-use flash_sampling_core::{Capabilities, Exactness, Plan, SampleError, backend};
+use flash_sampling_core::{Description, Exactness, SampleError, backend};
 pub(crate) use scan_row::ScanRow;
 pub(crate) use source::{CallRows, DrawItem, FilterSource, LogitSource, idle};
 use std::sync::Arc;
@@ -51,10 +50,7 @@ pub(crate) struct RowScan {
 /// The sampler's description and GPU, for the kernels of a pass that do not belong to the source.
 #[derive(Debug)]
 pub(crate) struct PassPlace<'s> {
-    pub(crate) can: &'s Capabilities,
-    pub(crate) plan: &'s Plan,
-    pub(crate) tokens: Range<u32>,
-    pub(crate) vocab_size: u32,
+    pub(crate) of: &'s Description,
     pub(crate) device: &'s Arc<Device>,
     pub(crate) stream: &'s Arc<CudaStream>,
     /// Whether rows of [`Request::Decide`] get log Z without masses. Such rows cannot be merged with other shards.
@@ -65,8 +61,8 @@ impl PassPlace<'_> {
     /// Whether a row without filters is drawn from stored logits. A sampler that is not pathwise draws with its own
     /// kernels.
     fn draws_from_stored(&self, row: &backend::Row<'_>) -> bool {
-        let needs = self.plan.canonical || row.without_replacement || row.logprobs.is_some();
-        needs && self.can.exactness == Exactness::Pathwise
+        let needs = self.of.plan.canonical || row.without_replacement || row.logprobs.is_some();
+        needs && self.of.capabilities.exactness == Exactness::Pathwise
     }
 }
 
@@ -85,7 +81,7 @@ impl<S: LogitSource> Scan for SourcePass<'_, S> {
         requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        let rows = &CallRows::new(batch, self.place.can, self.place.plan, self.place.vocab_size);
+        let rows = &CallRows::new(batch, self.place.of);
         // `requests` may have more entries than rows.
         let requests = &requests[..batch.rows.len()];
         if requests.iter().any(Request::is_overview) {
@@ -213,8 +209,8 @@ impl<S: LogitSource> SourcePass<'_, S> {
     fn store(&mut self, rows: &CallRows<'_, '_>, members: &mut [ScanRow<'_>], is_raw: bool) -> Result<(), CudaError> {
         let SourcePass { source, place, scan } = self;
         let RowScan { queries, stored, held, holds_raw, items: DrawItems { draws, .. }, .. } = &mut **scan;
-        let PassPlace { tokens, plan, device, stream, .. } = place;
-        let stored = get_or_make(stored, || StoredRows::new(tokens.clone(), plan.max_rows, device, stream))?;
+        let PassPlace { of: Description { capabilities, shape, plan }, device, stream, .. } = place;
+        let stored = get_or_make(stored, || StoredRows::new(shape.tokens.clone(), plan.max_rows, device, stream))?;
         for part in members.chunks_mut(stored.rows().min(source.max_stored())) {
             let slot = |r: usize| held.iter().position(|&held| held == r).filter(|_| *holds_raw == is_raw);
             let mut inputs = None;
@@ -227,7 +223,7 @@ impl<S: LogitSource> SourcePass<'_, S> {
                     .requests()
                     .extend(part.iter().map(|member| member.summary_request(is_raw, source.stores_draws())));
                 stored.upload_requests()?;
-                inputs = source.store(rows, held, is_raw, stored, draws)?.filter(|_| place.plan.canonical);
+                inputs = source.store(rows, held, is_raw, stored, draws)?.filter(|_| plan.canonical);
                 for (slot, (member, draw)) in part.iter_mut().zip(&*draws).enumerate() {
                     member.slot = slot;
                     if stored.requests()[slot].stores == 0 {
@@ -235,8 +231,8 @@ impl<S: LogitSource> SourcePass<'_, S> {
                     }
                     // The mask may hide a bad raw logit. The transformed logits have reported all other bad logits.
                     member.out.error = bad_logit(draw).filter(|_| !is_raw);
-                    member.out.is_fallback |= place.can.shadow;
-                    if place.plan.canonical {
+                    member.out.is_fallback |= capabilities.shadow;
+                    if plan.canonical {
                         member.bound = source.score_bound(rows, member.at)?;
                     } else if source.stores_draws() && !is_raw {
                         member.take_draw(draw);

@@ -6,7 +6,7 @@ use crate::sampler::Staging;
 use crate::selection::{CanonicalInputs, StoredRows};
 use core::ops::Range;
 use flash_sampling_core::backend::{Adjustments, Batch, CheckedRow, RowScoreBound};
-use flash_sampling_core::{Capabilities, Plan, RowParams, backend};
+use flash_sampling_core::{Description, RowParams, backend};
 
 /// The rows of a call.
 #[derive(Debug)]
@@ -22,8 +22,8 @@ pub(crate) fn idle() -> RowParams<'static> {
 }
 
 impl<'c, 'a> CallRows<'c, 'a> {
-    pub(crate) fn new(batch: &'c Batch<'c, 'a>, can: &Capabilities, plan: &Plan, vocab_size: u32) -> Self {
-        CallRows { batch, raw: idle().check(&[], can, plan, vocab_size) }
+    pub(crate) fn new(batch: &'c Batch<'c, 'a>, of: &Description) -> Self {
+        CallRows { batch, raw: idle().check(&[], &of.capabilities, &of.plan, of.shape.vocab_size) }
     }
 
     /// A row with its adjustments of `tokens`. Adjustments are collected one row at a time, so they are in the

@@ -24,8 +24,8 @@ use flash_sampling_core::backend::{
     Adjustments, Batch, CheckedRow, Row, RowSummary, check_call, check_rows, reuse_vec,
 };
 use flash_sampling_core::{
-    Capabilities, Knob, Knobs, Matrix, Plan, RowError, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
-    Variant,
+    Capabilities, Description, Knob, Knobs, Matrix, Plan, RowError, RowParams, SampleError, Samples, Shape,
+    StreamError, StreamHead, Variant,
 };
 use logprobs::StreamedLogprobs;
 use std::io::Read;
@@ -54,8 +54,7 @@ const MAX_DRAWS: usize = 1 << 22;
 #[derive(Debug)]
 pub struct CudaStreamed<'a> {
     head: StreamHead<'a>,
-    plan: Plan,
-    can: Capabilities,
+    description: Description,
     stream: Arc<CudaStream>,
     pass: GroupPass,
     /// Tokens of a block, in whole groups.
@@ -156,8 +155,7 @@ impl<'a> CudaStreamed<'a> {
         stream.synchronize().map_err(&failed)?;
         Ok(CudaStreamed {
             head,
-            plan,
-            can,
+            description: Description { capabilities: can, shape: Shape::whole(vocab, head.hidden), plan },
             stream,
             pass,
             tokens,
@@ -179,15 +177,9 @@ impl<'a> CudaStreamed<'a> {
         })
     }
 
-    /// The capabilities of the sampler.
-    pub fn capabilities(&self) -> Capabilities {
-        self.can
-    }
-
-    /// The size of its head.
-    pub fn shape(&self) -> Shape {
-        let tokens = self.head.vocab_size as u32;
-        Shape { tokens: 0..tokens, vocab_size: tokens, input: self.head.hidden }
+    /// What the sampler supports, the size of its head, and its plan.
+    pub fn description(&self) -> &Description {
+        &self.description
     }
 
     /// Tokens of a block of the weight.
@@ -208,12 +200,11 @@ impl<'a> CudaStreamed<'a> {
         out: &mut Samples,
     ) -> Result<(), StreamError> {
         out.clear();
-        check_call(&input, rows, &self.shape(), &self.plan)?;
-        let (can, plan, vocab_size) = (self.can, self.plan, self.head.vocab_size as u32);
+        check_call(&input, rows, &self.description.shape, &self.description.plan)?;
         let mut checked = reuse_vec(take(&mut self.checked));
-        check_rows(rows, &can, &plan, vocab_size, &mut checked);
+        check_rows(rows, &self.description, &mut checked);
         let batch = Batch { input, params: rows, rows: &checked };
-        let drawn = self.draw(weight, &CallRows::new(&batch, &can, &plan, vocab_size));
+        let drawn = self.draw(weight, &CallRows::new(&batch, &self.description));
         if drawn.is_ok() {
             let mut draws = self.results.as_slice();
             for (r, row) in checked.iter().enumerate() {
@@ -283,5 +274,5 @@ fn head_of_block(
 ) -> DeviceHead {
     let (dtype, cols) = (head.dtype, head.hidden);
     let weight = DeviceMatrix { address, dtype, rows, cols, row_stride: cols };
-    DeviceHead { weight, scales: None, first_token, bias, soft_cap: head.soft_cap, scale: head.scale, shadow: None }
+    DeviceHead { first_token, bias, soft_cap: head.soft_cap, scale: head.scale, ..DeviceHead::of(weight) }
 }

@@ -57,15 +57,7 @@ impl Part {
             row_stride: HIDDEN,
         };
         let (weight, hidden) = (matrix(&held, tokens.len()), matrix(&states, ROWS));
-        let head = DeviceHead {
-            weight,
-            scales: None,
-            first_token: tokens.start as u32,
-            bias: None,
-            soft_cap: None,
-            scale: 0.25,
-            shadow: None,
-        };
+        let head = DeviceHead { first_token: tokens.start as u32, scale: 0.25, ..DeviceHead::of(weight) };
         // SAFETY: this value holds the weight, and nothing writes to it.
         let mut tiled = unsafe { DeviceTiled::new(head, ROWS, device) }.unwrap();
         tiled.prepare_fan_out().unwrap();
