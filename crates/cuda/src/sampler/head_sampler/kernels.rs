@@ -11,16 +11,14 @@ use crate::device::{
     Scratch, results, wait,
 };
 use crate::error::CudaError;
-use crate::exchange::cuda_exchange::CudaExchange;
-use crate::exchange::sharded::FilterSupport;
+use crate::exchange::{cuda_exchange::CudaExchange, sharded::FilterSupport};
 use crate::first_use::get_or_make;
 use crate::sampler::pinned_items::ROOM;
 use crate::sampler::{FilterSource, Staging};
 use crate::selection::{
     CanonicalInputs, DeviceFilters, DeviceLogprobs, FilterKinds, FilteredRows, StoredRows, SummaryInput, rows_within,
 };
-use core::mem::replace;
-use core::ops::Range;
+use core::{mem::replace, ops::Range};
 use cudarc::driver::{CudaEvent, CudaStream};
 use flash_sampling_core::{DType, Plan, RowParams};
 use std::sync::Arc;
