@@ -4,7 +4,7 @@ use flash_sampling_core::DType;
 
 const PAGE: &str = include_str!("../../docs/weights.md");
 
-/// Returns the bits of a weight, with two digits at most.
+/// Returns the bits of a weight, with at most two decimal places.
 fn bits(dtype: DType) -> String {
     let bits = (8 * dtype.block_bytes()) as f64 / dtype.block_elements() as f64;
     let scales = if dtype.is_scaled() { " and scales" } else { "" };
@@ -22,7 +22,7 @@ fn the_page_has_the_types_their_bits_and_their_rounding() {
         let line = lines.iter().find(|line| line.starts_with(&start) && line.ends_with(&end));
         let files = line.map(|line| &line[start.len()..line.len() - end.len()]);
         let files = files.unwrap_or_else(|| panic!("docs/weights.md lacks this line:\n{start}...{end}"));
-        // GGUF has blocks and floats, safetensors the types with scales and floats.
+        // GGUF files have blocks and floats. Safetensors files have types with scales, and floats.
         assert_eq!(files.contains("GGUF"), !dtype.is_scaled(), "{start}");
         assert_eq!(files.contains("safetensors"), dtype.is_scaled() || dtype.is_float(), "{start}");
     }

@@ -66,7 +66,8 @@ fn open(args: &ShadowArgs) -> Result<Tensor, CommandError> {
     })
 }
 
-/// A temporary file beside `path`, with its name in front and the permissions of other files.
+/// Creates a temporary file in the folder of `path`. Its name begins with the name of `path`, and its permissions are
+/// the default ones.
 fn temporary(path: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]

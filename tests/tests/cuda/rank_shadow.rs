@@ -1,5 +1,5 @@
-//! Ranks whose shards have a shadow: their draws are those of one GPU without a shadow, and each rank counts the rows
-//! that fall back on its shard.
+//! Tests of ranks whose shards have a shadow: the draws are equal to the draws of one GPU without a shadow, and each
+//! rank counts the rows that fall back on its shard.
 
 use super::backends::gpu_columns::{histories, mask};
 use super::backends::gpu_memory::{Copied, captured, copied, part};
@@ -20,25 +20,26 @@ use flash_sampling_cuda::abi::status;
 use flash_sampling_cuda::{CudaTiled, Device, DeviceAddress, DeviceMatrix};
 use std::ops::Range;
 
-/// Of two shards, the second begins within a granule.
+/// The size of the vocabulary. With two shards, the second shard begins within a granule.
 const VOCAB: usize = 6004;
 const HIDDEN: usize = 136;
-/// More rows than a launch that reads a shadow has.
+/// The number of rows of the largest calls: more rows than a launch that reads a shadow can have.
 const ROWS: usize = 100;
 /// The number of kinds of rows.
 const KINDS: usize = 12;
-/// The kind whose bounds are not finite on the shard of the token [`LARGE`].
+/// The kind of rows whose bounds are not finite on the shard that has the token [`LARGE`].
 const UNBOUNDED: usize = 6;
-/// The kinds with a mask that forbids all tokens below [`ALLOWED`].
+/// The kinds of rows with a mask that forbids all tokens below [`ALLOWED`].
 const MASKED: [usize; 2] = [7, 8];
 const ALLOWED: u32 = 3002;
-/// The token with a number of 2^60 in the last column. All other tokens and all hidden states have a 0 there.
+/// The token whose weight is 2^60 in the last column. The weights of all other tokens and all hidden states are 0 in
+/// that column.
 const LARGE: u32 = 4500;
 
 const PLAN: Plan = Plan { max_rows: ROWS, max_draws: 2, max_logprobs: None, canonical: false };
 
-/// Peaked rows. A row of the kind [`UNBOUNDED`] has a number of 2^45 in the column before the last; there, the weight
-/// is 0, so that the logits are small.
+/// Returns a head and hidden states with peaked logits. The hidden state of a row of the kind [`UNBOUNDED`] is 2^45 in
+/// the second-last column. All weights are 0 in that column, so the logits are small.
 fn problem() -> Problem {
     let base = Problem::gaussian(Size::new(ROWS, VOCAB, HIDDEN), DType::BF16, DType::BF16, 41);
     let (last, wide) = (HIDDEN - 1, HIDDEN - 2);
@@ -57,7 +58,7 @@ fn problem() -> Problem {
     Problem { weight, hidden, ..base }
 }
 
-/// Masks of [`rows`]: of random tokens, and of the tokens from [`ALLOWED`] on.
+/// The masks of [`rows`]: one allows random tokens, the other allows all tokens from [`ALLOWED`] on.
 struct Masks([Vec<u32>; 2]);
 
 impl Masks {
@@ -68,7 +69,7 @@ impl Masks {
     }
 }
 
-/// Rows without filters, of [`KINDS`] kinds.
+/// Returns rows without filters, of [`KINDS`] kinds.
 fn rows<'a>(count: usize, Masks([random, upper]): &'a Masks, histories: &'a [History]) -> Vec<RowParams<'a>> {
     let row = |r: usize| {
         let base = RowParams { seed: 60 + r as u64 / 2, position: r as u64, temperature: 0.9, ..RowParams::default() };
@@ -90,7 +91,7 @@ fn rows<'a>(count: usize, Masks([random, upper]): &'a Masks, histories: &'a [His
     (0..count).map(row).collect()
 }
 
-/// The same rows, all with filters.
+/// Returns the same rows with filters.
 fn filtered<'a>(rows: &[RowParams<'a>]) -> Vec<RowParams<'a>> {
     let row = |(r, row): (usize, &RowParams<'a>)| {
         let row = RowParams { temperature: row.temperature.max(0.3), ..*row };
@@ -103,7 +104,7 @@ fn filtered<'a>(rows: &[RowParams<'a>]) -> Vec<RowParams<'a>> {
     rows.iter().enumerate().map(row).collect()
 }
 
-/// The rows that the shadow of a shard does not decide.
+/// Returns the number of rows that the shadow of a shard does not decide.
 fn undecided(tokens: &Range<u32>, which: Range<usize>) -> u32 {
     let is_open = |r: &usize| match r % KINDS {
         UNBOUNDED => tokens.contains(&LARGE),
@@ -127,14 +128,14 @@ impl Shadows {
     }
 }
 
-/// A group of ranks, and the tokens of the ranks that have a shadow; an empty range for the other ranks.
+/// A group of ranks, and the tokens of each rank that has a shadow (an empty range for any other rank).
 struct Group {
     ranks: Vec<OnRank>,
     shadowed: Vec<Range<u32>>,
 }
 
 impl Group {
-    /// The shadow may be of another weight.
+    /// Creates a group. The shadow may belong to another weight.
     fn new(factory: GpuRanks, problem: &Problem, buffer: &ShadowBuffer, shadows: Shadows) -> Group {
         let starts = shard_starts(&problem.head(), factory.equal);
         let plain = problem.head().split(&starts);
@@ -156,12 +157,12 @@ impl Group {
         self.ranks.iter().map(|rank| rank.arrays(rows, VOCAB)).collect()
     }
 
-    /// The rows of all complete calls that the shadow of each rank did not decide.
+    /// Returns, for each rank, the number of rows of all complete calls that the shadow did not decide.
     fn totals(&self) -> Vec<u32> {
         self.ranks.iter().map(|rank| rank.sampler.fallback_rows()).collect()
     }
 
-    /// Asserts that every rank has counted its undecided rows of `calls` calls since `before`.
+    /// Asserts that every rank has counted the undecided rows of `calls` calls since `before`.
     fn check_totals(&self, before: &[u32], which: Range<usize>, calls: u32, what: &str) {
         let counted: Vec<_> = self.totals().iter().zip(before).map(|(now, before)| now - before).collect();
         let want: Vec<_> = self.shadowed.iter().map(|tokens| calls * undecided(tokens, which.clone())).collect();
@@ -169,7 +170,7 @@ impl Group {
     }
 }
 
-/// One GPU without a shadow, and hidden states there.
+/// Returns a sampler on one GPU without a shadow, and the hidden states in the memory of this GPU.
 fn one_gpu(problem: &Problem) -> (Copied, impl Sized, DeviceMatrix) {
     let device = Device::new(0).unwrap();
     let alone = Copied::on(&device, device.context().new_stream().unwrap(), problem.head(), PLAN).unwrap();
@@ -177,7 +178,8 @@ fn one_gpu(problem: &Problem) -> (Copied, impl Sized, DeviceMatrix) {
     (alone, memory, hidden)
 }
 
-/// Calls that wait and calls that do not. Calls with filters, and calls of many rows, read the weight.
+/// Compares calls that wait for the GPU, and calls that do not wait. Calls with filters, and calls of many rows, read
+/// the weight.
 pub(crate) fn draws_are_those_of_one_gpu(factory: GpuRanks) {
     let (problem, masks, histories) = (problem(), Masks::new(), histories());
     let (mut alone, _memory, hidden) = one_gpu(&problem);
@@ -210,7 +212,8 @@ pub(crate) fn draws_are_those_of_one_gpu(factory: GpuRanks) {
     drop_outside_captures(alone);
 }
 
-/// Every rank with a shadow counts all rows of a call that waits. The total has no rows of such launches.
+/// Compares calls with filters, which read the weight. In a call that waits, every rank with a shadow counts all rows.
+/// The total of [`Group::totals`] does not include these rows.
 fn draws_with_filters(
     factory: GpuRanks,
     (alone, hidden): (&mut Copied, &DeviceMatrix),
@@ -232,7 +235,8 @@ fn draws_with_filters(
     }
 }
 
-/// Weight and hidden states in host memory: rows of several draws, and calls with some rows that need all logits.
+/// Compares draws with weight and hidden states in host memory, including rows of several draws, and calls with some
+/// rows that need all logits.
 pub(crate) fn draws_from_host_memory_are_those_of_one_gpu(factory: GpuRanks) {
     let (problem, masks, histories) = (problem(), Masks::new(), histories());
     let mut alone = CudaTiled::new(problem.head(), PLAN, &Device::new(0).unwrap()).unwrap();
@@ -263,7 +267,7 @@ pub(crate) fn draws_from_host_memory_are_those_of_one_gpu(factory: GpuRanks) {
     }
 }
 
-/// Each replay of a graph draws for other positions, and counts the undecided rows again.
+/// Replays captured calls. Each replay of a graph draws for other positions, and counts its undecided rows.
 pub(crate) fn captured_calls_are_replayed(factory: GpuRanks) {
     let (problem, masks, histories) = (problem(), Masks::new(), histories());
     let (mut alone, _memory, hidden) = one_gpu(&problem);
@@ -301,8 +305,8 @@ pub(crate) fn captured_calls_are_replayed(factory: GpuRanks) {
     drop_outside_captures((alone, group.ranks));
 }
 
-/// The negative control: the shadow of the negated weight excludes the token of a greedy row. So calls without filters
-/// read the shadow, and calls with filters do not.
+/// The negative control: the shadow of the negated weight excludes the token of a greedy row. Draws without filters
+/// change, so these calls read the shadow. Draws with filters do not change, so these calls do not read the shadow.
 pub(crate) fn a_wrong_shadow_changes_the_draws(factory: GpuRanks) {
     let (problem, masks, histories) = (problem(), Masks::new(), histories());
     let (mut alone, _memory, hidden) = one_gpu(&problem);
@@ -312,7 +316,7 @@ pub(crate) fn a_wrong_shadow_changes_the_draws(factory: GpuRanks) {
     let all = rows(KINDS, &masks, &histories);
     let greedy = 1;
     assert_eq!(all[greedy].temperature, 0.0);
-    // Alone, because an undecided row would make the call read the weight.
+    // The call has this row alone, because an undecided row would make the call read the weight.
     let (which, row) = (greedy..greedy + 1, &all[greedy..=greedy]);
     let want = alone.waited(&part(&hidden, which.clone()), row);
     let token = want.row(0).unwrap().token();

@@ -28,8 +28,8 @@ pub struct GenerateArgs {
     /// Output format: text as it is drawn, or one JSON object per sequence.
     #[arg(long, value_enum, default_value_t = Format::Text, help_heading = "Output")]
     pub format: Format,
-    /// Print at the end the speed, the share of head and draw in the time, the number of draws with more than one pass, and
-    /// with --shadow the number of rows that read the weight instead.
+    /// Print at the end the speed, the share of head and draw in the time, the number of draws with more than one pass,
+    /// and, with --shadow, the number of rows that read the weight instead of the copy.
     #[arg(long, help_heading = "Output")]
     pub report: bool,
 }

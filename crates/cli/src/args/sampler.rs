@@ -20,10 +20,10 @@ pub struct SamplerArgs {
     #[arg(long, default_value = "tiled")]
     pub variant: VariantConfig,
     /// Use a shadow: an 8-bit copy of the weight, which takes half the memory of a bf16 weight. FILE is a file that
-    /// `flash-sampling shadow` wrote; without FILE, the copy is made at the start. Calls of few rows without filters
-    /// and log-probabilities read the copy instead of the weight, and so do calls with filters whose first filter is
-    /// min-p or a small top-k. The draws are the same; docs/shadow.md has their times by processor, rows and filters. For
-    /// weights in bf16, f16 or f32, and variants that draw the tokens of tiled.
+    /// `flash-sampling shadow` wrote; without FILE, the copy is made at the start. Calls of few rows read the copy
+    /// instead of the weight, if they have no log-probabilities, and no filters or a first filter that is min-p or a
+    /// small top-k. The draws are the same; docs/shadow.md has the times by processor, rows and filters. The flag needs
+    /// a weight in bf16, f16 or f32, and a variant that draws the same tokens as tiled.
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub shadow: Option<Option<PathBuf>>,
 }

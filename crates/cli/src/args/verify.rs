@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 /// Flags of `verify`.
 #[derive(Debug, Args)]
-// `verify` makes its own heads, so its shadow has no file.
+// `verify` makes its own heads, so `--shadow` takes no file.
 #[command(mut_arg("shadow", |flag| flag.num_args(0).help("Make a shadow, an 8-bit copy of the weight, for each head")))]
 pub struct VerifyArgs {
     /// Backend and variant.

@@ -19,7 +19,7 @@ pub(super) struct Report {
     pub(super) tokens: u64,
     /// Draws with more than one pass, because of filters.
     pub(super) more_passes: u64,
-    /// Rows of all calls, and those that read the weight in spite of a shadow.
+    /// The rows of all calls, and the rows that read the weight although there is a shadow.
     pub(super) rows: usize,
     pub(super) fallback_rows: usize,
     has_shadow: bool,

@@ -44,9 +44,9 @@ impl Header {
     /// # Errors
     /// [`Problem::Format`] or [`Problem::Truncated`], or [`Problem::Unusable`] for a file of another format.
     pub fn parse(bytes: &[u8]) -> Result<Self, Problem> {
-        // After its length, the header is a JSON object.
+        // The first 8 bytes are the length of the header. The header is a JSON object.
         if bytes.get(8).is_some_and(|byte| *byte != b'{') {
-            let zip = if bytes.starts_with(b"PK\x03\x04") { " but a zip archive, as of numpy or PyTorch" } else { "" };
+            let zip = if bytes.starts_with(b"PK\x03\x04") { " but a zip archive (.npz or PyTorch)" } else { "" };
             return Err(Problem::Unusable(format!("not a safetensors, GGUF or .npy file{zip}")));
         }
         let (header, metadata) = SafeTensors::read_metadata(bytes)?;

@@ -137,18 +137,18 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The shape of a sampler of hidden states.
+    /// Returns the shape of a sampler that takes hidden states of a head.
     pub fn of(head: &Head<'_>) -> Shape {
         Shape { tokens: head.tokens(), vocab_size: head.vocab_size(), input: head.hidden() }
     }
 
-    /// The shape of a sampler of a whole vocabulary.
+    /// Returns the shape of a sampler over a whole vocabulary.
     pub fn whole(vocab_size: u32, input: usize) -> Shape {
         Shape { tokens: 0..vocab_size, vocab_size, input }
     }
 }
 
-/// What a sampler supports, its size, and its plan.
+/// The capabilities, the shape and the plan of a sampler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
     /// What the sampler supports.
@@ -181,20 +181,20 @@ pub struct Description {
 /// * A call within the plan allocates nothing if the sampler and `out` have served similar calls. The
 ///   [reference](crate::reference) is the exception.
 pub trait PerturbedArgmax: Send {
-    /// What this sampler supports, its size, and its plan.
+    /// Returns the capabilities, the shape and the plan of this sampler.
     fn description(&self) -> Description;
 
-    /// What this sampler supports.
+    /// Returns what this sampler supports.
     fn capabilities(&self) -> Capabilities {
         self.description().capabilities
     }
 
-    /// The size of the sampler's head.
+    /// Returns the size of the sampler's head.
     fn shape(&self) -> Shape {
         self.description().shape
     }
 
-    /// The plan of the sampler.
+    /// Returns the plan of the sampler.
     fn plan(&self) -> Plan {
         self.description().plan
     }

@@ -26,7 +26,7 @@ layout! {
     /// The parameters have the meaning and the order of [`RowParams`](flash_sampling_core::RowParams). A null array
     /// gives all rows the default value, and every array is null by default.
     ///
-    /// `position` and `mask` have one element per row. Of every other parameter, row `r` has element or list
+    /// `position` and `mask` have one element per row. For every other parameter, row `r` uses element or list
     /// `index[r]`, or element or list `r` if `index` is null. So several rows can share parameters. No kernel checks
     /// that `index` is within the arrays.
     #[derive(Default)]

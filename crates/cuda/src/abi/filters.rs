@@ -19,7 +19,7 @@ layout! {
         pub top_k: u32 = 12,
         /// Factor from the logits of the filters to the logits of the draw; 1 if filters come after the temperature.
         pub rescale: f32 = 16,
-        /// 0: min-p, top-k, top-p. 1: top-k, top-p, min-p.
+        /// The order of the filters. 0: min-p, top-k, top-p. 1: top-k, top-p, min-p.
         pub min_p_last: u32 = 20,
     }
 }
@@ -103,7 +103,7 @@ layout! {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FilterPasses {
-    /// So far, lists decide all rows.
+    /// Lists have decided all rows so far.
     Lists = 0,
     /// The filters of a row need all logits, so no lists are made.
     Logits = 1,
@@ -143,7 +143,7 @@ const OPEN_BINS: usize = 32;
 pub(crate) const UNDECIDED_ROWS_SUMMED: usize = 256;
 
 layout! {
-    /// Device memory that lists and decides the rows that the first pass leaves undecided. Zeros before the first call.
+    /// Device memory for the rows that the first pass leaves undecided. Zeros before the first call.
     pub(crate) struct UndecidedRows = 64 {
         pub(crate) counters: DeviceAddress<u32> = 0,
         pub(crate) arrived: DeviceAddress<u32> = 8,

@@ -19,7 +19,7 @@ impl HeadTransform {
 }
 
 layout! {
-    /// A word in device memory that decides whether a launch ends at once: if it has this value. Null: never.
+    /// A condition: a launch ends at once if the word at `word` has the value `value`. Null: it never does.
     #[derive(Default)]
     pub(crate) struct SkipIf = 16 {
         pub(crate) word: DeviceAddress<u32> = 0,
@@ -29,7 +29,7 @@ layout! {
 }
 
 impl SkipIf {
-    /// The launch ends at once if `word` is `value`.
+    /// Creates the condition that `word` is `value`.
     pub(crate) fn new(word: DeviceAddress<u32>, value: u32) -> SkipIf {
         SkipIf { word, value, zero: 0 }
     }
@@ -50,7 +50,7 @@ layout! {
         pub(crate) hidden: u32 = 68,
         pub(crate) first_token: u32 = 72,
         pub(crate) tokens: u32 = 76,
-        /// The fused kernels read it.
+        /// A condition that the fused kernels check.
         pub(crate) skip_if: SkipIf = 80,
     }
 
@@ -62,11 +62,11 @@ layout! {
         pub(crate) block_rows: u32 = 8,
         pub(crate) block_cols: u32 = 12,
         pub(crate) row_blocks: u32 = 16,
-        /// The row of the weight's first row in its block of rows.
+        /// The index of the weight's first row in the block of rows that has its scale.
         pub(crate) first_row: u32 = 20,
     }
 
-    /// The two factors in device memory, in any layout.
+    /// The two operands of the matmul in device memory, in any layout.
     pub(crate) struct Matrices = 72 {
         pub(crate) weight: DeviceAddress<u8> = 0,
         pub(crate) hidden: DeviceAddress<u8> = 8,
@@ -88,17 +88,17 @@ layout! {
         pub(crate) logits: DeviceAddress<f32> = 0,
         /// Floats between rows.
         pub(crate) stride: u64 = 8,
-        /// The largest logit of each granule, if the kernel stores it: block_maxima.cuh.
+        /// The largest logit of each granule, if the kernel stores it: see block_maxima.cuh.
         pub(crate) block_maxima: DeviceAddress<u16> = 16,
         /// 1: the portable kernels store raw logits, as the Hopper kernels always do. 0: transformed logits.
         pub(crate) is_raw: u32 = 24,
         pub(crate) padding: u32 = 28,
-        /// The Hopper kernels store only octets of rows in which a row has a filter. Null: all rows.
+        /// The Hopper kernels store the logits of eight rows only if one of these rows has a filter. Null: of all rows.
         pub(crate) filters: DeviceAddress<RowFilters> = 32,
     }
 }
 
-/// Bytes of the largest logits of granules, `[octets of rows, granules, 8]` of 16 bits.
+/// Returns the bytes of the largest logits of granules: `[rows / 8 rounded up, granules, 8]` of 16 bits.
 pub(crate) fn block_maxima_bytes(rows: usize, tokens: usize) -> usize {
     2 * rows.next_multiple_of(8) * tokens.div_ceil(16)
 }
@@ -109,7 +109,7 @@ pub(crate) fn block_maxima_bytes(rows: usize, tokens: usize) -> usize {
 pub(crate) struct TensorMap(pub(crate) [u64; 16]);
 
 layout! {
-    /// The tensors of one launch as boxes, as in load.cuh, and the scales of a weight in fp8: one for each of its rows.
+    /// The tensor maps of one launch (see load.cuh), and the scales of an fp8 weight: one for each row of the weight.
     pub(crate) struct Maps = 448 {
         pub(crate) weight: TensorMap = 0,
         pub(crate) granule: TensorMap = 128,

@@ -28,6 +28,7 @@ mod tests {
     /// The size of a type, and the offsets of its fields.
     type Layout = (usize, BTreeMap<String, usize>);
 
+    /// Collects layouts by name. Panics if a name occurs twice.
     fn once(stated: impl Iterator<Item = (String, Layout)>) -> BTreeMap<String, Layout> {
         let mut layouts = BTreeMap::new();
         for (name, layout) in stated {
@@ -36,7 +37,8 @@ mod tests {
         layouts
     }
 
-    /// The types of a block of `layout!`: lines of a name and a size, each followed by lines of fields and offsets.
+    /// Parses the types of a `layout!` block: a line with name and size, then lines with fields and offsets, for each
+    /// type.
     fn in_rust(block: &str) -> impl Iterator<Item = (String, Layout)> {
         let (block, _) = block.split_once("\n}").unwrap();
         block.split(" struct ").skip(1).map(|item| {
@@ -52,7 +54,7 @@ mod tests {
         })
     }
 
-    /// The type of an `FS_LAYOUT`: a name, a size, then pairs of field and offset.
+    /// Parses the type of an `FS_LAYOUT`: a name, a size, then pairs of field and offset.
     fn in_kernels(layout: &str) -> (String, Layout) {
         let (layout, _) = layout.split_once(");").unwrap();
         let words = layout.replace("FS_AT", "").replace(|c: char| !c.is_alphanumeric() && c != '_', " ");

@@ -1,8 +1,8 @@
 //! The types that the host passes to the kernels.
 //!
 //! Each type has a twin of the same name in `kernels/`. Both sides declare sizes and field offsets, and a test compares
-//! the declarations. Rust asserts all of them. The kernels' compilers assert as many as they support (see
-//! platform.cuh). Pointers have the type [`DeviceAddress`].
+//! the declarations. The Rust compiler asserts all of them. Each compiler of the kernels asserts as many as it supports
+//! (see platform.cuh). Pointers have the type [`DeviceAddress`].
 //!
 //! Types that callers of the device-memory entry points write or read are public.
 
@@ -66,7 +66,7 @@ layout! {
     /// The penalties of a biased logit.
     #[derive(Default, PartialEq, Pod, Zeroable)]
     pub struct Penalty = 8 {
-        /// Divides a positive logit and multiplies another; positive and finite; 1 = none.
+        /// Divides a positive logit, and multiplies any other logit; positive and finite; 1 = none.
         pub repetition: f32 = 0,
         /// Subtracted last; finite; 0 = none.
         pub subtract: f32 = 4,
@@ -75,8 +75,9 @@ layout! {
 
 /// A flag in [`Row::biases`]: penalties follow the biases.
 ///
-/// The first [`Penalty`] has the smallest of all values, at most 1 and 0; then one [`Penalty`] per bias. Larger values
-/// in the first one would lose tokens that should win.
+/// The first [`Penalty`] has the smallest `repetition`, at most 1, and the smallest `subtract`, at most 0. One
+/// [`Penalty`] per bias follows. With larger values in the first [`Penalty`], kernels would skip tokens that should
+/// win.
 pub const PENALISED: u32 = 1 << 31;
 
 layout! {
@@ -95,10 +96,10 @@ layout! {
         pub mask_words: u32 = 32,
         /// Number of biases, plus [`PENALISED`] if penalties follow them.
         pub biases: u32 = 36,
-        /// One over the temperature, positive and finite, because bounds that skip tokens grow with it. 1 for a greedy
-        /// row.
+        /// The inverse of the temperature; 1 for a greedy row. It must be positive and finite, because the bounds that
+        /// skip tokens must grow with this factor.
         pub inv_temperature: f32 = 40,
-        /// The largest of the biases and 0. A smaller value would lose tokens that should win.
+        /// The largest of the biases and 0. With a smaller value, kernels would skip tokens that should win.
         pub largest_bias: f32 = 44,
         /// Number of the draw.
         pub draw: u32 = 48,

@@ -12,7 +12,7 @@ pub(crate) const SLOT_BYTES: usize = 32;
 /// Words in a rank's record of a row with filters: `PeerRecords::WORDS`.
 pub(crate) const RECORD_WORDS: usize = 129;
 
-/// Bytes of such a record in an exchange.
+/// Bytes of a rank's record of a row with filters in an exchange.
 pub(crate) const RECORD_BYTES: usize = RECORD_WORDS * 16;
 
 layout! {
@@ -52,7 +52,7 @@ layout! {
 
     /// The parameters of a launch with records.
     pub(crate) struct PeerRecords = 336 {
-        /// No rows and draws.
+        /// The parameters of the launch; `rows` and `draws` are not used.
         pub(crate) peers: Peers = 0,
         /// Bytes from the start of a mailbox to its records, `[kinds, world, max_rows]`.
         pub(crate) offset: u64 = 328,

@@ -1,9 +1,9 @@
-//! The arguments of a draw from a shadow of the weight: the twins of shadow/pass.cuh.
+//! The arguments of a draw from a shadow of the weight: twins of the types in shadow/pass.cuh.
 
 use crate::abi::{DeviceAddress, layout};
 
 layout! {
-    /// The bounds of a hidden state on all tokens, and the factor of its digits.
+    /// The numbers of a hidden state that give the error bound of each token, and the factor of its digits.
     pub(crate) struct HiddenBound = 16 {
         pub(crate) scale: f32 = 0,
         pub(crate) error: f32 = 4,
@@ -11,7 +11,7 @@ layout! {
         pub(crate) constant: f32 = 12,
     }
 
-    /// Counts of the estimates that a row with a top-k has listed.
+    /// Counts of the listed estimates of a row with a top-k.
     pub(crate) struct EstimateCounts = 128 {
         pub(crate) base: f32 = 0,
         pub(crate) width: f32 = 4,
@@ -42,19 +42,19 @@ layout! {
     }
 }
 
-/// The candidates that the list of a row holds.
+/// The number of candidates that the list of a row can hold.
 pub(crate) const CANDIDATE_ROOM: usize = 16384;
 /// The maximum number of blocks that share a row's candidates.
 pub(crate) const MAX_PARTS: usize = 32;
 
 layout! {
-    /// Words of a planned head.
+    /// The state of a planned head between the kernels of a call.
     pub(crate) struct ShadowWords = 8 {
         pub(crate) open: u32 = 0,
         pub(crate) published: u32 = 4,
     }
 
-    /// The best candidate of some blocks.
+    /// The best candidate of a part of a row's candidates.
     #[repr(align(16))]
     pub(crate) struct PartWinner = 16 {
         pub(crate) key: u64 = 0,
@@ -76,7 +76,7 @@ layout! {
         pub(crate) words: DeviceAddress<ShadowWords> = 152,
         pub(crate) largest: f32 = 160,
         pub(crate) zero: u32 = 164,
-        /// In page-locked host memory: the rows of all launches that the shadow did not decide.
+        /// A counter in page-locked host memory: the rows of all launches that the shadow did not decide.
         pub(crate) undecided: DeviceAddress<u32> = 168,
     }
 }

@@ -29,7 +29,7 @@ layout! {
         pub(crate) tokens: u32 = 52,
     }
 
-    /// The output for masses: the twin of row_mass.cuh.
+    /// The output for masses: the twin of the type in row_mass.cuh.
     pub(crate) struct Masses = 16 {
         /// The blocks' masses, 8 bytes each.
         pub(crate) parts: DeviceAddress<u8> = 0,
@@ -37,7 +37,7 @@ layout! {
         pub(crate) log_z: DeviceAddress<f64> = 8,
     }
 
-    /// Stored, transformed logits: the twin of stored.cuh, as are the next five types.
+    /// Stored, transformed logits. This type and the next five types have their twins in stored.cuh.
     pub(crate) struct StoredLogits = 24 {
         pub(crate) logits: DeviceAddress<f32> = 0,
         pub(crate) row_stride: u64 = 8,
@@ -117,13 +117,13 @@ layout! {
     /// A request about a row, for row_summary.cu.
     #[derive(Default, PartialEq, Pod, Zeroable)]
     pub(crate) struct SummaryRequest = 20 {
-        /// Largest logits.
+        /// The number of requested largest logits.
         pub(crate) limit: u32 = 0,
         /// Whether transformed logits are stored: 1 or 0.
         pub(crate) stores: u32 = 4,
         /// Whether the masses are written besides their sum: 1 or 0.
         pub(crate) masses: u32 = 8,
-        /// The number of the drawn token among the row's, to count the tokens before it.
+        /// The index of the drawn token in the row. The kernel counts the tokens before the drawn token.
         pub(crate) token: u32 = 12,
         /// The logit of the drawn token; inf = nothing is drawn.
         pub(crate) logit: f32 = 16,
@@ -137,7 +137,7 @@ layout! {
         pub(crate) sum: f64 = 8,
         /// -inf: no finite logit.
         pub(crate) max: f32 = 16,
-        /// Number of largest logits, at most `limit`; all ones if too many tokens may belong to the list.
+        /// The number of listed largest logits, at most `limit`; all ones if too many tokens may belong to the list.
         pub(crate) listed: u32 = 20,
     }
 
@@ -162,9 +162,9 @@ layout! {
     }
 }
 
-/// Tokens of a block of row_summary.cu.
+/// The number of tokens per block of row_summary.cu.
 pub(crate) const SUMMARY_TOKENS: usize = 8192;
 /// Bytes of a part's masses.
 pub(crate) const PART_MASSES_BYTES: usize = 8 + 8 * (MassHistogram::WORDS - 1);
-/// Tokens that the blocks of a row may list.
+/// The number of tokens that the blocks of a row can list.
 pub(crate) const SUMMARY_LISTED: usize = 4096;

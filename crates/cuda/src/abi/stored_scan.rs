@@ -13,7 +13,7 @@ layout! {
         pub(crate) items: DeviceAddress<Item> = 56,
     }
 
-    /// A logit rank in a stored row, or the factor of the row's logits.
+    /// A query of a stored row: a logit rank, or the factor of the row's logits.
     #[derive(Default, PartialEq, Pod, Zeroable)]
     pub(crate) struct SumQuery = 16 {
         pub(crate) source: u32 = 0,

@@ -73,8 +73,9 @@ const LIMIT: i32 = 127 * 15 + 1;
 /// Calls `set` with slots and codes of `IQ4_NL` whose sum of `2^-slot * code` is `w`. The choice varies, so that all
 /// codes of the table are used.
 pub(super) fn table_codes(w: f64, slots: usize, mut set: impl FnMut(usize, i32)) {
-    /// The indices of the codes of each sum of [`TABLE_SLOTS`] codes with the factors 8, 4, 2 and 1. Of several choices, the
-    /// least sum of absolute values counts, so that partial sums have few bits.
+    /// For each sum of [`TABLE_SLOTS`] codes with the factors 8, 4, 2 and 1, the indices of these codes. If several
+    /// choices have the same sum, the table has the choice of least absolute values, so that partial sums have few
+    /// bits.
     static SUMS: LazyLock<Vec<Option<[usize; TABLE_SLOTS]>>> = LazyLock::new(|| {
         let mut sums = vec![(i32::MAX, None); 2 * LIMIT as usize];
         for all in 0..1usize << (4 * TABLE_SLOTS) {

@@ -9,7 +9,7 @@ pub(super) struct Digits {
     pub(super) dtype: DType,
     /// Quantised weights per column of the head.
     pub(super) slots: usize,
-    /// Slots with a digit. The others have the same code, or codes of infinite weights.
+    /// Slots that hold a digit. The other slots hold one constant code, or codes of infinite weights.
     used: usize,
     /// Bits of a digit.
     bits: i32,
@@ -79,7 +79,7 @@ impl Digits {
                 used = used.max(slots);
             }
         }
-        // The slots that are left are pairs.
+        // The unused slots form pairs.
         used = used.next_multiple_of(2);
         assert!(used < self.slots, "a weight needs {used} slots");
         used
@@ -96,7 +96,8 @@ impl Digits {
         for (j, out) in out.iter_mut().enumerate() {
             let shift = (self.exponent - self.top - self.bits * j as i32 - self.code_shift(column)).max(-100);
             *out = match () {
-                // Pairs of equal codes cancel. An infinite weight needs a hidden state that is not 0.
+                // The slots of a pair have equal codes and opposite hidden states, so the two products cancel. An
+                // infinite weight needs a hidden state other than 0.
                 () if !self.is_finite && j >= self.used => h * 2f32.powi(-90) * if j % 2 == 0 { 1.0 } else { -1.0 },
                 () if !self.is_finite => h * 2f32.powi(shift),
                 () if j == last => {
@@ -112,7 +113,7 @@ impl Digits {
         }
     }
 
-    /// A weight in units of `2^(exponent - top)`.
+    /// Returns a weight in units of `2^(exponent - top)`.
     fn scaled(&self, w: f32) -> f64 {
         f64::from(w) * 2f64.powi(self.top - self.exponent)
     }
@@ -126,8 +127,9 @@ impl Digits {
         (largest - self.code_bits).max(least)
     }
 
-    /// The binary logarithm of a factor for all weights of the head; neighbouring `blocks` differ. It depends on the range
-    /// of the weights in steps of 2^16, so that it is that of most shards.
+    /// The binary logarithm of a factor that suits all weights of the head. Neighbouring blocks have different factors.
+    /// The factor changes with the range of the weights in steps of 2^16, so most shards have the factor of the whole
+    /// head.
     pub(super) fn unit_of_all(&self, block: usize) -> i32 {
         let above = (3 - self.exponent).rem_euclid(16);
         self.top + above - self.code_bits + block as i32 % 2
@@ -156,7 +158,7 @@ impl Digits {
                 block[..2].copy_from_slice(&factor.to_le_bytes());
                 block[2..4].copy_from_slice(&minimum.to_le_bytes());
             }
-            // With the largest factor, the codes of `codes` are infinite weights in float32.
+            // With the largest factor, the codes that `codes` sets are infinite weights in float32.
             DType::MXFP4 => block[0] = if bad.is_some() { u8::MAX } else { (unit + 128) as u8 },
             _ => block[..2].copy_from_slice(&factor.to_le_bytes()),
         }
@@ -208,7 +210,8 @@ impl Digits {
                 // `MXFP4` has no NaN, but a sum of infinite weights of both signs is NaN.
                 (DType::MXFP4, is_negative) if is_negative || w.is_nan() && slot == 1 => -12,
                 (DType::MXFP4, _) => 12,
-                // The sign of the factor is that of the weight. The hidden states of pairs have both signs.
+                // The factor has the sign of the weight. The hidden states of a pair have opposite signs, so codes of
+                // opposite signs give both products the same sign.
                 (DType::IQ4_NL, _) if slot >= self.used && slot % 2 == 1 => -10,
                 _ => 1,
             };

@@ -1,8 +1,8 @@
 //! Runs any sampler over a quantised weight with the same dot products as the head.
 //!
 //! A weight is a sum of digits: `w = sum_j digit_j 2^(e - bits j)`. The digits are codes of consecutive quantised
-//! weights, and the hidden state of digit `j` is multiplied by `2^(-bits j)`. So all dot products are those of the head,
-//! and a correct sampler over the quantised weight meets every law of the suite.
+//! weights, and the hidden state of digit `j` is multiplied by `2^(-bits j)`. So all dot products are equal to the dot
+//! products of the head, and a correct sampler over the quantised weight satisfies every law of the suite.
 
 mod codes;
 mod digits;
@@ -90,11 +90,11 @@ impl<F: SamplerFactory> SamplerFactory for Quantised<F> {
     }
 }
 
-/// Scales of blocks of rows and columns.
+/// The scales of a weight, one for each block of rows and columns.
 struct Scales {
     values: Vec<f32>,
     block: [usize; 2],
-    /// The first row in its block. The weight begins with so many rows that are not used.
+    /// The index of the first used row in its block. The weight begins with this number of unused rows.
     first_row: usize,
 }
 
@@ -188,10 +188,10 @@ fn blocks(weight: &Matrix<'_>, digits: &Digits) -> Vec<u8> {
     bytes
 }
 
-/// The elements of a weight of a type with scales, and its scales for blocks of rows and columns.
+/// Returns the elements of a weight of a type with scales, and the scales for blocks of rows and columns.
 ///
-/// Blocks of several rows begin at multiples of tokens of the whole vocabulary, as in a checkpoint, and their scales depend
-/// on their place only. So shards have the products of the whole head.
+/// Blocks of several rows begin at multiples of their height in the whole vocabulary, as in a checkpoint. Their scales
+/// depend only on their position. So the products of a shard are equal to the products of the whole head.
 fn scaled(weight: &Matrix<'_>, digits: &Digits, block: [usize; 2], first: usize) -> (Vec<u8>, Option<Scales>) {
     let columns = (block[1] / digits.slots).min(weight.cols());
     let [row_bytes, row_blocks] = [weight.cols() * digits.slots, weight.cols().div_ceil(columns)];
