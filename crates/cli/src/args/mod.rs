@@ -69,7 +69,7 @@ pub enum Command {
     /// Compile CUDA kernels ahead of time (feature `cuda`).
     #[command(subcommand)]
     Kernels(KernelsCommand),
-    /// List the instruction sets, kernels and GPUs of this machine.
+    /// List the instruction sets of this machine, its first GPU, and the compiled CUDA kernels.
     Info {
         /// Output format.
         #[arg(long, value_enum, default_value_t = Format::Text)]

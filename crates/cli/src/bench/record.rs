@@ -111,7 +111,7 @@ impl Passes {
     }
 
     /// The share of the rows that one pass decided.
-    pub fn certified(&self) -> f64 {
+    pub fn share_of_one_pass(&self) -> f64 {
         self.one as f64 / self.rows.max(1) as f64
     }
 }

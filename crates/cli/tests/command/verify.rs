@@ -110,7 +110,7 @@ fn effort_without_effect_is_a_warning() {
 }
 
 #[test]
-fn info_lists_instruction_sets_kernels_and_gpus() {
+fn info_lists_instruction_sets_and_the_gpu() {
     let text = run(&["info"]);
     assert_eq!(text.code, 0);
     for says in ["instruction set    portable   available", "weight bf16 x hidden bf16", "\ncuda  "] {

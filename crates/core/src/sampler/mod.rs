@@ -177,6 +177,8 @@ pub struct Description {
 /// * **Filters** keep the set that [`Selector`](crate::backend::selection::Selector) defines, a function of the row's
 ///   transformed logits alone. [`RowSample::passes`](crate::RowSample::passes) has the number of passes.
 /// * **log Z** does not depend on the order of evaluation: it comes from a [`MassHistogram`](crate::backend::MassHistogram).
+/// * [`capabilities`](Self::capabilities), [`shape`](Self::shape) and [`plan`](Self::plan) are not overridden: a boxed
+///   sampler forwards only its description.
 /// * A call empties `out` first, even if the call fails.
 /// * A call within the plan allocates nothing if the sampler and `out` have served similar calls. The
 ///   [reference](crate::reference) is the exception.
