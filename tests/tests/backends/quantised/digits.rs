@@ -127,12 +127,12 @@ impl Digits {
         (largest - self.code_bits).max(least)
     }
 
-    /// The binary logarithm of a factor that suits all weights of the head. Neighbouring blocks have different factors.
-    /// The factor changes with the range of the weights in steps of 2^16, so most shards have the factor of the whole
-    /// head.
-    pub(super) fn unit_of_all(&self, block: usize) -> i32 {
+    /// The binary logarithm of the factor of a block. Neighbouring blocks have different factors, and a block with
+    /// swapped indices has another factor unless the difference of the indices is a multiple of 3. The factors change with
+    /// the range of the weights in steps of 2^16, so most shards have the factors of the whole head.
+    pub(super) fn unit_of_all(&self, row_block: usize, column_block: usize) -> i32 {
         let above = (3 - self.exponent).rem_euclid(16);
-        self.top + above - self.code_bits + block as i32 % 2
+        self.top + above - self.code_bits + (row_block + 2 * column_block) as i32 % 3
     }
 
     /// The block of codes that stand for 0.

@@ -191,7 +191,7 @@ fn blocks(weight: &Matrix<'_>, digits: &Digits) -> Vec<u8> {
 /// Returns the elements of a weight of a type with scales, and the scales for blocks of rows and columns.
 ///
 /// Blocks of several rows begin at multiples of their height in the whole vocabulary, as in a checkpoint. Their scales
-/// depend only on their position. So the products of a shard are equal to the products of the whole head.
+/// depend on their position, and on the range of the weights. So most shards have the products of the whole head.
 fn scaled(weight: &Matrix<'_>, digits: &Digits, block: [usize; 2], first: usize) -> (Vec<u8>, Option<Scales>) {
     let columns = (block[1] / digits.slots).min(weight.cols());
     let [row_bytes, row_blocks] = [weight.cols() * digits.slots, weight.cols().div_ceil(columns)];
@@ -206,7 +206,7 @@ fn scaled(weight: &Matrix<'_>, digits: &Digits, block: [usize; 2], first: usize)
             let row_block = r / block[0];
             let unit = match block[0] {
                 1 => digits.unit(weights),
-                _ => digits.unit_of_all(first / block[0] + row_block + at),
+                _ => digits.unit_of_all(first / block[0] + row_block, at),
             };
             values[row_block * row_blocks + at] =
                 weights.iter().copied().find(|w| !w.is_finite()).unwrap_or(2f32.powi(unit));
