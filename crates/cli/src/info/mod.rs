@@ -53,7 +53,7 @@ fn cuda() -> (String, String, Vec<(PathBuf, String)>) {
         Ok(format!("{name}, compute capability {major}.{minor}, {units} multiprocessors; {kernel}"))
     });
     let compiler = compiler().map_or_else(
-        || "libnvrtc cannot be loaded: `kernels build` compiles ahead of time".to_owned(),
+        || "libnvrtc cannot be loaded; `kernels build` on a machine with NVRTC compiles ahead of time".to_owned(),
         |version| format!("NVRTC {version}"),
     );
     let summary = |folder: &PathBuf| match cache::list(folder) {
@@ -64,7 +64,7 @@ fn cuda() -> (String, String, Vec<(PathBuf, String)>) {
             names.sort_unstable();
             names.dedup();
             let of = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
-            format!("{} compiled kernels{of}, {} of other sources", current.len(), kept.len() - current.len())
+            format!("{} compiled kernels{of}, {} of other versions", current.len(), kept.len() - current.len())
         }
     };
     let folders = cache::ahead().into_iter().chain(cache::folder());

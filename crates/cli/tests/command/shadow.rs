@@ -119,6 +119,10 @@ fn flags_of_shadows_that_make_no_sense_are_refused() {
             format!("shadow --model {} --out {}", checkpoint("gguf/stories.gguf"), files.name("out")),
             "a weight of type q8_0 has no shadow: it must be bf16, f16 or f32; GGUF blocks are small already and need none",
         ),
+        (
+            format!("generate --model {} --shadow {}", checkpoint("gguf/stories.gguf"), files.name("none")),
+            "a weight of type q8_0 has no shadow: it must be bf16, f16 or f32; GGUF blocks are small already and need none",
+        ),
     ] {
         run(&words(&flags)).assert_refused(says);
     }

@@ -3,10 +3,13 @@
 //!
 //! **Exempt from semantic versioning**: any release may change any item here.
 //!
-//! A backend implements [`Scan`], and its sampler forwards [`PerturbedArgmax::sample`](crate::PerturbedArgmax::sample) to
-//! a [`Driver`]. The driver checks the rows of a call once, requests summaries, decides rows with filters, requests
-//! further passes for rows that one pass does not decide, and writes the results. A sharded sampler is a scan too: its
-//! pass merges the summaries of its shards. `tests/examples/own_backend.rs` is a whole backend.
+//! A sampler may write its results itself: [`check_call`], [`check_rows`], then one
+//! [`Samples::push_row`](crate::Samples::push_row) or [`Samples::push_error`](crate::Samples::push_error) per row. For
+//! filters and log-probabilities, it is easier to implement [`Scan`], and to forward
+//! [`PerturbedArgmax::sample`](crate::PerturbedArgmax::sample) to a [`Driver`]. The driver checks the rows of a call
+//! once, requests summaries, decides rows with filters, requests further passes for rows that one pass does not decide,
+//! and writes the results. A sharded sampler is a scan too: its pass merges the summaries of its shards.
+//! `tests/examples/own_backend.rs` is a whole backend.
 //!
 //! | to | use |
 //! | --- | --- |

@@ -161,6 +161,10 @@ pub struct Description {
 
 /// Draws tokens: the argmax of transformed logits plus Gumbel noise, or a draw with the same law.
 ///
+/// An implementer writes [`description`](Self::description) and [`sample`](Self::sample). The module
+/// [`backend`](crate::backend) has parts for `sample`. A sampler may support no knobs at all
+/// ([`Knobs::NONE`]): then rows with filters, penalties or log-probabilities get a typed error.
+///
 /// # Contract
 /// The conformance suite checks these rules for every implementer:
 /// * **Law.** P(token) is the softmax of the row's transformed logits, to within float32 rounding of the logits.
