@@ -42,10 +42,11 @@ impl Source {
         };
         if source.hidden.cols() != source.head.weight.cols() {
             return Err(CommandError::usage(format!(
-                "{}the hidden states have {}, but the head has hidden size {}",
+                "{}the hidden states have {}, but the head has hidden size {}; its weight [vocab, hidden] is [{}, {2}]",
                 args.hidden.as_ref().map(|path| format!("{}: ", path.file.display())).unwrap_or_default(),
                 line::count(source.hidden.cols(), "column"),
-                source.head.weight.cols()
+                source.head.weight.cols(),
+                source.head.weight.rows()
             )));
         }
         Ok(source)

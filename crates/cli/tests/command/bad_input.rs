@@ -178,7 +178,7 @@ fn shapes_that_make_no_head_are_named() {
     refuse_weight(&files.npy("y.npy", &[4, 0], &[0f32; 0]), "has shape [4, 0]");
     refuse_weight(
         &files.npy("n.npy", &[4, 16], &values(64, 1)),
-        "h.npy: the hidden states have 32 columns, but the head has hidden size 16",
+        "h.npy: the hidden states have 32 columns, but the head has hidden size 16; its weight [vocab, hidden] is [4, 16]",
     );
     let no_rows = files.npy("h0.npy", &[0, 32], &[0f32; 0]);
     run(&[&head[..6], &[no_rows]].concat()).assert_refused("has shape [0, 32], expected [rows, hidden] or [hidden]");
