@@ -63,7 +63,7 @@ pub fn run(
             add(record, with_passes(section, &passes), out, table::section)?;
         }
     }
-    show(out, |out| table::end(out))
+    show(out, table::end)
 }
 
 /// The contenders of every case on these hidden states, and their passes.

@@ -206,5 +206,5 @@ pub fn run(
         }
     }
     record.peers = peers.map(|peers| peers.source);
-    show(out, |out| table::end(out))
+    show(out, table::end)
 }

@@ -14,9 +14,9 @@ pub struct HeadArgs {
     /// file.
     #[arg(long, value_name = "DIR|FILE", conflicts_with = "weight", requires = "hidden")]
     pub model: Option<PathBuf>,
-    /// The head's weight, vocab x hidden: in bf16 (not .npy), f16 or f32 in a safetensors, GGUF or .npy file, in fp8 (e4m3) or
-    /// int8 with scales in a safetensors file, or in blocks in a GGUF file. Without :TENSOR, the weight in a GGUF file is
-    /// output.weight or token_embd.weight.
+    /// The head's weight, vocab x hidden: in bf16 (not .npy), f16 or f32 in a safetensors, GGUF or .npy file, in fp8
+    /// (e4m3) or int8 with scales in a safetensors file, or in blocks in a GGUF file. Without :TENSOR, the weight in a
+    /// GGUF file is output.weight or token_embd.weight.
     #[arg(long, value_name = "FILE[:TENSOR]", value_parser = tensor_path, requires = "hidden")]
     pub weight: Option<TensorPath>,
     /// Hidden states, rows x hidden or a single row: in bf16 (not .npy), f16 or f32 in a safetensors, GGUF or .npy file.

@@ -20,10 +20,10 @@ pub struct SamplerArgs {
     #[arg(long, default_value = "tiled")]
     pub variant: VariantConfig,
     /// Use a shadow: an 8-bit copy of the weight, in addition to the weight; a bf16 head then takes 1.5 times the memory.
-    /// FILE is a file that `flash-sampling shadow` wrote; without FILE, the copy is made at the start. Calls of few rows read the copy
-    /// instead of the weight, if they have no log-probabilities, and no filters or a first filter that is min-p or a
-    /// small top-k. The draws are the same; docs/shadow.md has the times by processor, rows and filters. The flag needs
-    /// a weight in bf16, f16 or f32, and a variant that draws the same tokens as tiled.
+    /// FILE is a file that `flash-sampling shadow` wrote; without FILE, the copy is made at the start. Calls of few rows
+    /// read the copy instead of the weight, if they have no log-probabilities, and no filters or a first filter that is
+    /// min-p or a small top-k. The draws are the same; docs/shadow.md has the times by processor, rows and filters. The
+    /// flag needs a weight in bf16, f16 or f32, and a variant that draws the same tokens as tiled.
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub shadow: Option<Option<PathBuf>>,
 }

@@ -26,10 +26,9 @@ impl LoadedShadow {
     /// [`CommandError::Load`] for a file that is not the shadow of this weight.
     /// [`CommandError::Head`] for a weight whose type has no shadow.
     pub fn new(file: Option<&Path>, weight: &Matrix<'_>) -> Result<Self, CommandError> {
-        if !weight.dtype().is_float() {
-            return Err(HeadError::ShadowType { dtype: weight.dtype() }.into());
-        }
         match file {
+            // Without this check, the error would name the type in the file, and advise another file.
+            Some(_) if !weight.dtype().is_float() => Err(HeadError::ShadowType { dtype: weight.dtype() }.into()),
             Some(file) => Ok(LoadedShadow::Mapped(open(file, weight)?)),
             None => Ok(LoadedShadow::Made(make(weight)?)),
         }
