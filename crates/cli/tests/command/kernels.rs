@@ -81,7 +81,7 @@ mod with_cuda {
         one_line(&[], &format!("{} there before", all - 1));
         run(&["kernels", "build", "--force", "--check"]).assert_refused("'--force' cannot be used with '--check'");
         let info = || run_in(&ahead, &cache, &["info"]);
-        let listed = |count| format!("{ahead}: {count} compiled kernels (sm_80), 0 of other sources");
+        let listed = |count| format!("{ahead}: {count} compiled kernels (sm_80), 0 of other versions");
         assert!(info().stdout.contains(&listed(all)), "{:#?}", info());
         let whole = std::fs::read(kernel).unwrap();
         std::fs::write(kernel, &whole[..whole.len() - 1]).unwrap();
