@@ -1,5 +1,5 @@
-// The entry point of the fused Hopper kernel. The build defines FS_COLUMNS, FS_SLABS, FS_CLUSTER, FS_UNITS and FS_OPERAND; FS_FP8
-// for a weight in F8_E4M3; and one variant at most, except as stated:
+// The entry point of the fused Hopper kernel. The build defines FS_COLUMNS, FS_SLABS, FS_CLUSTER, FS_UNITS and FS_OPERAND; FS_WEIGHT,
+// the type of a weight with 8-bit elements; and one variant at most, except as stated:
 //
 //   FS_MASKS_PENALTIES  takes rows with penalties, and stores raw logits on request
 //   FS_LISTS            takes rows with penalties, and lists the largest logits of rows with filters
@@ -50,12 +50,10 @@ using namespace flash_sampling;
 #define FS_OUTPUTS LogitStore{}, RowLists{}, Masses{}, Peers{}, Candidates{}
 #endif
 constexpr auto VARIANT = fused_hopper::FusedVariant::FS_VARIANT;
-#ifdef FS_FP8
-constexpr bool FP8 = true;
-#else
-constexpr bool FP8 = false;
+#ifndef FS_WEIGHT
+#define FS_WEIGHT BF16
 #endif
-using Tile = fused_hopper::Tile<FS_COLUMNS, FS_SLABS, FS_CLUSTER, VARIANT, FP8, FS_UNITS>;
+using Tile = fused_hopper::Tile<FS_COLUMNS, FS_SLABS, FS_CLUSTER, VARIANT, Element::FS_WEIGHT, FS_UNITS>;
 
 // For the host's launch: bytes of dynamic shared memory, threads per block.
 extern "C" {

@@ -1,5 +1,5 @@
 // The entry points of the fused kernel on tensor cores of compute capability 8.0 and up. The build defines FS_COLUMNS (rows of the
-// batch), FS_OPERAND and FS_EPILOGUE; for a weight in F8_E4M3, FS_FP8; for a shadow, whose factors are always aligned, FS_ALIGNED.
+// batch), FS_OPERAND and FS_EPILOGUE; FS_WEIGHT, the type of a weight with 8-bit elements; for a shadow, whose factors are always aligned, FS_ALIGNED.
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/epilogue/summary.cuh"
 #include "flash_sampling/fused_portable.cuh"
@@ -7,13 +7,11 @@
 
 using namespace flash_sampling;
 using Epilogue = FS_EPILOGUE<FS_COLUMNS>;
-#ifdef FS_FP8
-constexpr bool IS_FP8 = true;
-#else
-constexpr bool IS_FP8 = false;
+#ifndef FS_WEIGHT
+#define FS_WEIGHT BF16
 #endif
 template <bool ALIGNED>
-using Kernel = FusedPortable<TensorMainloop<FS_COLUMNS, ptx::Operand::FS_OPERAND, ALIGNED, IS_FP8>, Epilogue>;
+using Kernel = FusedPortable<TensorMainloop<FS_COLUMNS, ptx::Operand::FS_OPERAND, ALIGNED, Element::FS_WEIGHT>, Epilogue>;
 
 // For the host's launch: bytes of dynamic shared memory, threads per block, blocks per multiprocessor.
 extern "C" {

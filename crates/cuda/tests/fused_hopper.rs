@@ -2,7 +2,7 @@
 //! with an emulator of its threads, barriers, copies and products. The tests compare every draw and list with core's
 //! reference.
 
-mod fp8;
+mod scaled;
 mod shadow;
 mod shadow_lists;
 

@@ -4,12 +4,6 @@
 #pragma GCC optimize("no-strict-aliasing")
 #include "emulator.hpp"
 
-struct alignas(8) uint2 {
-    unsigned x, y;
-};
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
 inline bool __all_sync(unsigned mask, bool vote) { return !__any_sync(mask, !vote); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
@@ -23,6 +17,7 @@ inline unsigned __reduce_or_sync(unsigned, unsigned value) { return value; }
 static float bound_factor;
 #define noise_bound(word) (bound_factor * (noise_bound)(word))
 #include "flash_sampling/fused_hopper/kernel.cuh"
+#include "flash_sampling/fused_hopper/scaled_hidden.cuh"
 #include "flash_sampling/shadow/digits.cuh"
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/fused_portable.cuh"
@@ -52,7 +47,7 @@ struct Launch {
     u32 control = 0, code_stride = 0;
     float largest = 0.0f;
     std::vector<u8> codes;
-    std::vector<float> scales, errors, norms;  // `scales` and `codes` also of a weight in F8_E4M3
+    std::vector<float> scales, errors, norms;  // `scales` and `codes` also of a weight of 8-bit elements
 
     void read_shadow() {
         control = get<u32>();
@@ -64,7 +59,7 @@ struct Launch {
         norms = get_all<float>(call.tokens);
     }
 
-    void read_fp8() {
+    void read_scaled() {
         codes = get_all<u8>(static_cast<size_t>(call.tokens) * call.hidden);
         scales = get_all<float>(call.tokens);
     }
@@ -116,10 +111,11 @@ struct Launch {
 
     template <class T>
     void run_blocks(const Call& call, const Matrix& weight, const Matrix& states, const RowLists& lists,
-                    const Candidates& candidates) const {
+                    const Candidates& candidates, const float* factors = nullptr, u32 bf16_row = 0) const {
         const u32 loaded = T::loaded_rows(call.row_count) * T::DIGITS;
         const WeightScales row_scales{scales.data(), 1, call.hidden, 1, 0};
-        const fused_hopper::Maps maps{weight.in_boxes(64), weight.in_boxes(16), states.in_boxes(loaded), row_scales};
+        const fused_hopper::Maps maps{weight.in_boxes(64), weight.in_boxes(16), states.in_boxes(loaded), row_scales,
+                                      factors, bf16_row};
         gridDim.x = blocks;
         for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
             // Poisoned, so that a use of unwritten bytes is detected.
@@ -136,7 +132,7 @@ struct Launch {
     template <int COLUMNS, ptx::Operand OPERAND, class Epilogue>
     void run_portable(const Call& call, const void* weight, const void* states, u32 stride,
                       const typename Epilogue::Arguments& arguments) const {
-        using Kernel = FusedPortable<TensorMainloop<COLUMNS, OPERAND, true, false>, Epilogue>;
+        using Kernel = FusedPortable<TensorMainloop<COLUMNS, OPERAND, true, Element::BF16>, Epilogue>;
         const auto *const at = static_cast<const u8*>(weight), *const hidden = static_cast<const u8*>(states);
         const Matrices matrices{at, hidden, stride, stride, Element::BF16, Element::BF16, 16, 16, {}};
         gridDim.x = min(blocks, (call.tokens + Epilogue::GRANULE - 1) / Epilogue::GRANULE);
@@ -232,11 +228,30 @@ struct Launch {
         }
     }
 
+    // Copies the hidden states, and runs the kernel over a weight of 8-bit elements.
+    template <class T>
+    void multiply_scaled(const RowLists& lists) const {
+        const u32 copied = T::loaded_rows(call.row_count), stride = (call.hidden + 15) / 16 * 16;
+        std::vector<u16> copies(2 * copied * stride, 0xffff);
+        std::vector<float> factors(call.row_count, NAN);
+        const ScaledHidden scaled{reinterpret_cast<const u8*>(hidden.data()), call.hidden * 2, copies.data(), factors.data(),
+                                  call.row_count, copied, call.hidden, stride};
+        emulator::launch(copied, 1, HiddenScaler::THREADS, [&] {
+            static HiddenScaler::Shared shared;
+            HiddenScaler::block(scaled, blockIdx.x, shared);
+        });
+        const Matrix elements{codes.data(), call.tokens, call.hidden, 1, call.hidden};
+        run_blocks<T>(call, elements, {copies.data(), 2 * copied, stride, 2, stride * 2}, lists, Candidates{}, factors.data(),
+                      copied);
+    }
+    template <int COLUMNS, Element WEIGHT>
+    void run_scaled() { run<COLUMNS, FusedVariant::MasksPenalties, false, WEIGHT>(); }
+
     // With IS_PORTABLE, by the portable kernel, which makes plain draws.
-    template <int COLUMNS, FusedVariant VARIANT, bool IS_PORTABLE = false, bool FP8 = false>
+    template <int COLUMNS, FusedVariant VARIANT, bool IS_PORTABLE = false, Element WEIGHT = Element::BF16>
     void run(bool has_shadow = false) {
-        constexpr bool IS_WIDE = COLUMNS >= (FP8 ? 64 : 192);
-        using T = fused_hopper::Tile<COLUMNS, IS_WIDE ? 1 : 2, 1, VARIANT, FP8, FP8 && IS_WIDE ? 3 : 2>;
+        constexpr bool SCALED = has_scales(WEIGHT), IS_WIDE = COLUMNS >= (SCALED ? 64 : 192);
+        using T = fused_hopper::Tile<COLUMNS, IS_WIDE ? 1 : 2, 1, VARIANT, WEIGHT, SCALED && IS_WIDE ? 3 : 2>;
         std::vector<u64> best(call.row_count), invalid(call.row_count, ~0ull);
         std::vector<float> logits(call.row_count * blocks);
         std::vector<Draw> draws(call.row_count);
@@ -249,17 +264,18 @@ struct Launch {
         const RowLists lists{filters.data(), counters.data(), posted.data(), keys.data()};
         ShadowWords words{};
         u32 undecided = 0;
-        if constexpr (COLUMNS <= 96 && !FP8)
+        if constexpr (COLUMNS <= 96 && !SCALED)
             if (has_shadow) {
                 run_shadow<COLUMNS, false, IS_PORTABLE>(call, words, undecided, FilterListCall{});
                 call.skip_if = {&words.open, 0, 0};
             }
-        const Matrix fp8{codes.data(), call.tokens, call.hidden, 1, call.hidden};
-        if constexpr (IS_PORTABLE)
+        if constexpr (SCALED)
+            multiply_scaled<T>(lists);
+        else if constexpr (IS_PORTABLE)
             run_portable<COLUMNS, ptx::Operand::BF16, DrawEpilogue<COLUMNS>>(call, weight.data(), hidden.data(),
                                                                              2 * call.hidden, {});
         else
-            run_blocks<T>(call, FP8 ? fp8 : map_of(weight, call.tokens), map_of(hidden, call.row_count), lists, Candidates{});
+            run_blocks<T>(call, map_of(weight, call.tokens), map_of(hidden, call.row_count), lists, Candidates{});
         if (has_shadow) put(undecided);
         for (u32 r = 0; r < call.row_count; ++r) {
             if (best[r] != 0 || invalid[r] != ~0ull || arrived != 0) abort();
@@ -289,7 +305,7 @@ int main() {
         emulator::is_backwards = get<u32>();
         Launch launch;
         if (variant >= 3 && variant <= 5) launch.read_shadow();
-        if (variant == 6) launch.read_fp8();
+        if (variant >= 6) launch.read_scaled();
         if (variant == 0) run_plain<FusedVariant::Plain>(launch, columns);
         if (variant == 1) run_plain<FusedVariant::MasksPenalties>(launch, columns);
         if (variant == 2) run_plain<FusedVariant::Lists>(launch, columns);
@@ -299,8 +315,8 @@ int main() {
         if (variant == 5)
             with_columns<8, 16, 32, 64>(columns, [&](auto c) { launch.run<c.value, FusedVariant::Plain, true>(true); });
         if (variant == 6)
-            with_columns<8, 32, 64, 128>(
-                columns, [&](auto c) { launch.run<c.value, FusedVariant::MasksPenalties, false, true>(); });
+            with_columns<8, 32, 64, 128>(columns, [&](auto c) { launch.run_scaled<c.value, Element::F8_E4M3>(); });
+        if (variant == 7) with_columns<8, 32, 64, 128>(columns, [&](auto c) { launch.run_scaled<c.value, Element::I8>(); });
     }
     return 0;
 }

@@ -2,6 +2,7 @@
 // complete at once, products are plain sums, and a wait runs the other fibers.
 #pragma once
 
+#include "flash_sampling/element.cuh"
 #include "flash_sampling/ptx/operand.cuh"
 
 namespace flash_sampling::ptx {
@@ -101,11 +102,12 @@ void wgmma_wait() { __syncwarp(); }
 template <int N, Operand T>
 struct Wgmma {
     static_assert(T == Operand::BF16, "the emulated floats");
+    template <Element TYPE = Element::BF16>
     static void load(float (&to)[16], u64 descriptor, u32 row) {
         u16 bits[16];
         memcpy(bits, swizzled(static_cast<u32>(descriptor & 0x3fff) * 16 + row * 128), 16);
         memcpy(bits + 8, swizzled(static_cast<u32>(descriptor & 0x3fff) * 16 + row * 128 + 16), 16);
-        for (int k = 0; k < 16; ++k) to[k] = bits_to_f32(static_cast<u32>(bits[k]) << 16);
+        for (int k = 0; k < 16; ++k) to[k] = widen<TYPE>(bits[k], false);
     }
     static void multiply(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
         const u32 thread = threadIdx.x % 128;
@@ -144,18 +146,18 @@ struct Wgmma<N, Operand::S8> {
 };
 
 // The other lanes with the same rows hold the other columns.
-template <int N>
+template <int N, Operand T>
 struct WgmmaRegisters {
+    static constexpr Element TYPE = T == Operand::F16 ? Element::F16 : Element::BF16;
     static void multiply(float (&d)[N / 2], const u32 (&a)[4], u64 b, bool accumulate) {
         const u32 lane = threadIdx.x % 32;
         float rows[2][16], column[16];
         for (u32 i = 0; i < 16; ++i) {
             const u32 at = i % 4, pair = __shfl_sync(0xffffffffu, a[at], lane / 4 * 4 + i / 4);
-            for (u32 half = 0; half < 2; ++half)
-                rows[at % 2][at / 2 * 8 + i / 4 * 2 + half] = bits_to_f32(half ? pair & 0xffff0000u : pair << 16);
+            for (u32 half = 0; half < 2; ++half) rows[at % 2][at / 2 * 8 + i / 4 * 2 + half] = widen<TYPE>(pair, half);
         }
         for (int i = 0; i < N / 2; i += i % 2 ? 3 : 1) {
-            Wgmma<N, Operand::BF16>::load(column, b, i / 4 * 8 + lane % 4 * 2 + i % 2);
+            Wgmma<N, Operand::BF16>::template load<TYPE>(column, b, i / 4 * 8 + lane % 4 * 2 + i % 2);
             for (u32 half = 0; half < 2; ++half) {
                 float sum = accumulate ? d[i + 2 * half] : 0.0f;
                 for (int k = 0; k < 16; ++k) sum += rows[half][k] * column[k];

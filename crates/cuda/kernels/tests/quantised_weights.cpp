@@ -81,19 +81,28 @@ struct PutWeight {
     }
 };
 
-// Checks the two ways of all F8_E4M3: bf16 pairs and float32.
-static void check_e4m3() {
+// Checks the conversions of all elements of a type with 8 bits, to f16 and to bf16.
+template <Element TYPE>
+static void check_conversions() {
+    const auto check = [](float found, u32 code) {
+        const float want = TYPE == Element::I8 ? blocks::signed_byte(code) : blocks::e4m3(code);
+        if (f32_to_bits(found) != f32_to_bits(want) && !(is_nan(found) && is_nan(want))) abort();
+    };
     for (u32 code = 0; code < 256; ++code) {
-        const u32 codes[] = {code, 255 - code}, pair = widen_e4m3(codes[0] | codes[1] << 8), words[] = {pair << 16, pair & 0xffff0000u};
-        for (u32 i = 0; i < 2; ++i) {
-            const float want = blocks::e4m3(codes[i]), found = bits_to_f32(words[i]);
-            if (f32_to_bits(found) != f32_to_bits(want) && !(is_nan(found) && is_nan(want))) abort();
+        const u32 codes[] = {code, 255 - code, code ^ 0x55, code ^ 0x0f};
+        const u32 word = codes[0] | codes[1] << 8 | codes[2] << 16 | codes[3] << 24;
+        const u32 f16[] = {bytes_to_f16<TYPE, false>(word), bytes_to_f16<TYPE, true>(word)};
+        const u32 bf16[] = {bytes_to_bf16<TYPE, false>(word), bytes_to_bf16<TYPE, true>(word)};
+        for (u32 i = 0; i < 4; ++i) {
+            check(widen<Element::F16>(f16[i / 2], i % 2), codes[i]);
+            check(widen<Element::BF16>(bf16[i / 2], i % 2), codes[i]);
         }
     }
 }
 
 int main() {
-    check_e4m3();
+    check_conversions<Element::F8_E4M3>();
+    check_conversions<Element::I8>();
     const u32 cases = get<u32>();
     for (u32 i = 0; i < cases; ++i) {
         Call call{};

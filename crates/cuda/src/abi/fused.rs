@@ -109,14 +109,35 @@ pub(crate) fn block_maxima_bytes(rows: usize, tokens: usize) -> usize {
 pub(crate) struct TensorMap(pub(crate) [u64; 16]);
 
 layout! {
-    /// The tensor maps of one launch (see load.cuh), and the scales of an fp8 weight: one for each row of the weight.
+    /// The tensor maps of one launch (see load.cuh). For a weight of 8-bit elements, also the scales of its rows and the
+    /// factors of the hidden states.
+    #[derive(Default)]
     pub(crate) struct Maps = 448 {
         pub(crate) weight: TensorMap = 0,
         pub(crate) granule: TensorMap = 128,
         pub(crate) hidden: TensorMap = 256,
         pub(crate) scales: WeightScales = 384,
+        pub(crate) factors: DeviceAddress<f32> = 408,
+        /// The first row of `hidden` in bf16.
+        pub(crate) bf16_row: u32 = 416,
         /// The size of a map is a multiple of its alignment.
-        pub(crate) padding: [u64; 5],
+        pub(crate) padding: [u32; 7],
+    }
+
+    /// The argument of `scale_hidden` (scaled_hidden.cuh).
+    pub(crate) struct ScaledHidden = 48 {
+        pub(crate) hidden: DeviceAddress<u8> = 0,
+        /// Bytes between rows.
+        pub(crate) hidden_stride: u64 = 8,
+        /// `[2, copied_rows, stride]`: f16, then bf16.
+        pub(crate) copies: DeviceAddress<u16> = 16,
+        /// `[rows]`.
+        pub(crate) factors: DeviceAddress<f32> = 24,
+        pub(crate) rows: u32 = 32,
+        pub(crate) copied_rows: u32 = 36,
+        pub(crate) width: u32 = 40,
+        /// Elements between rows of copies.
+        pub(crate) stride: u32 = 44,
     }
 }
 
@@ -125,13 +146,14 @@ pub(crate) fn element(dtype: DType) -> u32 {
     dtype.code().into()
 }
 
-/// Returns the kernels' name of a float type.
+/// Returns the kernels' name of a float type, or of a type of 8-bit elements.
 pub(crate) fn element_name(dtype: DType) -> &'static str {
     match dtype {
         DType::BF16 => "BF16",
         DType::F16 => "F16",
         DType::F32 => "F32",
-        DType::I8 => "S8",
+        DType::I8 => "I8",
+        DType::F8_E4M3 => "F8_E4M3",
         _ => unreachable!("no instance has this type, and samplers refuse input of this type"),
     }
 }

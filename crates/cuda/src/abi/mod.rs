@@ -29,8 +29,8 @@ pub(crate) use filters::{
 };
 pub use filters::{RowFilters, TOP_K_MAX};
 pub(crate) use fused::{
-    Call, HeadTransform, LogitStore, Maps, Matrices, SkipIf, TensorMap, WeightScales, block_maxima_bytes, element,
-    element_name,
+    Call, HeadTransform, LogitStore, Maps, Matrices, ScaledHidden, SkipIf, TensorMap, WeightScales, block_maxima_bytes,
+    element, element_name,
 };
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
 pub(crate) use logprobs::{KeptCall, LogprobCall};

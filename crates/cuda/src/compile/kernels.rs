@@ -4,7 +4,7 @@
 //! launches it, and an entry in [`KERNELS`]. [`Device::module`](crate::Device) loads one instance of a source.
 
 use crate::compile::Architecture;
-use crate::device::{fused_hopper, fused_portable, row_columns, select, shadow, standalone};
+use crate::device::{fused_hopper, fused_portable, row_columns, scaled_hidden, select, shadow, standalone};
 #[cfg(feature = "nccl")]
 use crate::exchange::nccl;
 use crate::exchange::peers;
@@ -14,6 +14,7 @@ use core::fmt;
 /// Every kernel of this crate.
 pub(crate) static KERNELS: &[&KernelSource] = &[
     &fused_hopper::SOURCE,
+    &scaled_hidden::SOURCE,
     &shadow::SOURCE,
     &fused_portable::TENSOR,
     &fused_portable::PLAIN,

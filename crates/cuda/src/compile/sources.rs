@@ -17,13 +17,13 @@ macro_rules! files {
 /// All kernels and all headers. A test compares the list with the folder.
 const FILES: &[(&str, &str)] = files! {
     kernels: canonical filter_list filter_list_ranks filter_row fused_hopper fused_plain fused_portable near_ties
-        peers reduction row_columns row_logprobs row_summary select shadow standalone stored_scan top_list top_p
+        peers reduction row_columns row_logprobs row_summary scaled_hidden select shadow standalone stored_scan top_list top_p
         top_p_ranks widen_rows;
     headers: abi element fused_portable head math perturb platform quantised transform warp;
     epilogue: draw partial sample store summary winners;
     exchange: draw_key fan_out gather peer_records peers rank_sums reduction row_contents top_p_block_max_ranks;
-    fused_hopper: candidates consume filter fp8 halve initial_threshold kernel lists load masks_penalties masses
-        multiply publish refine schedule scout store_logits threshold tile upper_dots;
+    fused_hopper: candidates consume eight_bits filter halve initial_threshold kernel lists load masks_penalties masses
+        multiply publish refine scaled_hidden schedule scout store_logits threshold tile upper_dots;
     mainloop: dot_tile load_slab matrices memory plain swizzle tensor;
     noise: bound counter granule log noise philox uniform;
     ptx: address arithmetic atomic cluster cp_async early fp8 mbarrier mma operand ordered tma wgmma;

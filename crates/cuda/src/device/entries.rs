@@ -6,8 +6,8 @@ use crate::abi::Reduction;
 use crate::abi::{
     Call, Candidates, Canonical, DeviceAddress, EncodeRows, Existing, FilterCall, FilterListCall, GatherLogits,
     KeptCall, LogitStore, LogprobCall, Maps, Masses, Matrices, NearTies, PeerRecords, Peers, RowLists, RowSummaries,
-    ScanSums, ScanTokens, Selection, ShadowCall, Summaries, SummaryRequest, TopLists, UndecidedRows, WidenRows,
-    WriteTokens,
+    ScaledHidden, ScanSums, ScanTokens, Selection, ShadowCall, Summaries, SummaryRequest, TopLists, UndecidedRows,
+    WidenRows, WriteTokens,
 };
 use crate::device::Entry;
 
@@ -28,6 +28,7 @@ entries! {
     FUSED_HOPPER_FAN_OUT "fused_hopper" (Call, Maps, Peers);
     FUSED_HOPPER_CANDIDATES "fused_hopper" (Call, Maps, Candidates);
     FUSED_HOPPER_LISTED_CANDIDATES "fused_hopper" (Call, Maps, Candidates, RowLists);
+    SCALE_HIDDEN "scale_hidden" (ScaledHidden);
     HIDDEN_DIGITS "hidden_digits" (ShadowCall);
     EXACT_WINNERS "exact_winners" (Call, ShadowCall);
     EXACT_LISTS "exact_lists" (Call, ShadowCall, FilterListCall);

@@ -14,8 +14,8 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "fused_hopper.cu",
     serves,
     instances: || {
-        let tiles =
-            |variant| [DType::BF16, DType::F16, DType::F8_E4M3].map(|dtype| Tile::up_to(MAX_ROWS, dtype, variant));
+        let dtypes = [DType::BF16, DType::F16, DType::F8_E4M3, DType::I8];
+        let tiles = |variant| dtypes.map(|dtype| Tile::up_to(MAX_ROWS, dtype, variant));
         [
             FusedVariant::Plain,
             FusedVariant::MasksPenalties,
@@ -64,6 +64,13 @@ pub(crate) enum FusedVariant {
     Candidates,
     /// As `Candidates`, and lists the largest logits of rows with filters by their upper bounds.
     ListedCandidates,
+}
+
+impl FusedVariant {
+    /// Whether the weight of the kernel is a shadow.
+    fn is_of_shadow(self) -> bool {
+        matches!(self, FusedVariant::Candidates | FusedVariant::ListedCandidates)
+    }
 }
 
 /// The output of a variant besides the draws.
@@ -131,9 +138,9 @@ pub(crate) struct Tile {
 const TILES: [[u32; 3]; 9] =
     [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 2, 2], [128, 1, 2], [192, 1, 2], [224, 1, 2], [256, 1, 2]];
 
-/// Columns, slabs and cluster for a weight in fp8. Calls with more rows use the portable kernel, whose sums have the same
-/// bits.
-const FP8_TILES: [[u32; 3]; 4] = [[8, 2, 1], [32, 2, 1], [64, 1, 2], [128, 1, 2]];
+/// Columns, slabs and cluster for a weight in fp8 or int8. Calls with more rows use the portable kernel, whose sums have
+/// the same bits.
+const SCALED_TILES: [[u32; 3]; 4] = [[8, 2, 1], [32, 2, 1], [64, 1, 2], [128, 1, 2]];
 
 /// Columns, slabs and cluster for candidates, whose rows have two columns of products each.
 const CANDIDATE_TILES: [[u32; 3]; 5] = [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 1, 2]];
@@ -142,8 +149,8 @@ impl Tile {
     /// The tiles for calls of up to `rows` rows, smallest first.
     pub(crate) fn up_to(rows: usize, dtype: DType, variant: FusedVariant) -> impl Iterator<Item = Tile> {
         let tiles = match dtype {
-            DType::F8_E4M3 => &FP8_TILES[..],
-            DType::I8 => &CANDIDATE_TILES,
+            _ if variant.is_of_shadow() => &CANDIDATE_TILES[..],
+            DType::F8_E4M3 | DType::I8 => &SCALED_TILES,
             _ => &TILES,
         };
         let largest = tiles.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(tiles.len() - 1);
@@ -160,7 +167,12 @@ impl Tile {
 
     /// Units of 64 tokens of a tile, each with a warpgroup of consumers. With three, hidden states are read less often.
     fn units(self) -> u32 {
-        if self.dtype == DType::F8_E4M3 && self.columns >= 64 { 3 } else { 2 }
+        if self.has_scales() && self.columns >= 64 { 3 } else { 2 }
+    }
+
+    /// Whether the weight is in fp8 or int8, and the kernel converts its elements.
+    fn has_scales(self) -> bool {
+        self.dtype.is_scaled() && !self.variant.is_of_shadow()
     }
 
     /// The same tile in the variant of an output.
@@ -169,8 +181,12 @@ impl Tile {
     }
 
     fn instance(self) -> Instance {
-        let is_fp8 = self.dtype == DType::F8_E4M3;
-        let operand = abi::element_name(if is_fp8 { DType::BF16 } else { self.dtype });
+        let operand = match self.dtype {
+            _ if self.variant.is_of_shadow() => "S8",
+            dtype if dtype.is_scaled() => "BF16",
+            dtype => abi::element_name(dtype),
+        };
+        let weight: &dyn Display = &abi::element_name(self.dtype);
         let plain: [(_, &dyn Display); 5] = [
             ("COLUMNS", &self.columns),
             ("SLABS", &self.slabs),
@@ -188,9 +204,9 @@ impl Tile {
             FusedVariant::Candidates => &["CANDIDATES"],
             FusedVariant::ListedCandidates => &["CANDIDATES", "LISTS"],
         };
-        let flags = is_fp8.then_some("FP8").into_iter().chain(variant.iter().copied());
-        let flags = flags.map(|name| (name, &1 as &dyn Display));
-        Instance::new(&plain.into_iter().chain(flags).collect::<Vec<_>>())
+        let weight = self.has_scales().then_some(("WEIGHT", weight));
+        let flags = variant.iter().map(|&name| (name, &1 as &dyn Display));
+        Instance::new(&plain.into_iter().chain(weight).chain(flags).collect::<Vec<_>>())
     }
 
     pub(crate) fn load(self, device: &Device) -> Result<Loaded, CudaError> {
@@ -291,8 +307,10 @@ mod tests {
         assert_eq!([65, 97, 129, 193].map(|rows| columns(rows).last().copied()), [96, 128, 192, 224].map(Some));
         assert_eq!(columns(256).last(), Some(&256));
         assert_eq!(columns(1000).last(), Some(&256));
-        let fp8 = |rows| Tile::up_to(rows, DType::F8_E4M3, FusedVariant::Plain).last().map(|t| t.columns);
-        assert_eq!([1, 9, 33, 256].map(fp8), [8, 32, 64, 128].map(Some));
+        for dtype in [DType::F8_E4M3, DType::I8] {
+            let scaled = |rows| Tile::up_to(rows, dtype, FusedVariant::Plain).last().map(|t| t.columns);
+            assert_eq!([1, 9, 33, 256].map(scaled), [8, 32, 64, 128].map(Some));
+        }
     }
 
     fn tiles() -> impl Iterator<Item = Tile> {

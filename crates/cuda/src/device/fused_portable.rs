@@ -15,7 +15,12 @@ pub(crate) static TENSOR: KernelSource = KernelSource {
     serves: kernels::any,
     instances: || {
         let candidates = Portable::up_to(MAX_SHADOW_ROWS, Products::Shadow, Epilogue::Candidates);
-        let draws = all([Products::Tensor(DType::BF16), Products::Tensor(DType::F16), Products::TensorFp8]);
+        let draws = all([
+            Products::Tensor(DType::BF16),
+            Products::Tensor(DType::F16),
+            Products::TensorScaled(DType::F8_E4M3),
+            Products::TensorScaled(DType::I8),
+        ]);
         draws.into_iter().chain(candidates.map(Portable::instance)).collect()
     },
 };
@@ -44,8 +49,9 @@ fn all<const N: usize>(products: [Products; N]) -> Vec<Instance> {
 pub(crate) enum Products {
     /// On tensor cores, with both factors of this type: bf16 or f16.
     Tensor(DType),
-    /// On tensor cores, with a weight in fp8 and hidden states in bf16. The scale of a weight row multiplies its sums.
-    TensorFp8,
+    /// On tensor cores, with a weight of this type, fp8 or int8, and hidden states in bf16. The scale of a weight row
+    /// multiplies its sums.
+    TensorScaled(DType),
     /// On tensor cores, with the codes of a shadow and the digits of hidden states. Gives upper bounds of dot products.
     Shadow,
     /// Without tensor cores, in float32.
@@ -60,7 +66,7 @@ impl Products {
         let weight = head.weight.dtype;
         match weight {
             DType::BF16 | DType::F16 if weight == hidden => Products::Tensor(weight),
-            DType::F8_E4M3 if hidden == DType::BF16 && head.has_row_scales() => Products::TensorFp8,
+            _ if hidden == DType::BF16 && head.has_scaled_products() => Products::TensorScaled(weight),
             _ if weight.is_float() => Products::Plain,
             _ => Products::Quantised,
         }
@@ -72,7 +78,7 @@ impl Products {
     }
 
     fn is_tensor(self) -> bool {
-        matches!(self, Products::Tensor(_) | Products::TensorFp8 | Products::Shadow)
+        matches!(self, Products::Tensor(_) | Products::TensorScaled(_) | Products::Shadow)
     }
 }
 
@@ -141,8 +147,9 @@ impl Portable {
             let defines: [(_, &dyn Display); 3] =
                 [("COLUMNS", &self.columns), ("OPERAND", &operand), ("EPILOGUE", &epilogue)];
             match self.products {
-                Products::TensorFp8 => {
-                    let instance = Instance::new(&[&defines[..], &[("FP8", &1)]].concat());
+                Products::TensorScaled(weight) => {
+                    let weight: &dyn Display = &abi::element_name(weight);
+                    let instance = Instance::new(&[&defines[..], &[("WEIGHT", weight)]].concat());
                     // For 8.0 and 10.0, the instance of 256 rows spills registers. It has no performance target yet.
                     if self.columns == 256 { instance.cold() } else { instance }
                 }
@@ -151,14 +158,10 @@ impl Portable {
         };
         match self.products {
             Products::Tensor(operand) => tensor(operand),
-            Products::TensorFp8 => tensor(DType::BF16),
+            Products::TensorScaled(_) => tensor(DType::BF16),
             Products::Shadow => {
-                let defines: [(_, &dyn Display); 4] = [
-                    ("COLUMNS", &self.columns),
-                    ("OPERAND", &abi::element_name(DType::I8)),
-                    ("EPILOGUE", &epilogue),
-                    ("ALIGNED", &1),
-                ];
+                let defines: [(_, &dyn Display); 4] =
+                    [("COLUMNS", &self.columns), ("OPERAND", &"S8"), ("EPILOGUE", &epilogue), ("ALIGNED", &1)];
                 Instance::new(&defines)
             }
             Products::Plain | Products::Quantised => {
@@ -275,9 +278,9 @@ impl LoadedPortable {
         output: PortableOutput,
         blocks: u32,
     ) -> Result<(), CudaError> {
-        // No asynchronous copy reads a weight in fp8, so only the hidden states must be aligned.
-        let is_fp8 = self.portable.products == Products::TensorFp8;
-        let is_aligned = (is_fp8 || matrices.weight_unit == 16) && matrices.hidden_unit == 16;
+        // No asynchronous copy reads a weight of 8-bit elements, so only the hidden states must be aligned.
+        let has_scales = matches!(self.portable.products, Products::TensorScaled(_));
+        let is_aligned = (has_scales || matrices.weight_unit == 16) && matrices.hidden_unit == 16;
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
         match (&self.kernels, output) {
             (PortableKernels::Draw(both), PortableOutput::Draw(to)) => {
@@ -307,7 +310,7 @@ mod tests {
         let columns =
             |rows, products| Portable::up_to(rows, products, Epilogue::Draw).map(|p| p.columns).collect::<Vec<_>>();
         assert_eq!(columns(1, Products::Tensor(DType::BF16)), [8]);
-        assert_eq!(columns(17, Products::TensorFp8), [8, 16, 32]);
+        assert_eq!(columns(17, Products::TensorScaled(DType::I8)), [8, 16, 32]);
         assert_eq!(columns(256, Products::Quantised), [8, 64]);
         for rows in 1..=MAX_ROWS {
             let tensor = Portable::for_rows(rows, Products::Tensor(DType::BF16), Epilogue::Summary);
@@ -327,14 +330,15 @@ mod tests {
         assert_eq!(products(DType::BF16, None, DType::F16), Products::Plain);
         assert_eq!(products(DType::F32, None, DType::F32), Products::Plain);
         assert_eq!(products(DType::Q8_0, None, DType::BF16), Products::Quantised);
-        assert_eq!(products(DType::I8, Some([1, 256]), DType::BF16), Products::Quantised);
         for (block, is_tensor) in
             [(None, true), (Some([1, 256]), true), (Some([512, 9999]), true), (Some([128; 2]), false)]
         {
-            let want = if is_tensor { Products::TensorFp8 } else { Products::Quantised };
-            assert_eq!(products(DType::F8_E4M3, block, DType::BF16), want, "{block:?}");
-            assert_eq!(products(DType::F8_E4M3, block, DType::F32), Products::Quantised);
-            assert_eq!(Products::planned(&head(DType::F8_E4M3, block)), want);
+            for dtype in [DType::F8_E4M3, DType::I8] {
+                let want = if is_tensor { Products::TensorScaled(dtype) } else { Products::Quantised };
+                assert_eq!(products(dtype, block, DType::BF16), want, "{block:?}");
+                assert_eq!(products(dtype, block, DType::F32), Products::Quantised);
+                assert_eq!(Products::planned(&head(dtype, block)), want);
+            }
         }
     }
 }

@@ -204,15 +204,20 @@ impl DeviceHead {
     }
 
     /// Whether the Hopper kernel supports the weight: its address and stride are multiples of 16 bytes, and its type is
-    /// bf16, f16, or fp8 with one scale for each row.
+    /// bf16, f16, or fp8 or int8 with one scale for each row.
     pub(crate) fn suits_hopper(&self) -> bool {
-        self.weight.is_aligned()
-            || self.weight.dtype == DType::F8_E4M3 && self.weight.unit() == 16 && self.has_row_scales()
+        self.weight.is_aligned() || self.has_scaled_products() && self.weight.unit() == 16
     }
 
     /// The type of hidden states that the kernels on tensor cores multiply by the weight.
     pub(crate) fn hidden_dtype(&self) -> DType {
         if self.weight.dtype.is_float() { self.weight.dtype } else { DType::BF16 }
+    }
+
+    /// Whether tensor cores can multiply the elements of the weight, and scales their sums: the type is fp8 or int8, with
+    /// one scale for each row.
+    pub(crate) fn has_scaled_products(&self) -> bool {
+        self.weight.dtype.is_scaled() && self.has_row_scales()
     }
 
     /// Whether a row of the weight has one scale.

@@ -2,6 +2,7 @@
 
 use crate::abi::{Call, Maps, TensorMap, WeightScales};
 use crate::device::fused_hopper::{FusedVariant, Loaded, Tile};
+use crate::device::scaled_hidden::HiddenScaler;
 use crate::device::{Device, DeviceHead, DeviceMatrix, FusedOutput, Queue, Residency, tensor_map};
 use crate::error::CudaError;
 use std::sync::Arc;
@@ -15,16 +16,22 @@ pub(crate) struct Hopper {
     weight: TensorMap,
     granule: TensorMap,
     scales: WeightScales,
+    /// For a weight in fp8 or int8.
+    scaler: Option<HiddenScaler>,
 }
 
 impl Hopper {
     /// Loads the kernels for a weight that they [support](DeviceHead::suits_hopper).
-    pub(crate) fn new(head: &DeviceHead, max_rows: usize, device: &Device) -> Result<Self, CudaError> {
+    pub(crate) fn new(head: &DeviceHead, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
         let weight = &head.weight;
         let tiles = Tile::up_to(max_rows, weight.dtype, FusedVariant::Plain);
+        let kernels = tiles.map(|tile| device.kernel(tile)).collect::<Result<Vec<_>, _>>()?;
+        let columns = kernels.last().map_or(0, |kernel| kernel.tile.columns as usize);
+        let scaler = head.has_scaled_products().then(|| HiddenScaler::new(columns, weight.cols, device)).transpose()?;
         Ok(Hopper {
-            kernels: tiles.map(|tile| device.kernel(tile)).collect::<Result<Vec<_>, _>>()?,
+            kernels,
             variants: Vec::new(),
+            scaler,
             weight: tensor_map::encode(weight, 64)?,
             granule: tensor_map::encode(weight, 16)?,
             scales: head.weight_scales(),
@@ -36,19 +43,36 @@ impl Hopper {
         self.kernels.last().map_or(0, |kernel| kernel.tile.columns as usize)
     }
 
+    /// Bytes of device memory of the copies of hidden states.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.scaler.as_ref().map_or(0, HiddenScaler::scratch_bytes)
+    }
+
+    /// Records that every launch has run: see [`Scratch::mark_idle`](crate::device::Scratch::mark_idle).
+    pub(crate) fn mark_idle(&mut self) {
+        self.scaler.iter_mut().for_each(HiddenScaler::mark_idle);
+    }
+
     /// Launches the kernel for these rows, at most [`Hopper::max_rows`].
     pub(crate) fn launch(
         &mut self,
         queue: Queue<'_>,
         hidden: &DeviceMatrix,
         call: Call,
-        (output, residency): (&FusedOutput, Residency),
+        (output, mut residency): (&FusedOutput, Residency),
         device: &Device,
     ) -> Result<(), CudaError> {
-        let (weight, granule, scales) = (self.weight, self.granule, self.scales);
         let kernel = self.kernel(hidden.rows, output, device)?;
-        let map = tensor_map::encode(hidden, kernel.tile.loaded_rows(hidden.rows))?;
-        let maps = Maps { weight, granule, hidden: map, scales, padding: [0; 5] };
+        let (cluster, box_rows) = (kernel.tile.cluster, kernel.tile.loaded_rows(hidden.rows));
+        let mut maps = Maps { weight: self.weight, granule: self.granule, scales: self.scales, ..Maps::default() };
+        if let Some(scaler) = &mut self.scaler {
+            let copies = scaler.launch(queue, hidden, cluster * box_rows)?;
+            maps.hidden = tensor_map::encode(&copies.matrix, box_rows)?;
+            (maps.factors, maps.bf16_row) = (copies.factors, copies.bf16_row);
+            residency = Residency::Early;
+        } else {
+            maps.hidden = tensor_map::encode(hidden, box_rows)?;
+        }
         let blocks = kernel.blocks(call.tokens, device.multiprocessors());
         kernel.launch(queue, blocks, call, maps, (output, residency))
     }
@@ -60,11 +84,11 @@ impl Hopper {
     }
 
     /// The kernel for a call of `rows` rows, at most [`Hopper::max_rows`].
-    fn kernel(&mut self, rows: usize, output: &FusedOutput, device: &Device) -> Result<&Loaded, CudaError> {
+    fn kernel(&mut self, rows: usize, output: &FusedOutput, device: &Device) -> Result<Arc<Loaded>, CudaError> {
         let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= rows;
         let planned = self.kernels.iter().find(fits).expect("callers have no more rows");
         if matches!(output, FusedOutput::Plain) {
-            return Ok(planned);
+            return Ok(planned.clone());
         }
         let tile = planned.tile.with(output);
         let at = match self.variants.iter().position(|kernel| kernel.tile == tile) {
@@ -74,6 +98,6 @@ impl Hopper {
                 self.variants.len() - 1
             }
         };
-        Ok(&self.variants[at])
+        Ok(self.variants[at].clone())
     }
 }

@@ -7,7 +7,7 @@ use flash_sampling_core::DType;
 
 /// A row-major matrix `[rows, cols]` in device memory.
 ///
-/// Every layout is supported. The fast kernels need bf16 or f16, or a weight in fp8 with one scale for each row, at
+/// Every layout is supported. The fast kernels need bf16 or f16, or a weight in fp8 or int8 with one scale for each row, at
 /// addresses and row strides that are multiples of 16 bytes. Weights may have any type, also blocks; other matrices are
 /// floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //!
 //! | entry points | kernels | shared |
 //! | --- | --- | --- |
-//! | `tiled` | `hopper` over `fused_hopper`, `shadow`; `fused_portable` | `row_features`, `gpu`, `matrix`, `head`, `tensor_map` |
+//! | `tiled` | `hopper` over `fused_hopper` and `scaled_hidden`, `shadow`; `fused_portable` | `row_features`, `gpu`, `matrix`, `head`, `tensor_map` |
 //! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
 //! | `standalone` | its own | |
 //! | `row_columns` | its own, before and after those of `tiled` | |
@@ -25,6 +25,7 @@ pub(crate) mod pinned;
 pub(crate) mod results;
 pub(crate) mod row_columns;
 pub(crate) mod row_features;
+pub(crate) mod scaled_hidden;
 pub(crate) mod scratch;
 pub(crate) mod select;
 pub(crate) mod shadow;

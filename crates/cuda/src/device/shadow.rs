@@ -319,7 +319,7 @@ impl HopperKernels {
         let kernel = kernels.iter().find(fits).expect("the planned tiles reach the planned rows");
         let digits = tensor_map::encode(&digits, 2 * kernel.tile.loaded_rows(rows))?;
         let scales = WeightScales::default();
-        let maps = Maps { weight: self.codes, granule: self.granule, hidden: digits, scales, padding: [0; 5] };
+        let maps = Maps { weight: self.codes, granule: self.granule, hidden: digits, scales, ..Maps::default() };
         let published = shadow.words.cast::<u8>().add(offset_of!(ShadowWords, published)).cast();
         let of_candidates = Call { best: shadow.best, arrived: published, ..call };
         let blocks = kernel.blocks(call.tokens, device.multiprocessors());

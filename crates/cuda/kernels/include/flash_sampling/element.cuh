@@ -62,6 +62,14 @@ __device__ __forceinline__ float widen_f16(u32 bits) {
 #endif
 }
 
+// Returns the bits of a number as an f16, rounded toward zero. The magnitude is below 65536, or the number is NaN.
+__device__ __forceinline__ u32 f16_bits(float x) {
+    const u32 magnitude = f32_to_bits(x) & 0x7fffffff, sign = f32_to_bits(x) >> 16 & 0x8000;
+    if (magnitude > 0x7f800000) return 0x7fff;
+    // Below the smallest normal number, the bits count multiples of 2^-24.
+    return sign | (magnitude >= 0x38800000 ? (magnitude >> 13) - (112 << 10) : static_cast<u32>(fabsf(x) * 0x1p24f));
+}
+
 // Returns the number in a word: its float32, or its low or high 16-bit number.
 template <Element TYPE>
 __device__ __forceinline__ float widen(u32 word, bool high) {
@@ -75,6 +83,20 @@ template <Element TYPE>
 __device__ __forceinline__ float element(const void* from, u64 at) {
     if (TYPE == Element::F32) return static_cast<const float*>(from)[at];
     return widen<TYPE>(static_cast<const u16*>(from)[at], false);
+}
+
+// Loads eight 16-bit numbers of a row, from number k on, at a multiple of 16 bytes. Zeros beyond the row.
+template <Element TYPE>
+__device__ __forceinline__ void load_elements(float (&x)[8], const u8* row, u32 k, u32 width) {
+    if (k + 8 <= width) {
+        const uint4 words = *reinterpret_cast<const uint4*>(row + 2 * k);
+        const u32 pairs[] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) x[i] = widen<TYPE>(pairs[i / 2], i % 2);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) x[i] = k + i < width ? element<TYPE>(row, k + i) : 0.0f;
+    }
 }
 
 // Loads one number of a type known only at run time.

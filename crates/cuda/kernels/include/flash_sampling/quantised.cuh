@@ -95,12 +95,33 @@ __device__ __forceinline__ QuantisedWeight q6_k(const u8* block, u32 i) {
 
 }  // namespace blocks
 
-// Returns the F8_E4M3 in the two low bytes as two bf16. Every e4m3 is a bf16.
-__device__ __forceinline__ u32 widen_e4m3(u32 two) {
+// Converts two weights of a type with 8 bits, the low or the high bytes of a word, to two f16. Both types are exact in f16.
+template <Element TYPE, bool HIGH>
+__device__ __forceinline__ u32 bytes_to_f16(u32 word) {
+    static_assert(has_scales(TYPE), "the types with 8 bits");
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if constexpr (TYPE == Element::I8) return ptx::i8_to_f16<HIGH>(word);
+#endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    return ptx::e4m3_to_bf16(two);
+    if constexpr (TYPE == Element::F8_E4M3) return ptx::e4m3_to_f16<HIGH>(word);
+#endif
+    const auto f16 = [&](u32 i) {
+        const u32 byte = word >> 8 * (i + 2 * HIGH) & 255;
+        return f16_bits(TYPE == Element::I8 ? blocks::signed_byte(byte) : blocks::e4m3(byte));
+    };
+    return f16(0) | f16(1) << 16;
+}
+
+// The same as two bf16, in which both types are exact, too.
+template <Element TYPE, bool HIGH>
+__device__ __forceinline__ u32 bytes_to_bf16(u32 word) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    return ptx::f16_to_bf16(bytes_to_f16<TYPE, HIGH>(word));
 #else
-    const auto bf16 = [&](u32 i) { return f32_to_bits(blocks::e4m3(two >> 8 * i & 255)) >> 16; };
+    const auto bf16 = [&](u32 i) {
+        const u32 byte = word >> 8 * (i + 2 * HIGH) & 255;
+        return f32_to_bits(TYPE == Element::I8 ? blocks::signed_byte(byte) : blocks::e4m3(byte)) >> 16;
+    };
     return bf16(0) | bf16(1) << 16;
 #endif
 }

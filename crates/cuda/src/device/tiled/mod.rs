@@ -19,7 +19,6 @@ use crate::device::{
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::DType;
 use log_z::LogZ;
 use std::sync::Arc;
 
@@ -141,7 +140,7 @@ impl DeviceTiled {
     /// not cover sums of tiny products that a large scale multiplies.
     pub(crate) fn round_weights(&mut self) {
         self.rounds_weights = true;
-        self.hopper.take_if(|_| self.head.weight.dtype == DType::F8_E4M3);
+        self.hopper.take_if(|_| self.head.has_scaled_products());
     }
 
     /// Loads the kernels for these row features, for every number of rows of the plan.
@@ -181,13 +180,15 @@ impl DeviceTiled {
     /// Bytes of device memory of the plan, without the kernels.
     pub fn scratch_bytes(&self) -> usize {
         let of_shadow = self.shadow.as_ref().map_or(0, ShadowKernels::scratch_bytes);
-        self.scratch.len() + self.log_z.scratch_bytes() + of_shadow
+        let of_hopper = self.hopper.as_ref().map_or(0, Hopper::scratch_bytes);
+        self.scratch.len() + self.log_z.scratch_bytes() + of_shadow + of_hopper
     }
 
     /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         self.scratch.mark_idle();
         self.log_z.mark_idle();
+        self.hopper.iter_mut().for_each(Hopper::mark_idle);
         self.shadow.iter_mut().for_each(ShadowKernels::mark_idle);
     }
 
@@ -232,7 +233,7 @@ impl DeviceTiled {
     /// is meaningless.
     ///
     /// [Bare](RowFeatures::Bare) rows of a head without soft-cap use one launch if the Hopper kernel supports every call
-    /// that the plan allows. For a weight in fp8, these are plans of up to 128 rows. Log Z is then within 2e-6, or NaN
+    /// that the plan allows. For a weight in fp8 or int8, these are plans of up to 128 rows. Log Z is then within 2e-6, or NaN
     /// if such a row does have a mask or biases. Other rows use the two launches of
     /// [`DeviceGroups`](crate::DeviceGroups) with [`GroupRule::Maxima`](crate::GroupRule::Maxima), and log Z is within
     /// 1e-8. The first call of each kind loads kernels and allocates scratch, so make it before a capture.
@@ -371,7 +372,7 @@ impl DeviceTiled {
     ) -> Result<(), CudaError> {
         let weight = &self.head.weight;
         let products = match Products::of(&self.head, hidden.dtype) {
-            Products::TensorFp8 if self.rounds_weights => Products::Quantised,
+            Products::TensorScaled(_) if self.rounds_weights => Products::Quantised,
             products => products,
         };
         let instance = Portable::for_rows(hidden.rows, products, Epilogue::Draw);

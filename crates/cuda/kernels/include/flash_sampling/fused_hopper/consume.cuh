@@ -1,7 +1,7 @@
 // The consumers: warpgroups that multiply and filter. The scouts score the tokens that pass the filter.
 #pragma once
 
-#include "fp8.cuh"
+#include "eight_bits.cuh"
 #include "initial_threshold.cuh"
 #include "masks_penalties.cuh"
 #include "masses.cuh"
@@ -17,6 +17,8 @@ __device__ __forceinline__ void consume(const Call& call, const WeightScales& sc
     const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
     Ring<T> ring;
     float d[T::ACCUMULATORS];
+    bool is_f16 = true;
+    if constexpr (T::EIGHT_BITS) is_f16 = are_exact(self);
     // The first warpgroup has the first turn. Its wait after the last tile balances this arrival.
     if (T::IN_TURN && self.group + 1 == T::TILE_UNITS) give_turn(0);
 
@@ -26,8 +28,8 @@ __device__ __forceinline__ void consume(const Call& call, const WeightScales& sc
         const bool has_tokens = !T::SKIPS || __any_sync(0xffffffffu, schedule.has_tokens(self.group, self.size));
         if constexpr (T::CANDIDATES)
             multiply_shadow(d, stages, ring, steps, self);
-        else if constexpr (T::FP8)
-            multiply_fp8(d, stages, ring, steps, self, scales);
+        else if constexpr (T::EIGHT_BITS)
+            multiply_eight_bits(d, stages, ring, steps, self, scales, is_f16);
         else
             multiply<T, OPERAND>(d, stages, ring, has_tokens ? steps : 0, self);
         const u32 real = add_bias(d, self);

@@ -21,7 +21,8 @@
 // 4. Integer maxima merge the winners, so the result does not depend on blocks or order.
 // 5. A dot product has one accumulator over hidden in ascending order, whatever the number of rows. So a row's bits are
 //    independent of other rows.
-// 6. A weight in F8_E4M3 becomes bf16 in registers, which is exact. The scale of a weight row multiplies the row's sums.
+// 6. A weight of 8-bit elements becomes f16 in registers, and so do its hidden states in an earlier launch, which is exact
+//    (scaled_hidden.cuh). The scale of a weight row multiplies the row's sums.
 #pragma once
 
 #include "../ptx/early.cuh"
@@ -48,7 +49,7 @@ __device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 wor
 
 // Initialises the shared memory of scouts and consumers while the first loads are in flight.
 template <class T>
-__device__ __forceinline__ void prepare(const Call& call, const LogitStore& stored, const RowLists& lists,
+__device__ __forceinline__ void prepare(const Call& call, const Maps& maps, const LogitStore& stored, const RowLists& lists,
                                         const Candidates& candidates, u8* stages, Shared<T>& shared) {
     constexpr u32 WORKERS = T::THREADS - 32;
     const u32 worker = threadIdx.x - 32;
@@ -69,7 +70,8 @@ __device__ __forceinline__ void prepare(const Call& call, const LogitStore& stor
         ptx::named_barrier(PREPARED_BARRIER, WORKERS);
         prepare_lists(call, lists, shared, worker, WORKERS);
     }
-    if constexpr (T::CANDIDATES) ptx::await_earlier_launches();
+    if constexpr (T::CANDIDATES || T::EIGHT_BITS) ptx::await_earlier_launches();
+    if constexpr (T::EIGHT_BITS) prepare_factors(call, maps.factors, shared, T::COLUMNS, worker, WORKERS);
     // The token of no use in every queue: scout.cuh.
     if (T::CANDIDATES && worker < T::CONSUMER_WARPS) shared.queue[worker][0] = {-1e38f, 0};
     if constexpr (T::CANDIDATES) prepare_candidates(call, candidates, shared, T::COLUMNS, worker, WORKERS);
@@ -111,7 +113,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
     __syncthreads();
     if (T::CLUSTER == 2) ptx::cluster_sync();
 
-    if (threadIdx.x >= 32) prepare(call, stored, lists, candidates, stages, shared);
+    if (threadIdx.x >= 32) prepare(call, maps, stored, lists, candidates, stages, shared);
     // NOTE: a shuffle makes the value uniform for the compiler, which serialises wgmma behind branches that may diverge.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup < T::FIRST_CONSUMER / 128) {

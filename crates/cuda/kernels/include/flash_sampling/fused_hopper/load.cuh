@@ -7,15 +7,19 @@
 
 namespace flash_sampling::fused_hopper {
 
-// The tensors as boxes of one slab, and the scales of a weight in F8_E4M3: one for each of its rows. Hidden states of such a weight
-// are in boxes of half a slab.
+// The tensors as boxes of one slab. For a weight of 8-bit elements, also the scales of its rows, and `hidden` has the copies of
+// ScaledHidden, in boxes of half a slab.
 struct Maps {
     ptx::TensorMap weight;   // 64 tokens
     ptx::TensorMap granule;  // 16 tokens, for the rest of a tile
     ptx::TensorMap hidden;   // Tile::loaded_rows of the batch; of candidates.cuh, their digits
     WeightScales scales;
+    const float* factors;  // ScaledHidden::factors
+    u32 bf16_row;          // of `hidden`: the first row of the copies in bf16
 };
-FS_LAYOUT(Maps, 448, FS_AT(weight, 0) && FS_AT(granule, 128) && FS_AT(hidden, 256) && FS_AT(scales, 384));
+FS_LAYOUT(Maps, 448,
+          FS_AT(weight, 0) && FS_AT(granule, 128) && FS_AT(hidden, 256) && FS_AT(scales, 384) && FS_AT(factors, 408) &&
+          FS_AT(bf16_row, 416));
 
 template <class T>
 __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* stages, Shared<T>& shared,
@@ -45,6 +49,7 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
                 ptx::copy_box(to + slab * T::SLAB_BYTES + g * T::GRANULE_BYTES, &maps.granule, full,
                               (step * T::SLABS + slab) * T::DEPTH, start + g * T::GRANULE, stream);
     };
+    u32 first_row = 0;  // of the hidden states
     // Each block of a cluster loads its part of the hidden states for both.
     const auto load_hidden = [&](u32 stage, u32 step) {
 #pragma unroll
@@ -53,18 +58,24 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
             u8* const at = stages + stage * T::STAGE_BYTES + slab * T::SLAB_BYTES + T::WEIGHT_BYTES + part * T::PART_BYTES;
             const u32 depth = (step * T::SLABS + slab) * T::DEPTH + part * (T::DEPTH / T::HIDDEN_PARTS);
             if (T::CLUSTER == 1)
-                ptx::copy_box(at, &maps.hidden, &shared.full[stage], depth, 0, keep);
+                ptx::copy_box(at, &maps.hidden, &shared.full[stage], depth, first_row, keep);
             else
                 ptx::copy_box_multicast(at + schedule.rank * rows * T::ROW_BYTES, &maps.hidden, &shared.full[stage], depth,
-                                        schedule.rank * rows * T::DIGITS, 3, keep);
+                                        first_row + schedule.rank * rows * T::DIGITS, 3, keep);
         }
     };
     u32 start, size, ahead = 0;
-    if constexpr (T::CANDIDATES) {
-        // The first weights do not wait for the digits.
+    if constexpr (T::CANDIDATES || T::EIGHT_BITS) {
+        // The first weights do not wait for the digits or the copies.
         schedule.tile(0, start, size);
         for (; ahead < min(static_cast<u32>(Ring<T>::STAGES), steps); ++ahead) load_weight(ahead, ahead, start, size);
         ptx::await_earlier_launches();
+    }
+    if constexpr (T::EIGHT_BITS) {
+        bool are_exact = true;
+#pragma unroll 8
+        for (u32 i = 0; i < call.row_count; ++i) are_exact &= maps.factors[i] > 0.0f;
+        if (!are_exact) first_row = maps.bf16_row;
     }
     Ring<T> ring;
     for (u32 t = 0; t < schedule.tiles; ++t) {

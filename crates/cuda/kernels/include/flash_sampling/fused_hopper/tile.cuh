@@ -1,6 +1,7 @@
 // A tile of the kernel: its sizes, and the shared memory of a block.
 #pragma once
 
+#include "../element.cuh"
 #include "../noise/noise.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
@@ -16,9 +17,10 @@ namespace flash_sampling::fused_hopper {
 enum class FusedVariant { Plain, MasksPenalties, Lists, LogZ, FanOut, StoreLogits, Candidates, ListedCandidates };
 
 // The shape of a tile. COLUMNS: rows of the batch (wgmma's N). SLABS: slabs of a stage; a slab has 128 bytes of each weight row.
-// CLUSTER: blocks that share the hidden states. UNITS: units of 64 tokens, each with a warpgroup of consumers. FP8: whether the
-// weight is in F8_E4M3.
-template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain, bool FP8_ = false, int UNITS = 2>
+// CLUSTER: blocks that share the hidden states. WEIGHT: the type of a weight with 8-bit
+// elements; ignored for other weights. UNITS: units of 64 tokens, each with a warpgroup of consumers.
+template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain, Element WEIGHT_ = Element::BF16,
+          int UNITS = 2>
 struct Tile {
     static constexpr bool LISTS = VARIANT == FusedVariant::Lists || VARIANT == FusedVariant::ListedCandidates;
     static constexpr bool CANDIDATES = VARIANT == FusedVariant::Candidates || VARIANT == FusedVariant::ListedCandidates;
@@ -26,18 +28,19 @@ struct Tile {
     static constexpr bool LOG_Z = VARIANT == FusedVariant::LogZ;
     static constexpr bool FAN_OUT = VARIANT == FusedVariant::FanOut;
     static constexpr bool STORE_LOGITS = VARIANT == FusedVariant::StoreLogits;
-    static constexpr bool FP8 = FP8_;
+    static constexpr Element WEIGHT = WEIGHT_;
+    static constexpr bool EIGHT_BITS = has_scales(WEIGHT);
     static constexpr int COLUMNS = COLUMNS_;
     static constexpr int SLABS = SLABS_;
     static constexpr int CLUSTER = CLUSTER_;
 
     static constexpr int UNIT = 64;
     static constexpr int GRANULE = 16;  // blocks divide tokens by granules; a consumer warp has one granule of a tile
-    static constexpr int ELEMENT_BYTES = CANDIDATES || FP8 ? 1 : 2;  // of the weight
+    static constexpr int ELEMENT_BYTES = CANDIDATES || EIGHT_BITS ? 1 : 2;  // of the weight
     static constexpr int DIGITS = CANDIDATES ? 2 : 1;  // columns of the products for each row of the batch
     static constexpr int SLAB_ROW_BYTES = 128;         // one swizzle row
     static constexpr int DEPTH = SLAB_ROW_BYTES / ELEMENT_BYTES;  // hidden elements of a slab
-    static constexpr int HIDDEN_PARTS = FP8 ? 2 : 1;              // TMA boxes that hold the hidden states of a slab
+    static constexpr int HIDDEN_PARTS = EIGHT_BITS ? 2 : 1;       // TMA boxes that hold the hidden states of a slab
     static constexpr int TILE_UNITS = UNITS;
     static constexpr int UNIT_GRANULES = UNIT / GRANULE;
     static constexpr int GRANULES = TILE_UNITS * UNIT_GRANULES;
@@ -50,7 +53,7 @@ struct Tile {
     // which matters if loads are the limit. Measured against an earlier version, 37984 x 4096 at 64 / 128 rows: 0.97 / 0.94 of the
     // time with 0, and 0.975 / 0.95 with 1.
     static constexpr u32 AHEAD = COLUMNS == 256;
-    // Whether warpgroups queue their products in turn (fp8.cuh). Without turns, all warpgroups wait for their products at the same
+    // Whether warpgroups queue their products in turn (eight_bits.cuh). Without turns, all warpgroups wait for their products at the same
     // time. Then all of them convert elements, and the tensor cores are idle.
     static constexpr bool IN_TURN = TILE_UNITS > 2;
     // Whether early blocks wait for the estimates of other blocks. Measured without the wait, 37984 x 4096, logits of deviation
@@ -113,8 +116,19 @@ struct MassShared<T, true> {
     float scale;
 };
 
+// The shared memory for hidden states in f16.
+template <int COLUMNS, bool EIGHT_BITS>
+struct FactorShared {};
+template <int COLUMNS>
+struct FactorShared<COLUMNS, true> {
+    float factors[COLUMNS];  // of the rows of the batch; 0 if the row is not exact in f16
+};
+
 template <class T>
-struct Shared : ListShared<T::COLUMNS, T::LISTS>, CandidateShared<T::COLUMNS, T::CANDIDATES>, MassShared<T, T::LOG_Z> {
+struct Shared : ListShared<T::COLUMNS, T::LISTS>,
+                CandidateShared<T::COLUMNS, T::CANDIDATES>,
+                FactorShared<T::COLUMNS, T::EIGHT_BITS>,
+                MassShared<T, T::LOG_Z> {
     Best best[T::COLUMNS];
     Row rows[T::COLUMNS];
     // For each granule of a tile and each row, the largest dot product that surely loses. Before a block's first thresholds, a

@@ -79,10 +79,10 @@ struct SlabLoader {
     __device__ __forceinline__ void next_slab() { at += DEPTH * 2; }
 };
 
-// SlabLoader for an F8_E4M3 weight, which becomes bf16 in shared memory. The bytes of a slab are in registers until the thread
+// SlabLoader for a weight of 8-bit elements, which become bf16 in shared memory. The bytes of a slab are in registers until the thread
 // loads the next slab, so that reads from device memory run ahead of their use.
-template <int ROWS, int DEPTH, int THREADS>
-struct Fp8SlabLoader {
+template <int ROWS, int DEPTH, int THREADS, Element WEIGHT>
+struct ByteSlabLoader {
     using Loader = SlabLoader<ROWS, DEPTH, THREADS>;
     static constexpr int COPIES = Loader::COPIES;
 
@@ -111,8 +111,10 @@ struct Fp8SlabLoader {
     // the width and rows beyond the matrix become zero.
     __device__ __forceinline__ void copy(int i, u32 before, u32 bytes, u32 unit) {
         const u32 to = before + place + i * Loader::AT_ONCE * Loader::Place::ROW_BYTES;
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(widen_e4m3(read[i].x)),
-                     "r"(widen_e4m3(read[i].x >> 16)), "r"(widen_e4m3(read[i].y)), "r"(widen_e4m3(read[i].y >> 16))
+        const auto low = [](u32 word) { return bytes_to_bf16<WEIGHT, false>(word); };
+        const auto high = [](u32 word) { return bytes_to_bf16<WEIGHT, true>(word); };
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(low(read[i].x)), "r"(high(read[i].x)),
+                     "r"(low(read[i].y)), "r"(high(read[i].y))
                      : "memory");
         const u8* const from = at + i * step;
         const u32 count = i * Loader::AT_ONCE < rows ? bytes / 2 : 0;

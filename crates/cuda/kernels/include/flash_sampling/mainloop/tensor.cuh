@@ -1,5 +1,5 @@
-// The products on tensor cores of compute capability 8.0 and up: bf16 or f16, the same type on both sides; or a weight in F8_E4M3
-// and hidden states in bf16; or the 8-bit codes of a shadow and the digits of hidden states.
+// The products on tensor cores of compute capability 8.0 and up: bf16 or f16, the same type on both sides; or a weight of
+// 8-bit elements and hidden states in bf16; or the 8-bit codes of a shadow and the digits of hidden states.
 //
 // The plain version:
 //
@@ -16,7 +16,7 @@
 // 3. If the rows of a factor are not multiples of 16 bytes apart, ordinary loads fill the same slabs. The bits stay the same.
 // 4. The epilogue gets the accumulators in parts of PART rows of the batch. Warps across the rows take 8 rows each in turn, so
 //    that every warp has a share of each part.
-// 5. An F8_E4M3 weight becomes bf16 in shared memory, which is exact. The scale of a weight row multiplies the row's sums.
+// 5. A weight of 8-bit elements becomes bf16 in shared memory, which is exact. The scale of a weight row multiplies the row's sums.
 // 6. A pair of 8-bit elements is loaded as one 16-bit element. A row of the batch is two rows of digits, whose sums are exact
 //    integers. The two sums give an upper bound of the dot product, and the epilogue gets this bound instead of a dot product.
 #pragma once
@@ -29,13 +29,13 @@
 
 namespace flash_sampling {
 
-template <bool IS_FP8, class Loader, class Fp8Loader>
+template <int ROWS, int DEPTH, int THREADS, Element WEIGHT>
 struct WeightLoaders {
-    using Type = Loader;
+    using Type = ByteSlabLoader<ROWS, DEPTH, THREADS, WEIGHT>;
 };
-template <class Loader, class Fp8Loader>
-struct WeightLoaders<true, Loader, Fp8Loader> {
-    using Type = Fp8Loader;
+template <int ROWS, int DEPTH, int THREADS>
+struct WeightLoaders<ROWS, DEPTH, THREADS, Element::BF16> {
+    using Type = SlabLoader<ROWS, DEPTH, THREADS>;
 };
 
 template <ptx::Operand OPERAND>
@@ -47,10 +47,11 @@ struct Sums<ptx::Operand::S8> {
     using Type = i32;
 };
 
-// COLUMNS: rows of the batch, 8, 16, 32, 64, 128 or 256. ALIGNED: asynchronous copies can read both factors; with IS_FP8, the
-// hidden states.
-template <int COLUMNS, ptx::Operand OPERAND, bool ALIGNED, bool IS_FP8>
+// COLUMNS: rows of the batch, 8, 16, 32, 64, 128 or 256. WEIGHT: the type of a weight with 8-bit elements, BF16 for other
+// weights. ALIGNED: asynchronous copies can read both factors; only the hidden states if WEIGHT has 8 bits.
+template <int COLUMNS, ptx::Operand OPERAND, bool ALIGNED, Element WEIGHT>
 struct TensorMainloop {
+    static constexpr bool EIGHT_BITS = has_scales(WEIGHT);
     static constexpr int MAX_ROWS = COLUMNS;
     using Sum = typename Sums<OPERAND>::Type;
     static constexpr bool IS_SHADOW = OPERAND == ptx::Operand::S8;
@@ -218,8 +219,7 @@ struct TensorMainloop {
         *own = ptx::shared_address(memory);
         const u32 ring = *own, last = ring + (STAGES - 1) * STAGE_BYTES;
         const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
-        using WeightLoader = typename WeightLoaders<IS_FP8, SlabLoader<TILE_TOKENS, DEPTH, THREADS>,
-                                                    Fp8SlabLoader<TILE_TOKENS, DEPTH, THREADS>>::Type;
+        using WeightLoader = typename WeightLoaders<TILE_TOKENS, DEPTH, THREADS, WEIGHT>::Type;
         using HiddenLoader = SlabLoader<LOADED, DEPTH, THREADS>;
         // Elements of a row, and loaded rows.
         const u32 width = IS_SHADOW ? (call.hidden + 1) / 2 : call.hidden;
@@ -229,11 +229,11 @@ struct TensorMainloop {
         u32 ahead_first = run.first, ahead_k = 0, ahead_slab = ring;
         WeightLoader weight;
         HiddenLoader hidden;
-        if constexpr (IS_FP8) weight.begin_ring();
+        if constexpr (EIGHT_BITS) weight.begin_ring();
         const auto begin_tile = [&] {
             const u32 tokens = min(run.end - ahead_first, TILE_TOKENS);
             const u8* const from = matrices.weight + ahead_first * matrices.weight_stride;
-            if constexpr (IS_FP8) {
+            if constexpr (EIGHT_BITS) {
                 weight.begin(from, matrices.weight_stride, tokens);
             } else {
                 weight.begin(from, matrices.weight_stride, tokens, once);
@@ -245,7 +245,7 @@ struct TensorMainloop {
             const u32 bytes = HiddenLoader::bytes(ahead_k, width);
 #pragma unroll
             for (int i = k; i < WeightLoader::COPIES; i += STEPS) {
-                if constexpr (IS_FP8) {
+                if constexpr (EIGHT_BITS) {
                     const u32 before = ahead_slab == ring ? last : ahead_slab - STAGE_BYTES;
                     weight.copy(i, before, bytes, matrices.weight_unit);
                 } else {
@@ -254,7 +254,7 @@ struct TensorMainloop {
             }
 #pragma unroll
             for (int i = k; i < HiddenLoader::COPIES; i += STEPS)
-                hidden.template copy<ALIGNED, IS_FP8>(i, ahead_slab + WEIGHT_BYTES, bytes, matrices.hidden_unit);
+                hidden.template copy<ALIGNED, EIGHT_BITS>(i, ahead_slab + WEIGHT_BYTES, bytes, matrices.hidden_unit);
         };
         const auto end_load = [&] {
             ptx::copy_async_commit();
@@ -310,7 +310,7 @@ struct TensorMainloop {
                 slab = next;
             }
             const u32 tokens = min(run.end - first, TILE_TOKENS);
-            if constexpr (IS_FP8) scale(d, matrices.scales, first, tokens, place);
+            if constexpr (EIGHT_BITS) scale(d, matrices.scales, first, tokens, place);
             if constexpr (IS_SHADOW) {
                 float bounds[HIGH][ROWS_WIDE][4];
                 bound(bounds, d, epilogue.arguments, call.row_count, first, tokens, place);

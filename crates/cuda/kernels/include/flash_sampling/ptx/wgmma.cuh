@@ -84,30 +84,34 @@ FS_WGMMA_OF_ALL(192, "%96", "%97", "%98")
 FS_WGMMA_OF_ALL(224, "%112", "%113", "%114")
 FS_WGMMA_OF_ALL(256, "%128", "%129", "%130")
 
-// The same products in bf16, with A in registers: thread t holds, of its rows r and r + 8, columns 2 (t % 4) + {0, 1} in a[0] and
-// a[1], and these columns + 8 in a[2] and a[3]. They must stay unchanged until the product is complete.
-template <int N>
+// The same products of 16-bit elements, with A in registers: thread t holds, of its rows r and r + 8, columns 2 (t % 4) + {0, 1} in
+// a[0] and a[1], and these columns + 8 in a[2] and a[3]. They must stay unchanged until the product is complete.
+template <int N, Operand T>
 struct WgmmaRegisters;
 
-#define FS_WGMMA_REGISTERS(N, A, B, P)                                                                         \
+#define FS_WGMMA_REGISTERS_OF(N, OPERAND, TYPES, A, B, P)                                                      \
     template <>                                                                                                \
-    struct WgmmaRegisters<N> {                                                                                 \
+    struct WgmmaRegisters<N, Operand::OPERAND> {                                                               \
         static __device__ __forceinline__ void multiply(float (&d)[N / 2], const u32 (&a)[4], u64 b,           \
                                                         bool accumulate) {                                     \
             asm volatile("{ .reg .pred keep;\n"                                                                \
                          "setp.ne.b32 keep, " P ", 0;\n"                                                       \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" FS_R##N "}, "            \
+                         "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" FS_R##N "}, "                       \
                          "{" A "}, " B ", keep, 1, 1, 0; }\n"                                                  \
                          : FS_D##N("+f")                                                                       \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(accumulate))); \
         }                                                                                                      \
     };
+#define FS_WGMMA_REGISTERS(N, A, B, P)                                \
+    FS_WGMMA_REGISTERS_OF(N, BF16, "k16.f32.bf16.bf16", A, B, P)      \
+    FS_WGMMA_REGISTERS_OF(N, F16, "k16.f32.f16.f16", A, B, P)
 FS_WGMMA_REGISTERS(8, "%4, %5, %6, %7", "%8", "%9")
 FS_WGMMA_REGISTERS(32, "%16, %17, %18, %19", "%20", "%21")
 FS_WGMMA_REGISTERS(64, "%32, %33, %34, %35", "%36", "%37")
 FS_WGMMA_REGISTERS(128, "%64, %65, %66, %67", "%68", "%69")
 
 #undef FS_WGMMA_REGISTERS
+#undef FS_WGMMA_REGISTERS_OF
 #undef FS_WGMMA_OF_ALL
 #undef FS_WGMMA
 #undef FS_FOUR

@@ -37,20 +37,6 @@ struct HiddenDigits {
         double error[WARPS];
     };
 
-    // Loads the elements from k on; zeros beyond the row.
-    template <Element TYPE>
-    static __device__ __forceinline__ void load(float (&x)[AT_ONCE], const u8* from, u32 k, u32 width) {
-        if (k + AT_ONCE <= width) {
-            const uint4 words = *reinterpret_cast<const uint4*>(from + 2 * k);
-            const u32 pairs[AT_ONCE / 2] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; ++i) x[i] = widen<TYPE>(pairs[i / 2], i % 2);
-        } else {
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; ++i) x[i] = k + i < width ? element<TYPE>(from, k + i) : 0.0f;
-        }
-    }
-
     // Returns the sum of the block's values, in every thread.
     static __device__ __forceinline__ double sum_of_block(double x, double (&of_warps)[WARPS]) {
 #pragma unroll
@@ -72,7 +58,7 @@ struct HiddenDigits {
 #pragma unroll 4
         for (u32 k = AT_ONCE * threadIdx.x; k < width; k += AT_ONCE * THREADS) {
             float x[AT_ONCE];
-            load<TYPE>(x, from, k, width);
+            load_elements<TYPE>(x, from, k, width);
 #pragma unroll
             for (const float element : x) largest = max_or_nan(largest, fabsf(element));
         }
@@ -92,7 +78,7 @@ struct HiddenDigits {
 #pragma unroll 4
         for (u32 k = AT_ONCE * threadIdx.x; k < width; k += AT_ONCE * THREADS) {
             float x[AT_ONCE];
-            load<TYPE>(x, from, k, width);
+            load_elements<TYPE>(x, from, k, width);
             u64 highs = 0, lows = 0;
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; ++i) {

@@ -1,13 +1,15 @@
-//! Draws from a weight in fp8 with a scale for each row.
+//! Draws from a weight in fp8 or int8 with a scale for each row.
 
 use super::{Launch, PROGRAM, input, is_wrong};
 use crate::emulated::{self, Input};
 use std::path::Path;
 
-const FP8: u32 = 6;
+/// The types of the weight.
+const F8_E4M3: u32 = 6;
+const I8: u32 = 7;
 
 /// The elements of a weight, and the scales of its rows.
-struct Fp8 {
+struct Scaled {
     launch: Launch,
     codes: Vec<u8>,
     scales: Vec<f32>,
@@ -23,41 +25,45 @@ fn e4m3(code: u8) -> f32 {
     if code < 128 { magnitude } else { -magnitude }
 }
 
-impl Fp8 {
+impl Scaled {
     /// Scales are powers of two and dot products are exact, so that products of scales and sums are exact, too.
-    fn new(mut launch: Launch, codes: Vec<u8>) -> Fp8 {
+    fn new(mut launch: Launch, codes: Vec<u8>) -> Scaled {
         let scales: Vec<_> = (0..launch.tokens).map(|t| 2f32.powi((t % 5) as i32 - 2)).collect();
         let scale = |i: usize| scales[i / launch.hidden as usize];
-        launch.weight = codes.iter().enumerate().map(|(i, code)| e4m3(*code) * scale(i)).collect();
-        Fp8 { launch, codes, scales }
+        let element = if launch.variant == I8 { |code| f32::from(code as i8) } else { e4m3 };
+        launch.weight = codes.iter().enumerate().map(|(i, code)| element(*code) * scale(i)).collect();
+        Scaled { launch, codes, scales }
     }
 
-    /// Rows of every kind, for codes up to 1.875.
-    fn of_shape(at: u32, shape: [u32; 6]) -> Fp8 {
-        let launch = Launch::new(at, shape, FP8);
-        let code = |i: usize| input(at * 1_000_003 + i as u32) as u8 & 0xbf;
+    /// Rows of every kind, for elements up to 1.875 in fp8. A NaN makes the kernel multiply in bf16.
+    fn of_shape(at: u32, shape: [u32; 6], dtype: u32) -> Scaled {
+        let mut launch = Launch::new(at, shape, dtype);
+        if at.is_multiple_of(2) {
+            launch.states.iter_mut().for_each(|x| *x = if x.is_nan() { 1.0 } else { *x * 2f32.powi(at as i32 % 7) });
+        }
+        let code = |i: usize| input(at * 1_000_003 + i as u32) as u8 & if dtype == I8 { 0xff } else { 0xbf };
         let mut codes: Vec<_> = (0..launch.weight.len()).map(code).collect();
-        if at % 5 == 4 {
+        if at % 5 == 4 && dtype == F8_E4M3 {
             let last = codes.len() - 1;
             codes[last - last / 3] = if at.is_multiple_of(2) { 0x7f } else { 0xff };
         }
-        Fp8::new(launch, codes)
+        Scaled::new(launch, codes)
     }
 
     /// Row `r` draws the only token that its mask allows, whose logit is a single code.
-    fn of_all_codes(first_code: u32) -> Fp8 {
-        let mut launch = Launch::new(0, [128, 128, 256, 0, 16, 2], FP8);
+    fn of_all_codes(first_code: u32, dtype: u32) -> Scaled {
+        let mut launch = Launch::new(0, [128, 128, 256, 0, 16, 2], dtype);
         launch.states.fill(1.0);
         for (r, row) in (first_code..).zip(&mut launch.rows) {
             (row.greedy, row.inv_temperature, row.bias) = (true, 1.0, Vec::new());
             row.mask = (0..8).map(|word| if word == r / 32 { 1 << (r % 32) } else { 0 }).collect();
         }
         let mut codes = vec![0; 256 * 16];
-        for code in (0..=255u8).filter(|code| code & 0x7f != 0x7f) {
+        for code in (0..=255u8).filter(|code| dtype == I8 || code & 0x7f != 0x7f) {
             let token = usize::from(code);
             codes[token * 16 + token % 16] = code;
         }
-        Fp8::new(launch, codes)
+        Scaled::new(launch, codes)
     }
 
     fn write(&self, scale: impl Fn(f32) -> f32, out: &mut Input) {
@@ -68,19 +74,19 @@ impl Fp8 {
 }
 
 /// The number of draws that differ from the reference's, with these scales.
-fn wrong_draws(program: &Path, launches: &[Fp8], scale: impl Fn(f32) -> f32 + Copy) -> usize {
+fn wrong_draws(program: &Path, launches: &[Scaled], scale: impl Fn(f32) -> f32 + Copy) -> usize {
     let mut input = Input::default();
     input.put(launches.len() as u32);
-    launches.iter().for_each(|fp8| fp8.write(scale, &mut input));
+    launches.iter().for_each(|scaled| scaled.write(scale, &mut input));
     let mut found = emulated::answer(program, input);
-    let rows = launches.iter().flat_map(|fp8| (0..fp8.launch.rows.len()).map(move |r| fp8.launch.expected(r)));
+    let rows = launches.iter().flat_map(|scaled| (0..scaled.launch.rows.len()).map(move |r| scaled.launch.expected(r)));
     let wrong = rows.filter(|want| is_wrong(found.take(), *want)).count();
     assert!(found.is_empty());
     wrong
 }
 
 #[test]
-fn a_weight_in_fp8_has_the_draws_of_the_same_weight_in_float32() {
+fn a_scaled_weight_has_the_draws_of_the_same_weight_in_float32() {
     let Some(program) = &*PROGRAM else { return };
     let shapes = [
         // Columns, rows, tokens, first token, hidden, blocks.
@@ -95,14 +101,17 @@ fn a_weight_in_fp8_has_the_draws_of_the_same_weight_in_float32() {
         [128, 128, 330, 0, 48, 2],
         [8, 8, 300, 64, 2064, 2],
     ];
-    let mut launches: Vec<_> = (600..).zip(shapes).map(|(at, shape)| Fp8::of_shape(at, shape)).collect();
-    launches.extend([0, 128].map(Fp8::of_all_codes));
+    let mut launches = Vec::new();
+    for dtype in [F8_E4M3, I8] {
+        launches.extend((600..).zip(shapes).map(|(at, shape)| Scaled::of_shape(at, shape, dtype)));
+        launches.extend([0, 128].map(|first| Scaled::of_all_codes(first, dtype)));
+    }
     assert_eq!(wrong_draws(program, &launches, |scale| scale), 0);
     // The negative controls: wrong scales, and codes with one wrong code.
     assert!(wrong_draws(program, &launches, |scale| scale * 1.5) > 50);
-    for fp8 in &mut launches {
-        let last = fp8.codes.len() - 1;
-        fp8.codes[last / 2] ^= 0x40;
+    for scaled in &mut launches {
+        let last = scaled.codes.len() - 1;
+        scaled.codes[last / 2] ^= 0x40;
     }
     assert!(wrong_draws(program, &launches, |scale| scale) > 0);
 }

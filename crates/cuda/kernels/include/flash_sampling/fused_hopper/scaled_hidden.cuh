@@ -1,0 +1,110 @@
+// The hidden states that the kernel multiplies by a weight of 8-bit elements.
+//
+// Tensor cores multiply two numbers of one type. Two e4m3 become two f16 by one instruction, and two bf16 by four. So hidden states
+// in bf16 become f16, too: a power of two for each row makes the largest element fit. Every f16 holds the 8 significant bits of a
+// bf16 and 40 powers of two, so the conversion is exact unless an element is less than 2^-32 of the largest element. If an element
+// of any row is not exact, the call multiplies in bf16. The sums have the same bits in both types, because a power of two does not
+// change how sums are rounded.
+#pragma once
+
+#include "../element.cuh"
+#include "../math.cuh"
+#include "../ptx/early.cuh"
+
+namespace flash_sampling {
+
+// The argument of scale_hidden.
+struct ScaledHidden {
+    const u8* hidden;   // [rows, width] in bf16, rows at multiples of 16 bytes
+    u64 hidden_stride;  // bytes
+    u16* copies;        // [2, copied_rows, stride]: f16, then bf16; zeros beyond rows and width
+    float* factors;     // [rows] a hidden state is its f16 times its factor; 0 if this is not exact
+    u32 rows;
+    u32 copied_rows;
+    u32 width;
+    u32 stride;         // elements, a multiple of 16
+};
+FS_LAYOUT(ScaledHidden, 48,
+          FS_AT(hidden, 0) && FS_AT(hidden_stride, 8) && FS_AT(copies, 16) && FS_AT(factors, 24) && FS_AT(rows, 32) &&
+          FS_AT(copied_rows, 36) && FS_AT(width, 40) && FS_AT(stride, 44));
+
+#ifdef __CUDACC__
+
+struct HiddenScaler {
+    static constexpr u32 THREADS = 256;
+    static constexpr u32 WARPS = THREADS / 32;
+    static constexpr u32 AT_ONCE = 8;  // elements of a load
+
+    struct Shared {
+        float largest[WARPS];
+        bool is_exact[WARPS];
+    };
+
+    // Returns where a product takes element k. A thread of the products holds four elements in a row of each sixteen, and
+    // multiplies them as elements 2q, 2q + 1, 2q + 8 and 2q + 9: see wgmma.cuh.
+    static FS_FUNCTION u32 place(u32 k) { return k / 16 * 16 + k % 16 / 4 * 2 + k % 4 / 2 * 8 + k % 2; }
+
+    // Returns the power of two that makes the largest element fit in an f16; 0 if sums of products could leave the range of
+    // float32 in only one of the types.
+    static FS_FUNCTION float factor_of(float largest) {
+        if (largest == 0.0f) return 1.0f;
+        const bool is_in_range = largest >= 0x1p-60f && largest < 0x1p100f;
+        return is_in_range ? bits_to_f32((f32_to_bits(largest) & 0x7f800000) - (15 << 23)) : 0.0f;
+    }
+
+    static __device__ __forceinline__ void store(u16* to, const u16 (&bits)[AT_ONCE], u32 k) {
+        const auto four = [&](u32 i) {
+            return bits[i] | static_cast<u64>(bits[i + 1]) << 16 | static_cast<u64>(bits[i + 4]) << 32 |
+                   static_cast<u64>(bits[i + 5]) << 48;
+        };
+        *reinterpret_cast<u64*>(to + place(k)) = four(0);
+        *reinterpret_cast<u64*>(to + place(k + 2)) = four(2);
+    }
+
+    // Writes the copies of a row. One block per row, also of rows beyond the batch.
+    static __device__ __forceinline__ void block(const ScaledHidden& call, u32 row, Shared& shared) {
+        ptx::start_next_launch();
+        const u32 width = row < call.rows ? call.width : 0;
+        const u8* const from = call.hidden + row * call.hidden_stride;
+        float largest = 0.0f;
+        for (u32 k = AT_ONCE * threadIdx.x; k < width; k += AT_ONCE * THREADS) {
+            float x[AT_ONCE];
+            load_elements<Element::BF16>(x, from, k, width);
+#pragma unroll
+            for (const float element : x) largest = max_or_nan(largest, fabsf(element));
+        }
+#pragma unroll
+        for (u32 apart = 16; apart > 0; apart /= 2) largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, apart));
+        shared.largest[threadIdx.x / 32] = largest;
+        __syncthreads();
+        for (u32 warp = 0; warp < WARPS; ++warp) largest = max_or_nan(largest, shared.largest[warp]);
+
+        const float factor = factor_of(largest), inverse = factor > 0.0f ? bits_to_f32((254u << 23) - f32_to_bits(factor)) : 0.0f;
+        u16* const f16 = call.copies + static_cast<u64>(row) * call.stride;
+        u16* const bf16 = f16 + static_cast<u64>(call.copied_rows) * call.stride;
+        bool is_exact = factor > 0.0f;
+        for (u32 k = AT_ONCE * threadIdx.x; k < call.stride; k += AT_ONCE * THREADS) {
+            float x[AT_ONCE];
+            load_elements<Element::BF16>(x, from, k, width);
+            u16 scaled[AT_ONCE], unscaled[AT_ONCE];
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; ++i) {
+                scaled[i] = static_cast<u16>(f16_bits(mul_rn(x[i], inverse)));
+                unscaled[i] = static_cast<u16>(f32_to_bits(x[i]) >> 16);
+                is_exact &= mul_rn(widen_f16(scaled[i]), factor) == x[i];
+            }
+            store(f16, scaled, k);
+            store(bf16, unscaled, k);
+        }
+        const bool is_exact_in_warp = __all_sync(0xffffffffu, is_exact);
+        shared.is_exact[threadIdx.x / 32] = is_exact_in_warp;
+        __syncthreads();
+        if (threadIdx.x > 0 || row >= call.rows) return;
+        for (u32 warp = 0; warp < WARPS; ++warp) is_exact &= shared.is_exact[warp];
+        call.factors[row] = is_exact ? factor : 0.0f;
+    }
+};
+
+#endif
+
+}  // namespace flash_sampling
