@@ -5,7 +5,6 @@ mod backends;
 use backends::assert_same;
 use backends::gpu::Gpu;
 use backends::gpu_memory::{POISON, bits, captured};
-use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::suite;
 use flash_sampling_conformance::suite::drop_outside_captures;
@@ -14,9 +13,9 @@ use flash_sampling_core::reference::{log_mass, tiled};
 use flash_sampling_core::{DType, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cpu::{CpuOptions, Isa, Standalone};
 use flash_sampling_cuda::DeviceAddress;
-use flash_sampling_cuda::{CudaStandalone, Device, DeviceDraws, DeviceMatrix, DeviceStandalone, NoiseMath, abi};
+use flash_sampling_cuda::{CudaStandalone, DeviceDraws, DeviceMatrix, DeviceStandalone, abi};
 
-suite!(standalone, Gpu::STANDALONE);
+suite!(standalone, Gpu::Standalone);
 suite!(shared, Gpu::SharedLogits);
 
 /// Returns rows that differ in all parameters.
@@ -64,7 +63,7 @@ fn logits_of_several_blocks_have_the_bits_of_the_cpu() {
 
 /// Compares samplers of the given rows and tokens with the CPU.
 fn same_as_the_cpu(sizes: &[(usize, usize)]) {
-    let Some(device) = Gpu::STANDALONE.device() else { return };
+    let Some(device) = Gpu::Standalone.device() else { return };
     let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
     for (i, (count, vocab)) in sizes.iter().copied().enumerate() {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -92,7 +91,7 @@ fn same_as_the_cpu(sizes: &[(usize, usize)]) {
 
 #[test]
 fn long_lists_without_replacement_have_the_bits_of_the_cpu() {
-    let Some(device) = Gpu::STANDALONE.device() else { return };
+    let Some(device) = Gpu::Standalone.device() else { return };
     let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
     let vocab = 120_001;
     // Row 0 has few different logits, so greedy lists end among ties.
@@ -129,47 +128,11 @@ fn long_lists_without_replacement_have_the_bits_of_the_cpu() {
     }
 }
 
-/// Checks the law of the draw for fast-math, which is not bit-exact.
-#[test]
-fn fast_math_keeps_the_law_of_the_draw() {
-    for law in [
-        "tokens_follow_the_softmax",
-        "tokens_follow_the_softmax_over_large_vocabularies",
-        "rare_tokens_are_drawn_as_often_as_they_should",
-        "winning_scores_are_gumbel",
-        "draws_are_independent",
-    ] {
-        suite::check(&Gpu::Standalone(NoiseMath::Fast), law);
-    }
-    if Gpu::Standalone(NoiseMath::Fast).unavailable().is_some() {
-        return;
-    }
-    // Fast-math scores are within 1e-5 of the exact scores, and some have different bits.
-    let device = Device::new(0).unwrap();
-    let logits = Tensor::from_fn(DType::F32, 64, 5000, |r, t| (2.0 * normal(96, (r * 5000 + t) as u64)) as f32);
-    let plan = Plan { max_rows: 64, max_draws: 8, ..Plan::default() };
-    let rows: Vec<_> = (0..64).map(|seed| RowParams { seed, draws: 8, ..RowParams::default() }).collect();
-    let (mut exact, mut fast) = (Samples::new(), Samples::new());
-    CudaStandalone::new(5000, plan, &device).unwrap().sample(logits.matrix(), &rows, &mut exact).unwrap();
-    let mut sampler = CudaStandalone::with_math(5000, plan, &device, NoiseMath::Fast).unwrap();
-    assert_eq!(sampler.capabilities().backend, "cuda (fast-math)");
-    sampler.sample(logits.matrix(), &rows, &mut fast).unwrap();
-    let mut differ = 0;
-    for (exact, fast) in exact.iter().zip(fast.iter()) {
-        for (exact, fast) in exact.unwrap().draws.iter().zip(fast.unwrap().draws) {
-            assert!((exact.score - fast.score).abs() < 1e-5, "{exact:?} {fast:?}");
-            differ += usize::from(exact.score.to_bits() != fast.score.to_bits());
-        }
-    }
-    println!("{differ} of 512 scores differ in bits");
-    assert!(differ > 0, "fast-math is exact-math");
-}
-
 /// Replays graphs of calls over device memory of several strides and addresses, on the caller's stream. Calls have
 /// shards of the tokens, several draws per row, new positions in each replay, and poisoned outputs.
 #[test]
 fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
-    let Some((device, stream)) = Gpu::STANDALONE.with_stream() else { return };
+    let Some((device, stream)) = Gpu::Standalone.with_stream() else { return };
     for (first, count, stride, lead) in [(0u32, 3000u32, 3008usize, 0usize), (70, 2001, 2003, 3), (1021, 515, 515, 1)] {
         let rows = 3usize;
         let values: Vec<f32> = (0..lead + rows * stride).map(|i| (2.0 * normal(98, i as u64)) as f32).collect();
@@ -232,7 +195,7 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
 /// finite logit.
 #[test]
 fn log_z_of_existing_logits_comes_with_the_same_draws() {
-    let Some((device, stream)) = Gpu::STANDALONE.with_stream() else { return };
+    let Some((device, stream)) = Gpu::Standalone.with_stream() else { return };
     let mut worst = 0.0f64;
     for (dtype, first, count, rows) in [
         (DType::F32, 0u32, 151_936usize, 2usize),
@@ -294,7 +257,7 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
 /// terms.
 #[test]
 fn log_z_of_two_valued_rows_keeps_its_promise() {
-    let Some((device, stream)) = Gpu::STANDALONE.with_stream() else { return };
+    let Some((device, stream)) = Gpu::Standalone.with_stream() else { return };
     const COUNT: usize = 151_936;
     const DRAWS: usize = 600;
     let kinds = [(0.0f32, -1.1f32, 2), (7.85, 0.0, COUNT), (0.0, -12.3, COUNT), (3.3, 3.3, 2), (0.0, -5.6, 100)];

@@ -190,7 +190,7 @@ fn the_page_says_what_samplers_on_a_gpu_take() {
     let all = [
         ("CUDA: `CudaTiled`", of(&Gpu::TILED)),
         ("CUDA: `DeviceSampler`", of(&Gpu::Shared)),
-        ("CUDA: `CudaStandalone`", of(&Gpu::STANDALONE)),
+        ("CUDA: `CudaStandalone`", of(&Gpu::Standalone)),
         ("CUDA: `CudaGrouped`, `Reuse`", of(&Gpu::GroupedReuse)),
         ("CUDA: `CudaGrouped`, `Fresh`", of(&Gpu::Grouped(GROUP))),
         ("CUDA: `CudaOnline`", of(&Gpu::Online(GROUP))),

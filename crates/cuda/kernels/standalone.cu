@@ -1,5 +1,5 @@
 // The sampler over existing logits (paper Alg. I.1) in one launch with several blocks per draw. The last block writes the draw.
-// The build defines FS_ELEMENT (BF16, F16 or F32), FS_FAST_MATH for the fast outer logarithm, and FS_LOG_Z for log Z.
+// The build defines FS_ELEMENT (BF16, F16 or F32), and FS_LOG_Z for log Z.
 #include "flash_sampling/ptx/ordered.cuh"
 #include "flash_sampling/summary/row_mass.cuh"
 #include "flash_sampling/scan/scan.cuh"

@@ -86,7 +86,6 @@ pub use crate::{
         groups::DeviceGroups,
         head::{DeviceHead, DeviceShadow, ShadowMemory},
         matrix::{DeviceMatrix, DeviceScales},
-        noise_math::NoiseMath,
         row_features::{KernelChoice, RowFeatures},
         select::GroupRule,
         standalone::{DeviceDraws, DeviceStandalone},

@@ -11,7 +11,7 @@ use flash_sampling_core::{
 };
 use flash_sampling_cuda::cudarc::driver::CudaStream;
 use flash_sampling_cuda::{
-    CudaError, CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device, KernelChoice, NoiseMath,
+    CudaError, CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device, KernelChoice,
 };
 use std::sync::Arc;
 
@@ -38,14 +38,13 @@ pub(crate) enum Gpu {
     StreamedTiled,
     StreamedOnline,
     /// Over existing logits.
-    Standalone(NoiseMath),
+    Standalone,
     /// Over existing logits in device memory.
     SharedLogits,
 }
 
 impl Gpu {
     pub(crate) const TILED: Gpu = Gpu::Tiled(KernelChoice::Fastest);
-    pub(crate) const STANDALONE: Gpu = Gpu::Standalone(NoiseMath::Exact);
 
     /// Returns the GPU of a test of this variant. Without one, the test counts as one skipped test.
     pub(crate) fn device(self) -> Option<Arc<Device>> {
@@ -68,8 +67,7 @@ impl Gpu {
             Gpu::Online(_) => "online",
             Gpu::StreamedTiled => "streamed-tiled",
             Gpu::StreamedOnline => "streamed-online",
-            Gpu::Standalone(NoiseMath::Exact) => "standalone",
-            Gpu::Standalone(NoiseMath::Fast) => "standalonefast",
+            Gpu::Standalone => "standalone",
             Gpu::SharedLogits => "shared-logits",
         }
     }
@@ -87,8 +85,8 @@ impl Gpu {
             Gpu::StreamedOnline => {
                 Box::new(InMemory::new(head, CudaStreamed::online(described(&head), plan, GROUP, BLOCK, device)?))
             }
-            Gpu::Standalone(math) => {
-                let sampler = CudaStandalone::with_math(head.vocab_size() as usize, plan, device, math)?;
+            Gpu::Standalone => {
+                let sampler = CudaStandalone::new(head.vocab_size() as usize, plan, device)?;
                 Box::new(FromLogits::new(head, sampler))
             }
             Gpu::SharedLogits => {

@@ -3,9 +3,7 @@
 
 use crate::abi::{self, Call, DeviceAddress, Draw, Existing, HeadTransform, Masses, Row, SkipIf};
 use crate::compile::{Instance, KernelSource, kernels};
-use crate::device::{
-    Device, DeviceMatrix, Grid, Kernel, NoiseMath, Queue, Scratch, check_aligned, check_rows, entries,
-};
+use crate::device::{Device, DeviceMatrix, Grid, Kernel, Queue, Scratch, check_aligned, check_rows, entries};
 use crate::error::CudaError;
 use crate::first_use::get_or_make;
 use core::fmt::Display;
@@ -14,22 +12,19 @@ use cudarc::driver::CudaStream;
 use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
 
-/// One instance per logit type and math, with and without log Z, for all GPUs.
+/// One instance per logit type, with and without log Z, for all GPUs.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "standalone.cu",
     serves: kernels::any,
     instances: || {
         let types = [DType::BF16, DType::F16, DType::F32];
-        let maths = |dtype| [(dtype, NoiseMath::Exact), (dtype, NoiseMath::Fast)];
-        let both = |(dtype, math)| [false, true].map(|log_z| instance(dtype, math, log_z));
-        types.into_iter().flat_map(maths).flat_map(both).collect()
+        types.into_iter().flat_map(|dtype| [false, true].map(|log_z| instance(dtype, log_z))).collect()
     },
 };
 
-fn instance(dtype: DType, math: NoiseMath, log_z: bool) -> Instance {
+fn instance(dtype: DType, log_z: bool) -> Instance {
     let element = abi::element_name(dtype);
     let mut defines: Vec<(_, &dyn Display)> = vec![("ELEMENT", &element)];
-    defines.extend((math == NoiseMath::Fast).then_some(("FAST_MATH", &1 as &dyn Display)));
     defines.extend(log_z.then_some(("LOG_Z", &1 as &dyn Display)));
     Instance::new(&defines)
 }
@@ -92,7 +87,6 @@ pub struct DeviceStandalone {
     with_log_z: Option<(WithLogZ, Scratch)>,
     tokens: Range<u32>,
     dtype: DType,
-    math: NoiseMath,
     max_draws: usize,
     /// Per draw: ordered bits of the best winner, the first invalid logit, and a counter.
     scratch: Scratch,
@@ -108,20 +102,6 @@ impl DeviceStandalone {
     /// * [`CudaError::Layout`]: no tokens.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn new(tokens: Range<u32>, dtype: DType, max_draws: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
-        DeviceStandalone::with_math(tokens, dtype, max_draws, device, NoiseMath::Exact)
-    }
-
-    /// [`DeviceStandalone::new`] with a choice of math.
-    ///
-    /// # Errors
-    /// As [`DeviceStandalone::new`].
-    pub fn with_math(
-        tokens: Range<u32>,
-        dtype: DType,
-        max_draws: usize,
-        device: &Arc<Device>,
-        math: NoiseMath,
-    ) -> Result<Self, CudaError> {
         if tokens.is_empty() {
             return Err(CudaError::Layout { what: "logits", reason: "they have no tokens" });
         }
@@ -129,11 +109,11 @@ impl DeviceStandalone {
             return Err(CudaError::EmptyPlan { knob: Knob::Draws });
         }
         CudaError::check_limits(&[("tokens", tokens.end as usize, MAX_TOKEN), ("draws", max_draws, MAX_DRAWS)])?;
-        let kernel = device.function(&SOURCE, &instance(dtype, math, false), &entries::STANDALONE)?;
+        let kernel = device.function(&SOURCE, &instance(dtype, false), &entries::STANDALONE)?;
         let keys = 8 * max_draws..16 * max_draws;
         let scratch = Scratch::new(20 * max_draws, &[0..keys.start, keys.end..20 * max_draws], device)?;
         let (device, with_log_z) = (device.clone(), None);
-        Ok(DeviceStandalone { device, kernel, with_log_z, tokens, dtype, math, max_draws, scratch })
+        Ok(DeviceStandalone { device, kernel, with_log_z, tokens, dtype, max_draws, scratch })
     }
 
     /// The device.
@@ -150,7 +130,7 @@ impl DeviceStandalone {
     /// The kernel with log Z, loaded at the first call, and the address of its masses.
     fn with_log_z(&mut self) -> Result<(&WithLogZ, DeviceAddress<u8>), CudaError> {
         let (kernel, parts) = get_or_make(&mut self.with_log_z, || {
-            let instance = instance(self.dtype, self.math, true);
+            let instance = instance(self.dtype, true);
             let kernel = self.device.function(&SOURCE, &instance, &entries::STANDALONE_LOG_Z)?;
             let most = self.max_draws.max((BLOCKS * self.device.multiprocessors()) as usize);
             Ok((kernel, Scratch::new(most * PART_BYTES, &[], &self.device)?))
