@@ -50,7 +50,6 @@ fn flags_of_ranks_require_a_transport() {
         &head,
         "
         --time-limit 3 => --time-limit has no effect without --transport
-        --check-tokens => --check-tokens has no effect without --transport
         --exchange host => --exchange has no effect without --transport mpi
         --transport mpi --exchange ring => possible values: host, peers, nccl
         --transport mpi --time-limit 0 => 0.001 to 86400 seconds",
