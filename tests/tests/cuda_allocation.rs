@@ -13,7 +13,7 @@ use counting::{Counting, counted, rows};
 use flash_sampling_conformance::logits::LogitShape;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::tensor::Tensor;
-use flash_sampling_core::{DType, GroupDraw, History, Matrix, PerturbedArgmax, Plan, RowParams, Samples, StreamHead};
+use flash_sampling_core::{DType, History, Matrix, PerturbedArgmax, Plan, RowParams, Samples, StreamHead};
 use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::{
     CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device, DeviceDraws, DeviceHead, DeviceMatrix,
@@ -72,10 +72,7 @@ fn a_planned_call_allocates_nothing_after_the_first() {
         let tiled = CudaTiled::new(head, Plan { canonical, ..plan }, &device).unwrap();
         worst = worst.max(of_sampler(&format!("tiled, canonical {canonical}"), tiled, input));
     }
-    for draw in [GroupDraw::Fresh, GroupDraw::Reuse] {
-        let grouped = CudaGrouped::new(head, plan, GROUP, draw, &device).unwrap();
-        worst = worst.max(of_sampler(&format!("grouped, {draw:?}"), grouped, input));
-    }
+    worst = worst.max(of_sampler("grouped", CudaGrouped::new(head, plan, GROUP, &device).unwrap(), input));
     worst = worst.max(of_sampler("online", CudaOnline::new(head, plan, GROUP, &device).unwrap(), input));
     let logits = Tensor::from_fn(DType::F32, ROWS, 1603, |r, t| ((r * 31 + t * 17) % 101) as f32 * 0.1);
     // Rows with gaps, so the sampler gathers them.

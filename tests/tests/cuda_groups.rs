@@ -5,16 +5,15 @@ mod backends;
 use backends::gpu::Gpu;
 use backends::gpu_memory::{OnDevice, assert_drawn, captured};
 use backends::gpu_rows::{rows, rows_of};
-use backends::{GROUP, assert_same, assert_twice, reference, same_in_batches};
+use backends::{GROUP, assert_twice, reference, same_in_batches};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::reference::{ReferenceVariant, log_mass};
-use flash_sampling_core::{DType, GroupDraw, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_core::{DType, Plan, RowParams};
 use flash_sampling_cuda::DeviceAddress;
-use flash_sampling_cuda::{CudaError, CudaGrouped, CudaOnline, CudaTiled, DeviceGroups, GroupRule};
+use flash_sampling_cuda::{CudaError, CudaGrouped, CudaOnline, DeviceGroups, GroupRule};
 
 suite!(grouped, Gpu::Grouped(GROUP));
-suite!(grouped_reuse, Gpu::GroupedReuse);
 suite!(online, Gpu::Online(GROUP));
 
 #[test]
@@ -48,19 +47,6 @@ fn rows_have_the_same_bits_in_batches_of_1_to_256() {
     for factory in [Gpu::Grouped(128), Gpu::Online(128)] {
         same_in_batches(&factory, &problem, plan, &rows(256));
     }
-}
-
-#[test]
-fn reused_maxima_are_the_tiled_draws() {
-    let Some(device) = Gpu::GroupedReuse.device() else { return };
-    let problem = Problem::gaussian(Size::new(24, 7003, 256), DType::BF16, DType::BF16, 5);
-    let plan = Plan { max_rows: 24, max_draws: 3, ..Plan::default() };
-    let (mut tiled, mut reused) = (Samples::new(), Samples::new());
-    let rows = rows(24);
-    CudaTiled::new(problem.head(), plan, &device).unwrap().sample(problem.input(), &rows, &mut tiled).unwrap();
-    let mut sampler = CudaGrouped::new(problem.head(), plan, 64, GroupDraw::Reuse, &device).unwrap();
-    sampler.sample(problem.input(), &rows, &mut reused).unwrap();
-    assert_same(&reused, &tiled, "groups of 64");
 }
 
 /// Replays graphs of calls over device memory with log Z, on the caller's stream, for all rules. Each replay reads new
@@ -108,7 +94,7 @@ fn groups_that_are_no_multiple_of_64_are_refused() {
     let Some(device) = Gpu::Online(GROUP).device() else { return };
     let problem = Problem::integers(Size::new(1, 100, 8), DType::BF16, DType::BF16, 1);
     for size in [0, 1, 63, 100] {
-        let grouped = CudaGrouped::new(problem.head(), Plan::default(), size, GroupDraw::Fresh, &device);
+        let grouped = CudaGrouped::new(problem.head(), Plan::default(), size, &device);
         assert_eq!(grouped.err(), Some(CudaError::GroupSize { size }));
         let online = CudaOnline::new(problem.head(), Plan::default(), size, &device);
         assert_eq!(online.err(), Some(CudaError::GroupSize { size }));

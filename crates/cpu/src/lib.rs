@@ -3,7 +3,7 @@
 //! | type | variant | paper | exact |
 //! | --- | --- | --- | --- |
 //! | [`Tiled`] | fused tiled | Alg. 1 | pathwise |
-//! | [`Grouped`] | parallel groups | Alg. I.2, section D.3 | in distribution; pathwise with [`GroupDraw::Reuse`](flash_sampling_core::GroupDraw::Reuse) |
+//! | [`Grouped`] | parallel groups | Alg. I.2 | in distribution |
 //! | [`Online`], [`OnlineStream`] | online, also over a reader | Alg. I.3 | in distribution |
 //! | [`Standalone`] | over existing logits | Alg. I.1 | pathwise |
 //!

@@ -7,7 +7,7 @@ use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Description, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, StreamError,
+    Description, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, StreamError,
 };
 use flash_sampling_cuda::cudarc::driver::CudaStream;
 use flash_sampling_cuda::{
@@ -28,10 +28,8 @@ pub(crate) enum Gpu {
     Tiled(KernelChoice),
     /// Over a weight and hidden states in device memory.
     Shared,
-    /// With fresh noise for groups of the given size.
+    /// With groups of the given size.
     Grouped(u32),
-    /// With reused noise: the score of a group is its maximum.
-    GroupedReuse,
     /// With groups of the given size.
     Online(u32),
     /// Over a weight that is read block by block.
@@ -63,7 +61,6 @@ impl Gpu {
             Gpu::Tiled(KernelChoice::PortableUnaligned) => "tiled/unaligned",
             Gpu::Shared => "shared",
             Gpu::Grouped(_) => "grouped",
-            Gpu::GroupedReuse => "grouped-reuse",
             Gpu::Online(_) => "online",
             Gpu::StreamedTiled => "streamed-tiled",
             Gpu::StreamedOnline => "streamed-online",
@@ -76,8 +73,7 @@ impl Gpu {
         Ok(match self {
             Gpu::Shared => Box::new(Copied::new(head, plan)?),
             Gpu::Tiled(choice) => Box::new(CudaTiled::with_kernels(head, plan, device, choice)?),
-            Gpu::Grouped(group) => Box::new(CudaGrouped::new(head, plan, group, GroupDraw::Fresh, device)?),
-            Gpu::GroupedReuse => Box::new(CudaGrouped::new(head, plan, GROUP, GroupDraw::Reuse, device)?),
+            Gpu::Grouped(group) => Box::new(CudaGrouped::new(head, plan, group, device)?),
             Gpu::Online(group) => Box::new(CudaOnline::new(head, plan, group, device)?),
             Gpu::StreamedTiled => {
                 Box::new(InMemory::new(head, CudaStreamed::tiled(described(&head), plan, BLOCK, device)?))

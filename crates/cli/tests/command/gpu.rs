@@ -59,7 +59,6 @@ fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
             "--temperature 0 --logprobs 2",
             "--seed 11 --temperature 400 --top-p 0.9 --top-k 30",
             "--seed 12 --temperature 400 --draws 4 --without-replacement",
-            "--seed 13 --temperature 300 --variant grouped:64:reuse",
             "--seed 14 --temperature 300 --canonical",
         ] {
             let [on_gpu, here] = ["cuda", "cpu"].map(|name| run(&with(&base, &format!("{flags} --backend {name}"))));
