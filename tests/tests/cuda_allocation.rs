@@ -102,7 +102,7 @@ fn a_planned_call_allocates_nothing_after_the_first() {
     streamed_plans_grow_little_with_draws(&device);
 }
 
-/// Counts allocations of draws with log Z over device memory, for rows of both kinds and for existing logits.
+/// Counts allocations of draws over device memory: with log Z, for rows of both kinds, and from existing logits.
 fn log_z(device: &Arc<Device>) -> usize {
     let problem = Problem::integers(Size::new(ROWS, 5003, 64), DType::BF16, DType::BF16, 4);
     let stream = device.context().new_stream().unwrap();
@@ -117,7 +117,7 @@ fn log_z(device: &Arc<Device>) -> usize {
     let log_z = DeviceAddress::of(&log_z_memory, &stream);
     let address = DeviceAddress::of(&logits, &stream).cast();
     let logits = DeviceMatrix { address, dtype: DType::F32, rows: ROWS, cols: 5003, row_stride: 5003 };
-    let request = DeviceDraws { count: ROWS, rows, sources: None, draws, log_z: Some(log_z) };
+    let request = DeviceDraws { count: ROWS, rows, sources: None, draws };
     let head = DeviceHead::of(weight);
     // SAFETY: the weight is on this device, and is dropped after the sampler and after a wait for its calls.
     let mut tiled = unsafe { DeviceTiled::new(head, ROWS, device) }.unwrap();

@@ -119,7 +119,7 @@ impl LogitKernels {
         (rows, draws): (DeviceAddress<Row>, DeviceAddress<Draw>),
         count: usize,
     ) -> Result<(), CudaError> {
-        self.sampler(logits.dtype)?.enqueue(queue, logits, &DeviceDraws { count, rows, sources, draws, log_z: None })
+        self.sampler(logits.dtype)?.enqueue(queue, logits, &DeviceDraws { count, rows, sources, draws })
     }
 
     /// Copies the staged rows and their `sources` to the GPU, and returns the addresses of both.
