@@ -127,7 +127,7 @@ fn a_planned_call_allocates_nothing_after_the_first() {
     check_allocations_with_bounds();
     let (mut worst, mut pooled) = (0, 0);
     let mut present = Vec::new();
-    for kind in [Kind::Tiled, Kind::Grouped, Kind::GroupedReuse, Kind::Online] {
+    for kind in [Kind::Tiled, Kind::Grouped, Kind::Online] {
         for isa in Isa::ALL {
             let factory = Cpu::new(kind, isa);
             if runs(&factory.name(), factory.unavailable(), 1) {

@@ -28,13 +28,6 @@ suite!(grouped_avx512bf16, Cpu::new(Kind::Grouped, Isa::Avx512Bf16));
 suite!(grouped_amx, Cpu::new(Kind::Grouped, Isa::Amx));
 suite!(grouped_neon, Cpu::new(Kind::Grouped, Isa::Neon));
 
-suite!(grouped_reuse_portable, Cpu::new(Kind::GroupedReuse, Isa::Portable));
-suite!(grouped_reuse_avx2, Cpu::new(Kind::GroupedReuse, Isa::Avx2));
-suite!(grouped_reuse_avx512, Cpu::new(Kind::GroupedReuse, Isa::Avx512));
-suite!(grouped_reuse_avx512bf16, Cpu::new(Kind::GroupedReuse, Isa::Avx512Bf16));
-suite!(grouped_reuse_amx, Cpu::new(Kind::GroupedReuse, Isa::Amx));
-suite!(grouped_reuse_neon, Cpu::new(Kind::GroupedReuse, Isa::Neon));
-
 suite!(online_portable, Cpu::new(Kind::Online, Isa::Portable));
 suite!(online_avx2, Cpu::new(Kind::Online, Isa::Avx2));
 suite!(online_avx512, Cpu::new(Kind::Online, Isa::Avx512));
@@ -63,7 +56,7 @@ fn rows() -> Vec<RowParams<'static>> {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let problem = Problem::gaussian(Size::new(40, 3001, 70), DType::BF16, DType::BF16, 1);
-    let kinds = [Kind::Tiled, Kind::Standalone, Kind::Grouped, Kind::GroupedReuse, Kind::Online];
+    let kinds = [Kind::Tiled, Kind::Standalone, Kind::Grouped, Kind::Online];
     for (kind, isa) in kinds.into_iter().flat_map(|kind| Isa::available().into_iter().map(move |isa| (kind, isa))) {
         let bits = |factory: Cpu| {
             let mut out = Samples::new();

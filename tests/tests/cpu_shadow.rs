@@ -13,7 +13,6 @@ use flash_sampling_cpu::Isa;
 
 suite!(tiled, WithShadow(Cpu::new(Kind::Tiled, Isa::best_for(DType::BF16, DType::BF16))));
 suite!(tiled_portable, WithShadow(Cpu::new(Kind::Tiled, Isa::Portable)));
-suite!(grouped_reuse, WithShadow(Cpu::new(Kind::GroupedReuse, Isa::best_for(DType::BF16, DType::BF16))));
 suite!(reference, WithShadow(Referee("tiled")));
 
 #[test]

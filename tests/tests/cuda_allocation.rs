@@ -13,7 +13,7 @@ use counting::{Counting, counted, rows};
 use flash_sampling_conformance::logits::LogitShape;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::tensor::Tensor;
-use flash_sampling_core::{DType, GroupDraw, History, Matrix, PerturbedArgmax, Plan, RowParams, Samples, StreamHead};
+use flash_sampling_core::{DType, History, Matrix, PerturbedArgmax, Plan, RowParams, Samples, StreamHead};
 use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::{
     CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device, DeviceDraws, DeviceHead, DeviceMatrix,
@@ -72,10 +72,7 @@ fn a_planned_call_allocates_nothing_after_the_first() {
         let tiled = CudaTiled::new(head, Plan { canonical, ..plan }, &device).unwrap();
         worst = worst.max(of_sampler(&format!("tiled, canonical {canonical}"), tiled, input));
     }
-    for draw in [GroupDraw::Fresh, GroupDraw::Reuse] {
-        let grouped = CudaGrouped::new(head, plan, GROUP, draw, &device).unwrap();
-        worst = worst.max(of_sampler(&format!("grouped, {draw:?}"), grouped, input));
-    }
+    worst = worst.max(of_sampler("grouped", CudaGrouped::new(head, plan, GROUP, &device).unwrap(), input));
     worst = worst.max(of_sampler("online", CudaOnline::new(head, plan, GROUP, &device).unwrap(), input));
     let logits = Tensor::from_fn(DType::F32, ROWS, 1603, |r, t| ((r * 31 + t * 17) % 101) as f32 * 0.1);
     // Rows with gaps, so the sampler gathers them.
@@ -105,7 +102,7 @@ fn a_planned_call_allocates_nothing_after_the_first() {
     streamed_plans_grow_little_with_draws(&device);
 }
 
-/// Counts allocations of draws with log Z over device memory, for rows of both kinds and for existing logits.
+/// Counts allocations of draws over device memory: with log Z, for rows of both kinds, and from existing logits.
 fn log_z(device: &Arc<Device>) -> usize {
     let problem = Problem::integers(Size::new(ROWS, 5003, 64), DType::BF16, DType::BF16, 4);
     let stream = device.context().new_stream().unwrap();
@@ -120,7 +117,7 @@ fn log_z(device: &Arc<Device>) -> usize {
     let log_z = DeviceAddress::of(&log_z_memory, &stream);
     let address = DeviceAddress::of(&logits, &stream).cast();
     let logits = DeviceMatrix { address, dtype: DType::F32, rows: ROWS, cols: 5003, row_stride: 5003 };
-    let request = DeviceDraws { count: ROWS, rows, sources: None, draws, log_z: Some(log_z) };
+    let request = DeviceDraws { count: ROWS, rows, sources: None, draws };
     let head = DeviceHead::of(weight);
     // SAFETY: the weight is on this device, and is dropped after the sampler and after a wait for its calls.
     let mut tiled = unsafe { DeviceTiled::new(head, ROWS, device) }.unwrap();

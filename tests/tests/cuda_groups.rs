@@ -3,18 +3,14 @@
 mod backends;
 
 use backends::gpu::Gpu;
-use backends::gpu_memory::{OnDevice, assert_drawn, captured};
 use backends::gpu_rows::{rows, rows_of};
-use backends::{GROUP, assert_same, assert_twice, reference, same_in_batches};
+use backends::{GROUP, assert_twice, reference, same_in_batches};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::{SamplerFactory, suite};
-use flash_sampling_core::reference::{ReferenceVariant, log_mass};
-use flash_sampling_core::{DType, GroupDraw, PerturbedArgmax, Plan, RowParams, Samples};
-use flash_sampling_cuda::DeviceAddress;
-use flash_sampling_cuda::{CudaError, CudaGrouped, CudaOnline, CudaTiled, DeviceGroups, GroupRule};
+use flash_sampling_core::{DType, Plan};
+use flash_sampling_cuda::{CudaError, CudaGrouped, CudaOnline};
 
 suite!(grouped, Gpu::Grouped(GROUP));
-suite!(grouped_reuse, Gpu::GroupedReuse);
 suite!(online, Gpu::Online(GROUP));
 
 #[test]
@@ -51,64 +47,11 @@ fn rows_have_the_same_bits_in_batches_of_1_to_256() {
 }
 
 #[test]
-fn reused_maxima_are_the_tiled_draws() {
-    let Some(device) = Gpu::GroupedReuse.device() else { return };
-    let problem = Problem::gaussian(Size::new(24, 7003, 256), DType::BF16, DType::BF16, 5);
-    let plan = Plan { max_rows: 24, max_draws: 3, ..Plan::default() };
-    let (mut tiled, mut reused) = (Samples::new(), Samples::new());
-    let rows = rows(24);
-    CudaTiled::new(problem.head(), plan, &device).unwrap().sample(problem.input(), &rows, &mut tiled).unwrap();
-    let mut sampler = CudaGrouped::new(problem.head(), plan, 64, GroupDraw::Reuse, &device).unwrap();
-    sampler.sample(problem.input(), &rows, &mut reused).unwrap();
-    assert_same(&reused, &tiled, "groups of 64");
-}
-
-/// Replays graphs of calls over device memory with log Z, on the caller's stream, for all rules. Each replay reads new
-/// positions.
-#[test]
-fn captured_calls_draw_by_every_rule_with_log_z() {
-    let Some(_) = Gpu::Online(GROUP).device() else { return };
-    const ROWS: usize = 5;
-    let problem = Problem::integers(Size::new(ROWS, 30_001, 136), DType::BF16, DType::BF16, 12);
-    let mut there = OnDevice::new(&problem, 0);
-    let log_z_there = there.stream.alloc_zeros::<f64>(ROWS).unwrap();
-    let log_z_at = DeviceAddress::of(&log_z_there, &there.stream);
-    there.stream.synchronize().unwrap();
-    let rules = [
-        (GroupRule::Fresh, ReferenceVariant::Grouped(256)),
-        (GroupRule::Online, ReferenceVariant::Online(256)),
-        (GroupRule::Maxima, ReferenceVariant::Tiled),
-    ];
-    for (rule, variant) in rules {
-        // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
-        let mut sampler = unsafe { DeviceGroups::new(there.head, ROWS, 256, rule, &there.device) }.unwrap();
-        let OnDevice { stream, hidden, rows_at, draws_at, .. } = &there;
-        // SAFETY: hidden states, rows, draws and log Z are on this device and outlive the graph; one stream is used.
-        let launch = || unsafe { sampler.launch(stream, hidden, *rows_at, *draws_at, Some(log_z_at)) };
-        let graph = captured(stream, launch);
-        for position in 0..4 {
-            let rows: Vec<_> =
-                (0..ROWS as u64).map(|seed| RowParams { seed, position, ..RowParams::default() }).collect();
-            there.set_bare(&rows);
-            graph.launch().unwrap();
-            let log_z = there.stream.clone_dtoh(&log_z_there).unwrap();
-            let plan = Plan { max_rows: ROWS, ..Plan::default() };
-            let want = reference(&problem, plan, variant.clone(), &rows);
-            assert_drawn(&there.draws(), &want, &format!("{rule:?}"));
-            for (r, log_z) in log_z.iter().enumerate() {
-                let exact = log_mass(&problem.raw_logits(r));
-                assert!((log_z - exact).abs() < 1e-8, "{rule:?}, row {r}: log Z {log_z}, not {exact}");
-            }
-        }
-    }
-}
-
-#[test]
 fn groups_that_are_no_multiple_of_64_are_refused() {
     let Some(device) = Gpu::Online(GROUP).device() else { return };
     let problem = Problem::integers(Size::new(1, 100, 8), DType::BF16, DType::BF16, 1);
     for size in [0, 1, 63, 100] {
-        let grouped = CudaGrouped::new(problem.head(), Plan::default(), size, GroupDraw::Fresh, &device);
+        let grouped = CudaGrouped::new(problem.head(), Plan::default(), size, &device);
         assert_eq!(grouped.err(), Some(CudaError::GroupSize { size }));
         let online = CudaOnline::new(problem.head(), Plan::default(), size, &device);
         assert_eq!(online.err(), Some(CudaError::GroupSize { size }));

@@ -109,10 +109,7 @@ fn check_instead(name: &str, can: &Capabilities, plan: &Plan, plain: &Capabiliti
     let cpu = |kind| of(&Cpu::new(kind, Isa::Portable)).0;
     let alternative = can.alternative(plan);
     let named = match alternative {
-        "a pathwise sampler (the tiled variant, or groups that reuse their maxima)" => {
-            vec![cpu(Kind::Tiled), cpu(Kind::GroupedReuse)]
-        }
-        "the tiled variant over a whole head in memory" => vec![cpu(Kind::Tiled)],
+        "the tiled variant" | "the tiled variant over a whole head in memory" => vec![cpu(Kind::Tiled)],
         "a plan without `canonical`" => vec![*plain],
         "a merge of shards by winners" | "a merge of shards by winners, planned without `canonical`," => {
             let merge = ShardMerge::Winners;
@@ -155,8 +152,7 @@ fn the_page_says_what_samplers_without_a_gpu_take() {
         ("reference: sharded", reference(ReferenceVariant::Sharded(vec![0, 300]))),
         ("CPU: `Tiled`", cpu(Kind::Tiled)),
         ("CPU: `Standalone`", cpu(Kind::Standalone)),
-        ("CPU: `Grouped`, `Reuse`", cpu(Kind::GroupedReuse)),
-        ("CPU: `Grouped`, `Fresh`", cpu(Kind::Grouped)),
+        ("CPU: `Grouped`", cpu(Kind::Grouped)),
         ("CPU: `Online`", cpu(Kind::Online)),
         ("CPU: `OnlineStream`", cpu(Kind::Stream)),
         ("shards of `Tiled`, `Winners`", shards(ShardMerge::Winners)),
@@ -190,9 +186,8 @@ fn the_page_says_what_samplers_on_a_gpu_take() {
     let all = [
         ("CUDA: `CudaTiled`", of(&Gpu::TILED)),
         ("CUDA: `DeviceSampler`", of(&Gpu::Shared)),
-        ("CUDA: `CudaStandalone`", of(&Gpu::STANDALONE)),
-        ("CUDA: `CudaGrouped`, `Reuse`", of(&Gpu::GroupedReuse)),
-        ("CUDA: `CudaGrouped`, `Fresh`", of(&Gpu::Grouped(GROUP))),
+        ("CUDA: `CudaStandalone`", of(&Gpu::Standalone)),
+        ("CUDA: `CudaGrouped`", of(&Gpu::Grouped(GROUP))),
         ("CUDA: `CudaOnline`", of(&Gpu::Online(GROUP))),
         ("CUDA: `CudaStreamed::tiled`", of(&Gpu::StreamedTiled)),
         ("CUDA: `CudaStreamed::online`", of(&Gpu::StreamedOnline)),
@@ -216,5 +211,5 @@ fn every_knob_of_a_row_has_a_law_and_the_page_names_it() {
     }
     // The page has no line of a sampler that does not exist.
     let samplers = PAGE.lines().filter(|line| line.contains("| pathwise |") || line.contains("| in distribution |"));
-    assert_eq!(samplers.count(), 21, "a line of the table of samplers is nobody's");
+    assert_eq!(samplers.count(), 19, "a line of the table of samplers is nobody's");
 }

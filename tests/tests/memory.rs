@@ -63,7 +63,7 @@ fn memory_beyond_the_inputs_is_at_most_16_mib() {
     let [narrow, wide] = [64, 1024].map(|hidden| weight(DType::BF16, hidden));
     let mut worst = 0;
     let plain = RowParams::default();
-    for kind in [Kind::Tiled, Kind::Grouped, Kind::GroupedReuse, Kind::Online] {
+    for kind in [Kind::Tiled, Kind::Grouped, Kind::Online] {
         for isa in Isa::ALL {
             let factory = Cpu::new(kind, isa).with_threads(2);
             if runs(&factory.name(), factory.unavailable(), 1) {

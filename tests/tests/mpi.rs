@@ -12,7 +12,7 @@ use flash_sampling_conformance::{BuildError, SamplerFactory, laws, suite};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Head, PerturbedArgmax, Plan};
 use flash_sampling_cpu::Isa;
-use flash_sampling_distributed::{Mpi, ShardError, ShardMerge, ShardOptions, ShardSampler, Transport, TransportError};
+use flash_sampling_distributed::{Mpi, ShardError, ShardMerge, ShardSampler, Transport, TransportError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitCode, Output};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -191,10 +191,9 @@ impl SamplerFactory for Ranks {
 
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
         let merge = self.suite.merge;
-        let options = ShardOptions { check_tokens: true, ..ShardOptions::new(merge) };
         let shard = head.split(&self.starts(&head)).swap_remove(self.number);
         let local = LOCAL.build(shard, shard_plan(merge, plan))?;
-        let join = || -> Result<_, ShardError> { ShardSampler::new(local, self.mpi.clone(), options)?.with_plan(plan) };
+        let join = || -> Result<_, ShardError> { ShardSampler::new(local, self.mpi.clone(), merge)?.with_plan(plan) };
         boxed(join())
     }
 }

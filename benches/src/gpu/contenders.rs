@@ -201,8 +201,7 @@ impl<'h> Contenders<'h> {
             let (standalone, draws) = (&mut self.standalone, DeviceAddress::of(&self.draws, &self.stream));
             list.push(Contender::new(STANDALONE, move || {
                 product()?;
-                let draws =
-                    DeviceDraws { count: rows, rows: of_standalone.advance().0, sources: None, draws, log_z: None };
+                let draws = DeviceDraws { count: rows, rows: of_standalone.advance().0, sources: None, draws };
                 // SAFETY: the logits that the product made, the parameters of this call, memory for one draw per row.
                 unsafe { standalone.launch(stream, &logits, &draws) }.map_err(failed)
             }));
@@ -231,7 +230,7 @@ impl<'h> Contenders<'h> {
         let logits = DeviceMatrix { address, dtype: DType::F32, ..logits };
         let mut calls = Calls::new(rows, calls, false, &self.stream)?;
         list.push(Contender::new(EXISTING[0], move || {
-            let draws = DeviceDraws { count: rows, rows: calls.advance().0, sources: None, draws, log_z: None };
+            let draws = DeviceDraws { count: rows, rows: calls.advance().0, sources: None, draws };
             // SAFETY: logits that were made beforehand, the parameters of this call, memory for one draw per row.
             unsafe { standalone.launch(stream, &logits, &draws) }.map_err(failed)
         }));

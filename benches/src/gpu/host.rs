@@ -5,19 +5,16 @@ use super::{LOG_Z, OURS};
 use crate::gpu::read::{driver, failed};
 use crate::record::Call;
 use cudarc::driver::CudaStream;
-use flash_sampling::backend::group_size;
 use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::abi::{Draw, Row};
-use flash_sampling::cuda::{
-    CudaError, Device, DeviceDraws, DeviceGroups, DeviceMatrix, DeviceStandalone, DeviceTiled, GroupRule, RowFeatures,
-};
+use flash_sampling::cuda::{CudaError, Device, DeviceDraws, DeviceMatrix, DeviceStandalone, DeviceTiled, RowFeatures};
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::input::synthetic::Logits;
 use flash_sampling_cli::interrupt::Interrupt;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Times `calls` calls of every entry point: the draw, the draw with log Z, groups, and a draw from existing logits.
+/// Times `calls` calls of every entry point: the draw, the draw with log Z, and a draw from existing logits.
 ///
 /// # Errors
 /// Errors of the backend and the driver, Ctrl-C.
@@ -40,10 +37,7 @@ pub fn times(
     let address = DeviceAddress::of(&held_logits, stream);
     let logits = DeviceMatrix { address, dtype, rows, cols: vocab, row_stride: vocab };
     // SAFETY: the weight is device memory of this size, which `head` holds and no code writes to.
-    let (mut tiled, mut groups) = unsafe {
-        let tiled = DeviceTiled::new(head.head(), rows, device).map_err(failed)?;
-        (tiled, DeviceGroups::new(head.head(), rows, group_size(vocab), GroupRule::Fresh, device).map_err(failed)?)
-    };
+    let mut tiled = unsafe { DeviceTiled::new(head.head(), rows, device) }.map_err(failed)?;
     let mut standalone = DeviceStandalone::new(0..vocab as u32, dtype, rows, device).map_err(failed)?;
     let mut params = Calls::new(rows, calls, false, stream)?;
     let mut list = Vec::new();
@@ -70,10 +64,9 @@ pub fn times(
     unsafe {
         time(OURS[1], &mut |next| tiled.launch(stream, &hidden, next, draws, RowFeatures::Bare))?;
         time(LOG_Z, &mut |next| tiled.launch_with_log_z(stream, &hidden, next, draws, log_z, RowFeatures::Bare))?;
-        time("groups", &mut |next| groups.launch(stream, &hidden, next, draws, None))?;
-        let of = |rows_at, log_z| DeviceDraws { count: rows, rows: rows_at, sources: None, draws, log_z };
-        time("standalone", &mut |next| standalone.launch(stream, &logits, &of(next, None)))?;
-        time("standalone, log Z", &mut |next| standalone.launch(stream, &logits, &of(next, Some(log_z))))?;
+        time("standalone", &mut |next| {
+            standalone.launch(stream, &logits, &DeviceDraws { count: rows, rows: next, sources: None, draws })
+        })?;
     }
     Ok(list)
 }

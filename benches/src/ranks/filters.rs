@@ -96,7 +96,7 @@ impl<'w> Rank<'w> {
             0 => Some(CudaTiled::new(head, plan, &Device::new(0).map_err(failed)?).map_err(failed)?),
             _ => None,
         };
-        let options = CudaRankOptions { device, exchange, ..CudaRankOptions::default() };
+        let options = CudaRankOptions { device, exchange };
         let sampler = CudaRank::of_head(head, plan, loopback, &options)?;
         let name = format!("{world} GPUs by {by}");
         Ok(Rank { sampler, alone, clock, name, out: Samples::new(), gathered: Vec::new() })

@@ -215,7 +215,7 @@ impl Steps {
                     gather.launch(stream, mine.get(), all.get(), bytes)?;
                 }
                 if stage > 1 {
-                    let draws = DeviceDraws { count: world * rows, rows: params, sources: None, draws, log_z: None };
+                    let draws = DeviceDraws { count: world * rows, rows: params, sources: None, draws };
                     standalone.launch(stream, &of_all, &draws).map_err(failed)?;
                 }
                 Ok(())

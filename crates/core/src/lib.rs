@@ -31,9 +31,7 @@ mod summary;
 // Samplers and their results.
 pub use error::SampleError;
 pub use sampler::samples::{Draw, Kept, RowSample, Samples, log_prob};
-pub use sampler::{
-    Capabilities, Description, Exactness, GroupDraw, Input, PerturbedArgmax, Plan, Shape, Variant, speculation,
-};
+pub use sampler::{Capabilities, Description, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant, speculation};
 // Heads and inputs.
 pub use error::HeadError;
 /// The 16-bit floats of weights and hidden states, from the version of `half` that [`Matrix`] takes.

@@ -3,7 +3,7 @@
 //! | type | variant | paper | exact |
 //! | --- | --- | --- | --- |
 //! | [`Tiled`] | fused tiled | Alg. 1 | pathwise |
-//! | [`Grouped`] | parallel groups | Alg. I.2, section D.3 | in distribution; pathwise with [`GroupDraw::Reuse`](flash_sampling_core::GroupDraw::Reuse) |
+//! | [`Grouped`] | parallel groups | Alg. I.2 | in distribution |
 //! | [`Online`], [`OnlineStream`] | online, also over a reader | Alg. I.3 | in distribution |
 //! | [`Standalone`] | over existing logits | Alg. I.1 | pathwise |
 //!
@@ -28,7 +28,6 @@ mod error;
 mod isa;
 mod matmul;
 mod options;
-mod peak;
 mod scan;
 mod shadow;
 mod simd;
@@ -39,6 +38,5 @@ pub use error::CpuError;
 pub use isa::{Isa, ParseIsaError};
 pub use matmul::matmul;
 pub use options::CpuOptions;
-pub use peak::products;
 pub use shadow::{digest_of_matrix, make_shadow};
 pub use variants::{DetachedTiled, Grouped, Online, OnlineStream, Standalone, Tiled};

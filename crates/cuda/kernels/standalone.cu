@@ -1,16 +1,10 @@
 // The sampler over existing logits (paper Alg. I.1) in one launch with several blocks per draw. The last block writes the draw.
-// The build defines FS_ELEMENT (BF16, F16 or F32), FS_FAST_MATH for the fast outer logarithm, and FS_LOG_Z for log Z.
+// The build defines FS_ELEMENT (BF16, F16 or F32).
 #include "flash_sampling/ptx/ordered.cuh"
-#include "flash_sampling/summary/row_mass.cuh"
 #include "flash_sampling/scan/scan.cuh"
 
 using namespace flash_sampling;
 
-#ifdef FS_LOG_Z
-constexpr bool HAS_LOG_Z = true;
-#else
-constexpr bool HAS_LOG_Z = false;
-#endif
 constexpr u32 WARPS = 4;
 // Blocks per multiprocessor, limited by registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -31,12 +25,11 @@ struct Existing {
 FS_LAYOUT(Existing, 32,
           FS_AT(logits, 0) && FS_AT(sources, 8) && FS_AT(row_stride, 16) && FS_AT(blocks, 24) && FS_AT(parts_of_block, 28));
 
-// Keeps the best winner of a thread, the best score of the block as the cutoff, and the mass of the thread.
+// Keeps the best winner of a thread, and the best score of the block as the cutoff.
 struct KeepBest {
     static constexpr bool RAISES = true;
     u32* shared_cut;  // monotone bits
     u64 best;         // ordered bits; 0 = none
-    RowMass mass;
 
     __device__ __forceinline__ float cut() const {
         return from_monotone_bits(*static_cast<volatile u32*>(shared_cut));
@@ -52,18 +45,16 @@ struct KeepBest {
         best = key;
         atomicMax(shared_cut, static_cast<u32>(key >> 32));
     }
-    __device__ __forceinline__ void weigh(const float (&logits)[8], float top) { mass.add(logits, top); }
 };
 
 // Makes a draw from existing logits by all of its blocks.
-__device__ __forceinline__ void draw_existing(const Call& call, const Existing& existing, const Masses& masses) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
+    standalone(const __grid_constant__ Call call, const __grid_constant__ Existing existing) {
     __shared__ Row row;
     __shared__ WarpScan<64> scans[WARPS];
     __shared__ u64 bests[WARPS];
     __shared__ u32 cut;
-    __shared__ RowMass weights[HAS_LOG_Z ? WARPS : 1];
     const u32 draw = blockIdx.x / existing.blocks, block = blockIdx.x % existing.blocks;
-    float2* const parts = masses.parts + static_cast<u64>(draw) * existing.blocks;
     // The first loads are in flight while the row is read.
     const u32 source = existing.sources ? existing.sources[draw] : draw;
     const u64 offset = source * existing.row_stride * element_bytes(TYPE);
@@ -82,45 +73,19 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
         cut = found ? static_cast<u32>(found >> 32) : to_monotone_bits(-f32_infinity());
     }
     __syncthreads();
-    KeepBest keep{&cut, 0, RowMass::empty()};
-    scan<TYPE, HAS_LOG_Z>(of_row, row, scans[warp], begin, end, WARPS, start, call.invalid + draw, keep);
+    KeepBest keep{&cut, 0};
+    scan(of_row, row, scans[warp], begin, end, WARPS, start, call.invalid + draw, keep);
 
     // The best winner of the block.
     u64 best = largest_of_warp(keep.best);
     if (threadIdx.x % 32 == 0) bests[warp] = best;
-    if constexpr (HAS_LOG_Z) {
-        const RowMass of_warp = keep.mass.of_warp();
-        if (threadIdx.x % 32 == 0) weights[warp] = of_warp;
-    }
     __syncthreads();
-    // Only one thread continues, or the warp that adds up the masses.
-    if (threadIdx.x >= (HAS_LOG_Z ? 32 : 1)) return;
+    if (threadIdx.x != 0) return;
     for (u32 w = 1; w < WARPS; ++w) best = max(best, bests[w]);
-    u32 arrived = 0;
-    if (threadIdx.x == 0) {
-        if (best) atomicMax(call.best + draw, best);
-        if constexpr (HAS_LOG_Z) {
-            RowMass mass = weights[0];
-            for (u32 w = 1; w < WARPS; ++w) mass = mass.merge(weights[w]);
-            parts[block] = mass.part();
-        }
-        arrived = ptx::add_ordered(call.arrived + draw, 1u);
-    }
-    if (HAS_LOG_Z) {
-        arrived = __shfl_sync(0xffffffffu, arrived, 0);
-        // Orders all lanes after the first lane's atomic.
-        __syncwarp();
-    }
-    if (arrived != existing.blocks - 1) return;
+    if (best) atomicMax(call.best + draw, best);
+    if (ptx::add_ordered(call.arrived + draw, 1u) != existing.blocks - 1) return;
 
     // The last block writes the draw, and clears the scratch.
-    if constexpr (HAS_LOG_Z) {
-        RowMass mass = RowMass::empty();
-        for (u32 b = threadIdx.x; b < existing.blocks; b += 32) mass = mass.merge(RowMass::of_part(__ldcg(parts + b)));
-        mass = mass.of_warp();
-        if (threadIdx.x != 0) return;
-        masses.log_z[draw] = mass.log_z();
-    }
     best = __ldcg(call.best + draw);
     const u64 invalid = __ldcg(call.invalid + draw);
     call.best[draw] = 0;
@@ -133,16 +98,3 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     }
     call.draws[draw] = conclude(best, invalid, logit);
 }
-
-#ifdef FS_LOG_Z
-extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
-    standalone(const __grid_constant__ Call call, const __grid_constant__ Existing existing,
-               const __grid_constant__ Masses masses) {
-    draw_existing(call, existing, masses);
-}
-#else
-extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
-    standalone(const __grid_constant__ Call call, const __grid_constant__ Existing existing) {
-    draw_existing(call, existing, Masses{});
-}
-#endif

@@ -16,7 +16,6 @@
 //! | `DeviceNccl` (feature `nccl`) | draws of one shard in device memory | three launches: merges the draws of all shards, over NCCL |
 //! | [`DeviceFilters`] after [`DeviceTiled`] | device memory, on the caller's stream | two to four launches; does not wait; only the first call that stores logits allocates |
 //! | [`CudaGrouped`], [`CudaOnline`] | host memory | as [`CudaTiled`], with a draw by groups |
-//! | [`DeviceGroups`] | device memory, on the caller's stream | two launches; allocates nothing, does not wait |
 //! | [`CudaStreamed`] | host memory, the weight from a reader in blocks | reads, copies and multiplies at the same time |
 //! | [`CudaStandalone`] | existing logits in host memory | copies the logits to the GPU, launches, copies the draws to the host, waits |
 //! | [`DeviceStandalone`] | existing logits in device memory, on the caller's stream | one launch; allocates nothing, does not wait |
@@ -28,16 +27,15 @@
 //! speed.
 //!
 //! The variants with groups (paper Alg. I.2 and I.3) use the portable kernel, which writes log-masses and samples of
-//! groups. A second kernel draws from them by a [`GroupRule`].
+//! groups. A second kernel draws from them.
 //!
 //! The GPU decides min-p, top-k and top-p in the orders that engines use. On Hopper, the fused kernel lists the largest
 //! logits of rows with min-p or top-k first; in other cases it stores all logits. A second kernel filters and draws.
 //! The core crate's selector on the host decides other filters, and the few rows that the kernels leave undecided.
 //!
 //! Over device memory, log Z on request (paper App. L) gives the log-probability of a draw:
-//! [`DeviceTiled::launch_with_log_z`], [`DeviceGroups::launch`], [`DeviceDraws::log_z`]. The samplers compute
-//! log-probabilities, lists without replacement and canonical plans from stored logits. Their log Z is a sum of
-//! integers with the same bits on every backend and for all shards.
+//! [`DeviceTiled::launch_with_log_z`]. The samplers compute log-probabilities, lists without replacement and canonical
+//! plans from stored logits. Their log Z is a sum of integers with the same bits on every backend and for all shards.
 //!
 //! The feature `nccl` adds the exchange between GPUs over NCCL.
 //!
@@ -83,12 +81,9 @@ pub use crate::{
     },
     device::{
         gpu::Device,
-        groups::DeviceGroups,
         head::{DeviceHead, DeviceShadow, ShadowMemory},
         matrix::{DeviceMatrix, DeviceScales},
-        noise_math::NoiseMath,
         row_features::{KernelChoice, RowFeatures},
-        select::GroupRule,
         standalone::{DeviceDraws, DeviceStandalone},
         tiled::DeviceTiled,
     },

@@ -141,22 +141,6 @@ pub enum ShardError {
         /// Its time limit.
         limit: Duration,
     },
-    /// The check of tokens found other hidden states on a rank.
-    #[error("shard {shard} was called with other hidden states for row {row} than this one")]
-    Inputs {
-        /// The shard.
-        shard: usize,
-        /// The row.
-        row: usize,
-    },
-    /// The check of tokens found another result on a rank.
-    #[error("shard {shard} has another result for row {row} than this one")]
-    Disagree {
-        /// The shard.
-        shard: usize,
-        /// The row.
-        row: usize,
-    },
     /// A shard's whole call failed.
     #[error("shard {shard} failed: {reason}")]
     Failed {

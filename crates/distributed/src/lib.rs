@@ -24,14 +24,13 @@
 //! | `local_shard`, `merge` | a shard of this process, and the two merges of summaries |
 //! | `sharded`, `shard_sampler` | the two samplers: all shards in one process, and one rank of a group |
 //! | `codec` | the bytes of messages: calls, and summaries of rows |
-//! | `options`, `check` | common options of ranks, and a debug check of their results |
+//! | `options` | common options of ranks |
 //! | `mismatch` | names a parameter that differs between ranks |
 //! | `transport`, `loopback` | the exchange |
 //!
 //! Shards are numbered in the order of their tokens; a shard's number is its rank.
 #![deny(unsafe_code)]
 
-mod check;
 mod codec;
 mod error;
 mod local_shard;

@@ -38,9 +38,6 @@ impl fmt::Display for Transforms {
 pub struct ShardOptions {
     /// The merge of the shards' draws.
     pub merge: ShardMerge,
-    /// For debugging: each call makes one more exchange, in which every rank compares its hidden states, parameters and
-    /// results with all other ranks.
-    pub check_tokens: bool,
     /// The element type of the weight, compared in the handshake; `None` = not stated.
     pub weight: Option<DType>,
     /// The head's transforms, compared in the handshake between shards that have tokens; `None` = not stated.
@@ -48,9 +45,9 @@ pub struct ShardOptions {
 }
 
 impl ShardOptions {
-    /// The options of a merge, without the check of tokens, and without a stated head.
+    /// The options of a merge, without a stated head.
     pub fn new(merge: ShardMerge) -> Self {
-        ShardOptions { merge, check_tokens: false, weight: None, transforms: None }
+        ShardOptions { merge, weight: None, transforms: None }
     }
 
     /// States the type and transforms of a head, or of a shard of it, for the handshake.

@@ -10,7 +10,7 @@ use flash_sampling_core::{
 };
 
 /// First bytes of a description; the last two digits are the version of the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"FS08");
+const MAGIC: u32 = u32::from_le_bytes(*b"FS09");
 
 /// The report of a shard in the handshake.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,6 @@ pub(crate) struct ShardInfo {
     pub(crate) input: usize,
     pub(crate) plan: Plan,
     pub(crate) merge: ShardMerge,
-    check_tokens: bool,
     weight: Option<DType>,
     transforms: Option<Transforms>,
     /// Its own rank.
@@ -47,7 +46,6 @@ wire_struct!(ShardInfo {
     input,
     plan,
     merge,
-    check_tokens,
     weight,
     transforms,
     rank,
@@ -71,7 +69,6 @@ impl ShardInfo {
             input: shape.input,
             plan: sampler.plan(),
             merge: options.merge,
-            check_tokens: options.check_tokens,
             weight: options.weight,
             transforms: options.transforms,
             rank,
@@ -113,7 +110,6 @@ impl ShardInfo {
         }
         for (what, found, expected) in [
             ("merge", self.merge.to_string(), first.merge.to_string()),
-            ("check_tokens", self.check_tokens.to_string(), first.check_tokens.to_string()),
             ("vocabulary size", self.vocab_size.to_string(), first.vocab_size.to_string()),
             ("hidden size", self.input.to_string(), first.input.to_string()),
             ("a plan with", unlike(&self.plan, &first.plan), unlike(&first.plan, &self.plan)),
@@ -251,7 +247,6 @@ mod tests {
             input: 4,
             plan: Plan { max_rows: 3, max_draws: 5, max_logprobs: Some(2), canonical: false },
             merge: ShardMerge::Winners,
-            check_tokens: false,
             weight: Some(DType::BF16),
             transforms: Some(Transforms { bias: false, soft_cap: Some(30.0), scale: 2.0 }),
             rank: 0,
@@ -275,7 +270,6 @@ mod tests {
                 let mut d = ShardInfo { merge, weight, rank: 3, world: 7, ..info(3..9) };
                 d.transforms =
                     max_logprobs.map(|_| Transforms { bias: true, soft_cap: weight.map(|_| 5.0), scale: -1.0 });
-                d.check_tokens = weight.is_none();
                 d.plan.max_logprobs = max_logprobs;
                 d.encode(&mut bytes);
                 assert_eq!(ShardInfo::decode(&bytes), Ok(d));
@@ -335,7 +329,6 @@ mod tests {
         differs("hidden size", "4", "5", |d| d.input = 5);
         differs("a plan with", "max_rows 3", "max_rows 2", |d| d.plan.max_rows = 2);
         differs("merge", "winners", "log-mass", |d| d.merge = ShardMerge::LogMass);
-        differs("check_tokens", "false", "true", |d| d.check_tokens = true);
         differs("a weight of type", "BF16", "F16", |d| d.weight = Some(DType::F16));
         let head = Transforms { bias: true, soft_cap: None, scale: 2.0 };
         differs("a head with", "no bias, soft-cap 30, scale 2", "a bias, no soft-cap, scale 2", |d| {

@@ -8,10 +8,10 @@ use crate::codec::wire::Reader;
 use crate::error::ShardError;
 use crate::local_shard::LocalShard;
 use crate::merge::{RowMerger, ShardMerge};
+use crate::mismatch;
 use crate::options::ShardOptions;
 use crate::shard_layout::{ShardInfo, ShardedVocab};
 use crate::transport::Transport;
-use crate::{check, mismatch};
 use core::ops::Range;
 use flash_sampling_core::backend::{Batch, CheckedRow, Driver, Request, RowSummary, Scan, check_call};
 use flash_sampling_core::{Description, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
@@ -53,7 +53,6 @@ pub struct ShardSampler<'s, T> {
     group: RankGroup<'s, T>,
     vocab: ShardedVocab,
     driver: Driver,
-    check_tokens: bool,
     /// The number of calls begun, on any transport.
     calls: u64,
 }
@@ -114,7 +113,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             received: RowSummary::default(),
             merger: RowMerger::default(),
         };
-        Ok(ShardSampler { group, vocab, driver: Driver::default(), check_tokens: options.check_tokens, calls: 0 })
+        Ok(ShardSampler { group, vocab, driver: Driver::default(), calls: 0 })
     }
 
     /// Restricts the plan, so that a row beyond it is refused. Every rank must do the same.
@@ -161,19 +160,6 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         }
         group.exchange()?;
         if matches!(status, CallStatus::Failed(_)) { Ok(()) } else { group.compare(call, rows) }
-    }
-
-    /// Compares a call that was exchanged outside the transport, and its results, with all other ranks. A collective
-    /// call.
-    ///
-    /// # Errors
-    /// [`ShardError::Inputs`], [`ShardError::Params`], [`ShardError::Disagree`]; [`ShardError::Failed`] and
-    /// [`ShardError::Late`] if another rank failed the call or gave it up; the errors of an exchange.
-    pub fn check_tokens(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &Samples) -> Result<(), ShardError> {
-        let group = &mut self.group;
-        check::encode(input, rows, out, &mut group.message);
-        group.exchange()?;
-        check::compare(&group.message, &group.messages)
     }
 }
 
@@ -297,14 +283,7 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
             return Err(error);
         }
         group.call = Some(Call::of(self.calls, rows, input.dtype()));
-        driver.sample(group, &vocab.of, input, rows, out)?;
-        if self.check_tokens
-            && let Err(error) = self.check_tokens(input, rows, out)
-        {
-            out.clear();
-            return Err(error.into());
-        }
-        Ok(())
+        driver.sample(group, &vocab.of, input, rows, out)
     }
 
     /// Every rank does the same before its next call.

@@ -3,7 +3,7 @@
 use crate::config::{Backend, BackendConfig, VariantConfig};
 use crate::owned::build_with_shadow;
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{Capabilities, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, bf16};
+use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, bf16};
 #[cfg(feature = "cpu")]
 use flash_sampling_cpu::{Grouped, Online, Standalone, Tiled};
 #[cfg(feature = "cuda")]
@@ -35,8 +35,8 @@ pub enum BuildError {
     },
     /// The sampler would not use a shadow.
     #[error(
-        "{variant} on {backend} uses no shadow: it must be tiled, sharded:SHARDS or (on a CPU) grouped:SIZE:reuse, and a \
-         GPU needs a head in bf16 or f16 without a soft-cap"
+        "{variant} on {backend} uses no shadow: it must be tiled or sharded:SHARDS, and a GPU needs a head in bf16 \
+         or f16 without a soft-cap"
     )]
     Shadow {
         /// The configured backend.
@@ -101,18 +101,13 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
         (Backend::Reference, VariantConfig::Online { size }) => {
             Box::new(Reference::new(head, plan, ReferenceVariant::Online(positive(*size)?)))
         }
-        (Backend::Reference, VariantConfig::Grouped { size, draw: GroupDraw::Fresh }) => {
+        (Backend::Reference, VariantConfig::Grouped { size }) => {
             Box::new(Reference::new(head, plan, ReferenceVariant::Grouped(positive(*size)?)))
-        }
-        (Backend::Reference, VariantConfig::Grouped { draw: GroupDraw::Reuse, .. }) => {
-            return Err(BuildError::Unsupported { backend: "reference", variant: "grouped (reusing maxima)" });
         }
         #[cfg(feature = "cpu")]
         (Backend::Cpu(options), VariantConfig::Tiled) => Box::new(Tiled::new(head, plan, options)?),
         #[cfg(feature = "cpu")]
-        (Backend::Cpu(options), VariantConfig::Grouped { size, draw }) => {
-            Box::new(Grouped::new(head, plan, *size, *draw, options)?)
-        }
+        (Backend::Cpu(options), VariantConfig::Grouped { size }) => Box::new(Grouped::new(head, plan, *size, options)?),
         #[cfg(feature = "cpu")]
         (Backend::Cpu(options), VariantConfig::Online { size }) => Box::new(Online::new(head, plan, *size, options)?),
         #[cfg(feature = "cuda")]
@@ -120,8 +115,8 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
             Box::new(CudaTiled::new(head, plan, &Device::new(*device)?)?)
         }
         #[cfg(feature = "cuda")]
-        (Backend::Cuda { device }, VariantConfig::Grouped { size, draw }) => {
-            Box::new(CudaGrouped::new(head, plan, *size, *draw, &Device::new(*device)?)?)
+        (Backend::Cuda { device }, VariantConfig::Grouped { size }) => {
+            Box::new(CudaGrouped::new(head, plan, *size, &Device::new(*device)?)?)
         }
         #[cfg(feature = "cuda")]
         (Backend::Cuda { device }, VariantConfig::Online { size }) => {
@@ -136,10 +131,7 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
 fn check_shadow(head: &Head<'_>, config: &BackendConfig) -> Result<(), BuildError> {
     let is_pathwise = match &config.variant {
         VariantConfig::Tiled => true,
-        VariantConfig::Grouped { draw, .. } => {
-            *draw == GroupDraw::Reuse && !matches!(config.backend, Backend::Cuda { .. })
-        }
-        VariantConfig::Online { .. } => false,
+        VariantConfig::Grouped { .. } | VariantConfig::Online { .. } => false,
         #[cfg(feature = "distributed")]
         VariantConfig::Sharded { merge, .. } => *merge == ShardMerge::Winners,
     };
@@ -185,9 +177,7 @@ pub fn capabilities_of(config: &BackendConfig) -> Result<Capabilities, BuildErro
             Ok(Capabilities { shadow: config.shadow && !config.plan.canonical, ..can })
         }
         #[cfg(feature = "cuda")]
-        (Backend::Cuda { .. }, VariantConfig::Grouped { draw, .. }) => {
-            Ok(CudaGrouped::capabilities_of(*draw, &config.plan))
-        }
+        (Backend::Cuda { .. }, VariantConfig::Grouped { .. }) => Ok(CudaGrouped::capabilities_of()),
         #[cfg(feature = "cuda")]
         (Backend::Cuda { .. }, VariantConfig::Online { .. }) => Ok(CudaOnline::capabilities_of()),
         #[cfg(all(feature = "cuda", feature = "distributed"))]

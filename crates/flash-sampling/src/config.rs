@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::str::FromStr;
-use flash_sampling_core::{GroupDraw, Plan};
+use flash_sampling_core::Plan;
 #[cfg(feature = "cpu")]
 use flash_sampling_cpu::CpuOptions;
 #[cfg(feature = "distributed")]
@@ -39,20 +39,17 @@ impl Default for Backend {
 
 /// The variant of a sampler. Sizes are in tokens.
 ///
-/// As text: `tiled`, `grouped:512`, `grouped:512:reuse`, `online:512`, `sharded:4`, `sharded:4:log-mass`.
+/// As text: `tiled`, `grouped:512`, `online:512`, `sharded:4`, `sharded:4:log-mass`.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum VariantConfig {
     /// One winner per row and tile (paper Alg. 1). Pathwise.
     #[default]
     Tiled,
-    /// Log-mass and local sample of each group, then a draw of the group (paper Alg. I.2). Pathwise or in distribution,
-    /// depending on `draw`.
+    /// Log-mass and local sample of each group, then a draw of the group (paper Alg. I.2). In distribution.
     Grouped {
         /// Tokens per group; a multiple of 64, except for the reference.
         size: u32,
-        /// The draw of the group.
-        draw: GroupDraw,
     },
     /// Groups streamed through the binary merge (paper Alg. I.3). In distribution.
     Online {
@@ -88,8 +85,7 @@ pub struct BackendConfig {
     /// calls with filters, if the first filter of each row is a min-p or a top-k: at most 1024 on the CPU, at most 128 on
     /// a GPU. The shadow takes a byte for each weight: half the memory of a bf16 weight.
     ///
-    /// Pathwise variants use a shadow: tiled, grouped with [`GroupDraw::Reuse`] on the CPU, and shards that merge
-    /// winners. So do these variants of the reference. For others [`build`](crate::build()) returns
+    /// Pathwise variants use a shadow: tiled, and shards that merge winners. So do these variants of the reference. For others [`build`](crate::build()) returns
     /// [`BuildError::Shadow`](crate::BuildError::Shadow), and for a quantised weight
     /// [`HeadError::ShadowType`](crate::HeadError::ShadowType).
     pub shadow: bool,
@@ -162,14 +158,7 @@ impl VariantConfig {
     fn parse(text: &str) -> Option<VariantConfig> {
         match parts::<3>(text)? {
             ["tiled", "", ""] => Some(VariantConfig::Tiled),
-            ["grouped", size, draw] => {
-                let draw = match draw {
-                    "" | "fresh" => GroupDraw::Fresh,
-                    "reuse" => GroupDraw::Reuse,
-                    _ => return None,
-                };
-                Some(VariantConfig::Grouped { size: size.parse().ok()?, draw })
-            }
+            ["grouped", size, ""] => Some(VariantConfig::Grouped { size: size.parse().ok()? }),
             ["online", size, ""] => Some(VariantConfig::Online { size: size.parse().ok()? }),
             #[cfg(feature = "distributed")]
             ["sharded", shards, merge] => {
@@ -189,7 +178,7 @@ impl FromStr for VariantConfig {
     type Err = ParseConfigError;
 
     fn from_str(text: &str) -> Result<VariantConfig, ParseConfigError> {
-        let expected = "tiled, grouped:SIZE[:reuse], online:SIZE or sharded:SHARDS[:log-mass]";
+        let expected = "tiled, grouped:SIZE, online:SIZE or sharded:SHARDS[:log-mass]";
         VariantConfig::parse(text).ok_or_else(|| ParseConfigError { text: text.into(), what: "variant", expected })
     }
 }
@@ -198,8 +187,7 @@ impl fmt::Display for VariantConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             VariantConfig::Tiled => f.write_str("tiled"),
-            VariantConfig::Grouped { size, draw: GroupDraw::Fresh } => write!(f, "grouped:{size}"),
-            VariantConfig::Grouped { size, draw: GroupDraw::Reuse } => write!(f, "grouped:{size}:reuse"),
+            VariantConfig::Grouped { size } => write!(f, "grouped:{size}"),
             VariantConfig::Online { size } => write!(f, "online:{size}"),
             #[cfg(feature = "distributed")]
             VariantConfig::Sharded { shards, merge: ShardMerge::Winners } => write!(f, "sharded:{shards}"),

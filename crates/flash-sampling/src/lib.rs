@@ -104,8 +104,8 @@ pub use shadow_file::{ShadowFile, ShadowFileError, write_shadow};
 // Samplers and their results.
 #[doc(inline)]
 pub use flash_sampling_core::{
-    Capabilities, Description, Draw, Exactness, GroupDraw, Input, Kept, PerturbedArgmax, Plan, RowSample, SampleError,
-    Samples, Shape, Variant, log_prob, reference, speculation,
+    Capabilities, Description, Draw, Exactness, Input, Kept, PerturbedArgmax, Plan, RowSample, SampleError, Samples,
+    Shape, Variant, log_prob, reference, speculation,
 };
 // Heads and inputs.
 #[doc(inline)]

@@ -3,8 +3,8 @@
 
 use flash_sampling::distributed::Sharded;
 use flash_sampling::{
-    Backend, BackendConfig, BuildError, CpuOptions, DType, Exactness, GroupDraw, Head, HeadError, HeadOwner, Isa,
-    Matrix, OwnedWeight, PerturbedArgmax, Plan, RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
+    Backend, BackendConfig, BuildError, CpuOptions, DType, Exactness, Head, HeadError, HeadOwner, Isa, Matrix,
+    OwnedWeight, PerturbedArgmax, Plan, RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
     build_from_logits, build_owned, capabilities_of, make_shadow,
 };
 
@@ -39,11 +39,7 @@ fn pathwise_configurations_give_the_same_tokens() {
     let want = tokens(&mut *build(head(&weight), &config(Backend::Reference, VariantConfig::Tiled)).unwrap());
     let sharded = |shards| VariantConfig::Sharded { shards, merge: ShardMerge::Winners };
     for backend in [Backend::Reference, Backend::Cpu(CpuOptions::default())] {
-        let mut variants = vec![VariantConfig::Tiled, sharded(1), sharded(3), sharded(100)];
-        if backend != Backend::Reference {
-            variants.push(VariantConfig::Grouped { size: 128, draw: GroupDraw::Reuse });
-        }
-        for variant in variants {
+        for variant in [VariantConfig::Tiled, sharded(1), sharded(3), sharded(100)] {
             let mut sampler = build(head(&weight), &config(backend.clone(), variant.clone())).unwrap();
             assert_eq!(sampler.capabilities().exactness, Exactness::Pathwise);
             assert_eq!(tokens(&mut *sampler), want, "{backend:?}, {variant:?}");
@@ -55,13 +51,12 @@ fn pathwise_configurations_give_the_same_tokens() {
 fn a_shadow_changes_no_token_and_is_refused_for_quantised_weights() {
     let weight = weight();
     let sharded = VariantConfig::Sharded { shards: 3, merge: ShardMerge::Winners };
-    let reuse = VariantConfig::Grouped { size: 128, draw: GroupDraw::Reuse };
     let online = BackendConfig { shadow: true, ..config(Backend::default(), VariantConfig::Online { size: 64 }) };
     let error = build(head(&weight), &online).err().map(|error| error.to_string()).unwrap_or_default();
     assert!(error.starts_with("online:64 on cpu uses no shadow"), "{error}");
-    let cpu = [VariantConfig::Tiled, sharded.clone(), reuse].map(|variant| config(Backend::default(), variant));
-    let reference = [VariantConfig::Tiled, sharded].map(|variant| config(Backend::Reference, variant));
-    for plain in cpu.into_iter().chain(reference) {
+    let plain =
+        |backend| [VariantConfig::Tiled, sharded.clone()].map(|variant| config(Backend::clone(&backend), variant));
+    for plain in plain(Backend::default()).into_iter().chain(plain(Backend::Reference)) {
         let want = tokens(&mut *build(head(&weight), &plain).unwrap());
         let with_shadow = BackendConfig { shadow: true, ..plain.clone() };
         assert_eq!(tokens(&mut *build(head(&weight), &with_shadow).unwrap()), want, "{plain:?}");
@@ -111,8 +106,7 @@ fn rows_that_fall_back_from_a_shadow_are_counted() {
 #[test]
 fn configurations_exact_in_distribution_follow_their_reference() {
     let weight = weight();
-    let fresh = VariantConfig::Grouped { size: 128, draw: GroupDraw::Fresh };
-    for variant in [fresh, VariantConfig::Online { size: 64 }] {
+    for variant in [VariantConfig::Grouped { size: 128 }, VariantConfig::Online { size: 64 }] {
         let of = |backend| build(head(&weight), &config(backend, variant.clone())).unwrap();
         let [mut reference, mut cpu] = [Backend::Reference, Backend::default()].map(of);
         assert_eq!(cpu.capabilities().exactness, Exactness::InDistribution);
@@ -144,8 +138,6 @@ fn what_cannot_be_built_is_named() {
     assert!(matches!(error(Backend::Reference, sharded(usize::MAX)), BuildError::Shards { .. }));
     assert!(matches!(error(Backend::Reference, VariantConfig::Online { size: 0 }), BuildError::GroupSize));
     assert!(matches!(error(Backend::default(), VariantConfig::Online { size: 100 }), BuildError::Cpu(_)));
-    let reuse = VariantConfig::Grouped { size: 64, draw: GroupDraw::Reuse };
-    assert!(matches!(error(Backend::Reference, reuse), BuildError::Unsupported { backend: "reference", .. }));
     let text = error(Backend::Cuda { device: 0 }, VariantConfig::Tiled).to_string();
     assert!(text.contains("cuda") || text.contains("CUDA is unavailable"), "{text}");
     // A shard of a head is not a whole vocabulary.
@@ -186,11 +178,9 @@ fn configurations_are_read_as_they_are_written() {
         assert_eq!((text.parse(), backend.to_string().as_str()), (Ok(backend), text));
     }
     assert_eq!("cuda".parse(), Ok(Backend::Cuda { device: 0 }));
-    let grouped = |draw| VariantConfig::Grouped { size: 512, draw };
     for (text, variant) in [
         ("tiled", VariantConfig::Tiled),
-        ("grouped:512", grouped(GroupDraw::Fresh)),
-        ("grouped:512:reuse", grouped(GroupDraw::Reuse)),
+        ("grouped:512", VariantConfig::Grouped { size: 512 }),
         ("online:64", VariantConfig::Online { size: 64 }),
         ("sharded:4", VariantConfig::Sharded { shards: 4, merge: ShardMerge::Winners }),
         ("sharded:4:log-mass", VariantConfig::Sharded { shards: 4, merge: ShardMerge::LogMass }),
@@ -263,11 +253,9 @@ fn an_owned_sampler_is_a_shard_with_filters() {
 #[test]
 fn capabilities_are_known_without_a_head() {
     let weight: Vec<_> = weight().into_iter().map(flash_sampling::bf16::from_f32).collect();
-    let grouped = |draw| VariantConfig::Grouped { size: 64, draw };
     let variants = [
         VariantConfig::Tiled,
-        grouped(GroupDraw::Fresh),
-        grouped(GroupDraw::Reuse),
+        VariantConfig::Grouped { size: 64 },
         VariantConfig::Online { size: 64 },
         VariantConfig::Sharded { shards: 3, merge: ShardMerge::Winners },
         VariantConfig::Sharded { shards: 3, merge: ShardMerge::LogMass },
@@ -297,7 +285,7 @@ fn capabilities_of_gpus_are_those_of_the_cpu() {
     use flash_sampling::Knobs;
     for variant in [
         VariantConfig::Tiled,
-        VariantConfig::Grouped { size: 64, draw: GroupDraw::Reuse },
+        VariantConfig::Grouped { size: 64 },
         VariantConfig::Online { size: 64 },
         VariantConfig::Sharded { shards: 3, merge: ShardMerge::Winners },
         VariantConfig::Sharded { shards: 3, merge: ShardMerge::LogMass },

@@ -25,7 +25,7 @@ use std::sync::{Mutex, PoisonError};
 ///
 /// head: the LM head. Hidden states must be on the head's device.
 /// max_rows: the maximum number of rows of a call.
-/// variant: "tiled", "grouped:SIZE", "grouped:SIZE:reuse", "online:SIZE", "sharded:SHARDS" or
+/// variant: "tiled", "grouped:SIZE", "online:SIZE", "sharded:SHARDS" or
 ///     "sharded:SHARDS:log-mass". SIZE is a positive multiple of 64. (CPU)
 /// max_draws: the maximum `n` of a row.
 /// max_logprobs: the maximum `logprobs` of a row; None: no row may request log-probabilities.

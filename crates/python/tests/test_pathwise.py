@@ -40,7 +40,6 @@ def test_noise_has_the_known_answers_of_every_backend():
     [
         {"threads": 1},
         {"threads": 3},
-        {"variant": "grouped:64:reuse"},
         {"variant": "sharded:3"},
         {"backend": "cpu:portable"},
         {"backend": "reference"},

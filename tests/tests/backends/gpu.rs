@@ -7,11 +7,11 @@ use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
-    Description, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, StreamError,
+    Description, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, StreamError,
 };
 use flash_sampling_cuda::cudarc::driver::CudaStream;
 use flash_sampling_cuda::{
-    CudaError, CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device, KernelChoice, NoiseMath,
+    CudaError, CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device, KernelChoice,
 };
 use std::sync::Arc;
 
@@ -28,24 +28,21 @@ pub(crate) enum Gpu {
     Tiled(KernelChoice),
     /// Over a weight and hidden states in device memory.
     Shared,
-    /// With fresh noise for groups of the given size.
+    /// With groups of the given size.
     Grouped(u32),
-    /// With reused noise: the score of a group is its maximum.
-    GroupedReuse,
     /// With groups of the given size.
     Online(u32),
     /// Over a weight that is read block by block.
     StreamedTiled,
     StreamedOnline,
     /// Over existing logits.
-    Standalone(NoiseMath),
+    Standalone,
     /// Over existing logits in device memory.
     SharedLogits,
 }
 
 impl Gpu {
     pub(crate) const TILED: Gpu = Gpu::Tiled(KernelChoice::Fastest);
-    pub(crate) const STANDALONE: Gpu = Gpu::Standalone(NoiseMath::Exact);
 
     /// Returns the GPU of a test of this variant. Without one, the test counts as one skipped test.
     pub(crate) fn device(self) -> Option<Arc<Device>> {
@@ -64,12 +61,10 @@ impl Gpu {
             Gpu::Tiled(KernelChoice::PortableUnaligned) => "tiled/unaligned",
             Gpu::Shared => "shared",
             Gpu::Grouped(_) => "grouped",
-            Gpu::GroupedReuse => "grouped-reuse",
             Gpu::Online(_) => "online",
             Gpu::StreamedTiled => "streamed-tiled",
             Gpu::StreamedOnline => "streamed-online",
-            Gpu::Standalone(NoiseMath::Exact) => "standalone",
-            Gpu::Standalone(NoiseMath::Fast) => "standalonefast",
+            Gpu::Standalone => "standalone",
             Gpu::SharedLogits => "shared-logits",
         }
     }
@@ -78,8 +73,7 @@ impl Gpu {
         Ok(match self {
             Gpu::Shared => Box::new(Copied::new(head, plan)?),
             Gpu::Tiled(choice) => Box::new(CudaTiled::with_kernels(head, plan, device, choice)?),
-            Gpu::Grouped(group) => Box::new(CudaGrouped::new(head, plan, group, GroupDraw::Fresh, device)?),
-            Gpu::GroupedReuse => Box::new(CudaGrouped::new(head, plan, GROUP, GroupDraw::Reuse, device)?),
+            Gpu::Grouped(group) => Box::new(CudaGrouped::new(head, plan, group, device)?),
             Gpu::Online(group) => Box::new(CudaOnline::new(head, plan, group, device)?),
             Gpu::StreamedTiled => {
                 Box::new(InMemory::new(head, CudaStreamed::tiled(described(&head), plan, BLOCK, device)?))
@@ -87,8 +81,8 @@ impl Gpu {
             Gpu::StreamedOnline => {
                 Box::new(InMemory::new(head, CudaStreamed::online(described(&head), plan, GROUP, BLOCK, device)?))
             }
-            Gpu::Standalone(math) => {
-                let sampler = CudaStandalone::with_math(head.vocab_size() as usize, plan, device, math)?;
+            Gpu::Standalone => {
+                let sampler = CudaStandalone::new(head.vocab_size() as usize, plan, device)?;
                 Box::new(FromLogits::new(head, sampler))
             }
             Gpu::SharedLogits => {

@@ -81,14 +81,10 @@ impl SamplerFactory for GpuRanks {
         // The handshake is a collective call.
         let ranks: Result<Vec<_>, String> = thread::scope(|scope| {
             let join = |((shard, transport), exchange): ((Head<'w>, Loopback), Option<CudaExchange>)| {
-                let options = CudaRankOptions {
-                    device: self.gpus.device(transport.rank()),
-                    exchange: self.exchange,
-                    check_tokens: true,
-                };
+                let options = CudaRankOptions { device: self.gpus.device(transport.rank()), exchange: self.exchange };
                 let join = move || match exchange {
                     _ if self.in_place => in_place(shard, plan, transport, &options),
-                    Some(exchange) => Ok(CudaRank::with_exchange(shard, plan, transport, exchange, &options)?.into()),
+                    Some(exchange) => Ok(CudaRank::with_exchange(shard, plan, transport, exchange)?.into()),
                     None => Ok(CudaRank::new(shard, plan, transport, &options)?.into()),
                 };
                 scope.spawn(move || join().map_err(|e| e.to_string()))

@@ -21,8 +21,7 @@ use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
-    Description, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, StreamError,
-    StreamHead,
+    Description, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, StreamError, StreamHead,
 };
 use flash_sampling_cpu::{CpuOptions, Grouped, Isa, Online, OnlineStream, Standalone, Tiled};
 use flash_sampling_distributed::{ShardMerge, Sharded};
@@ -36,10 +35,7 @@ pub(crate) const GROUP: u32 = 512;
 pub(crate) enum Kind {
     Tiled,
     Standalone,
-    /// With fresh noise for groups.
     Grouped,
-    /// With reused noise: the score of a group is its maximum.
-    GroupedReuse,
     Online,
     /// The online variant over a reader.
     Stream,
@@ -136,7 +132,7 @@ impl SamplerFactory for Cpu {
 
     fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
         Some(match self.kind {
-            Kind::Tiled | Kind::Standalone | Kind::GroupedReuse => ReferenceVariant::Tiled,
+            Kind::Tiled | Kind::Standalone => ReferenceVariant::Tiled,
             Kind::Grouped => ReferenceVariant::Grouped(GROUP),
             Kind::Online | Kind::Stream => ReferenceVariant::Online(GROUP),
         })
@@ -155,8 +151,7 @@ impl SamplerFactory for Cpu {
         let options = CpuOptions { isa: Some(self.isa), threads: self.threads };
         match self.kind {
             Kind::Tiled => boxed(Tiled::new(head, plan, &options)),
-            Kind::Grouped => boxed(Grouped::new(head, plan, GROUP, GroupDraw::Fresh, &options)),
-            Kind::GroupedReuse => boxed(Grouped::new(head, plan, GROUP, GroupDraw::Reuse, &options)),
+            Kind::Grouped => boxed(Grouped::new(head, plan, GROUP, &options)),
             Kind::Online => boxed(Online::new(head, plan, GROUP, &options)),
             Kind::Stream => Ok(Box::new(streamed(head, plan, &options)?)),
             Kind::Standalone => {

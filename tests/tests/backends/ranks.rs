@@ -1,10 +1,10 @@
 //! A factory of ranks over a transport: all ranks as one sampler, with a thread per rank and call.
 
-use super::{boxed, shard_plan, shard_starts};
+use super::{assert_same, boxed, shard_plan, shard_starts};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Description, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
-use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Transport};
+use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardSampler, Transport};
 use std::thread;
 
 /// A transport of any kind.
@@ -56,14 +56,14 @@ impl SamplerFactory for Ranks<'_> {
 
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
         let shard_plan = shard_plan(self.merge, plan);
-        let options = ShardOptions { check_tokens: true, ..ShardOptions::new(self.merge) };
+        let merge = self.merge;
         let heads = head.split(&shard_starts(&head, self.equal));
         let transports = (self.transports)(heads.len())?;
         let locals = heads.into_iter().map(|head| self.local.build(head, shard_plan)).collect::<Result<Vec<_>, _>>()?;
         // The handshake is a collective call.
         let ranks: Result<Vec<_>, ShardError> = thread::scope(|scope| {
             let join =
-                |(local, transport)| scope.spawn(move || ShardSampler::new(local, transport, options)?.with_plan(plan));
+                |(local, transport)| scope.spawn(move || ShardSampler::new(local, transport, merge)?.with_plan(plan));
             let threads: Vec<_> = locals.into_iter().zip(transports).map(join).collect();
             threads.into_iter().map(|thread| thread.join().expect("a rank does not panic")).collect()
         });
@@ -71,7 +71,7 @@ impl SamplerFactory for Ranks<'_> {
     }
 }
 
-/// All ranks of a group, with the results of rank 0. `check_tokens` compares the results of all ranks.
+/// All ranks of a group as one sampler. Every rank must have the same results.
 struct Group<'w> {
     ranks: Vec<ShardSampler<'w, BoxedTransport>>,
 }
@@ -85,12 +85,19 @@ impl PerturbedArgmax for Group<'_> {
         out.clear();
         let Some((first, others)) = self.ranks.split_first_mut() else { return Ok(()) };
         thread::scope(|scope| {
-            let threads: Vec<_> =
-                others.iter_mut().map(|rank| scope.spawn(|| rank.sample(input, rows, &mut Samples::new()))).collect();
+            let sample = |rank: &mut ShardSampler<'_, BoxedTransport>| {
+                let mut theirs = Samples::new();
+                rank.sample(input, rows, &mut theirs).map(|()| theirs)
+            };
+            let threads: Vec<_> = others.iter_mut().map(|rank| scope.spawn(move || sample(rank))).collect();
             let mine = first.sample(input, rows, out);
-            let theirs: Result<(), _> =
-                threads.into_iter().try_for_each(|thread| thread.join().expect("a rank does not panic"));
-            mine.and(theirs)
+            let theirs: Vec<_> =
+                threads.into_iter().map(|thread| thread.join().expect("a rank does not panic")).collect();
+            mine?;
+            for theirs in theirs {
+                assert_same(&theirs?, out, "ranks must agree");
+            }
+            Ok(())
         })
     }
 }

@@ -331,7 +331,7 @@ fn addresses_within_an_element_are_layout_errors() {
         row_stride: 700,
     };
     let mut standalone = DeviceStandalone::new(0..700, DType::F32, 3, &calls.at.device).unwrap();
-    let existing = DeviceDraws { count: 3, rows, sources: None, draws, log_z: None };
+    let existing = DeviceDraws { count: 3, rows, sources: None, draws };
     let (sampler, selection, hidden) = (&mut calls.sampler, &mut calls.filters, &calls.at.hidden);
     let all = FilterKinds::ALL;
     // SAFETY: each call is refused, so nothing is launched.
@@ -354,7 +354,6 @@ fn addresses_within_an_element_are_layout_errors() {
                 "sources",
                 standalone.launch(&stream, &matrix, &DeviceDraws { sources: Some(within(rows, 2)), ..existing }),
             ),
-            ("log Z", standalone.launch(&stream, &matrix, &DeviceDraws { log_z: Some(within(rows, 4)), ..existing })),
         ]
     };
     for (i, (what, refused)) in refused.into_iter().enumerate() {

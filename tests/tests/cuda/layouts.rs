@@ -9,9 +9,7 @@ use flash_sampling_core::backend::RowTransform;
 use flash_sampling_core::{DType, HeadError};
 use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
-use flash_sampling_cuda::{
-    CudaError, DeviceGroups, DeviceHead, DeviceMatrix, DeviceTiled, GroupRule, KernelChoice, RowFeatures, abi,
-};
+use flash_sampling_cuda::{CudaError, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowFeatures, abi};
 use std::sync::Arc;
 
 /// A matrix on the GPU. It begins `before` bytes into its memory, and has `gap` elements of NaN after each row.
@@ -182,31 +180,24 @@ fn nonsense_is_refused() {
         assert!(matches!(plan(wrong), Some(CudaError::Layout { what: "weight", .. })), "{wrong:?}");
     }
     let good = head(weight.matrix);
-    let plans = |head| {
+    let plan = |head| {
         // SAFETY: as above.
-        let tiled = unsafe { DeviceTiled::new(head, 2, &device) }.err();
-        // SAFETY: as above.
-        let groups = unsafe { DeviceGroups::new(head, 2, 64, GroupRule::Fresh, &device) }.err();
-        [tiled, groups]
+        unsafe { DeviceTiled::new(head, 2, &device) }.err()
     };
     for value in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        for error in plans(DeviceHead { scale: value, ..good }) {
-            let found = matches!(error, Some(CudaError::Head(HeadError::Factor { what: "scale", .. })));
-            assert!(found, "scale {value}: {error:?}");
-        }
-        for error in plans(DeviceHead { soft_cap: Some(value), ..good }) {
-            let found = matches!(error, Some(CudaError::Head(HeadError::Factor { what: "soft_cap", .. })));
-            assert!(found, "soft-cap {value}: {error:?}");
-        }
+        let error = plan(DeviceHead { scale: value, ..good });
+        let found = matches!(error, Some(CudaError::Head(HeadError::Factor { what: "scale", .. })));
+        assert!(found, "scale {value}: {error:?}");
+        let error = plan(DeviceHead { soft_cap: Some(value), ..good });
+        let found = matches!(error, Some(CudaError::Head(HeadError::Factor { what: "soft_cap", .. })));
+        assert!(found, "soft-cap {value}: {error:?}");
     }
     // 40 tokens: the last id would be 2^32 - 1, and then 2^32 - 2.
-    for error in plans(DeviceHead { first_token: u32::MAX - 39, ..good }) {
-        assert!(matches!(error, Some(CudaError::Head(HeadError::Vocab { .. }))), "{error:?}");
-    }
-    for error in plans(DeviceHead { bias: Some(weight.matrix.address.add(2).cast()), ..good }) {
-        assert!(matches!(error, Some(CudaError::Layout { what: "bias", .. })), "{error:?}");
-    }
-    assert_eq!(plans(good), [None, None]);
+    let error = plan(DeviceHead { first_token: u32::MAX - 39, ..good });
+    assert!(matches!(error, Some(CudaError::Head(HeadError::Vocab { .. }))), "{error:?}");
+    let error = plan(DeviceHead { bias: Some(weight.matrix.address.add(2).cast()), ..good });
+    assert!(matches!(error, Some(CudaError::Layout { what: "bias", .. })), "{error:?}");
+    assert_eq!(plan(good), None);
     // SAFETY: all launches below are refused, so nothing reads the memory.
     let mut sampler = unsafe { DeviceTiled::new(head(weight.matrix), 2, &device) }.unwrap();
     for wrong in [DeviceMatrix { cols: 8, ..hidden.matrix }, DeviceMatrix { row_stride: 3, ..hidden.matrix }] {

@@ -62,7 +62,7 @@ pub(crate) fn is_named(
             scope.spawn(move || {
                 let mut rank_barriers = RankBarriers(barriers.iter());
                 let device = if gpus == Gpus::One { 0 } else { rank };
-                let options = CudaRankOptions { exchange, device, ..CudaRankOptions::default() };
+                let options = CudaRankOptions { device, exchange };
                 let transport = transport.with_time_limit(limit);
                 let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
                 let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });

@@ -19,7 +19,7 @@ pub(crate) fn run(scenario: &Scenario) {
     let mpi = Mpi::start().unwrap().with_time_limit(COMPILE_TIMEOUT);
     assert_eq!(mpi.world(), scenario.world);
     let device = if scenario.has_one_gpu { 0 } else { mpi.rank_on_host() };
-    let options = CudaRankOptions { device, exchange: scenario.exchange, ..CudaRankOptions::default() };
+    let options = CudaRankOptions { device, exchange: scenario.exchange };
     let said = match scenario.event {
         Event::Draws => draws(mpi, &options),
         Event::Signal(signal) => one_fails(mpi, &options, signal),

@@ -79,7 +79,7 @@ pub(crate) fn group_of(
     thread::scope(|scope| {
         let join = |(shard, transport): (_, Loopback)| {
             let device = factory.gpus.device(transport.rank());
-            let options = CudaRankOptions { device, exchange: factory.exchange, ..CudaRankOptions::default() };
+            let options = CudaRankOptions { device, exchange: factory.exchange };
             scope.spawn(move || {
                 let transport = transport.with_time_limit(limit);
                 let Rank { sampler, on_device } = in_place(shard, plan, transport, &options).unwrap();

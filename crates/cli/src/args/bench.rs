@@ -18,7 +18,7 @@ pub struct BenchArgs {
     /// too) or cuda[:DEVICE].
     #[arg(long, default_value = "cpu")]
     pub backend: Backend,
-    /// The variants to time: tiled, grouped:SIZE[:reuse], online:SIZE or sharded:SHARDS[:log-mass].
+    /// The variants to time: tiled, grouped:SIZE, online:SIZE or sharded:SHARDS[:log-mass].
     #[arg(long, value_name = "A,B,...", value_delimiter = ',', default_values = VARIANTS)]
     pub variants: Vec<VariantConfig>,
     /// Also time the tiled variant with a shadow, an 8-bit copy of the weight.

@@ -14,8 +14,8 @@ pub struct SamplerArgs {
     /// threads (default: one per processor).
     #[arg(long, default_value = "cpu")]
     pub backend: Backend,
-    /// Algorithm: tiled, grouped:SIZE[:reuse], online:SIZE or sharded:SHARDS[:log-mass]. SIZE is the number of tokens of a
-    /// group, a multiple of 64. tiled, grouped with :reuse and sharded draw the same tokens; grouped, online and sharded
+    /// Algorithm: tiled, grouped:SIZE, online:SIZE or sharded:SHARDS[:log-mass]. SIZE is the number of tokens of a
+    /// group, a multiple of 64. tiled and sharded draw the same tokens; grouped, online and sharded
     /// with :log-mass draw others from the same distribution.
     #[arg(long, default_value = "tiled")]
     pub variant: VariantConfig,

@@ -23,9 +23,6 @@ pub struct TransportArgs {
     /// that is missing or has different parameters. Ranks on GPUs use half of the limit for the GPU, the rest for this check.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     pub time_limit: Option<Duration>,
-    /// Compare hidden states, parameters and results of all ranks after each call; for --transport.
-    #[arg(long)]
-    pub check_tokens: bool,
 }
 
 /// The kind of ranks.
@@ -103,7 +100,6 @@ impl TransportArgs {
         let without = |flag: &str| format!("{flag} has no effect without --transport");
         let wrong = [
             (none && self.time_limit.is_some(), without("--time-limit")),
-            (none && self.check_tokens, without("--check-tokens")),
             (none && self.exchange.is_some(), without("--exchange") + " mpi"),
             (
                 !none && matches!(sampler.variant, VariantConfig::Sharded { .. }),

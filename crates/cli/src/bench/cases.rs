@@ -2,14 +2,13 @@
 
 use crate::bench::read;
 use crate::bench::record::Section;
-use crate::bench::table::{GREEDY, PRODUCTS, READ};
+use crate::bench::table::{GREEDY, READ};
 use crate::bench::timing::Contender;
 use crate::error::CommandError;
 use crate::input::Tensor;
 use crate::input::shadow::make;
 use crate::input::synthetic::{self, Logits};
 use crate::sampler::named;
-use flash_sampling::cpu::products;
 use flash_sampling::{
     Backend, BackendConfig, CpuOptions, DType, Head, Isa, Matrix, PerturbedArgmax, Plan, RowParams, Samples,
     ShadowBuffer, VariantConfig, build,
@@ -85,19 +84,6 @@ pub fn state_type(weight: DType) -> DType {
     if weight.is_float() { weight } else { DType::BF16 }
 }
 
-/// Makes `count` multiply-adds in total on this number of threads, on cached data.
-fn multiply(isa: Option<Isa>, weight: DType, count: u64, threads: usize) -> Result<(), CommandError> {
-    let part = count.div_ceil(threads.max(1) as u64);
-    let one = || products(isa, weight, state_type(weight), part);
-    std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(one)).collect();
-        let first = one();
-        // A thread that panicked has printed its message.
-        others.into_iter().filter_map(|other| other.join().ok()).fold(first, Result::and)
-    })
-    .map_err(|error| CommandError::usage(error.to_string()))
-}
-
 impl Inputs {
     /// A weight `[vocab, hidden]` and `rows` hidden states of each kind.
     pub fn new(vocab: usize, hidden: usize, rows: usize, dtype: DType) -> Result<Self, CommandError> {
@@ -145,7 +131,7 @@ impl Inputs {
     }
 
     /// The contenders for the first rows: the tiled variant without noise, and the draws. On a CPU, a read of the
-    /// weight and the multiplications alone precede them.
+    /// weight precedes them.
     pub fn contenders<'a>(&'a self, ours: &Ours, rows: usize) -> Result<Vec<Contender<'a>>, CommandError> {
         let weight = self.weight()?;
         let head = Head::new(weight)?;
@@ -153,16 +139,12 @@ impl Inputs {
         let sampler = |variant: &VariantConfig| sampler(head, ours.backend.clone(), variant.clone(), rows);
         let mut contenders = match &ours.backend {
             Backend::Cpu(options) => {
-                let (isa, threads) = (options.isa, threads(options));
-                let count = (rows * weight.rows() * weight.cols()) as u64;
+                let threads = threads(options);
                 let read = move || {
                     read::stream(weight.bytes(), threads);
                     Ok(())
                 };
-                vec![
-                    Contender::new(READ, read),
-                    Contender::new(PRODUCTS, move || multiply(isa, weight.dtype(), count, threads)),
-                ]
+                vec![Contender::new(READ, read)]
             }
             _ => Vec::new(),
         };

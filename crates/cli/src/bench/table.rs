@@ -6,8 +6,6 @@ use std::io::{self, Write};
 
 /// The physical limit.
 pub const READ: &str = "read";
-/// The arithmetic limit.
-pub const PRODUCTS: &str = "products";
 /// The tiled variant without noise.
 pub const GREEDY: &str = "greedy";
 /// The second read of a GPU.
@@ -30,7 +28,6 @@ pub fn legend(out: &mut dyn Write) -> io::Result<()> {
         out,
         "\nlines: with the fastest instruction set for the types, unless a line or a flag names another\n  \
          read         plain reads of the weight (or of the logits), without a sampler\n  \
-         products     the multiplications alone, on cached data\n  \
          greedy       the tiled variant at temperature 0, which adds no noise\n  \
          gaussian     a draw at temperature 1 from Gaussian logits\n  \
          peaked       a draw at temperature 1 from logits with a few tokens far above a Gaussian bulk\n  \
@@ -39,7 +36,6 @@ pub fn legend(out: &mut dyn Write) -> io::Result<()> {
          ms           time of the shortest call\n  \
          GB/s         bytes of the weight, or of the logits, over this time\n  \
          of read      time of a plain read of these bytes over this time; 1 is the limit of the memory\n  \
-         of products  time of the products over this time; 1 is the arithmetic limit\n  \
          / greedy     this time over the greedy time"
     )
 }
@@ -56,16 +52,15 @@ pub fn section(out: &mut dyn Write, section: &Section) -> io::Result<()> {
         section.threads.map_or_else(String::new, |threads| format!(", {}", line::count(threads, "thread"))),
         section.rounds
     )?;
-    let names = ("ms", "GB/s", "of read", "of products", "/ greedy");
-    writeln!(out, "  {:<28} {:>10} {:>9} {:>8} {:>12} {:>10}", "", names.0, names.1, names.2, names.3, names.4)?;
+    let names = ("ms", "GB/s", "of read", "/ greedy");
+    writeln!(out, "  {:<28} {:>10} {:>9} {:>8} {:>10}", "", names.0, names.1, names.2, names.3)?;
     let best = |name: &str| section.entry(name).map(|entry| entry.best);
     let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".into(), |r| format!("{r:.3}"));
     for entry in &section.entries {
         let of_read = ratio(section.read().map(|read| read / entry.best));
-        let of_products = ratio(best(PRODUCTS).map(|products| products / entry.best));
         let over_greedy = ratio(best(GREEDY).map(|greedy| entry.best / greedy));
         let (ms, gb) = (entry.best * 1e3, section.bytes as f64 / entry.best / 1e9);
-        writeln!(out, "  {:<28} {ms:>10.3} {gb:>9.2} {of_read:>8} {of_products:>12} {over_greedy:>10}", entry.name)?;
+        writeln!(out, "  {:<28} {ms:>10.3} {gb:>9.2} {of_read:>8} {over_greedy:>10}", entry.name)?;
     }
     fallbacks(out, &section.fallbacks)
 }

@@ -25,13 +25,7 @@ pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
     let source = Source::open(&args.head)?;
     let draw_rows = |transport: Loopback, device: usize, out: &mut dyn Write| {
         let (rank, transport) = (transport.rank(), transport.with_time_limit(limit));
-        draw(
-            args,
-            &source,
-            |head, plan| build(head, plan, transport, device, exchange, &args.transport),
-            (out, rank),
-            interrupt,
-        )
+        draw(args, &source, |head, plan| build(head, plan, transport, device, exchange), (out, rank), interrupt)
     };
     let outcomes: Vec<Result<u8, CommandError>> = thread::scope(|scope| {
         let mut ranks = Loopback::group(devices.len()).into_iter().zip(devices);
@@ -73,9 +67,8 @@ pub(super) fn build<'w, T: Transport + 'w>(
     transport: T,
     device: usize,
     exchange: GpuExchange,
-    args: &TransportArgs,
 ) -> Result<Box<dyn PerturbedArgmax + 'w>, CommandError> {
-    let options = CudaRankOptions { device, exchange, check_tokens: args.check_tokens };
+    let options = CudaRankOptions { device, exchange };
     let rank = CudaRank::of_head(head, plan, transport, &options).map_err(sampler::named)?;
     Ok(Box::new(rank))
 }

@@ -22,8 +22,7 @@ pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
     if mpi.world() == 1 {
         tracing::info!("one rank draws from the whole vocabulary: mpirun -n N starts N ranks");
     }
-    let check_tokens = args.transport.check_tokens;
-    let options = ShardOptions { check_tokens, ..ShardOptions::new(ShardMerge::Winners) };
+    let options = ShardOptions::new(ShardMerge::Winners);
     let mut draw_rows = |out: &mut dyn Write| {
         let mut source = Source::open(&args.head)?;
         if args.sampler.shadow_file().is_some() {
@@ -46,7 +45,7 @@ pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
                     }
                     // A launcher may make only one GPU visible to each process.
                     let device = if Device::count() == Ok(1) { 0 } else { rank };
-                    return super::gpu_ranks::build(head, plan, transport, device, exchange, &args.transport);
+                    return super::gpu_ranks::build(head, plan, transport, device, exchange);
                 }
                 build_rank(head, &args.sampler.config(plan), transport, options).map_err(sampler::named)
             },

@@ -4,7 +4,7 @@ use crate::args::SamplerArgs;
 use crate::error::CommandError;
 use crate::sampler;
 use flash_sampling::reference::ReferenceVariant;
-use flash_sampling::{Backend, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, ShardMerge, VariantConfig};
+use flash_sampling::{Backend, Head, Matrix, PerturbedArgmax, Plan, ShardMerge, VariantConfig};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use half::bf16;
 
@@ -51,7 +51,7 @@ impl SamplerFactory for FlagsFactory {
 
     fn reference_variant(&self, head: &Head<'_>) -> Option<ReferenceVariant> {
         Some(match self.args.variant {
-            VariantConfig::Grouped { size, draw: GroupDraw::Fresh } => ReferenceVariant::Grouped(size),
+            VariantConfig::Grouped { size } => ReferenceVariant::Grouped(size),
             VariantConfig::Online { size } => ReferenceVariant::Online(size),
             VariantConfig::Sharded { shards, merge: ShardMerge::LogMass } => {
                 ReferenceVariant::Sharded(FlagsFactory::shard_starts(head, shards))

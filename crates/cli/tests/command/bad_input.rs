@@ -50,7 +50,6 @@ fn flags_of_ranks_require_a_transport() {
         &head,
         "
         --time-limit 3 => --time-limit has no effect without --transport
-        --check-tokens => --check-tokens has no effect without --transport
         --exchange host => --exchange has no effect without --transport mpi
         --transport mpi --exchange ring => possible values: host, peers, nccl
         --transport mpi --time-limit 0 => 0.001 to 86400 seconds",
@@ -265,7 +264,7 @@ fn invalid_flags_are_refused() {
         --logprobs 301 => --logprobs is 301, but the vocabulary has size 300
         --vocab-size 290 --logprobs 291 => the vocabulary has size 290
         --vocab-size -1 => '-1' for '--vocab-size <N>'
-        --variant fast => 'fast' is no variant: it must be tiled, grouped:SIZE[:reuse], online:SIZE or sharded:SHARDS[:log-mass]
+        --variant fast => 'fast' is no variant: it must be tiled, grouped:SIZE, online:SIZE or sharded:SHARDS[:log-mass]
         --variant grouped:-2 => 'grouped:-2' is no variant
         --variant tiled:4 => 'tiled:4' is no variant
         --variant sharded:0 => 0 shards cannot be made: it must be 1 to 4096
@@ -308,8 +307,6 @@ fn a_knob_that_a_variant_lacks_names_the_flag_and_an_alternative() {
         .assert_refused("--top-k is not supported with --canonical; leave out --canonical");
     run(&with(&head, "--canonical --logprobs 1 --logprobs-mode raw"))
         .assert_refused("--logprobs-mode is not supported with --canonical; leave out --canonical");
-    let taken = run(&with(&head, "--variant grouped:64:reuse --top-k 5"));
-    assert_eq!(taken.tokens(), run(&with(&head, "--top-k 5")).tokens());
 }
 
 #[test]

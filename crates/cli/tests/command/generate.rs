@@ -34,8 +34,7 @@ fn a_seed_replays_in_every_batch_on_any_threads_and_by_every_pathwise_variant() 
             assert_eq!(&seeded(seed, "")[0], sequence, "alone");
         }
         assert_ne!(tokens(&batch[0]), tokens(&batch[1]));
-        let variants = ["--variant grouped:512:reuse", "--variant sharded:3"];
-        for more in ["--backend cpu::1", "--backend cpu::2"].into_iter().chain(variants) {
+        for more in ["--backend cpu::1", "--backend cpu::2", "--variant sharded:3"] {
             assert_eq!(seeded("5", &format!("--num-sequences 4 {more}")), batch, "{more:?}");
         }
     }

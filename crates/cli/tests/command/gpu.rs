@@ -59,7 +59,6 @@ fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
             "--temperature 0 --logprobs 2",
             "--seed 11 --temperature 400 --top-p 0.9 --top-k 30",
             "--seed 12 --temperature 400 --draws 4 --without-replacement",
-            "--seed 13 --temperature 300 --variant grouped:64:reuse",
             "--seed 14 --temperature 300 --canonical",
         ] {
             let [on_gpu, here] = ["cuda", "cpu"].map(|name| run(&with(&base, &format!("{flags} --backend {name}"))));
@@ -79,12 +78,12 @@ fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
     let files = Files::new();
     let base = sample(&weight(&files), &hidden(&files));
     let cases = [
-        ("command/one-gpu/cuda", 1, 1, "--transport peers --check-tokens"),
-        ("command/gpus/peers", 2, 1, "--transport peers --check-tokens"),
+        ("command/one-gpu/cuda", 1, 1, "--transport peers"),
+        ("command/gpus/peers", 2, 1, "--transport peers"),
         ("command/gpus/nccl", 2, 1, "--transport nccl"),
-        ("command/one-gpu/mpi/peers", 1, 2, "--transport mpi --exchange peers --check-tokens"),
+        ("command/one-gpu/mpi/peers", 1, 2, "--transport mpi --exchange peers"),
         ("command/gpus/mpi/peers", 2, 2, "--transport mpi --exchange peers"),
-        ("command/gpus/mpi/nccl", 2, 2, "--transport mpi --exchange nccl --check-tokens"),
+        ("command/gpus/mpi/nccl", 2, 2, "--transport mpi --exchange nccl"),
     ];
     let runs_here = |(name, gpus, processes, transport): &(&str, usize, usize, &str)| {
         runs(name, unavailable(*gpus, *processes > 1, transport.contains("nccl")), 1)

@@ -218,8 +218,7 @@ fn flags_that_a_sampler_lacks_are_refused_before_a_head_is_read() {
     let folder = files.name("none");
     let text = words(&format!("generate --model {folder}"));
     let (mut refused, mut taken) = (0, 0);
-    let variants =
-        "tiled, grouped:64, grouped:64:reuse, online:64, sharded:4, sharded:4:log-mass, tiled --backend reference";
+    let variants = "tiled, grouped:64, online:64, sharded:4, sharded:4:log-mass, tiled --backend reference";
     for variant in variants.split(", ").flat_map(|variant| [variant.to_owned(), format!("{variant} --canonical")]) {
         // They refuse every canonical plan.
         if ["grouped:64 --canonical", "online:64 --canonical"].contains(&&*variant) {

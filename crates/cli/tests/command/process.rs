@@ -141,7 +141,6 @@ fn the_benchmark_leaves_a_table_and_a_record() {
     assert_eq!(result.code, 0, "{result:#?}");
     for says in [
         "of read",
-        "of products",
         "/ greedy",
         "--quick: small heads and few rounds show that everything runs; the times mean nothing",
         "  of read      time of a plain read",
@@ -158,8 +157,7 @@ fn the_benchmark_leaves_a_table_and_a_record() {
     let record: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     assert_eq!(record["quick"], true);
     assert_eq!(record["sections"][0]["entries"][0]["name"], "read");
-    assert_eq!(record["sections"][0]["entries"][1]["name"], "products");
-    assert!(record["sections"][1]["entries"][2]["best"].as_f64().unwrap() > 0.0);
+    assert!(record["sections"][1]["entries"][1]["best"].as_f64().unwrap() > 0.0);
     assert!(
         record["machine"]["processor"].is_string() && record["command"].as_str().unwrap().contains("bench --quick")
     );

@@ -40,7 +40,7 @@ fn pathwise_variants_give_the_same_tokens() {
     let (_files, head) = small_head();
     let want = run(&with(&head, "--draws 200")).tokens();
     let pathwise = "sharded:4, sharded:1, sharded:7, sharded:1000, tiled --backend reference, tiled --canonical, \
-        sharded:4 --canonical, grouped:64:reuse";
+        sharded:4 --canonical";
     for variant in pathwise.split(", ") {
         assert_eq!(run(&with(&head, &format!("--draws 200 --variant {variant}"))).tokens(), want, "{variant}");
     }

@@ -20,7 +20,7 @@ fn a_shadow_in_a_file_gives_the_tokens_without_it() {
     let file = format!("{weight}.shadow");
     assert_eq!(shadow(&format!("--weight {weight}:w")), format!("{file}: the shadow of a weight [300, 32] in bf16\n"));
     let want = run(&with(&head, "--draws 50")).tokens();
-    for flags in ["", "--variant sharded:4", "--variant grouped:64:reuse", "--backend reference", "--backend cpu::1"] {
+    for flags in ["", "--variant sharded:4", "--backend reference", "--backend cpu::1"] {
         assert_eq!(run(&with(&head, &format!("--draws 50 --shadow={file} {flags}"))).tokens(), want, "{flags}");
     }
     assert_eq!(run(&with(&head, "--draws 50 --backend reference --shadow")).tokens(), want);

@@ -28,16 +28,6 @@ pub enum Variant {
     Standalone,
 }
 
-/// How a sampler draws the group (paper section D.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GroupDraw {
-    /// By the groups' log-masses with separate noise. Exact in distribution.
-    Fresh,
-    /// By the groups' maxima of perturbed scores, without further noise. Exact pathwise: the draws equal the draws of
-    /// the tiled variant.
-    Reuse,
-}
-
 /// In which sense a sampler is exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exactness {
@@ -90,9 +80,7 @@ impl Capabilities {
                 "a merge of shards by winners, planned without `canonical`,"
             }
             (Exactness::InDistribution, Variant::Sharded) => "a merge of shards by winners",
-            (Exactness::InDistribution, _) => {
-                "a pathwise sampler (the tiled variant, or groups that reuse their maxima)"
-            }
+            (Exactness::InDistribution, _) => "the tiled variant",
             (Exactness::Pathwise, _) if plan.canonical => "a plan without `canonical`",
             (Exactness::Pathwise, Variant::Sharded) => "a merge of shards of the tiled variant",
             (Exactness::Pathwise, _) => "the tiled variant over a whole head in memory",

@@ -58,13 +58,3 @@ pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut
     // SAFETY: by this function's contract.
     unsafe { lanes::tile::<Avx512Bf16, 4, 6, 8>(weight, hidden, out) }
 }
-
-/// Runs multiply-adds; see [`lanes::products`].
-///
-/// # Safety
-/// AVX-512 F, BW, DQ, VL and BF16 are available.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-pub(super) unsafe fn products(count: u64) -> f32 {
-    // SAFETY: by this function's contract.
-    unsafe { lanes::products::<Avx512Bf16, 4, 6>(count) }
-}

@@ -44,22 +44,6 @@ macro_rules! entry_points {
             }
             for_format!(weight.dtype(), decode, blocks::decode_scaled(weight, stride, out))
         }
-
-        /// Runs multiply-adds; see [`lanes::products`].
-        ///
-        /// # Safety
-        /// The instruction set is available.
-        $(#[$target])?
-        pub(super) unsafe fn products(weight: DType, count: u64) -> f32 {
-            // SAFETY: by this function's contract.
-            unsafe {
-                match weight {
-                    DType::BF16 => lanes::products::<$lanes<bf16>, $mr, $nr>(count),
-                    DType::F16 => lanes::products::<$lanes<f16>, $mr, $nr>(count),
-                    _ => lanes::products::<$lanes<f32>, $mr, $nr>(count),
-                }
-            }
-        }
     };
 }
 pub(super) use entry_points;

@@ -18,7 +18,7 @@
 //! 5. The elements of a weight row beyond the last whole step are copied next to zeros. So are hidden states.
 
 use super::TILE;
-use super::pack::{Line, PackedRows};
+use super::pack::PackedRows;
 use flash_sampling_core::Matrix;
 
 /// The operations of an instruction set, without any loop.
@@ -220,35 +220,5 @@ impl All<'_, '_> {
                 ahead: weight.wrapping_add(ahead * weight_stride),
             }
         }
-    }
-}
-
-/// Runs at least `count` multiply-adds in register blocks of `MR x NR`, with operands from a few lines of the
-/// first-level cache: the time of [`tile`] without costs of memory and caches. Returns the total, zero.
-///
-/// # Safety
-/// The instruction set of `L` is available.
-#[inline(always)]
-pub(crate) unsafe fn products<L: Lanes, const MR: usize, const NR: usize>(count: u64) -> f32 {
-    const LINES: usize = 4 * TAIL_BYTES / 64;
-    const { assert!(MR <= 4 && NR * L::HIDDEN_BYTES <= 2 * LINES * 64) }
-    let operands = [Line::ZERO; 2 * LINES];
-    // The compiler must not know the values.
-    let at: *const u8 = core::hint::black_box(operands.as_ptr()).cast();
-    // SAFETY: the instruction set by this function's contract; `MR` weights and `NR` hidden vectors are inside the
-    // operands.
-    unsafe {
-        let mut sums = [[L::zero(); MR]; NR];
-        for _ in 0..count.div_ceil((MR * NR * L::STEP) as u64) {
-            let at = core::hint::black_box(at);
-            let weights: [L::Weights; MR] = core::array::from_fn(|m| L::weights(at.add(m * L::WEIGHT_BYTES)));
-            for (n, sums) in sums.iter_mut().enumerate() {
-                let hidden = L::hidden(at.add(n * L::HIDDEN_BYTES));
-                for (sum, &weight) in sums.iter_mut().zip(&weights) {
-                    *sum = L::multiply_add(*sum, weight, hidden);
-                }
-            }
-        }
-        sums.into_iter().flatten().map(|sums| L::total(sums)).sum()
     }
 }

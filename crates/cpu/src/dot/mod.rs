@@ -86,35 +86,6 @@ impl Dot {
         scratch
     }
 
-    /// Runs at least `count` multiply-adds with this kernel's instructions and register block, on operands in the
-    /// first-level cache: the arithmetic limit of [`Dot::tile`].
-    pub(crate) fn products(&self, count: u64) {
-        let total = match self.isa {
-            // SAFETY: `new` has checked that the instruction set is available.
-            Isa::Portable => unsafe { portable::products(self.weight, count) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { avx2::products(self.weight, count) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { avx512::products(self.weight, count) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => unsafe { avx512_bf16::products(count) },
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx => {
-                // SAFETY: as above.
-                unsafe { amx::products(count) };
-                0.0
-            }
-            // SAFETY: as above.
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => unsafe { neon::products(self.weight, count) },
-            isa => unreachable!("{isa} is not available on this architecture"),
-        };
-        core::hint::black_box(total);
-    }
-
     /// Writes to `out[r * TILE + i]` the product of row `i` of `weight` (at most [`TILE`] rows) and row `r` of
     /// `hidden`.
     pub(crate) fn tile(&self, weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32], scratch: &mut DotScratch) {

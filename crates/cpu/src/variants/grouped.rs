@@ -8,17 +8,16 @@ use crate::simd::SPAN;
 use crate::variants::tiled::HeadScan;
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_call};
 use flash_sampling_core::{
-    Description, Exactness, GroupDraw, Head, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
-    Variant,
+    Description, Exactness, Head, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Variant,
 };
 
 /// The parallel-group sampler: a log-mass and a local sample per group, then a draw of the group (paper Alg. I.2).
+/// Exact in distribution.
 ///
 /// Groups are on the absolute grid of multiples of their size, so they are the same in every shard.
 #[derive(Debug)]
 pub struct Grouped<'w> {
     scan: HeadScan<'w>,
-    draw: GroupDraw,
     driver: Driver,
 }
 
@@ -27,22 +26,16 @@ impl<'w> Grouped<'w> {
     ///
     /// # Errors
     /// * [`CpuError::GroupSize`]: `group` is not a positive multiple of 64.
-    /// * [`CpuError::Unsupported`]: [`Plan::canonical`] with [`GroupDraw::Fresh`], which is not pathwise.
+    /// * [`CpuError::Unsupported`]: [`Plan::canonical`] since this variant is not pathwise.
     /// * Errors of [`Tiled::new`](crate::Tiled::new).
-    pub fn new(
-        head: Head<'w>,
-        plan: Plan,
-        group: u32,
-        draw: GroupDraw,
-        options: &CpuOptions,
-    ) -> Result<Self, CpuError> {
+    pub fn new(head: Head<'w>, plan: Plan, group: u32, options: &CpuOptions) -> Result<Self, CpuError> {
         check_group(group)?;
-        if plan.canonical && draw == GroupDraw::Fresh {
+        if plan.canonical {
             return Err(CpuError::Unsupported { knob: Knob::Canonical });
         }
-        let mut scan = HeadScan::new(head, plan, options, draw == GroupDraw::Fresh)?;
+        let mut scan = HeadScan::new(head, plan, options, true)?;
         scan.chunk = group;
-        let mut grouped = Grouped { scan, draw, driver: Driver::default() };
+        let mut grouped = Grouped { scan, driver: Driver::default() };
         grouped.make_groups();
         Ok(grouped)
     }
@@ -50,7 +43,7 @@ impl<'w> Grouped<'w> {
     /// Creates the states of the groups, one per row.
     fn make_groups(&mut self) {
         let plan = self.scan.engine.plan;
-        for worker in self.scan.engine.workers.iter_mut().filter(|_| self.draw == GroupDraw::Fresh) {
+        for worker in &mut self.scan.engine.workers {
             worker.groups = (0..plan.max_rows).map(|_| RowGroups::new(&plan)).collect();
         }
     }
@@ -63,21 +56,14 @@ pub(crate) fn check_group(size: u32) -> Result<(), CpuError> {
 
 impl PerturbedArgmax for Grouped<'_> {
     fn description(&self) -> Description {
-        let exactness = match self.draw {
-            GroupDraw::Fresh => Exactness::InDistribution,
-            GroupDraw::Reuse => Exactness::Pathwise,
-        };
-        self.scan.description(Variant::Grouped, exactness)
+        self.scan.description(Variant::Grouped, Exactness::InDistribution)
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
         let of = self.description();
         check_call(&input, rows, &of.shape, &of.plan)?;
-        match self.draw {
-            GroupDraw::Reuse => self.driver.sample(&mut self.scan, &of, input, rows, out),
-            GroupDraw::Fresh => self.driver.sample(&mut GroupScan(&mut self.scan), &of, input, rows, out),
-        }
+        self.driver.sample(&mut GroupScan(&mut self.scan), &of, input, rows, out)
     }
 
     fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {

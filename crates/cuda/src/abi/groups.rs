@@ -41,7 +41,7 @@ layout! {
         pub(crate) log_z: DeviceAddress<f64> = 40,
         pub(crate) groups: Groups = 48,
         pub(crate) row_count: u32 = 64,
-        /// A [`GroupRule`](crate::GroupRule).
+        /// A [`GroupRule`](crate::device::GroupRule).
         pub(crate) rule: u32 = 68,
         /// `begins`: 1 if the launch has the head's first tokens. `ends`: 1 if it has the last.
         pub(crate) begins: u32 = 72,

@@ -39,7 +39,6 @@ entries! {
     FUSED_SUMMARY_UNALIGNED "fused_unaligned" (Call, Matrices, Summaries);
     SELECT_GROUPS "select_groups" (Selection);
     STANDALONE "standalone" (Call, Existing);
-    STANDALONE_LOG_Z "standalone" (Call, Existing, Masses);
     FILTER_LIST "filter_list" (FilterListCall);
     FILTER_LIST_RANKS "filter_list_ranks" (FilterListCall, PeerRecords);
     FILTER_ROW "filter_row" (FilterCall, DeviceAddress<f64>);

@@ -76,15 +76,6 @@ impl GroupPass {
         Ok(GroupPass { device, size, rule, max_rows, blocks, select, portable, partials })
     }
 
-    pub(crate) fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-
-    /// Bytes of device memory for the summaries of groups.
-    pub(crate) fn scratch_bytes(&self) -> usize {
-        self.partials.len()
-    }
-
     /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         self.partials.mark_idle();

@@ -1,30 +1,26 @@
 //! The grouped and online variants over device memory (paper Alg. I.2 and I.3).
-#![allow(unsafe_code)]
 
-use crate::abi::{DeviceAddress, Draw, Row};
+use crate::abi::DeviceAddress;
 use crate::device::group_pass::{GroupPass, Results};
 use crate::device::{Device, DeviceHead, DeviceMatrix, GroupRule, MAX_ROWS, Queue, RowsAndDraws, Scratch};
 use crate::error::CudaError;
-use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
-/// The grouped and online variants over device memory: two launches per call, on the caller's stream.
+/// The grouped and online variants over device memory: two launches per call.
 ///
-/// A call allocates nothing and does not wait, so a graph can capture it. The first launch computes a log-mass and an
-/// exact local sample for every row and group. The second launch draws from these by a [`GroupRule`].
+/// A call allocates nothing and does not wait. The first launch computes a log-mass and an exact local sample for every
+/// row and group. The second launch draws from these by a [`GroupRule`].
 ///
 /// Groups begin at absolute multiples of their size, so all shards have the same groups. The products equal those of
 /// the portable kernel of [`DeviceTiled`](crate::DeviceTiled).
 ///
 /// A row uses 24 bytes of scratch for each group and for each block of the first launch. For 151936 tokens in groups of
-/// 512 on 132 multiprocessors, this is less than 1 MiB per 100 rows. Smaller groups use more scratch, and larger
-/// vocabularies need larger groups: see [`DeviceGroups::scratch_bytes`] and
-/// [`group_size`](flash_sampling_core::backend::group_size).
+/// 512 on 132 multiprocessors, this is less than 1 MiB per 100 rows.
 ///
 /// The plan has the kernels for hidden states of the weight's type. The first launch with another type loads a kernel,
-/// and compiles it if no cache has it. Make such a launch before a capture.
+/// and compiles it if no cache has it.
 #[derive(Debug)]
-pub struct DeviceGroups {
+pub(crate) struct DeviceGroups {
     head: DeviceHead,
     pass: GroupPass,
     /// The first invalid logit per row; all ones between calls.
@@ -33,25 +29,12 @@ pub struct DeviceGroups {
 
 impl DeviceGroups {
     /// Plans calls of up to `max_rows` rows, at most 256, with groups of `group` tokens: compiles and loads the
-    /// kernels, and allocates the scratch.
+    /// kernels, and allocates the scratch. Reads no device memory: the creator of a launch's [`Queue`] guarantees the
+    /// head's safety.
     ///
     /// # Errors
     /// * [`CudaError::GroupSize`]: `group` is not a positive multiple of 64.
     /// * Those of [`DeviceTiled::new`](crate::DeviceTiled::new).
-    ///
-    /// # Safety
-    /// As [`DeviceTiled::new`](crate::DeviceTiled::new).
-    pub unsafe fn new(
-        head: DeviceHead,
-        max_rows: usize,
-        group: u32,
-        rule: GroupRule,
-        device: &Arc<Device>,
-    ) -> Result<Self, CudaError> {
-        DeviceGroups::plan(head, max_rows, group, rule, device)
-    }
-
-    /// [`DeviceGroups::new`]. Reads no device memory: the creator of a launch's [`Queue`] guarantees the head's safety.
     pub(crate) fn plan(
         head: DeviceHead,
         max_rows: usize,
@@ -64,48 +47,19 @@ impl DeviceGroups {
         Ok(DeviceGroups { head, pass, invalid })
     }
 
-    /// The device.
-    pub fn device(&self) -> &Arc<Device> {
-        self.pass.device()
-    }
-
-    /// Bytes of device memory of the plan, without the kernels.
-    pub fn scratch_bytes(&self) -> usize {
-        self.pass.scratch_bytes() + self.invalid.len()
-    }
-
     /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         self.pass.mark_idle();
         self.invalid.mark_idle();
     }
 
-    /// Draws for `hidden [rows, hidden]`: enqueues two launches on `stream` and returns.
+    /// Enqueues the two launches for `hidden [rows, hidden]`.
     ///
-    /// `rows` has one [`abi::Row`](crate::abi::Row) per row, and `draws` has room for one
-    /// [`abi::Draw`](crate::abi::Draw) per row. `log_z`, if given, has room for one float64 per row: the logarithm of
-    /// the row's mass, `ln sum e^l` over the transformed logits, within 1e-8 (paper App. L). The log-probability of the
-    /// drawn token is its logit minus log Z.
+    /// `log_z`, if not null, has room for one float64 per row: the logarithm of the row's mass, `ln sum e^l` over the
+    /// transformed logits, within 1e-8 (paper App. L). The log-probability of the drawn token is its logit minus log Z.
     ///
     /// # Errors
-    /// As [`DeviceTiled::launch`](crate::DeviceTiled::launch).
-    ///
-    /// # Safety
     /// As [`DeviceTiled::launch`](crate::DeviceTiled::launch), for `log_z` too.
-    pub unsafe fn launch(
-        &mut self,
-        stream: &CudaStream,
-        hidden: &DeviceMatrix,
-        rows: DeviceAddress<Row>,
-        draws: DeviceAddress<Draw>,
-        log_z: Option<DeviceAddress<f64>>,
-    ) -> Result<(), CudaError> {
-        // SAFETY: the bullets of this function and of `new`; this value owns the scratch.
-        let queue = unsafe { Queue::new(stream) };
-        self.enqueue(queue, hidden, (rows, draws), log_z.unwrap_or_default())
-    }
-
-    /// [`DeviceGroups::launch`]; log Z may be null.
     pub(crate) fn enqueue(
         &mut self,
         queue: Queue<'_>,

@@ -43,11 +43,6 @@ impl Hopper {
         self.kernels.last().map_or(0, |kernel| kernel.tile.columns as usize)
     }
 
-    /// Bytes of device memory of the copies of hidden states.
-    pub(crate) fn scratch_bytes(&self) -> usize {
-        self.scaler.as_ref().map_or(0, HiddenScaler::scratch_bytes)
-    }
-
     /// Records that every launch has run: see [`Scratch::mark_idle`](crate::device::Scratch::mark_idle).
     pub(crate) fn mark_idle(&mut self) {
         self.scaler.iter_mut().for_each(HiddenScaler::mark_idle);

@@ -11,10 +11,10 @@ pub(crate) static SOURCE: KernelSource = KernelSource::single("select.cu", kerne
 /// Threads of a block; each block handles a row.
 const THREADS: u32 = 256;
 
-/// The rule that draws a row from its groups. All rules are exact; see [`DeviceGroups`](crate::DeviceGroups).
+/// The rule that draws a row from its groups. All rules are exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum GroupRule {
+pub(crate) enum GroupRule {
     /// The sample of the group with the largest log-mass plus fresh Gumbel noise (paper Alg. I.2). Exact in
     /// distribution.
     Fresh = 0,

@@ -170,10 +170,6 @@ impl ShadowKernels {
         self.max_rows
     }
 
-    pub(crate) fn scratch_bytes(&self) -> usize {
-        self.scratch.len()
-    }
-
     /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         self.scratch.mark_idle();

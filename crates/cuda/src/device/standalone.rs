@@ -1,45 +1,30 @@
 //! The standalone sampler over logits in device memory (paper Alg. I.1).
 #![allow(unsafe_code)]
 
-use crate::abi::{self, Call, DeviceAddress, Draw, Existing, HeadTransform, Masses, Row, SkipIf};
+use crate::abi::{self, Call, DeviceAddress, Draw, Existing, HeadTransform, Row, SkipIf};
 use crate::compile::{Instance, KernelSource, kernels};
-use crate::device::{
-    Device, DeviceMatrix, Grid, Kernel, NoiseMath, Queue, Scratch, check_aligned, check_rows, entries,
-};
+use crate::device::{Device, DeviceMatrix, Grid, Kernel, Queue, Scratch, check_aligned, check_rows, entries};
 use crate::error::CudaError;
-use crate::first_use::get_or_make;
-use core::fmt::Display;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
 
-/// One instance per logit type and math, with and without log Z, for all GPUs.
+/// One instance per logit type, for all GPUs.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "standalone.cu",
     serves: kernels::any,
-    instances: || {
-        let types = [DType::BF16, DType::F16, DType::F32];
-        let maths = |dtype| [(dtype, NoiseMath::Exact), (dtype, NoiseMath::Fast)];
-        let both = |(dtype, math)| [false, true].map(|log_z| instance(dtype, math, log_z));
-        types.into_iter().flat_map(maths).flat_map(both).collect()
-    },
+    instances: || [DType::BF16, DType::F16, DType::F32].map(instance).into(),
 };
 
-fn instance(dtype: DType, math: NoiseMath, log_z: bool) -> Instance {
-    let element = abi::element_name(dtype);
-    let mut defines: Vec<(_, &dyn Display)> = vec![("ELEMENT", &element)];
-    defines.extend((math == NoiseMath::Fast).then_some(("FAST_MATH", &1 as &dyn Display)));
-    defines.extend(log_z.then_some(("LOG_Z", &1 as &dyn Display)));
-    Instance::new(&defines)
+fn instance(dtype: DType) -> Instance {
+    Instance::new(&[("ELEMENT", &abi::element_name(dtype))])
 }
 
 const THREADS: u32 = 128;
 /// Tokens that a warp reads at a time, and warps of a block.
 pub(crate) const PART: u32 = 256;
 pub(crate) const WARPS: u32 = THREADS / 32;
-/// Bytes of a block's mass.
-const PART_BYTES: usize = 8;
 /// The maximum number of blocks of a launch per multiprocessor.
 const BLOCKS: u32 = 8;
 /// The maximum number of draws of a launch, and the end of the token ids.
@@ -54,9 +39,6 @@ pub(crate) fn split(tokens: &Range<u32>, items: usize, multiprocessors: u32) -> 
     (parts.div_ceil(parts_of_block), parts_of_block)
 }
 
-/// The kernel that also computes log Z.
-type WithLogZ = Kernel<(Call, Existing, Masses)>;
-
 /// The draws of a launch over existing logits.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceDraws {
@@ -68,8 +50,6 @@ pub struct DeviceDraws {
     pub sources: Option<DeviceAddress<u32>>,
     /// Room for one [`abi::Draw`](crate::abi::Draw) per draw.
     pub draws: DeviceAddress<Draw>,
-    /// Room for log Z, one float64 per draw; `None` computes no log Z.
-    pub log_z: Option<DeviceAddress<f64>>,
 }
 
 /// A sampler over existing logits in device memory (paper Alg. I.1): one streaming pass, one launch per call.
@@ -78,21 +58,14 @@ pub struct DeviceDraws {
 /// caller's stream, allocates nothing and does not wait, so a graph can capture it. The kernel reads positions from
 /// device memory when it runs.
 ///
-/// On request a call also computes log Z of each draw, `ln sum e^l` over the row's transformed logits, within 2e-6
-/// (paper App. L). The log-probability of the drawn token is its logit minus log Z. If a draw is an error, its log Z is
-/// meaningless. The first such call loads another kernel and allocates scratch, so make it before a capture.
-///
 /// The logits are raw, `[rows, tokens]` in bf16, f16 or f32, with any row stride and address. Rows that begin at
 /// multiples of 16 bytes are faster.
 #[derive(Debug)]
 pub struct DeviceStandalone {
     device: Arc<Device>,
     kernel: Kernel<(Call, Existing)>,
-    /// The kernel that computes log Z, and the scratch for its blocks' masses.
-    with_log_z: Option<(WithLogZ, Scratch)>,
     tokens: Range<u32>,
     dtype: DType,
-    math: NoiseMath,
     max_draws: usize,
     /// Per draw: ordered bits of the best winner, the first invalid logit, and a counter.
     scratch: Scratch,
@@ -108,20 +81,6 @@ impl DeviceStandalone {
     /// * [`CudaError::Layout`]: no tokens.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn new(tokens: Range<u32>, dtype: DType, max_draws: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
-        DeviceStandalone::with_math(tokens, dtype, max_draws, device, NoiseMath::Exact)
-    }
-
-    /// [`DeviceStandalone::new`] with a choice of math.
-    ///
-    /// # Errors
-    /// As [`DeviceStandalone::new`].
-    pub fn with_math(
-        tokens: Range<u32>,
-        dtype: DType,
-        max_draws: usize,
-        device: &Arc<Device>,
-        math: NoiseMath,
-    ) -> Result<Self, CudaError> {
         if tokens.is_empty() {
             return Err(CudaError::Layout { what: "logits", reason: "they have no tokens" });
         }
@@ -129,11 +88,10 @@ impl DeviceStandalone {
             return Err(CudaError::EmptyPlan { knob: Knob::Draws });
         }
         CudaError::check_limits(&[("tokens", tokens.end as usize, MAX_TOKEN), ("draws", max_draws, MAX_DRAWS)])?;
-        let kernel = device.function(&SOURCE, &instance(dtype, math, false), &entries::STANDALONE)?;
+        let kernel = device.function(&SOURCE, &instance(dtype), &entries::STANDALONE)?;
         let keys = 8 * max_draws..16 * max_draws;
         let scratch = Scratch::new(20 * max_draws, &[0..keys.start, keys.end..20 * max_draws], device)?;
-        let (device, with_log_z) = (device.clone(), None);
-        Ok(DeviceStandalone { device, kernel, with_log_z, tokens, dtype, math, max_draws, scratch })
+        Ok(DeviceStandalone { device: device.clone(), kernel, tokens, dtype, max_draws, scratch })
     }
 
     /// The device.
@@ -144,28 +102,15 @@ impl DeviceStandalone {
     /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         self.scratch.mark_idle();
-        self.with_log_z.iter_mut().for_each(|(_, parts)| parts.mark_idle());
-    }
-
-    /// The kernel with log Z, loaded at the first call, and the address of its masses.
-    fn with_log_z(&mut self) -> Result<(&WithLogZ, DeviceAddress<u8>), CudaError> {
-        let (kernel, parts) = get_or_make(&mut self.with_log_z, || {
-            let instance = instance(self.dtype, self.math, true);
-            let kernel = self.device.function(&SOURCE, &instance, &entries::STANDALONE_LOG_Z)?;
-            let most = self.max_draws.max((BLOCKS * self.device.multiprocessors()) as usize);
-            Ok((kernel, Scratch::new(most * PART_BYTES, &[], &self.device)?))
-        })?;
-        Ok((kernel, parts.begin_use()))
     }
 
     /// Draws from `logits [rows, tokens]`: enqueues one launch on `stream` and returns.
     ///
     /// # Errors
     /// * [`CudaError::Layout`]: the logits have an unsupported type, width, stride or address; without sources, fewer
-    ///   rows than draws; the address of rows or log Z is not a multiple of 8, or the address of draws or sources not
-    ///   of 4.
+    ///   rows than draws; the address of rows is not a multiple of 8, or the address of draws or sources not of 4.
     /// * [`CudaError::TooLarge`]: more draws than planned.
-    /// * [`CudaError::Driver`], and [`CudaError::Compile`] at the first call with log Z.
+    /// * [`CudaError::Driver`].
     ///
     /// # Safety
     /// * `logits`, all memory that `draws` names, and all memory that its rows point to, are device memory of this
@@ -208,7 +153,6 @@ impl DeviceStandalone {
         CudaError::check_limits(&[("draws", draws.count, self.max_draws)])?;
         check_rows(draws.rows, draws.draws)?;
         check_aligned("sources", draws.sources.unwrap_or_default())?;
-        check_aligned("log Z", draws.log_z.unwrap_or_default())?;
         if draws.count == 0 {
             return Ok(());
         }
@@ -237,13 +181,7 @@ impl DeviceStandalone {
             parts_of_block,
         };
         let all = blocks * draws.count as u32;
-        let grid = Grid::of(all, THREADS);
-        let Some(log_z) = draws.log_z else {
-            return queue.launch(&self.kernel, grid, (call, existing));
-        };
-        let (kernel, parts) = self.with_log_z()?;
-        let masses = Masses { parts, log_z };
-        queue.launch(kernel, grid, (call, existing, masses))
+        queue.launch(&self.kernel, Grid::of(all, THREADS), (call, existing))
     }
 }
 

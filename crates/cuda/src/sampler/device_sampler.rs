@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{RowColumns, TokenColumns};
-use crate::device::{Device, DeviceHead, DeviceMatrix, NoiseMath, Queue, wait};
+use crate::device::{Device, DeviceHead, DeviceMatrix, Queue, wait};
 use crate::error::CudaError;
 use crate::sampler::head_sampler::DeviceCall;
 use crate::sampler::{CudaTiled, HeadSampler, LogitSampler};
@@ -75,7 +75,7 @@ impl DeviceSampler {
     /// * [`CudaError::Layout`], [`CudaError::TooLarge`]: `vocab_size` is zero or above 2^31.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn for_logits(vocab_size: usize, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
-        let sampler = LogitSampler::new(vocab_size, plan, device, NoiseMath::Exact)?;
+        let sampler = LogitSampler::new(vocab_size, plan, device)?;
         Ok(DeviceSampler { source: Source::Logits(Box::new(sampler)) })
     }
 

@@ -1,7 +1,7 @@
 //! The standalone sampler over logits in host memory (paper Alg. I.1).
 
 use crate::abi::DeviceAddress;
-use crate::device::{Device, DeviceMatrix, NoiseMath};
+use crate::device::{Device, DeviceMatrix};
 use crate::error::CudaError;
 use crate::sampler::LogitSampler;
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -31,18 +31,7 @@ impl CudaStandalone {
     /// * [`CudaError::Layout`], [`CudaError::TooLarge`]: `vocab_size` is zero or above 2^31.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn new(vocab_size: usize, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
-        CudaStandalone::with_math(vocab_size, plan, device, NoiseMath::Exact)
-    }
-
-    /// [`CudaStandalone::new`] with a choice of math, which
-    /// [`Capabilities::backend`](flash_sampling_core::Capabilities) names.
-    ///
-    /// Rows with log-probabilities, draws without replacement or filters always use exact math.
-    ///
-    /// # Errors
-    /// As [`CudaStandalone::new`].
-    pub fn with_math(vocab_size: usize, plan: Plan, device: &Arc<Device>, math: NoiseMath) -> Result<Self, CudaError> {
-        let sampler = LogitSampler::new(vocab_size, plan, device, math)?;
+        let sampler = LogitSampler::new(vocab_size, plan, device)?;
         let memory = sampler.stream().alloc_zeros(16).map_err(CudaError::driver("allocate room for logits"))?;
         Ok(CudaStandalone { sampler, copied: CopiedLogits { memory, gathered: Vec::new() } })
     }

@@ -5,7 +5,6 @@
 //! waited    magic u32 | 3 u8 | the same | nanoseconds u64 | ranks u32 | rank u32 ...   a call that a rank gave up
 //! pass      magic u32 | 2 u8 | digest of the requests u64                               a further pass of a call
 //! failed    magic u32 | 1 u8 | text
-//! checks    magic u32 | 4 u8 | results to compare                                      see `check`
 //! ```
 
 use crate::codec::wire::{Reader, Wire, WireError, put_items, put_text, wire_struct};
@@ -16,13 +15,12 @@ use flash_sampling_core::backend::digest::of_words;
 use flash_sampling_core::{DType, RowParams};
 
 /// First bytes of a message; the last two digits are the version of the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"fs10");
+const MAGIC: u32 = u32::from_le_bytes(*b"fs11");
 
 const ROWS: u8 = 0;
 const FAILED: u8 = 1;
 const PASS: u8 = 2;
 const WAITED: u8 = 3;
-const CHECKS: u8 = 4;
 
 /// The status of a rank in a call that is exchanged outside the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,11 +93,6 @@ pub(crate) fn begin(bytes: &mut Vec<u8>, call: Call) {
     call.put(bytes);
 }
 
-/// Begins a message of results to compare.
-pub(crate) fn begin_check(bytes: &mut Vec<u8>) {
-    begin_with(bytes, CHECKS);
-}
-
 /// Encodes the message of a call that this rank gave up.
 pub(crate) fn encode_waited(bytes: &mut Vec<u8>, call: Call, ranks: &[usize], limit: Duration) {
     begin_with(bytes, WAITED);
@@ -109,13 +102,12 @@ pub(crate) fn encode_waited(bytes: &mut Vec<u8>, call: Call, ranks: &[usize], li
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Head<'m> {
+enum Head<'m> {
     Call(Call),
     /// A further pass of a call, with a digest of its requests.
     Pass(u64),
     /// A call that the rank gave up, its waiting time, and the ranks that did not come.
     Waited(Call, Duration, &'m [[u8; 4]]),
-    Checks,
 }
 
 impl Head<'_> {
@@ -124,13 +116,12 @@ impl Head<'_> {
         match self {
             Head::Call(call) | Head::Waited(call, ..) => call.number > number,
             Head::Pass(_) => false,
-            Head::Checks => true,
         }
     }
 }
 
 /// Reads the head of a shard's message.
-pub(crate) fn head<'m>(reader: &mut Reader<'m>, shard: usize) -> Result<Head<'m>, ShardError> {
+fn head<'m>(reader: &mut Reader<'m>, shard: usize) -> Result<Head<'m>, ShardError> {
     let head = (|| {
         if u32::take(reader)? != MAGIC {
             return Err(reader.invalid("not a shard's summaries"));
@@ -142,7 +133,6 @@ pub(crate) fn head<'m>(reader: &mut Reader<'m>, shard: usize) -> Result<Head<'m>
                 Ok(Ok(Head::Waited(call, limit, reader.items()?)))
             }
             PASS => u64::take(reader).map(|digest| Ok(Head::Pass(digest))),
-            CHECKS => Ok(Ok(Head::Checks)),
             FAILED => Ok(Err(reader.text()?.to_owned())),
             _ => Err(reader.invalid("an unknown status")),
         }
@@ -157,12 +147,8 @@ pub(crate) fn head<'m>(reader: &mut Reader<'m>, shard: usize) -> Result<Head<'m>
 pub(crate) fn header(reader: &mut Reader<'_>, shard: usize) -> Result<Call, ShardError> {
     match head(reader, shard)? {
         Head::Call(call) | Head::Waited(call, ..) => Ok(call),
-        head => {
-            let what = match head {
-                Head::Pass(_) => "a further pass, in place of a call",
-                _ => "results to compare, in place of a call",
-            };
-            Err(ShardError::Message { shard, source: reader.invalid(what) })
+        Head::Pass(_) => {
+            Err(ShardError::Message { shard, source: reader.invalid("a further pass, in place of a call") })
         }
     }
 }
@@ -180,7 +166,7 @@ pub(crate) fn pass_header(reader: &mut Reader<'_>, shard: usize, digest: u64) ->
 /// Detects ranks that are late for a call: one rank gave the call up, and others have passed it.
 ///
 /// All ranks get the same result, because they have the same messages.
-pub(crate) fn none_is_late(messages: &[Vec<u8>]) -> Result<(), ShardError> {
+fn none_is_late(messages: &[Vec<u8>]) -> Result<(), ShardError> {
     let heads = || messages.iter().enumerate().map(|(shard, bytes)| head(&mut Reader::new(bytes), shard));
     let mut first: Option<(u64, usize, Duration, &[[u8; 4]])> = None;
     for (shard, head) in heads().enumerate() {

@@ -6,7 +6,7 @@ use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
     Description, LogprobsMode, Matrix, PerturbedArgmax, RowError, RowParams, SampleError, Samples,
 };
-use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, Sharded};
+use flash_sampling_distributed::{ShardError, ShardMerge, Sharded};
 
 /// Bad logits at both stages, for [`rows_with_bad_logits`]. Some hidden states give bad raw logits of tokens 700 and
 /// 960. The raw logits of tokens 3 and 520 are finite, and a transform may make them infinite.
@@ -62,8 +62,7 @@ fn the_error_over_shards_is_that_of_a_sampler_without() {
         let starts: Vec<u32> = (0..world).map(|k| VOCAB as u32 * k / world).collect();
         let mut sharded = Sharded::new(shards(&head, &starts, plan), ShardMerge::Winners).unwrap();
         assert_eq!(errors(&sample(&mut sharded, &hidden, &rows)), want, "{world} shards");
-        let options = ShardOptions { check_tokens: true, ..ShardOptions::new(ShardMerge::Winners) };
-        let got = samplers(&head, &starts, plan, options, |_, sampler| {
+        let got = samplers(&head, &starts, plan, ShardMerge::Winners, |_, sampler| {
             // A call without bad logits reuses no result of the first call.
             (errors(&sample(sampler, &hidden, &rows)), errors(&sample(sampler, &hidden[..HIDDEN], &rows[..1])))
         });

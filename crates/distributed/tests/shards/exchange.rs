@@ -134,44 +134,6 @@ fn a_rank_that_cannot_call_is_an_error_on_every_other_rank() {
     });
 }
 
-/// One rank compares no results: its call outside the transport failed, or it looks for a mismatch.
-#[test]
-fn a_rank_without_results_is_not_taken_for_one_with_other_hidden_states() {
-    ranks(|rank, sampler| {
-        let hidden = hidden(1);
-        let (input, rows) = (Matrix::new(&hidden, 1, HIDDEN).unwrap(), [RowParams::default()]);
-        let mut out = Samples::new();
-        sampler.sample(input, &rows, &mut out).unwrap();
-        if rank == 2 {
-            sampler.can_call(input, &rows, CallStatus::Failed("no memory")).unwrap();
-            sampler.can_call(input, &rows, CallStatus::Ready).unwrap_err();
-            return;
-        }
-        let error = sampler.check_tokens(input, &rows, &out).unwrap_err();
-        assert!(matches!(&error, ShardError::Failed { shard: 2, reason } if reason == "no memory"), "{error:?}");
-        let error = sampler.check_tokens(input, &rows, &out).unwrap_err();
-        assert!(matches!(error, ShardError::Message { shard: 2, .. }), "{error:?}");
-    });
-}
-
-#[test]
-fn the_check_of_tokens_names_a_rank_with_another_result() {
-    ranks(|rank, sampler| {
-        let hidden = hidden(3);
-        let (input, rows) = (Matrix::new(&hidden, 3, HIDDEN).unwrap(), [RowParams::default(); 3]);
-        let [drawn, other] = [0, 1].map(|seed| {
-            let (mut rows, mut out) = (rows, Samples::new());
-            rows[1].seed = seed;
-            sampler.sample(input, &rows, &mut out).unwrap();
-            out
-        });
-        sampler.check_tokens(input, &rows, &drawn).unwrap();
-        let error = sampler.check_tokens(input, &rows, if rank == 6 { &other } else { &drawn }).unwrap_err();
-        let named = if rank == 6 { 0 } else { 6 };
-        assert!(matches!(error, ShardError::Disagree { shard, row: 1 } if shard == named), "{error:?}");
-    });
-}
-
 #[test]
 fn a_rank_that_is_gone_is_an_error_on_the_others() {
     // A rank with an error waits for the others. If it left early, the others would name it too.
@@ -202,7 +164,7 @@ fn sixty_four_ranks_of_which_many_are_empty_draw_as_in_one_process() {
 
 /// Differences of the last of two ranks, by the names of the API. Of a plan, only the differing fields are named.
 #[test]
-fn a_rank_with_another_plan_merge_or_check_is_named_with_what_differs() {
+fn a_rank_with_another_plan_or_merge_is_named_with_what_differs() {
     let head = integer_head();
     let options = ShardOptions::new(ShardMerge::Winners);
     let more = Plan { max_rows: 17, max_logprobs: None, ..PLAN };
@@ -218,7 +180,6 @@ fn a_rank_with_another_plan_merge_or_check_is_named_with_what_differs() {
             "shard 1 has a plan with max_draws 1, canonical, but shard 0 has max_draws 12, not canonical",
         ),
         (PLAN, ShardMerge::LogMass.into(), "shard 1 has merge log-mass, but shard 0 has winners"),
-        (PLAN, ShardOptions { check_tokens: true, ..options }, "shard 1 has check_tokens true, but shard 0 has false"),
     ] {
         let errors = group(2, |rank, transport| {
             let (plan, options) = [(PLAN, options), (plan, other)][rank];

@@ -7,7 +7,7 @@ use flash_sampling_core::{
     Description, Draw, Head, History, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, RowError,
     RowParams, SampleError, Samples,
 };
-use flash_sampling_distributed::{ShardMerge, ShardOptions, Sharded};
+use flash_sampling_distributed::{ShardMerge, Sharded};
 
 const PLAN: Plan = Plan { max_rows: 64, max_draws: 12, max_logprobs: Some(6), canonical: false };
 
@@ -108,8 +108,7 @@ fn filters_give_every_bit_of_the_unsharded_sampler() {
 /// Runs a rank in a thread for each shard; returns the results of two calls of each rank.
 fn by_ranks(starts: &[u32]) -> Vec<Vec<Vec<Filtered>>> {
     case(|head, hidden, rows| {
-        let options = ShardOptions { check_tokens: true, ..ShardOptions::new(ShardMerge::Winners) };
-        samplers(head, starts, PLAN, options, |_, sampler| {
+        samplers(head, starts, PLAN, ShardMerge::Winners, |_, sampler| {
             let few = &hidden[..3 * HIDDEN];
             vec![whole(&sample(sampler, hidden, rows)), whole(&sample(sampler, few, &rows[..3]))]
         })

@@ -13,8 +13,6 @@ const LIMIT: Duration = Duration::from_secs(15);
 enum FirstExchange {
     /// The call of the rank timed out while it waited for these ranks.
     TimedOut(&'static [usize]),
-    /// The rank made the call, and compares results.
-    ComparesResults,
     /// The rank compares its call with the others, to find a mismatch.
     ComparesCalls,
     /// The rank made the call, and is in the next call, over the transport.
@@ -24,7 +22,7 @@ enum FirstExchange {
 }
 
 fn first_exchange(sampler: &mut ShardSampler<'_, Loopback>, exchange: FirstExchange) -> ShardError {
-    let (hidden, mut out) = (hidden(1), Samples::new());
+    let hidden = hidden(1);
     let input = Matrix::new(&hidden, 1, HIDDEN).unwrap();
     let row = [RowParams { position: 3, ..RowParams::default() }];
     let other = [RowParams { position: 4, ..row[0] }];
@@ -36,11 +34,9 @@ fn first_exchange(sampler: &mut ShardSampler<'_, Loopback>, exchange: FirstExcha
             return sampler.can_call(input, &row, CallStatus::TimedOut { ranks, limit: LIMIT }).unwrap_err();
         }
         FirstExchange::ComparesCalls => return sampler.can_call(input, &row, CallStatus::Ready).unwrap_err(),
-        FirstExchange::ComparesResults => {
-            out.push_error(flash_sampling_core::RowError::NoFiniteLogit);
-            return sampler.check_tokens(input, &row, &out).unwrap_err();
+        FirstExchange::Samples | FirstExchange::SamplesByTransport => {
+            sampler.sample(input, &other, &mut Samples::new())
         }
-        FirstExchange::Samples | FirstExchange::SamplesByTransport => sampler.sample(input, &other, &mut out),
     };
     match sampled {
         Err(SampleError::Backend { source, .. }) => *source.downcast().unwrap(),
@@ -56,20 +52,19 @@ fn errors(ranks: &[FirstExchange]) -> Vec<ShardError> {
 
 #[test]
 fn a_late_rank_is_named_whatever_its_next_exchange_is() {
-    use FirstExchange::{ComparesResults, Samples, TimedOut};
-    let cases: [(&[FirstExchange], usize, &[usize]); 9] = [
-        (&[TimedOut(&[1]), ComparesResults], 0, &[1]),
+    use FirstExchange::{Samples, TimedOut};
+    let cases: [(&[FirstExchange], usize, &[usize]); 8] = [
         (&[TimedOut(&[1]), Samples], 0, &[1]),
         (&[Samples, TimedOut(&[0])], 1, &[0]),
         // Rank 1 was in time, and also waited for rank 2.
-        (&[TimedOut(&[2]), TimedOut(&[2]), ComparesResults], 0, &[2]),
-        (&[TimedOut(&[2]), ComparesResults, ComparesResults], 0, &[2]),
-        (&[ComparesResults, TimedOut(&[0, 2]), Samples], 1, &[0, 2]),
+        (&[TimedOut(&[2]), TimedOut(&[2]), Samples], 0, &[2]),
+        (&[TimedOut(&[2]), Samples, Samples], 0, &[2]),
+        (&[Samples, TimedOut(&[0, 2]), Samples], 1, &[0, 2]),
         // An exchange without the late ranks' numbers: the ranks that passed the call are named.
         (&[TimedOut(&[]), TimedOut(&[]), Samples], 0, &[2]),
         // Ranks beyond the world are ignored.
-        (&[TimedOut(&[7]), ComparesResults], 0, &[1]),
-        (&[TimedOut(&[1, 7]), ComparesResults], 0, &[1]),
+        (&[TimedOut(&[7]), Samples], 0, &[1]),
+        (&[TimedOut(&[1, 7]), Samples], 0, &[1]),
     ];
     for (ranks, waited, late) in cases {
         for error in errors(ranks) {
@@ -92,15 +87,5 @@ fn a_rank_with_another_call_is_not_late() {
                 "{error}"
             );
         }
-    }
-}
-
-#[test]
-fn results_are_refused_where_a_call_is_compared() {
-    let ranks = [FirstExchange::ComparesCalls, FirstExchange::ComparesResults];
-    for (rank, error) in errors(&ranks).into_iter().enumerate() {
-        let text = ["results to compare, in place of a call", "a call, in place of results to compare"][rank];
-        let ShardError::Message { shard, source } = &error else { panic!("{error}") };
-        assert!(*shard == 1 - rank && source.to_string().starts_with(text), "{error}: {source}");
     }
 }

@@ -31,9 +31,6 @@ pub struct CudaRankOptions {
     pub device: usize,
     /// The exchange of draws.
     pub exchange: GpuExchange,
-    /// Compares the results of every call on all ranks, over the transport, for debugging; see
-    /// [`ShardOptions::check_tokens`](flash_sampling_distributed::ShardOptions::check_tokens).
-    pub check_tokens: bool,
 }
 
 /// The divisor of the time limit for waits on the GPU.

@@ -72,10 +72,6 @@ impl<T: Transport> CudaRank<'_, T> {
     ) -> SampleError {
         let failure = GpuFailure::by(&error);
         if failure == GpuFailure::Own {
-            if self.check_tokens {
-                // The other ranks wait for the comparison of results.
-                let _ = self.by_host.can_call(input, rows, CallStatus::Failed(&error.to_string()));
-            }
             return error;
         }
         // The GPUs do not report which parameter differs. After a mismatch, all ranks query the transport, including a

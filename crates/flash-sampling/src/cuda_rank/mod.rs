@@ -69,7 +69,6 @@ pub struct CudaRank<'w, T> {
     local: Shared<'w>,
     exchange: CudaExchange,
     by_host: ShardSampler<'w, T>,
-    check_tokens: bool,
     /// Whether all ranks have loaded the kernels for rows with filters.
     is_prepared: bool,
     /// The calls that do not wait and that all ranks have prepared.
@@ -113,7 +112,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         let device = Device::new(options.device)?;
         let local = CudaTiled::new(shard, plan, &device)?;
         let exchange = connect(&mut transport, CudaTiled::max_exchange_rows(&plan), &device, options)?;
-        CudaRank::join(local, (shard.weight().dtype(), Transforms::of(&shard)), transport, exchange, options)
+        CudaRank::join(local, (shard.weight().dtype(), Transforms::of(&shard)), transport, exchange)
     }
 
     /// Makes this rank's sampler from a shard whose weight is in the caller's device memory. A collective call.
@@ -135,7 +134,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         shard.reserve_lists(CudaTiled::LIST_ROOM)?;
         let exchange = connect(&mut transport, CudaTiled::max_exchange_rows(&plan), &device, options)?;
         let transforms = Transforms { bias: head.bias.is_some(), soft_cap: head.soft_cap, scale: head.scale };
-        CudaRank::join(shard, (head.weight.dtype, transforms), transport, exchange, options)
+        CudaRank::join(shard, (head.weight.dtype, transforms), transport, exchange)
     }
 
     /// Makes this rank's sampler from the whole head, with near-equal shards that begin at multiples of 64 tokens.
@@ -161,14 +160,13 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         plan: Plan,
         transport: T,
         exchange: CudaExchange,
-        options: &CudaRankOptions,
     ) -> Result<Self, BuildError> {
         let (found, limit) = (CudaTiled::max_exchange_rows(&plan), exchange.max_rows());
         if found > limit {
             return Err(CudaError::TooLarge { what: "rows", found, limit }.into());
         }
         let local = CudaTiled::new(shard, plan, exchange.device())?;
-        CudaRank::join(local, (shard.weight().dtype(), Transforms::of(&shard)), transport, exchange, options)
+        CudaRank::join(local, (shard.weight().dtype(), Transforms::of(&shard)), transport, exchange)
     }
 
     /// Returns the exchange, for a sampler with another head or plan. All ranks of a group must call this after the
@@ -182,21 +180,18 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         (weight, transforms): (DType, Transforms),
         mut transport: T,
         mut exchange: CudaExchange,
-        options: &CudaRankOptions,
     ) -> Result<Self, BuildError> {
         let mut support = Vec::new();
         transport.all_gather(&local.encode_support(), &mut support).map_err(ShardError::from)?;
         exchange.agree(&support)?;
         let local = Shared::new(local);
-        let (check_tokens, weight, transforms) = (options.check_tokens, Some(weight), Some(transforms));
-        let of_shards = ShardOptions { check_tokens, weight, transforms, ..ShardOptions::new(ShardMerge::Winners) };
+        let of_shards = ShardOptions { merge: ShardMerge::Winners, weight: Some(weight), transforms: Some(transforms) };
         // The handshake. No rank draws before every rank has connected.
         let by_host = ShardSampler::new(Box::new(local.clone()), transport, of_shards)?;
         Ok(CudaRank {
             local,
             exchange,
             by_host,
-            check_tokens,
             is_prepared: false,
             enqueues: None,
             room: CudaTiled::LIST_ROOM,
@@ -218,8 +213,7 @@ impl<T: Transport> CudaRank<'_, T> {
     ///
     /// The GPUs decide filters if the address and the row stride of the hidden states are multiples of 16 bytes.
     /// Otherwise, rows with filters take the exchange over the transport. If only some ranks have such hidden states, a
-    /// call with filters fails on every rank, with [`CudaError::OtherCall`]. [`CudaRankOptions::check_tokens`] does not
-    /// compare these hidden states.
+    /// call with filters fails on every rank, with [`CudaError::OtherCall`].
     pub fn sample_device(
         &mut self,
         hidden: &DeviceHidden,
@@ -341,19 +335,9 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
             CallRoute::Draws => self.local.lock().sample_sharded(&mut self.exchange, input, rows, None, out),
             CallRoute::Filters => self.sample_filtered(input, rows, out),
         };
-        if drawn.is_err() {
+        drawn.map_err(|error| {
             out.clear();
-        }
-        match drawn {
-            Ok(()) if self.check_tokens => {
-                let agreed = self.by_host.check_tokens(input, rows, out);
-                if agreed.is_err() {
-                    out.clear();
-                }
-                Ok(agreed?)
-            }
-            Err(error) => Err(self.explain(error, begun.elapsed(), input, rows)),
-            Ok(()) => Ok(()),
-        }
+            self.explain(error, begun.elapsed(), input, rows)
+        })
     }
 }

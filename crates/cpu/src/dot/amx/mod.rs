@@ -118,16 +118,6 @@ pub(crate) unsafe fn integer_tile(
     unsafe { tile_on::<AmxIntegers>(codes, digits, out, scratch) }
 }
 
-/// Runs at least `count` multiply-adds on tiles in the first-level cache; see [`super::lanes::products`].
-///
-/// # Safety
-/// AMX-BF16 is available.
-pub(super) unsafe fn products(count: u64) {
-    let tiles = [Line::ZERO; 4 * TILE_BYTES / 64];
-    // SAFETY: by this function's contract; a step is 32 x 32 sums of 32 products.
-    unsafe { multiply::products(tiles.as_ptr().cast(), count.div_ceil(32 * 32 * 32)) };
-}
-
 /// # Safety
 /// As for [`tile`], with the unit of `U`.
 unsafe fn tile_on<U: Unit>(weight: &Matrix<'_>, hidden: PackedRows<'_>, out: &mut [f32], scratch: &mut DotScratch) {

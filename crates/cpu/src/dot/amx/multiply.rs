@@ -174,38 +174,3 @@ macro_rules! unit {
 
 unit!(Amx, "tdpbf16ps");
 unit!(AmxIntegers, "tdpbssd");
-
-/// Runs `steps` steps of the block on the same four tiles, without costs of memory and caches. Drops the sums.
-///
-/// # Safety
-/// AMX-BF16 is available; `tiles` points to four tiles.
-pub(super) unsafe fn products(tiles: *const u8, steps: u64) {
-    // SAFETY: by this function's contract; the accumulators are cleared first, and nothing is written to memory.
-    unsafe {
-        Amx::begin();
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "2:",
-            "tileloadd tmm4, [{at} + {line}*1]",
-            "tileloadd tmm5, [{at} + {line}*1 + 1024]",
-            "tileloadd tmm6, [{at} + {line}*1 + 2048]",
-            "tdpbf16ps tmm0, tmm5, tmm4",
-            "tileloadd tmm7, [{at} + {line}*1 + 3072]",
-            "tdpbf16ps tmm1, tmm6, tmm4",
-            "tdpbf16ps tmm2, tmm5, tmm7",
-            "tdpbf16ps tmm3, tmm6, tmm7",
-            "dec {steps}",
-            "jnz 2b",
-            at = in(reg) tiles,
-            line = in(reg) 64usize,
-            steps = inout(reg) steps.max(1) => _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack, readonly),
-        );
-        Amx::end();
-    }
-}

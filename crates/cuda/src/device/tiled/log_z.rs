@@ -44,10 +44,6 @@ impl LogZ {
         get_or_make(&mut self.groups, || DeviceGroups::plan(*head, rows, size, GroupRule::Maxima, device))
     }
 
-    pub(super) fn scratch_bytes(&self) -> usize {
-        self.parts.as_ref().map_or(0, Scratch::len) + self.groups.as_ref().map_or(0, DeviceGroups::scratch_bytes)
-    }
-
     /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(super) fn mark_idle(&mut self) {
         self.parts.iter_mut().for_each(Scratch::mark_idle);

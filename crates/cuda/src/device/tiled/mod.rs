@@ -177,13 +177,6 @@ impl DeviceTiled {
         self.head.first_token..self.head.first_token + self.head.weight.rows as u32
     }
 
-    /// Bytes of device memory of the plan, without the kernels.
-    pub fn scratch_bytes(&self) -> usize {
-        let of_shadow = self.shadow.as_ref().map_or(0, ShadowKernels::scratch_bytes);
-        let of_hopper = self.hopper.as_ref().map_or(0, Hopper::scratch_bytes);
-        self.scratch.len() + self.log_z.scratch_bytes() + of_shadow + of_hopper
-    }
-
     /// Records that every launch has run: see [`Scratch::mark_idle`].
     pub(crate) fn mark_idle(&mut self) {
         self.scratch.mark_idle();
@@ -233,10 +226,10 @@ impl DeviceTiled {
     /// is meaningless.
     ///
     /// [Bare](RowFeatures::Bare) rows of a head without soft-cap use one launch if the Hopper kernel supports every call
-    /// that the plan allows. For a weight in fp8 or int8, these are plans of up to 128 rows. Log Z is then within 2e-6, or NaN
-    /// if such a row does have a mask or biases. Other rows use the two launches of
-    /// [`DeviceGroups`](crate::DeviceGroups) with [`GroupRule::Maxima`](crate::GroupRule::Maxima), and log Z is within
-    /// 1e-8. The first call of each kind loads kernels and allocates scratch, so make it before a capture.
+    /// that the plan allows. For a weight in fp8 or int8, these are plans of up to 128 rows. Log Z is then within 2e-6,
+    /// or NaN if such a row does have a mask or biases. Other rows use the two launches of the grouped variant, whose
+    /// best group has the tiled draw, and log Z is within 1e-8. The first call of each kind loads kernels and allocates
+    /// scratch, so make it before a capture.
     ///
     /// # Errors
     /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also if the address of `log_z` is not a multiple of 8.

@@ -128,16 +128,6 @@ impl NcclEndpoint {
 }
 
 impl DeviceNccl {
-    /// This rank's number.
-    pub fn rank(&self) -> usize {
-        self.endpoint.rank
-    }
-
-    /// The number of ranks.
-    pub fn world(&self) -> usize {
-        self.endpoint.world
-    }
-
     /// The maximum number of rows of a call.
     pub fn max_rows(&self) -> usize {
         self.endpoint.max_rows

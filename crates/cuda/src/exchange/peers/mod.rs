@@ -169,11 +169,6 @@ impl DevicePeers {
         self.call.rank as usize
     }
 
-    /// Returns the number of ranks.
-    pub fn world(&self) -> usize {
-        self.call.world as usize
-    }
-
     /// Returns the number of rows of the largest call.
     pub fn max_rows(&self) -> usize {
         self.call.max_rows as usize

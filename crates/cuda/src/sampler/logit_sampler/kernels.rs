@@ -1,7 +1,7 @@
 //! The kernels over existing logits, and the memory of their launches.
 
 use crate::abi::{self, DeviceAddress, Draw, Row, RowFilters, TokenColumns};
-use crate::device::{Device, DeviceDraws, DeviceMatrix, DeviceStandalone, MAX_ROWS, NoiseMath, Queue, Scratch};
+use crate::device::{Device, DeviceDraws, DeviceMatrix, DeviceStandalone, MAX_ROWS, Queue, Scratch};
 use crate::error::CudaError;
 use crate::first_use::get_or_make;
 use crate::sampler::{DrawItem, Staging};
@@ -18,7 +18,6 @@ pub(super) const MAX_DRAWS: usize = 4096;
 #[derive(Debug)]
 pub(super) struct LogitKernels {
     vocab_size: u32,
-    math: NoiseMath,
     device: Arc<Device>,
     /// The draws without filters from bf16, f16 and f32 logits. The first logits of a type load its kernel.
     samplers: [Option<DeviceStandalone>; 3],
@@ -50,15 +49,13 @@ impl LogitKernels {
     pub(super) fn new(
         vocab_size: u32,
         plan: &Plan,
-        math: NoiseMath,
         device: &Arc<Device>,
         stream: &Arc<CudaStream>,
     ) -> Result<Self, CudaError> {
-        let f32s = DeviceStandalone::with_math(0..vocab_size, DType::F32, MAX_DRAWS, device, math)?;
+        let f32s = DeviceStandalone::new(0..vocab_size, DType::F32, MAX_DRAWS, device)?;
         let allocate = CudaError::driver("allocate room for logits");
         let kernels = LogitKernels {
             vocab_size,
-            math,
             device: device.clone(),
             samplers: [None, None, Some(f32s)],
             max_filtered: max_filtered(vocab_size, plan),
@@ -82,10 +79,6 @@ impl LogitKernels {
         self.max_filtered = max_filtered(self.vocab_size, plan);
     }
 
-    pub(super) fn math(&self) -> NoiseMath {
-        self.math
-    }
-
     pub(super) fn vocab_size(&self) -> u32 {
         self.vocab_size
     }
@@ -97,7 +90,7 @@ impl LogitKernels {
     /// The kernel for logits of a type, loaded at first use.
     pub(super) fn sampler(&mut self, dtype: DType) -> Result<&mut DeviceStandalone, CudaError> {
         get_or_make(&mut self.samplers[abi::element(dtype) as usize], || {
-            DeviceStandalone::with_math(0..self.vocab_size, dtype, MAX_DRAWS, &self.device, self.math)
+            DeviceStandalone::new(0..self.vocab_size, dtype, MAX_DRAWS, &self.device)
         })
     }
 
@@ -126,7 +119,7 @@ impl LogitKernels {
         (rows, draws): (DeviceAddress<Row>, DeviceAddress<Draw>),
         count: usize,
     ) -> Result<(), CudaError> {
-        self.sampler(logits.dtype)?.enqueue(queue, logits, &DeviceDraws { count, rows, sources, draws, log_z: None })
+        self.sampler(logits.dtype)?.enqueue(queue, logits, &DeviceDraws { count, rows, sources, draws })
     }
 
     /// Copies the staged rows and their `sources` to the GPU, and returns the addresses of both.

@@ -7,7 +7,7 @@ mod enqueue;
 mod kernels;
 mod source;
 
-use crate::device::{Device, DeviceMatrix, NoiseMath, RowColumnKernels, wait};
+use crate::device::{Device, DeviceMatrix, RowColumnKernels, wait};
 use crate::error::CudaError;
 use crate::sampler::tiled::FILTERS_TOO;
 use crate::sampler::{PassPlace, RowScan, SourcePass, check_device_call, check_plan};
@@ -37,16 +37,13 @@ pub(crate) struct LogitSampler {
 impl LogitSampler {
     /// Checks the plan, and compiles and loads the kernels for float32 logits of `vocab_size` columns. The first call
     /// with logits of another type loads the kernel for this type.
-    pub(crate) fn new(vocab_size: usize, plan: Plan, device: &Arc<Device>, math: NoiseMath) -> Result<Self, CudaError> {
+    pub(crate) fn new(vocab_size: usize, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
         check_plan(&plan, false)?;
         CudaError::check_limits(&[("tokens", vocab_size, 1 << 31)])?;
         let stream = device.stream()?;
-        let kernels = LogitKernels::new(vocab_size as u32, &plan, math, device, &stream)?;
+        let kernels = LogitKernels::new(vocab_size as u32, &plan, device, &stream)?;
         let capabilities = Capabilities {
-            backend: match math {
-                NoiseMath::Exact => "cuda",
-                NoiseMath::Fast => "cuda (fast-math)",
-            },
+            backend: "cuda",
             variant: Variant::Standalone,
             exactness: Exactness::Pathwise,
             input: Input::Logits,

@@ -3,7 +3,7 @@
 
 use super::kernels::{LogitKernels, MAX_DRAWS};
 use crate::abi::{DeviceAddress, Draw, status};
-use crate::device::{DeviceMatrix, NoiseMath, Queue, results};
+use crate::device::{DeviceMatrix, Queue, results};
 use crate::error::CudaError;
 use crate::sampler::{CallRows, DrawItem, FilterSource, LogitSource};
 use crate::selection::stored_rows::MAX_ROWS;
@@ -62,8 +62,7 @@ impl LogitSource for ExistingLogits<'_> {
     }
 
     fn max_filtered(&self) -> usize {
-        // Filters begin with the draw without filters, and always use exact math.
-        if self.kernels.math() == NoiseMath::Exact { self.kernels.max_filtered() } else { 0 }
+        self.kernels.max_filtered()
     }
 
     fn max_stored(&self) -> usize {

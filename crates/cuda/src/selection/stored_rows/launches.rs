@@ -82,7 +82,7 @@ impl StoredRows {
         };
         let (queue, draws) = (StoredRows::queue(&self.stream), DeviceAddress::of(&self.draws, &self.stream));
         results::poison(draws, count, queue)?;
-        let call = DeviceDraws { count, rows, sources: Some(sources), draws, log_z: None };
+        let call = DeviceDraws { count, rows, sources: Some(sources), draws };
         self.draw.enqueue(queue, &logits, &call)?;
         let Some(out) = ties else { return Ok(()) };
         let (blocks, parts_of_block) = split(&self.tokens, count, self.device.multiprocessors());

@@ -65,7 +65,7 @@ fn agree(mut mpi: Mpi) {
     let calls = [rows(&mask, &none), lists(&mask), filters()];
     let mut transport = mpi;
     for merge in MERGES {
-        let options = ShardOptions { merge, check_tokens: true, weight: Some(DType::F32), transforms: None };
+        let options = ShardOptions { merge, weight: Some(DType::F32), transforms: None };
         let local = shards(&head, &starts, PLAN).swap_remove(rank);
         let mut sampler = ShardSampler::new(local, &mut transport, options).unwrap();
         let mut whole = Sharded::new(shards(&head, &starts, PLAN), merge).unwrap();

@@ -29,7 +29,7 @@ struct Granule {
     }
 
     // Returns the leader's Gumbel. Rounding of the logarithm may make other tokens' Gumbels larger, by at most 1.2e-5.
-    FS_FUNCTION float largest_gumbel() const { return -outer_ln(minimum); }
+    FS_FUNCTION float largest_gumbel() const { return -ln(minimum); }
 };
 
 }  // namespace flash_sampling

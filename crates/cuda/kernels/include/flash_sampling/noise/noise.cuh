@@ -37,14 +37,14 @@ struct Noise {
     }
     // Returns the standard Gumbel of a token of a computed granule.
     FS_FUNCTION float gumbel_in(const Granule& granule, Domain domain, u32 draw, u32 token) const {
-        return -outer_ln(granule.exponential_of(token, [&] { return word(domain, draw, token); }));
+        return -ln(granule.exponential_of(token, [&] { return word(domain, draw, token); }));
     }
     // Computes the standard Gumbels of the four tokens from `first` on, a multiple of four: two Philox blocks.
     FS_FUNCTION void gumbels(Domain domain, u32 draw, u32 first, float (&out)[4]) const {
         const Granule of_four = granule(domain, draw, first, word(granules_of(domain), draw, first / Granule::TOKENS));
         const Words own = words(domain, draw, first / 4);
 #pragma unroll
-        for (u32 i = 0; i < 4; ++i) out[i] = -outer_ln(of_four.exponential_of(first + i, [&] { return own.w[i]; }));
+        for (u32 i = 0; i < 4; ++i) out[i] = -ln(of_four.exponential_of(first + i, [&] { return own.w[i]; }));
     }
     FS_FUNCTION double coin(u32 draw, u32 group) const {
         const Words w = words(Domain::MergeCoin, draw, group);

@@ -33,21 +33,10 @@ FS_FUNCTION U01 u01_open(u32 word, Refinement refinement) {
 
 FS_FUNCTION float exponential(U01 u) { return u.low ? neg_ln_1m(u.distance) : -ln(u.distance); }
 
-// Returns the logarithm of an exponential. With FS_FAST_MATH (paper App. J), the GPU's approximation, with a relative error of
-// 2^-21, and near 1 an absolute error of 2^-21. Then noise does not have the same bits everywhere. NOTE: only the outer
-// logarithm. The inner one must keep its relative accuracy near v = 0, or rare tokens are lost.
-FS_FUNCTION float outer_ln(float x) {
-#if defined(FS_FAST_MATH) && defined(__CUDA_ARCH__)
-    return __logf(x);
-#else
-    return ln(x);
-#endif
-}
-
 // Returns the Gumbel of a 32-bit word: the map of groups and shards. Tokens use the map of granule.cuh.
 template <class Refinement>
 FS_FUNCTION float gumbel_of_word(u32 word, Refinement refinement) {
-    return -outer_ln(exponential(u01_open<32>(word, refinement)));
+    return -ln(exponential(u01_open<32>(word, refinement)));
 }
 
 // Returns a uniform in (0, 1) with 64 bits.

@@ -220,8 +220,7 @@ __device__ __forceinline__ void score_queue(const Row& row, const WarpScan<QUEUE
 //   constexpr bool Keep::RAISES            whether a lower bound of any token's score may raise the cutoff
 //   float Keep::raise(float score)         with RAISES: some token has at least this score; returns the new cutoff
 //   void Keep::offer(float score, u32 token, float logit)
-//   void Keep::weigh(logits, float top)    with WEIGHS: takes a lane's transformed logits of a part, and the largest of them
-template <Element TYPE, bool WEIGHS = false, u32 QUEUE, u32 PARTS, class Keep>
+template <Element TYPE, u32 QUEUE, u32 PARTS, class Keep>
 __device__ __forceinline__ void scan(const RowParts<TYPE>& parts, const Row& row, WarpScan<QUEUE, PARTS>& shared, u32 begin, u32 end,
                                      u32 step, Raw<TYPE> next, u64* invalid, Keep& keep) {
     constexpr u32 GRANULES = WarpScan<QUEUE, PARTS>::GRANULES;
@@ -275,7 +274,6 @@ __device__ __forceinline__ void scan(const RowParts<TYPE>& parts, const Row& row
             for (u32 i = 0; i < 8; ++i) logits[i] = logits[i] < f32_infinity() ? logits[i] : -f32_infinity();
             find_tops(logits, tops);
         }
-        if constexpr (WEIGHS) keep.weigh(logits, fmaxf(tops[0], tops[1]));
 
         const float bound[2] = {shared.bounds[granule], shared.bounds[granule + APART]};
         float cut = keep.cut();

@@ -1,4 +1,4 @@
-// The log-mass of a row besides its draw (paper App. L), for kernels that read every logit: fast float32 exponentials, with sums
+// The log-mass of a row besides its draw (paper App. L), for the Hopper kernel: fast float32 exponentials, with sums
 // in float64. Its log Z is within 2e-6. The error of the exponential of a logit at distance x from the reference is at most
 // 2.5e-7 + 2^-23 |x|. A logit further below the reference than the logarithm of the number of tokens does not count. LogMass and
 // the integer masses of mass_histogram.cuh are more exact, and have the same bits everywhere.
@@ -41,18 +41,6 @@ struct RowMass {
         return high == to ? sum : sum * static_cast<double>(exp(sub_rn(high, to)));
     }
 
-    // Adds eight logits with the maximum `top`. The reference rises in steps of at least 5, so that few rounding errors add up.
-    __device__ __forceinline__ void add(const float (&logits)[8], float top) {
-        if (top == -f32_infinity()) return;
-        const float to = top > high + 5.0f ? top : high;
-        float e[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) e[i] = exp_fast(sub_rn(logits[i], to));
-        const float more = ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
-        sum = sum_at(to) + static_cast<double>(more);
-        high = to;
-    }
-
     __device__ __forceinline__ RowMass merge(RowMass other) const {
         const float to = fmaxf(high, other.high);
         if (to == -f32_infinity()) return empty();
@@ -84,7 +72,6 @@ struct RowMass {
     }
 
     __device__ __forceinline__ float2 part() const { return {high, static_cast<float>(sum)}; }
-    static __device__ __forceinline__ RowMass of_part(float2 part) { return {part.x, static_cast<double>(part.y)}; }
 
     // Returns log Z; -inf without finite logits.
     __device__ __forceinline__ double log_z() const {
