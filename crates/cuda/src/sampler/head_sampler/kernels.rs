@@ -2,25 +2,28 @@
 #![allow(unsafe_code)]
 
 use super::hidden_states::HiddenStates;
+use super::inputs::staged_bytes;
 use super::launch_plan::PlannedLaunch;
 use super::source::LaunchRows;
 use super::uploaded_weight::{UploadedWeight, row_stride};
-use crate::abi::{DeviceAddress, Draw, Row, RowFilters};
+use crate::abi::{DeviceAddress, Draw, RowFilters};
 use crate::device::{
-    Device, DeviceGroups, DeviceHead, DeviceMatrix, DeviceTiled, GroupRule, KernelChoice, MAX_ROWS, Pinned, Queue,
-    Scratch, results, wait,
+    Device, DeviceGroups, DeviceHead, DeviceTiled, GroupRule, KernelChoice, MAX_ROWS, Pinned, Queue, Scratch, results,
+    wait,
 };
 use crate::error::CudaError;
-use crate::exchange::{cuda_exchange::CudaExchange, sharded::FilterSupport};
+use crate::exchange::cuda_exchange::CudaExchange;
+use crate::exchange::sharded::FilterSupport;
 use crate::first_use::get_or_make;
 use crate::sampler::pinned_items::ROOM;
 use crate::sampler::{FilterSource, Staging};
 use crate::selection::{
     CanonicalInputs, DeviceFilters, DeviceLogprobs, FilterKinds, FilteredRows, StoredRows, SummaryInput, rows_within,
 };
-use core::{mem::replace, ops::Range};
+use core::mem::replace;
+use core::ops::Range;
 use cudarc::driver::{CudaEvent, CudaStream};
-use flash_sampling_core::{DType, Plan, RowParams};
+use flash_sampling_core::{Plan, RowParams};
 use std::sync::Arc;
 
 /// The draws of several launches whose results are copied at once.
@@ -37,13 +40,13 @@ pub(super) struct HeadKernels {
     groups: Option<DeviceGroups>,
     choice: Choice,
     /// The maximum number of draws in a launch, and with filters unless stored logits need more memory.
-    max_draws: usize,
+    pub(super) max_draws: usize,
     max_filtered: usize,
     pub(super) device: Arc<Device>,
-    head: DeviceHead,
-    inputs: Scratch,
+    pub(super) head: DeviceHead,
+    pub(super) inputs: Scratch,
     /// Page-locked memory for the inputs of a launch, except its lists.
-    staged: Pinned,
+    pub(super) staged: Pinned,
     draws: Scratch,
     /// Page-locked memory for the draws. A copy to other memory holds a lock of the driver while it waits, and could
     /// block a rank in another thread.
@@ -80,11 +83,6 @@ fn load(
 /// The maximum number of draws in a launch of a plan.
 pub(crate) fn max_launch_draws(plan: &Plan) -> usize {
     plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS)
-}
-
-/// Bytes of the inputs of a launch without lists, with hidden states of this many bytes.
-fn staged_bytes(max_draws: usize, hidden: usize) -> usize {
-    max_draws * (hidden + size_of::<Row>()) + 16
 }
 
 impl HeadKernels {
@@ -175,12 +173,6 @@ impl HeadKernels {
             HiddenStates::Host(input) => self.copied(DeviceAddress::NULL, input.dtype(), 1),
             HiddenStates::Device(hidden) => hidden,
         })
-    }
-
-    /// Hidden states that were copied to an address.
-    fn copied(&self, address: DeviceAddress<u8>, dtype: DType, rows: usize) -> DeviceMatrix {
-        let cols = self.head.weight.cols;
-        DeviceMatrix { address, dtype, rows, cols, row_stride: row_stride(cols) }
     }
 
     /// Enqueues the draws of a launch whose rows are staged, with results from number `at` on.
@@ -346,46 +338,6 @@ impl HeadKernels {
         let rows_to_apply = if is_transformed { DeviceAddress::NULL } else { rows };
         stored.summarize(&SummaryInput { rows: rows_to_apply, ..SummaryInput::default() })?;
         Ok(CanonicalInputs { head: self.head, hidden, rows })
-    }
-
-    /// Allocates room for inputs: page-locked bytes, and bytes on the GPU.
-    fn reserve(&mut self, staged: usize, inputs: usize, queue: Queue<'_>) -> Result<(), CudaError> {
-        if staged > self.staged.len() {
-            self.staged = Pinned::new(staged.next_power_of_two(), queue.stream())?;
-        }
-        if inputs > self.inputs.len() {
-            self.inputs = Scratch::new(inputs.next_power_of_two(), &[], &self.device)?;
-        }
-        Ok(())
-    }
-
-    /// Allocates room for the inputs of calls with hidden states on the host and this many bytes of lists and masks.
-    pub(super) fn reserve_lists(&mut self, bytes: usize, stream: &CudaStream) -> Result<(), CudaError> {
-        let size =
-            staged_bytes(self.max_draws, row_stride(self.head.weight.cols) * size_of::<f32>()).max(self.staged.len());
-        self.reserve(size, size.next_power_of_two() + bytes, HeadKernels::queue(stream))
-    }
-
-    /// Copies the staged inputs to the GPU. Returns the hidden states and the address of the rows.
-    fn copy(
-        &mut self,
-        queue: Queue<'_>,
-        staging: &mut Staging,
-        hidden: HiddenStates<'_>,
-    ) -> Result<(DeviceMatrix, DeviceAddress<Row>), CudaError> {
-        let input = if let HiddenStates::Host(input) = hidden { Some(input) } else { None };
-        staging.take_hidden(input);
-        let size = staging.lists_at();
-        self.reserve(size, staging.len(), queue)?;
-        let base = self.inputs.begin_use();
-        staging.finish_rows(input, base, &mut self.staged.bytes()?[..size]);
-        self.staged.copy_up(base, size, queue)?;
-        staging.lists().copy_up(base.add(size), queue)?;
-        let rows = base.add(staging.rows_at()).cast();
-        Ok(match hidden {
-            HiddenStates::Host(input) => (self.copied(base, input.dtype(), staging.rows()), rows),
-            HiddenStates::Device(hidden) => (hidden, rows),
-        })
     }
 
     /// A queue for the kernels on the sampler's own stream.

@@ -1,16 +1,17 @@
 //! The sampler of a head on a GPU, for all variants, and for weight and hidden states on the host or on the device.
 //!
-//! `kernels` has the kernels with the memory of a launch, `hidden_states` the input of a call, `launch_plan` selects
-//! the draws of each launch, `source` makes the launches of a pass, and `sharded` makes those of ranks. `enqueue` and
-//! `enqueue_sharded` enqueue calls that do not wait, with parameters in device memory, on one GPU and on ranks, whose
-//! calls have marks (`call_mark`). `fallback` counts the draws that read the weight in spite of a shadow.
-//! `uploaded_weight` copies a weight from the host.
+//! `kernels` has the kernels with the memory of a launch, `inputs` copies its inputs, `hidden_states` is the input of a
+//! call, `launch_plan` selects the draws of each launch, `source` makes the launches of a pass, and `sharded` makes
+//! those of ranks. `enqueue` and `enqueue_sharded` enqueue calls that do not wait, with parameters in device memory, on
+//! one GPU and on ranks, whose calls have marks (`call_mark`). `fallback` counts the draws that read the weight in
+//! spite of a shadow. `uploaded_weight` copies a weight from the host.
 
 mod call_mark;
 mod enqueue;
 mod enqueue_sharded;
 mod fallback;
 mod hidden_states;
+mod inputs;
 mod kernels;
 mod launch_plan;
 mod sharded;
