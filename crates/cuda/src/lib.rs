@@ -9,7 +9,7 @@
 //! | --- | --- | --- |
 //! | [`CudaTiled`] | host memory | copies rows and hidden states to the GPU, launches, copies the draws to the host, waits |
 //! | [`DeviceSampler`] | weight and hidden states, or existing logits, in device memory | copies row parameters to the GPU, launches on the caller's stream, copies the draws to the host, waits |
-//! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, does not wait |
+//! | [`DeviceTiled`] | device memory, on the caller's stream | one launch, two for fp8 and int8 on Hopper; allocates nothing, does not wait |
 //! | [`RowEncoder`] | row parameters | none: encodes the rows of a launch, at a fixed address for a captured graph |
 //! | [`CudaTiled`] with a [`CudaExchange`] | one shard; hidden states on the host, or [`DeviceHidden`] | as above, for the vocabulary of all ranks |
 //! | [`DevicePeers`] | draws of one shard in device memory | one launch: merges the draws of all shards, over NVLink |

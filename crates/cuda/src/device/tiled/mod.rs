@@ -22,8 +22,9 @@ use cudarc::driver::CudaStream;
 use log_z::LogZ;
 use std::sync::Arc;
 
-/// The fused tiled variant over device memory: one launch per call, on the caller's stream.
+/// The fused tiled variant over device memory, on the caller's stream.
 ///
+/// A call has one launch. With a weight in fp8 or int8 on Hopper, a short launch before it scales the hidden states.
 /// A call allocates nothing and does not wait, so a graph can capture it. The kernel reads positions from device memory
 /// when it runs.
 ///
@@ -185,7 +186,7 @@ impl DeviceTiled {
         self.shadow.iter_mut().for_each(ShadowKernels::mark_idle);
     }
 
-    /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns.
+    /// Draws for `hidden [rows, hidden]`: enqueues the draw on `stream` and returns.
     ///
     /// The launch skips tokens that cannot win, so it has no log Z: see [`DeviceTiled::launch_with_log_z`].
     ///
