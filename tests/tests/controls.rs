@@ -129,7 +129,7 @@ fn a_correct_system_fails_a_run_with_probability_below_two_percent() {
 
 #[test]
 fn the_hits_of_rare_tokens_reject_triton_rand() {
-    let outcome = noise_map::hits(&WrongMap::TritonRand, 1e-8, 1 << 16, 600, &|_| ());
+    let outcome = noise_map::hits(&WrongMap::TritonRand, 1e-8, 1 << 16, 400, &|_| ());
     println!("TritonRand: {outcome:?}");
     assert!(outcome.p < ALPHA);
 }

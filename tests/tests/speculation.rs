@@ -3,16 +3,21 @@
 //! Target and draft are Markov chains over six tokens, with blocks of three draft tokens. A chi-square with pooled tail
 //! compares the first four emitted tokens of many sequences with the target's law of four tokens.
 
+use flash_sampling_conformance::Effort;
 use flash_sampling_conformance::logits::softmax;
 use flash_sampling_conformance::report::ALPHA;
 use flash_sampling_conformance::statistics::Bins;
+use flash_sampling_conformance::suite::effort;
 use flash_sampling_core::speculation::{DraftLaw, Judgement, SpeculationError, accept, judge};
 use flash_sampling_core::{Domain, Noise, RowError, RowParams, Samples};
 
 const V: usize = 6;
 const BLOCK: u64 = 3;
 const LENGTH: usize = 4;
-const SEQUENCES: u64 = 150_000;
+/// The number of sequences.
+fn sequences() -> u64 {
+    if effort() == Effort::Sample { 50_000 } else { 150_000 }
+}
 
 /// Returns the target's logits after token `last`.
 fn target(last: u32) -> [f32; V] {
@@ -81,7 +86,7 @@ fn p_value(params: RowParams<'_>, law: &dyn Fn(u32) -> Vec<f64>, judge: &Judge) 
         joint = joint.iter().zip(&contexts).flat_map(next).collect();
         contexts = contexts.iter().flat_map(|_| 0..V as u32).collect();
     }
-    let cells: Vec<usize> = (0..SEQUENCES)
+    let cells: Vec<usize> = (0..sequences())
         .map(|seed| emit(seed, params, law, judge).into_iter().fold(0, |cell, token| cell * V + token))
         .collect();
     Bins::of(&joint, &cells, joint.len(), |i| i).chi_square().unwrap().p

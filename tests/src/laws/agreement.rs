@@ -4,10 +4,11 @@ use crate::laws::knobs::one_of_each;
 use crate::logits::LogitShape;
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
+use crate::shared_reference::SharedReference;
 use crate::trial::{DTYPES, RowBits, Trial};
 use flash_sampling_core::backend::Winner;
 use flash_sampling_core::backend::canonical::{dot_error_bound, largest_norm, norm};
-use flash_sampling_core::reference::{Reference, ReferenceVariant};
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
     DType, Domain, Draw, Exactness, History, Knob, Knobs, Noise, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
 };
@@ -238,11 +239,12 @@ pub(super) fn canonical_plans_have_the_reference_bits(trial: &Trial<'_>, report:
         let mut want = Samples::new();
         let part =
             Problem { hidden: problem.hidden.select(&(0..adjusted.len()).collect::<Vec<_>>()), ..problem.clone() };
-        Reference::new(part.head(), plan, scheme.clone()).sample(part.input(), &adjusted, &mut want)?;
+        let reference = |head, scheme| SharedReference::new(head, plan, scheme, trial.reference_results);
+        reference(part.head(), scheme.clone()).sample(part.input(), &adjusted, &mut want)?;
         let found = trial.sample(&part, plan, &adjusted)?;
         RowBits::same(&found, &want, format!("{name}, adjusted"))?;
         report.agreed(format!("draws with a canonical plan and adjustments, {name}"), adjusted.len() * 16);
-        Reference::new(problem.head(), plan, scheme).sample(problem.input(), &rows, &mut want)?;
+        reference(problem.head(), scheme).sample(problem.input(), &rows, &mut want)?;
         let found = trial.sample(problem, plan, &rows)?;
         RowBits::same(&found, &want, name)?;
         report.agreed(format!("draws with a canonical plan, {name}"), size.rows * 16);
