@@ -252,8 +252,10 @@ impl PerturbedArgmax for RankGroup<'_> {
             let mine = first.sample(input, &copied[0], rows, out);
             for thread in threads {
                 let theirs = thread.join().expect("a rank does not panic");
-                if let (Ok(()), Ok(theirs)) = (&mine, theirs) {
-                    let rows = |samples: &Samples| samples.iter().map(|row| format!("{row:?}")).collect::<Vec<_>>();
+                if mine.is_ok() {
+                    let (theirs, rows) = (theirs?, |samples: &Samples| -> Vec<_> {
+                        samples.iter().map(|row| format!("{row:?}")).collect()
+                    });
                     assert_eq!(rows(&theirs), rows(out), "ranks must agree");
                 }
             }

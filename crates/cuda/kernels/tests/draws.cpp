@@ -9,6 +9,7 @@
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/epilogue/summary.cuh"
 #include "flash_sampling/ptx/ordered.cuh"
+#include "flash_sampling/summary/row_mass.cuh"
 #include "flash_sampling/scan/scan.cuh"
 #include "flash_sampling/selection/groups.cuh"
 #include "flash_sampling/scan/stored.cuh"
@@ -108,6 +109,41 @@ static void draw_existing(Call call, const float* dots, u32 blocks, bool aligned
         if (best[r] != 0 || arrived[r] != 0) abort();
 }
 
+// Checks log Z of rows that are hard to sum: very low logits beside others, very large logits, ascending logits, two values.
+static void check_row_mass() {
+    constexpr u32 TOKENS = 3000, ROWS = 9, AT_ONCE = 12;
+    static float logits[TOKENS];
+    const float low[4] = {-3.4028235e38f, -3.3895e38f, -1e10f, -1e20f};
+    for (u32 r = 0; r < ROWS; ++r) {
+        for (u32 t = 0; t < TOKENS; ++t) {
+            float logit = static_cast<float>(t * 2654435761u >> 8) * 0x1p-22f;
+            if (r < 4 && t % 700 < 300) logit = low[r];
+            if (r == 4) logit = t / 8 * 0x1p-6f;
+            if (r == 5) logit = t == 2900 ? 3e38f : -3e38f;
+            if (r == 6) logit = t % 2 ? 1e30f : 1.5e9f;
+            if (r == 7) logit = 20.0f * logit - 1000.0f;
+            if (r == 8) logit = t % 100 ? 0.0f : 7.9f;
+            logits[t] = logit;
+        }
+        static double found;
+        emulator::run(32, [&] {
+            RowMass mass = RowMass::empty();
+            for (u32 first = AT_ONCE * threadIdx.x; first < TOKENS; first += AT_ONCE * 32) {
+                float2 parts[AT_ONCE];
+                for (u32 i = 0; i < AT_ONCE; ++i) parts[i] = {logits[first + i], 1.0f};
+                mass = mass.with(parts);
+            }
+            const RowMass whole = mass.of_warp();
+            if (threadIdx.x == 31) found = whole.log_z();
+        });
+        const double high = *std::max_element(logits, logits + TOKENS);
+        double sum = 0.0;
+        for (const float logit : logits) sum += ::exp(logit - high);
+        const double error = fabs(found - (high + ::log(sum)));
+        if (!(error < 2e-6)) fprintf(stderr, "log Z of row %u is %g off\n", r, error), abort();
+    }
+}
+
 // Checks that both kernels list exactly the tokens whose score is within a slack of a row's draw.
 static void check_lists(const Call& call, const float* dots) {
     for (u32 r = 0; r < call.row_count; ++r) {
@@ -172,6 +208,7 @@ static void launch(const Call& whole, const float* dots, u32 from, u32 to, u32 s
 }
 
 int main() {
+    check_row_mass();
     const u32 cases = get<u32>();
     for (u32 i = 0; i < cases; ++i) {
         Call call{};
