@@ -1,13 +1,14 @@
-// The entry point of the fused Hopper kernel. The build defines FS_COLUMNS, FS_SLABS, FS_CLUSTER, FS_UNITS and FS_OPERAND; FS_WEIGHT,
-// the type of a weight with 8-bit elements; and one variant at most, except as stated:
+// The entry point of the fused Hopper kernel. The build defines FS_COLUMNS, FS_SLABS, FS_CLUSTER, FS_UNITS and
+// FS_OPERAND. For a weight of 8-bit elements, the build also defines its type, FS_WEIGHT. The build defines at most one
+// variant, except as stated:
 //
 //   FS_MASKS_PENALTIES  takes rows with penalties, and stores raw logits on request
 //   FS_LISTS            takes rows with penalties, and lists the largest logits of rows with filters
 //   FS_LOG_Z            computes log Z of rows with neither masks nor biases, for heads without soft-cap
 //   FS_FAN_OUT          sends its draws to the other ranks
 //   FS_STORE_LOGITS     stores the raw logits, and the largest of each granule, of rows with top-p alone
-//   FS_CANDIDATES       takes rows with penalties, and lists the tokens that can win, by a shadow of the weight; with FS_LISTS, also
-//                       the largest logits of rows with filters
+//   FS_CANDIDATES       takes rows with penalties, and lists the tokens that can win, by a shadow of the weight; with
+//                       FS_LISTS, also the largest logits of rows with filters
 #if !defined(FS_LISTS) && !defined(FS_MASKS_PENALTIES) && !defined(FS_CANDIDATES)
 #define FS_NO_PENALTIES
 #endif

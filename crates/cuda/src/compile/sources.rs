@@ -17,8 +17,8 @@ macro_rules! files {
 /// All kernels and all headers. A test compares the list with the folder.
 const FILES: &[(&str, &str)] = files! {
     kernels: canonical filter_list filter_list_ranks filter_row fused_hopper fused_plain fused_portable near_ties
-        peers reduction row_columns row_logprobs row_summary scaled_hidden select shadow standalone stored_scan top_list top_p
-        top_p_ranks widen_rows;
+        peers reduction row_columns row_logprobs row_summary scaled_hidden select shadow standalone stored_scan top_list
+        top_p top_p_ranks widen_rows;
     headers: abi element fused_portable head math perturb platform quantised transform warp;
     epilogue: draw partial sample store summary winners;
     exchange: draw_key fan_out gather peer_records peers rank_sums reduction row_contents top_p_block_max_ranks;
@@ -26,7 +26,7 @@ const FILES: &[(&str, &str)] = files! {
         multiply publish refine scaled_hidden schedule scout store_logits threshold tile upper_dots;
     mainloop: dot_tile load_slab matrices memory plain swizzle tensor;
     noise: bound counter granule log noise philox uniform;
-    ptx: address arithmetic atomic cluster cp_async early fp8 mbarrier mma operand ordered tma wgmma;
+    ptx: address arithmetic atomic cluster convert cp_async early mbarrier mma operand ordered tma wgmma;
     row_summary: call load_part;
     scan: row_lines scan stored;
     selection: block_max_sums block_maxima candidates digit exact_filters filter_call filter_row find_block_maxima

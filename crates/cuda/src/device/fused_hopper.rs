@@ -138,8 +138,8 @@ pub(crate) struct Tile {
 const TILES: [[u32; 3]; 9] =
     [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 2, 2], [128, 1, 2], [192, 1, 2], [224, 1, 2], [256, 1, 2]];
 
-/// Columns, slabs and cluster for a weight in fp8 or int8. Calls with more rows use the portable kernel, whose sums have
-/// the same bits.
+/// Columns, slabs and cluster for a weight in fp8 or int8. Calls with more rows use the portable kernel, whose sums
+/// have the same bits.
 const SCALED_TILES: [[u32; 3]; 4] = [[8, 2, 1], [32, 2, 1], [64, 1, 2], [128, 1, 2]];
 
 /// Columns, slabs and cluster for candidates, whose rows have two columns of products each.
@@ -154,8 +154,8 @@ impl Tile {
             _ => &TILES,
         };
         let largest = tiles.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(tiles.len() - 1);
-        let made = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, variant };
-        tiles[..=largest].iter().copied().map(made)
+        let tile = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, variant };
+        tiles[..=largest].iter().copied().map(tile)
     }
 
     /// The rows of the batch that each block of a cluster loads, as in schedule.cuh.
@@ -165,12 +165,13 @@ impl Tile {
         rows.div_ceil(8 * self.cluster) * 8
     }
 
-    /// Units of 64 tokens of a tile, each with a warpgroup of consumers. With three, hidden states are read less often.
+    /// The number of units of a tile. A unit has 64 tokens and a warpgroup of consumers. Tiles of three units read the
+    /// hidden states less often.
     fn units(self) -> u32 {
         if self.has_scales() && self.columns >= 64 { 3 } else { 2 }
     }
 
-    /// Whether the weight is in fp8 or int8, and the kernel converts its elements.
+    /// Whether the weight is in fp8 or int8, so that the kernel converts its elements. A shadow is no such weight.
     fn has_scales(self) -> bool {
         self.dtype.is_scaled() && !self.variant.is_of_shadow()
     }
@@ -183,7 +184,7 @@ impl Tile {
     fn instance(self) -> Instance {
         let operand = match self.dtype {
             _ if self.variant.is_of_shadow() => "S8",
-            dtype if dtype.is_scaled() => "BF16",
+            dtype if dtype.is_scaled() => "BF16", // no effect: each launch selects f16 or bf16
             dtype => abi::element_name(dtype),
         };
         let weight: &dyn Display = &abi::element_name(self.dtype);
@@ -317,7 +318,7 @@ mod tests {
         Tile::up_to(256, DType::BF16, FusedVariant::Plain)
     }
 
-    /// The swizzle needs whole groups of eight rows: all rows of the batch, and none beyond the tile.
+    /// The swizzle needs whole groups of eight rows. They contain all rows of the batch, and no row beyond the tile.
     #[test]
     fn a_cluster_loads_the_batch_and_no_more_than_the_tile() {
         for tile in tiles() {
@@ -329,9 +330,9 @@ mod tests {
         }
     }
 
-    /// If these differ, the host's boxes have another size than the kernel waits for.
+    /// Otherwise the boxes of the host have another size than the loads that the kernel waits for.
     #[test]
-    fn the_kernel_loads_as_many_rows_as_the_host_makes_boxes_of() {
+    fn kernel_and_host_agree_on_the_number_of_loaded_rows() {
         let Some(program) = emulated::program("loaded_rows") else { return };
         let cases: Vec<_> = tiles().flat_map(|tile| (1..=256).map(move |rows| (tile, rows))).collect();
         let mut input = Input::default();

@@ -66,7 +66,7 @@ impl Products {
         let weight = head.weight.dtype;
         match weight {
             DType::BF16 | DType::F16 if weight == hidden => Products::Tensor(weight),
-            _ if hidden == DType::BF16 && head.has_scaled_products() => Products::TensorScaled(weight),
+            _ if hidden == DType::BF16 && head.can_scale_sums() => Products::TensorScaled(weight),
             _ if weight.is_float() => Products::Plain,
             _ => Products::Quantised,
         }

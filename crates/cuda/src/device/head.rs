@@ -29,9 +29,9 @@ pub struct DeviceHead {
     /// The factor of the logits; finite and positive.
     pub scale: f32,
     /// A shadow of the weight. Calls of up to 64 rows, or 96 on Hopper, read the shadow instead of the weight, and have
-    /// the same draws. Their rows have no filters; on Hopper, the first filter may be a min-p or a small top-k. All
-    /// other calls read the weight. Heads with a soft-cap, and weights of types other than bf16 and f16, ignore the
-    /// shadow.
+    /// the same draws. Rows of these calls have no filters; on Hopper, they may have filters if the first filter is a
+    /// min-p or a small top-k. All other calls read the weight. Heads with a soft-cap, and weights of types other than
+    /// bf16 and f16, ignore the shadow.
     pub shadow: Option<DeviceShadow>,
 }
 
@@ -146,14 +146,17 @@ impl DeviceHead {
             return Err(HeadError::Vocab { vocab_size: vocab_end, vocab_start, vocab_end }.into());
         }
         if self.bias.is_some_and(|bias| !bias.is_aligned()) {
-            return Err(CudaError::Layout { what: "bias", reason: "its address lies within an element" });
+            return Err(CudaError::Layout { what: "bias", reason: "its address is not a multiple of 4" });
         }
         if self.shadow.is_some_and(|shadow| !shadow.is_aligned()) {
-            return Err(CudaError::Layout { what: "shadow", reason: "an address is not a multiple of 16, or of 4" });
+            return Err(CudaError::Layout {
+                what: "shadow",
+                reason: "the address of its codes is not a multiple of 16, or another address is not a multiple of 4",
+            });
         }
         let Some(scales) = self.scales else { return Ok(()) };
         let reason = match () {
-            () if !self.weight.dtype.is_scaled() => "the weight's type has none",
+            () if !self.weight.dtype.is_scaled() => "weights of this type have no scales",
             () if scales.block.contains(&0) => "a block has no elements",
             () if !scales.address.is_aligned() => "their address is not a multiple of 4",
             () => return Ok(()),
@@ -165,7 +168,10 @@ impl DeviceHead {
     pub(crate) fn check_hidden(&self, hidden: &DeviceMatrix, max_rows: usize) -> Result<bool, CudaError> {
         hidden.check("hidden states")?;
         if hidden.cols != self.weight.cols {
-            return Err(CudaError::Layout { what: "hidden states", reason: "their width is not the weight's" });
+            return Err(CudaError::Layout {
+                what: "hidden states",
+                reason: "their number of columns is not that of the weight",
+            });
         }
         CudaError::check_limits(&[("rows", hidden.rows, max_rows)])?;
         Ok(hidden.rows > 0)
@@ -206,7 +212,7 @@ impl DeviceHead {
     /// Whether the Hopper kernel supports the weight: its address and stride are multiples of 16 bytes, and its type is
     /// bf16, f16, or fp8 or int8 with one scale for each row.
     pub(crate) fn suits_hopper(&self) -> bool {
-        self.weight.is_aligned() || self.has_scaled_products() && self.weight.unit() == 16
+        self.weight.is_aligned() || self.can_scale_sums() && self.weight.unit() == 16
     }
 
     /// The type of hidden states that the kernels on tensor cores multiply by the weight.
@@ -214,21 +220,23 @@ impl DeviceHead {
         if self.weight.dtype.is_float() { self.weight.dtype } else { DType::BF16 }
     }
 
-    /// Whether tensor cores can multiply the elements of the weight, and scales their sums: the type is fp8 or int8, with
-    /// one scale for each row.
-    pub(crate) fn has_scaled_products(&self) -> bool {
+    /// Whether kernels can multiply the sums of a row by its scale, so that tensor cores multiply unscaled elements: the
+    /// type is fp8 or int8, with one scale for each row.
+    pub(crate) fn can_scale_sums(&self) -> bool {
         self.weight.dtype.is_scaled() && self.has_row_scales()
     }
 
-    /// Whether a row of the weight has one scale.
+    /// Whether all columns of a row have the same scale.
     pub(crate) fn has_row_scales(&self) -> bool {
         self.scales.is_none_or(|scales| scales.block[1] >= self.weight.cols)
     }
 
+    /// The scales as an argument of kernels. Without scales, every scale is 1.
     pub(crate) fn weight_scales(&self) -> WeightScales {
         self.scales.map_or_else(WeightScales::default, |scales| scales.of_width(self.weight.cols))
     }
 
+    /// The soft-cap and the scale as an argument of kernels.
     pub(crate) fn transform(&self) -> HeadTransform {
         HeadTransform { soft_cap: self.soft_cap.unwrap_or(0.0), scale: self.scale }
     }

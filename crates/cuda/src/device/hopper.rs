@@ -16,7 +16,7 @@ pub(crate) struct Hopper {
     weight: TensorMap,
     granule: TensorMap,
     scales: WeightScales,
-    /// For a weight in fp8 or int8.
+    /// The launch that copies hidden states to f16, for a weight in fp8 or int8.
     scaler: Option<HiddenScaler>,
 }
 
@@ -27,7 +27,7 @@ impl Hopper {
         let tiles = Tile::up_to(max_rows, weight.dtype, FusedVariant::Plain);
         let kernels = tiles.map(|tile| device.kernel(tile)).collect::<Result<Vec<_>, _>>()?;
         let columns = kernels.last().map_or(0, |kernel| kernel.tile.columns as usize);
-        let scaler = head.has_scaled_products().then(|| HiddenScaler::new(columns, weight.cols, device)).transpose()?;
+        let scaler = head.can_scale_sums().then(|| HiddenScaler::new(columns, weight.cols, device)).transpose()?;
         Ok(Hopper {
             kernels,
             variants: Vec::new(),
@@ -64,6 +64,7 @@ impl Hopper {
             let copies = scaler.launch(queue, hidden, cluster * box_rows)?;
             maps.hidden = tensor_map::encode(&copies.matrix, box_rows)?;
             (maps.factors, maps.bf16_row) = (copies.factors, copies.bf16_row);
+            // The kernel starts early, and waits for the copies itself.
             residency = Residency::Early;
         } else {
             maps.hidden = tensor_map::encode(hidden, box_rows)?;
@@ -81,7 +82,7 @@ impl Hopper {
     /// The kernel for a call of `rows` rows, at most [`Hopper::max_rows`].
     fn kernel(&mut self, rows: usize, output: &FusedOutput, device: &Device) -> Result<Arc<Loaded>, CudaError> {
         let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= rows;
-        let planned = self.kernels.iter().find(fits).expect("callers have no more rows");
+        let planned = self.kernels.iter().find(fits).expect("a call has at most `max_rows` rows");
         if matches!(output, FusedOutput::Plain) {
             return Ok(planned.clone());
         }

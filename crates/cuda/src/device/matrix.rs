@@ -7,9 +7,9 @@ use flash_sampling_core::DType;
 
 /// A row-major matrix `[rows, cols]` in device memory.
 ///
-/// Every layout is supported. The fast kernels need bf16 or f16, or a weight in fp8 or int8 with one scale for each row, at
-/// addresses and row strides that are multiples of 16 bytes. Weights may have any type, also blocks; other matrices are
-/// floats.
+/// Every layout is supported. The fast kernels need bf16 or f16, or a weight in fp8 or int8 with one scale for each
+/// row. They also need addresses and row strides that are multiples of 16 bytes. Weights may have any type, also blocks;
+/// other matrices are floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMatrix {
     /// Device address; a multiple of the element's size, and of 2 if a block has f16 scales.

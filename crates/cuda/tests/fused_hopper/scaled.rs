@@ -4,17 +4,19 @@ use super::{Launch, PROGRAM, input, is_wrong};
 use crate::emulated::{self, Input};
 use std::path::Path;
 
-/// The types of the weight.
+/// The variants of `Launch` for a weight of these types.
 const F8_E4M3: u32 = 6;
 const I8: u32 = 7;
 
-/// The elements of a weight, and the scales of its rows.
+/// A launch with a weight of 8-bit elements, and scales of its rows.
 struct Scaled {
+    /// The weight of this launch is the product of elements and scales.
     launch: Launch,
     codes: Vec<u8>,
     scales: Vec<f32>,
 }
 
+/// Returns the value of a code of e4m3.
 fn e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     let magnitude = match (exponent, mantissa) {
@@ -26,7 +28,8 @@ fn e4m3(code: u8) -> f32 {
 }
 
 impl Scaled {
-    /// Scales are powers of two and dot products are exact, so that products of scales and sums are exact, too.
+    /// Sets the weight of the launch from codes. Scales are powers of two and dot products are exact, so products of
+    /// scales and sums are exact, too.
     fn new(mut launch: Launch, codes: Vec<u8>) -> Scaled {
         let scales: Vec<_> = (0..launch.tokens).map(|t| 2f32.powi((t % 5) as i32 - 2)).collect();
         let scale = |i: usize| scales[i / launch.hidden as usize];
@@ -35,7 +38,8 @@ impl Scaled {
         Scaled { launch, codes, scales }
     }
 
-    /// Rows of every kind, for elements up to 1.875 in fp8. A NaN makes the kernel multiply in bf16.
+    /// Creates rows of every kind. Elements in fp8 are at most 1.875. In a launch with an odd `at` and more than 14
+    /// rows, a hidden state is NaN, so the kernel multiplies in bf16.
     fn of_shape(at: u32, shape: [u32; 6], dtype: u32) -> Scaled {
         let mut launch = Launch::new(at, shape, dtype);
         if at.is_multiple_of(2) {
@@ -50,7 +54,8 @@ impl Scaled {
         Scaled::new(launch, codes)
     }
 
-    /// Row `r` draws the only token that its mask allows, whose logit is a single code.
+    /// Creates 128 rows, for the codes from `first_code` on. The mask of a row allows only the token of its code. The
+    /// logit of a token is the value of its code, scaled.
     fn of_all_codes(first_code: u32, dtype: u32) -> Scaled {
         let mut launch = Launch::new(0, [128, 128, 256, 0, 16, 2], dtype);
         launch.states.fill(1.0);
@@ -107,7 +112,7 @@ fn a_scaled_weight_has_the_draws_of_the_same_weight_in_float32() {
         launches.extend([0, 128].map(|first| Scaled::of_all_codes(first, dtype)));
     }
     assert_eq!(wrong_draws(program, &launches, |scale| scale), 0);
-    // The negative controls: wrong scales, and codes with one wrong code.
+    // The negative controls: wrong scales, and one wrong code in each launch.
     assert!(wrong_draws(program, &launches, |scale| scale * 1.5) > 50);
     for scaled in &mut launches {
         let last = scaled.codes.len() - 1;

@@ -1,11 +1,11 @@
 // Weights in blocks and weights with scales: the twin of core's matrix/blocks.rs and matrix/scales.rs.
 //
-// A weight is `scale * code - minimum`. Scales, codes and minima are exact in float32, so one fused multiply-add rounds the exact
-// weight once, as core does.
+// A weight is `scale * code - minimum`. Scales, codes and minima are exact in float32, so one fused multiply-add rounds
+// the exact weight once, as core does.
 #pragma once
 
 #include "element.cuh"
-#include "ptx/fp8.cuh"
+#include "ptx/convert.cuh"
 
 namespace flash_sampling {
 
@@ -15,24 +15,28 @@ struct WeightScales {
     u32 block_rows;
     u32 block_cols;
     u32 row_blocks;       // blocks of a row
-    u32 first_row;        // row of the weight's first row in its block of rows
+    u32 first_row;        // the index of the weight's first row within its block of rows
 
-    // Returns the factor of the sums of a row that has one scale. NaN for an infinite scale, as of sums of its products.
-    FS_FUNCTION float of_sums(u32 row) const {
+    // Returns the scale of a row that has one scale, for a multiplication of the row's sums. Returns NaN for an
+    // infinite scale, because a sum of infinite products of both signs is NaN.
+    FS_FUNCTION float row_scale(u32 row) const {
         const float scale = at(row, 0);
         return scale - scale == 0.0f ? scale : bits_to_f32(0x7fc00000u);
     }
 
+    // Returns the scale of one weight.
     FS_FUNCTION float at(u32 row, u32 column) const {
         if (!values) return 1.0f;
         return values[static_cast<u64>((first_row + row) / block_rows) * row_blocks + column / block_cols];
     }
 };
 FS_LAYOUT(WeightScales, 24,
-          FS_AT(values, 0) && FS_AT(block_rows, 8) && FS_AT(block_cols, 12) && FS_AT(row_blocks, 16) && FS_AT(first_row, 20));
+          FS_AT(values, 0) && FS_AT(block_rows, 8) && FS_AT(block_cols, 12) && FS_AT(row_blocks, 16) &&
+          FS_AT(first_row, 20));
 
 #ifdef __CUDACC__
 
+// The weight scale * code - minimum.
 struct QuantisedWeight {
     float scale, code, minimum;
 
@@ -49,7 +53,7 @@ __device__ __forceinline__ float half_at(const u8* at) { return widen_f16(*reint
 
 __device__ __forceinline__ float signed_byte(u32 byte) { return i32_to_f32(static_cast<signed char>(byte)); }
 
-// Returns code `i` of 16 bytes: the low halves of the bytes, then the high halves.
+// Returns code `i` of 32 in 16 bytes. Codes 0 to 15 are the low halves of the bytes, codes 16 to 31 the high halves.
 __device__ __forceinline__ u32 nibble(const u8* bytes, u32 i) { return bytes[i % 16] >> (i / 16 * 4) & 15; }
 
 // Returns byte `i` of a table of 16 signed bytes.
@@ -57,18 +61,21 @@ __device__ __forceinline__ float entry(u64 low, u64 high, u32 i) {
     return signed_byte(static_cast<u32>((i < 8 ? low : high) >> (i % 8 * 8)) & 255);
 }
 
+// Returns the value of a code of IQ4_NL.
 __device__ __forceinline__ float iq4_nl(u32 code) { return entry(0xf6eaddcfbfad9881ull, 0x7159453526190d01ull, code); }
 
-// Returns the value of e2m1 times two.
+// Returns twice the value of a code of e2m1.
 __device__ __forceinline__ float e2m1(u32 code) { return entry(0x0c08060403020100ull, 0xf4f8fafcfdfeff00ull, code); }
 
+// Returns the value of a code of e4m3.
 __device__ __forceinline__ float e4m3(u32 bits) {
     if ((bits & 0x7f) == 0x7f) return bits_to_f32(0x7fc00000u);
-    // The exponent of a float32 has another bias: 127 instead of 7. Subnormal numbers are subnormal in both.
+    // The exponent's bias is 7 instead of 127. A subnormal e4m3 is a subnormal float32 before the product.
     return mul_rn(bits_to_f32((bits & 0x80) << 24 | (bits & 0x7f) << 20), 0x1p120f);
 }
 
-// Q4_K and Q5_K: a scale and a minimum of 6 bits for each span of 32 weights, in 12 bytes.
+// Returns a weight of Q4_K, or of Q5_K if IS_FIVE. Each span of 32 weights has a scale and a minimum of 6 bits each, in
+// 12 bytes.
 template <bool IS_FIVE>
 __device__ __forceinline__ QuantisedWeight with_minimum(const u8* block, u32 i) {
     const u32 span = i / 32, of_span = i % 32;
@@ -81,9 +88,11 @@ __device__ __forceinline__ QuantisedWeight with_minimum(const u8* block, u32 i) 
     const u8* const low = block + (IS_FIVE ? 48 : 16);
     u32 code = low[span / 2 * 32 + of_span] >> (span % 2 * 4) & 15;
     if (IS_FIVE) code |= (block[16 + of_span] >> span & 1) << 4;
-    return {mul_rn(half_at(block), u32_to_f32(scale)), u32_to_f32(code), mul_rn(half_at(block + 2), u32_to_f32(minimum))};
+    return {mul_rn(half_at(block), u32_to_f32(scale)), u32_to_f32(code),
+            mul_rn(half_at(block + 2), u32_to_f32(minimum))};
 }
 
+// Returns a weight of Q6_K.
 __device__ __forceinline__ QuantisedWeight q6_k(const u8* block, u32 i) {
     // Each half of the block has four spans: the low nibbles of 64 bytes, then the high nibbles.
     const u32 half = i / 128, part = i / 32 % 4, of_span = i % 32;
@@ -95,10 +104,11 @@ __device__ __forceinline__ QuantisedWeight q6_k(const u8* block, u32 i) {
 
 }  // namespace blocks
 
-// Converts two weights of a type with 8 bits, the low or the high bytes of a word, to two f16. Both types are exact in f16.
+// Converts two 8-bit elements of a word to two f16, without their scale: the low two bytes, or the high two bytes if
+// HIGH. Every I8 and every F8_E4M3 is exact in f16.
 template <Element TYPE, bool HIGH>
 __device__ __forceinline__ u32 bytes_to_f16(u32 word) {
-    static_assert(has_scales(TYPE), "the types with 8 bits");
+    static_assert(has_scales(TYPE), "the elements have 8 bits");
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     if constexpr (TYPE == Element::I8) return ptx::i8_to_f16<HIGH>(word);
 #endif
@@ -112,7 +122,7 @@ __device__ __forceinline__ u32 bytes_to_f16(u32 word) {
     return f16(0) | f16(1) << 16;
 }
 
-// The same as two bf16, in which both types are exact, too.
+// Converts the same elements to two bf16. Every I8 and every F8_E4M3 is exact in bf16, too.
 template <Element TYPE, bool HIGH>
 __device__ __forceinline__ u32 bytes_to_bf16(u32 word) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -126,7 +136,7 @@ __device__ __forceinline__ u32 bytes_to_bf16(u32 word) {
 #endif
 }
 
-// Returns a weight of a row. Rows of types with an f16 begin at even addresses.
+// Returns a weight of a row. If the blocks of the type contain an f16, rows begin at even addresses.
 template <Element TYPE>
 __device__ __forceinline__ QuantisedWeight quantised(const u8* row, u32 column, float scale) {
     constexpr u32 ELEMENTS = block_elements(TYPE), BYTES = block_bytes(TYPE);
@@ -150,7 +160,7 @@ __device__ __forceinline__ QuantisedWeight quantised(const u8* row, u32 column, 
     }
 }
 
-// Calls `job.run<TYPE>()` for a type that is no float. NVRTC accepts no generic lambda.
+// Calls `job.run<TYPE>()` for a quantised type. NVRTC accepts no generic lambda.
 template <class Job>
 __device__ __forceinline__ void with_quantised_type(Element type, Job& job) {
     switch (type) {

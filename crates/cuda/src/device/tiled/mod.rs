@@ -141,14 +141,14 @@ impl DeviceTiled {
     /// not cover sums of tiny products that a large scale multiplies.
     pub(crate) fn round_weights(&mut self) {
         self.rounds_weights = true;
-        self.hopper.take_if(|_| self.head.has_scaled_products());
+        self.hopper.take_if(|_| self.head.can_scale_sums());
     }
 
     /// Loads the kernels for these row features, for every number of rows of the plan.
     ///
     /// The first launch of these rows then loads no kernel and can be captured. This holds for hidden states of the
-    /// weight's type, or bf16 for quantised weights. On Hopper, their addresses and strides must also be multiples of 16
-    /// bytes. Other hidden states use the portable kernel, which their first launch loads.
+    /// weight's type, or bf16 for quantised weights. On Hopper, addresses and strides of hidden states must also be
+    /// multiples of 16 bytes. Other hidden states use the portable kernel, which their first launch loads.
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].
@@ -226,10 +226,10 @@ impl DeviceTiled {
     /// logits. The log-probability of the drawn token is its logit minus log Z. If a row's draw is an error, its log Z
     /// is meaningless.
     ///
-    /// [Bare](RowFeatures::Bare) rows of a head without soft-cap use one launch if the Hopper kernel supports every call
-    /// that the plan allows. For a weight in fp8 or int8, these are plans of up to 128 rows. Log Z is then within 2e-6,
-    /// or NaN if such a row does have a mask or biases. Other rows use the two launches of the grouped variant, whose
-    /// best group has the tiled draw, and log Z is within 1e-8. The first call of each kind loads kernels and allocates
+    /// [Bare](RowFeatures::Bare) rows of a head without soft-cap use the Hopper kernel if it supports every call that the
+    /// plan allows. For a weight in fp8 or int8, these are plans of up to 128 rows. Log Z is then within 2e-6, or NaN if
+    /// such a row does have a mask or biases. Other rows use the two launches of the grouped variant, whose best group
+    /// has the tiled draw, and log Z is within 1e-8. The first call of each kind loads kernels and allocates
     /// scratch, so make it before a capture.
     ///
     /// # Errors

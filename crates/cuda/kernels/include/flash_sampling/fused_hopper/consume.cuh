@@ -18,7 +18,7 @@ __device__ __forceinline__ void consume(const Call& call, const WeightScales& sc
     Ring<T> ring;
     float d[T::ACCUMULATORS];
     bool is_f16 = true;
-    if constexpr (T::EIGHT_BITS) is_f16 = are_exact(self);
+    if constexpr (T::EIGHT_BITS) is_f16 = is_exact_in_f16(self);
     // The first warpgroup has the first turn. Its wait after the last tile balances this arrival.
     if (T::IN_TURN && self.group + 1 == T::TILE_UNITS) give_turn(0);
 

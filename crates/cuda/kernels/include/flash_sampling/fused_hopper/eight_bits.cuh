@@ -1,5 +1,5 @@
-// The products of a weight with 8 bits an element, which threads convert to f16, or to bf16, in registers: scaled_hidden.cuh. Both
-// types hold every element exactly. The scale of a weight row then multiplies the row's sums.
+// The products of a weight of 8-bit elements. Threads convert the elements in registers, to f16 or bf16 (see
+// scaled_hidden.cuh). Each conversion is exact. The scale of a weight row then multiplies the sums of the row.
 #pragma once
 
 #include "../ptx/mma.cuh"
@@ -8,22 +8,24 @@
 
 namespace flash_sampling::fused_hopper {
 
+// Copies the factors of the hidden states to shared memory. Columns without a row get the factor 1.
 template <class Shared>
-__device__ __forceinline__ void prepare_factors(const Call& call, const float* factors, Shared& shared, u32 columns, u32 worker,
-                                                u32 workers) {
+__device__ __forceinline__ void prepare_factors(const Call& call, const float* factors, Shared& shared, u32 columns,
+                                                u32 worker, u32 workers) {
     for (u32 i = worker; i < columns; i += workers) shared.factors[i] = i < call.row_count ? factors[i] : 1.0f;
 }
 
 // Returns whether every row of the batch is exact in f16.
 template <class T>
-__device__ __forceinline__ bool are_exact(const Consumer<T>& self) {
+__device__ __forceinline__ bool is_exact_in_f16(const Consumer<T>& self) {
     bool is_exact = true;
     for (u32 i = self.lane; i < T::COLUMNS; i += 32) is_exact &= self.shared.factors[i] > 0.0f;
     return __all_sync(0xffffffffu, is_exact);
 }
 
-// Loads a thread's operands of two products of 16 columns each, and converts them. `address` is of a row in shared memory, for the
-// matrix of the lane: load_matrices.
+// Loads a thread's operands of two products, of 16 columns each, and converts them to OPERAND. For each product, a
+// thread loads four consecutive elements of each of two weight rows, in the order of HiddenScaler::permuted_index.
+// `address` is the argument of load_matrices.
 template <Element WEIGHT, ptx::Operand OPERAND>
 __device__ __forceinline__ void load_operands(u32 (&first)[4], u32 (&second)[4], u32 address) {
     const auto low = [](u32 word) {
@@ -41,23 +43,23 @@ __device__ __forceinline__ void load_operands(u32 (&first)[4], u32 (&second)[4],
     }
 }
 
-// Warpgroups queue their products in turn. `await_turn` waits for the turn of a warpgroup, and `give_turn` starts the turn of the
-// next.
+// Warpgroups queue their products in turn. `give_turn` starts the turn of a warpgroup, which waits in `await_turn`.
 __device__ __forceinline__ void await_turn(u32 group) { ptx::named_barrier(TURN_BARRIER + group, TURN_THREADS); }
 __device__ __forceinline__ void give_turn(u32 to_group) { ptx::named_arrive(TURN_BARRIER + to_group, TURN_THREADS); }
 
-// Multiplies as multiply() does, with weights that threads convert. While the tensor cores multiply for one warpgroup, the threads
-// of other warpgroups convert their next elements.
+// Multiplies as multiply() does, but threads convert the elements of the weight. While the tensor cores multiply for
+// one warpgroup, the threads of other warpgroups convert their next elements.
 template <ptx::Operand OPERAND, class T>
-__device__ __forceinline__ void multiply_converted(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring, u32 steps,
-                                                   const Consumer<T>& self) {
+__device__ __forceinline__ void multiply_converted(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring,
+                                                   u32 steps, const Consumer<T>& self) {
     static_assert(!T::SKIPS, "every warp releases every stage");
     constexpr u32 CHUNKS = T::SLAB_ROW_BYTES / 16;  // chunks of 16 bytes in a slab's row; each product takes one
     const u32 base = ptx::uniform(ptx::shared_address(stages));
     const u32 hidden = ptx::operand_address(base + T::WEIGHT_BYTES);
     const u32 empty = ptx::cluster_address(&self.shared.empty[0], self.lane % T::CLUSTER);
-    // The address of the lane's row of its matrix, within a stage. Lanes from 16 on have the next chunk. Swizzling permutes the
-    // chunks of a row, so chunk k is at `offset ^ k * 16`.
+    // The offset, within a slab, of the chunk that the lane passes to load_matrices for chunks 0 and 1 of 16 rows.
+    // Lanes 0 to 15 pass chunk 0 of a row each; the other lanes pass chunk 1. Swizzling permutes the chunks of a row,
+    // so the offset for chunks k and k + 1 is `offset ^ k * 16`.
     const u32 row = self.slab() + self.lane % 16;
     const u32 offset = row * T::SLAB_ROW_BYTES + (self.lane / 16 ^ self.lane % 8) * 16;
     u32 a[CHUNKS][4];
@@ -88,14 +90,16 @@ __device__ __forceinline__ void multiply_converted(float (&d)[T::ACCUMULATORS], 
     }
 }
 
-// Multiplies a tile. `is_f16` states whether every hidden state is exact in f16.
+// Multiplies a tile, and multiplies the sums by the scales of weight rows. `is_f16` states whether the stages hold the
+// hidden states in f16. If so, the function also multiplies the sums by the factors of the hidden states.
 template <class T>
-__device__ __forceinline__ void multiply_eight_bits(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring, u32 steps,
-                                                    const Consumer<T>& self, const WeightScales& scales, bool is_f16) {
-    // Loaded before the products, which hide the time of the load.
+__device__ __forceinline__ void multiply_eight_bits(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring,
+                                                    u32 steps, const Consumer<T>& self, const WeightScales& scales,
+                                                    bool is_f16) {
+    // Loads the scales before the products, so that the products hide the latency.
     const u32 m = self.slab() + self.lane / 4;
-    const float scale[2] = {m < self.size ? scales.of_sums(self.first + m) : 1.0f,
-                            m + 8 < self.size ? scales.of_sums(self.first + m + 8) : 1.0f};
+    const float scale[2] = {m < self.size ? scales.row_scale(self.first + m) : 1.0f,
+                            m + 8 < self.size ? scales.row_scale(self.first + m + 8) : 1.0f};
     if (is_f16)
         multiply_converted<ptx::Operand::F16>(d, stages, ring, steps, self);
     else

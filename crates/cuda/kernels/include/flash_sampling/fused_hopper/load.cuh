@@ -7,25 +7,28 @@
 
 namespace flash_sampling::fused_hopper {
 
-// The tensors as boxes of one slab. For a weight of 8-bit elements, also the scales of its rows, and `hidden` has the copies of
-// ScaledHidden, in boxes of half a slab.
+// The tensor maps of the weight and of the hidden states, whose boxes are as wide as a slab. For a weight of 8-bit
+// elements, `hidden` maps ScaledHidden::copies in boxes of half this width. Other weights do not use the fields from
+// `scales` on.
 struct Maps {
-    ptx::TensorMap weight;   // 64 tokens
-    ptx::TensorMap granule;  // 16 tokens, for the rest of a tile
-    ptx::TensorMap hidden;   // Tile::loaded_rows of the batch; of candidates.cuh, their digits
+    ptx::TensorMap weight;   // boxes of 64 tokens
+    ptx::TensorMap granule;  // the weight in boxes of 16 tokens, for the rest of a tile
+    ptx::TensorMap hidden;   // boxes of Tile::loaded_rows rows of the batch; in candidates.cuh, of their digits
     WeightScales scales;
     const float* factors;  // ScaledHidden::factors
-    u32 bf16_row;          // of `hidden`: the first row of the copies in bf16
+    u32 bf16_row;          // the first row of the bf16 copies in `hidden`
 };
 FS_LAYOUT(Maps, 448,
           FS_AT(weight, 0) && FS_AT(granule, 128) && FS_AT(hidden, 256) && FS_AT(scales, 384) && FS_AT(factors, 408) &&
           FS_AT(bf16_row, 416));
 
+// Loads the slabs of all tiles of a block, in the order of the products.
 template <class T>
 __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* stages, Shared<T>& shared,
                                      const Schedule<T>& schedule) {
-    // Measured: evict-first evicts dirty lines of earlier kernels, and the weight waits until these are written to memory: 303
-    // microseconds against 290 (151936 x 4096, 1 row, after a write of 256 MB).
+    // The weight does not have the policy evict-first. Loads with this policy evict dirty lines of earlier kernels, and
+    // wait until these lines are in device memory. Measured: 303 microseconds with evict-first, 290 without it (151936
+    // x 4096, 1 row, after a write of 256 MB).
     const u64 stream = ptx::policy_evict_unchanged();
     const u64 keep = ptx::policy_evict_last();
     const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
@@ -49,33 +52,34 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
                 ptx::copy_box(to + slab * T::SLAB_BYTES + g * T::GRANULE_BYTES, &maps.granule, full,
                               (step * T::SLABS + slab) * T::DEPTH, start + g * T::GRANULE, stream);
     };
-    u32 first_row = 0;  // of the hidden states
-    // Each block of a cluster loads its part of the hidden states for both.
+    u32 first_row = 0;  // the first row to load of `maps.hidden`
+    // Each block of a cluster loads its part of the hidden states for both blocks.
     const auto load_hidden = [&](u32 stage, u32 step) {
 #pragma unroll
         for (int i = 0; i < T::SLABS * T::HIDDEN_PARTS; ++i) {
             const u32 slab = i / T::HIDDEN_PARTS, part = i % T::HIDDEN_PARTS;
-            u8* const at = stages + stage * T::STAGE_BYTES + slab * T::SLAB_BYTES + T::WEIGHT_BYTES + part * T::PART_BYTES;
+            u8* const hidden = stages + stage * T::STAGE_BYTES + slab * T::SLAB_BYTES + T::WEIGHT_BYTES;
+            u8* const at = hidden + part * T::PART_BYTES;
             const u32 depth = (step * T::SLABS + slab) * T::DEPTH + part * (T::DEPTH / T::HIDDEN_PARTS);
             if (T::CLUSTER == 1)
                 ptx::copy_box(at, &maps.hidden, &shared.full[stage], depth, first_row, keep);
             else
-                ptx::copy_box_multicast(at + schedule.rank * rows * T::ROW_BYTES, &maps.hidden, &shared.full[stage], depth,
-                                        first_row + schedule.rank * rows * T::DIGITS, 3, keep);
+                ptx::copy_box_multicast(at + schedule.rank * rows * T::ROW_BYTES, &maps.hidden, &shared.full[stage],
+                                        depth, first_row + schedule.rank * rows * T::DIGITS, 3, keep);
         }
     };
     u32 start, size, ahead = 0;
     if constexpr (T::CANDIDATES || T::EIGHT_BITS) {
-        // The first weights do not wait for the digits or the copies.
+        // The first loads of the weight do not wait until an earlier launch has written the digits or the copies.
         schedule.tile(0, start, size);
         for (; ahead < min(static_cast<u32>(Ring<T>::STAGES), steps); ++ahead) load_weight(ahead, ahead, start, size);
         ptx::await_earlier_launches();
     }
     if constexpr (T::EIGHT_BITS) {
-        bool are_exact = true;
+        bool is_exact = true;
 #pragma unroll 8
-        for (u32 i = 0; i < call.row_count; ++i) are_exact &= maps.factors[i] > 0.0f;
-        if (!are_exact) first_row = maps.bf16_row;
+        for (u32 i = 0; i < call.row_count; ++i) is_exact &= maps.factors[i] > 0.0f;
+        if (!is_exact) first_row = maps.bf16_row;
     }
     Ring<T> ring;
     for (u32 t = 0; t < schedule.tiles; ++t) {

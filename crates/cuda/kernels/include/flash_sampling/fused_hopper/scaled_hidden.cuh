@@ -1,10 +1,13 @@
-// The hidden states that the kernel multiplies by a weight of 8-bit elements.
+// Copies of the hidden states in f16, for the Hopper kernel with a weight of 8-bit elements.
 //
-// Tensor cores multiply two numbers of one type. Two e4m3 become two f16 by one instruction, and two bf16 by four. So hidden states
-// in bf16 become f16, too: a power of two for each row makes the largest element fit. Every f16 holds the 8 significant bits of a
-// bf16 and 40 powers of two, so the conversion is exact unless an element is less than 2^-32 of the largest element. If an element
-// of any row is not exact, the call multiplies in bf16. The sums have the same bits in both types, because a power of two does not
-// change how sums are rounded.
+// Tensor cores multiply operands of one type. One instruction converts two e4m3 to f16, and four instructions
+// convert them to bf16. So the kernel multiplies in f16, and its bf16 hidden states need copies in f16.
+//
+// Each row has a factor, a power of two. The kernel of this file divides the elements of a row by the factor, so that
+// the largest element fits in an f16. Every element from 2^-32 of the largest element on is then exact: an f16 has more
+// significant bits than a bf16, and the smallest f16 above 0 is 2^-24. If any row of the batch is not exact, the Hopper
+// kernel multiplies all rows in bf16. The sums have the same bits in both types, because a power of two does not change
+// the rounding of a sum.
 #pragma once
 
 #include "../element.cuh"
@@ -18,11 +21,11 @@ struct ScaledHidden {
     const u8* hidden;   // [rows, width] in bf16, rows at multiples of 16 bytes
     u64 hidden_stride;  // bytes
     u16* copies;        // [2, copied_rows, stride]: f16, then bf16; zeros beyond rows and width
-    float* factors;     // [rows] a hidden state is its f16 times its factor; 0 if this is not exact
+    float* factors;     // [rows]: hidden state = f16 copy x factor; 0 if the copy of the row is not exact
     u32 rows;
     u32 copied_rows;
     u32 width;
-    u32 stride;         // elements, a multiple of 16
+    u32 stride;         // elements between rows of copies, a multiple of 16
 };
 FS_LAYOUT(ScaledHidden, 48,
           FS_AT(hidden, 0) && FS_AT(hidden_stride, 8) && FS_AT(copies, 16) && FS_AT(factors, 24) && FS_AT(rows, 32) &&
@@ -40,28 +43,31 @@ struct HiddenScaler {
         bool is_exact[WARPS];
     };
 
-    // Returns where a product takes element k. A thread of the products holds four elements in a row of each sixteen, and
-    // multiplies them as elements 2q, 2q + 1, 2q + 8 and 2q + 9: see wgmma.cuh.
-    static FS_FUNCTION u32 place(u32 k) { return k / 16 * 16 + k % 16 / 4 * 2 + k % 4 / 2 * 8 + k % 2; }
+    // Returns the index of element k in a copy. A product takes 16 columns of the weight, and thread q of four loads
+    // the columns 4q to 4q + 3. The product takes these columns as 2q, 2q + 1, 2q + 8 and 2q + 9 (see wgmma.cuh), so
+    // the copies have the same order.
+    static FS_FUNCTION u32 permuted_index(u32 k) { return k / 16 * 16 + k % 16 / 4 * 2 + k % 4 / 2 * 8 + k % 2; }
 
-    // Returns the power of two that makes the largest element fit in an f16; 0 if sums of products could leave the range of
-    // float32 in only one of the types.
+    // Returns the factor of a row with this largest element: the copy of the element is in [2^15, 2^16). Returns 0 for
+    // a NaN, and if the element is so small or so large that the sums of one type could leave the range of float32.
     static FS_FUNCTION float factor_of(float largest) {
         if (largest == 0.0f) return 1.0f;
         const bool is_in_range = largest >= 0x1p-60f && largest < 0x1p100f;
         return is_in_range ? bits_to_f32((f32_to_bits(largest) & 0x7f800000) - (15 << 23)) : 0.0f;
     }
 
+    // Stores elements k to k + 7 of a copy.
     static __device__ __forceinline__ void store(u16* to, const u16 (&bits)[AT_ONCE], u32 k) {
         const auto four = [&](u32 i) {
             return bits[i] | static_cast<u64>(bits[i + 1]) << 16 | static_cast<u64>(bits[i + 4]) << 32 |
                    static_cast<u64>(bits[i + 5]) << 48;
         };
-        *reinterpret_cast<u64*>(to + place(k)) = four(0);
-        *reinterpret_cast<u64*>(to + place(k + 2)) = four(2);
+        *reinterpret_cast<u64*>(to + permuted_index(k)) = four(0);
+        *reinterpret_cast<u64*>(to + permuted_index(k + 2)) = four(2);
     }
 
-    // Writes the copies of a row. One block per row, also of rows beyond the batch.
+    // Writes both copies of a row, and its factor. Each row has one block. Rows beyond the batch get zeros, and no
+    // factor.
     static __device__ __forceinline__ void block(const ScaledHidden& call, u32 row, Shared& shared) {
         ptx::start_next_launch();
         const u32 width = row < call.rows ? call.width : 0;
@@ -74,12 +80,14 @@ struct HiddenScaler {
             for (const float element : x) largest = max_or_nan(largest, fabsf(element));
         }
 #pragma unroll
-        for (u32 apart = 16; apart > 0; apart /= 2) largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, apart));
+        for (u32 apart = 16; apart > 0; apart /= 2)
+            largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, apart));
         shared.largest[threadIdx.x / 32] = largest;
         __syncthreads();
         for (u32 warp = 0; warp < WARPS; ++warp) largest = max_or_nan(largest, shared.largest[warp]);
 
-        const float factor = factor_of(largest), inverse = factor > 0.0f ? bits_to_f32((254u << 23) - f32_to_bits(factor)) : 0.0f;
+        const float factor = factor_of(largest);
+        const float inverse = factor > 0.0f ? bits_to_f32((254u << 23) - f32_to_bits(factor)) : 0.0f;
         u16* const f16 = call.copies + static_cast<u64>(row) * call.stride;
         u16* const bf16 = f16 + static_cast<u64>(call.copied_rows) * call.stride;
         bool is_exact = factor > 0.0f;

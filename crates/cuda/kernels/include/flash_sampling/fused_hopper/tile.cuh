@@ -11,16 +11,16 @@
 
 namespace flash_sampling::fused_hopper {
 
-// What an instance computes besides the plain draw. See masks_penalties.cuh, lists.cuh (which includes masks), masses.cuh,
-// fan_out.cuh and store_logits.cuh. Instances of candidates.cuh list candidates instead of draws, and include masks;
-// ListedCandidates also takes rows with filters.
+// What an instance computes besides the plain draw. See masks_penalties.cuh, lists.cuh (which includes masks),
+// masses.cuh, fan_out.cuh and store_logits.cuh. Instances of candidates.cuh list candidates instead of draws, and
+// include masks; ListedCandidates also takes rows with filters.
 enum class FusedVariant { Plain, MasksPenalties, Lists, LogZ, FanOut, StoreLogits, Candidates, ListedCandidates };
 
-// The shape of a tile. COLUMNS: rows of the batch (wgmma's N). SLABS: slabs of a stage; a slab has 128 bytes of each weight row.
-// CLUSTER: blocks that share the hidden states. WEIGHT: the type of a weight with 8-bit
-// elements; ignored for other weights. UNITS: units of 64 tokens, each with a warpgroup of consumers.
-template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain, Element WEIGHT_ = Element::BF16,
-          int UNITS = 2>
+// The shape of a tile. COLUMNS: rows of the batch (wgmma's N). SLABS: slabs of a stage; a slab has 128 bytes of each
+// weight row. CLUSTER: blocks that share the hidden states. WEIGHT: I8 or F8_E4M3 for such a weight; BF16 for all other
+// weights. UNITS: units of 64 tokens, each with a warpgroup of consumers.
+template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain,
+          Element WEIGHT_ = Element::BF16, int UNITS = 2>
 struct Tile {
     static constexpr bool LISTS = VARIANT == FusedVariant::Lists || VARIANT == FusedVariant::ListedCandidates;
     static constexpr bool CANDIDATES = VARIANT == FusedVariant::Candidates || VARIANT == FusedVariant::ListedCandidates;
@@ -49,15 +49,15 @@ struct Tile {
     static_assert(GRANULE == Granule::TOKENS, "a slab of a shard that begins with a granule is a granule of the noise");
     static constexpr bool EVEN = COLUMNS <= 96;    // see schedule.cuh
     static constexpr bool SKIPS = COLUMNS >= 192;  // see schedule.cuh
-    // The number of steps of products in flight when the next step begins. With 0, a stage is free for loads one step earlier,
-    // which matters if loads are the limit. Measured against an earlier version, 37984 x 4096 at 64 / 128 rows: 0.97 / 0.94 of the
-    // time with 0, and 0.975 / 0.95 with 1.
+    // The number of steps of products in flight when the next step begins. With 0, a stage is free for loads one step
+    // earlier, which matters if loads are the limit. Measured against an earlier version, 37984 x 4096 at 64 / 128
+    // rows: 0.97 / 0.94 of the time with 0, and 0.975 / 0.95 with 1.
     static constexpr u32 AHEAD = COLUMNS == 256;
-    // Whether warpgroups queue their products in turn (eight_bits.cuh). Without turns, all warpgroups wait for their products at the same
-    // time. Then all of them convert elements, and the tensor cores are idle.
+    // Whether warpgroups queue their products in turn (eight_bits.cuh). Without turns, all warpgroups wait for their
+    // products at the same time. Then all of them convert elements, and the tensor cores are idle.
     static constexpr bool IN_TURN = TILE_UNITS > 2;
-    // Whether early blocks wait for the estimates of other blocks. Measured without the wait, 37984 x 4096, logits of deviation
-    // 2.2, noise version 1: 1.08 at 256 rows, 1.07 at 192 rows, 1.00 and 1.09 at 128 rows on two GPUs.
+    // Whether early blocks wait for the estimates of other blocks. Measured without the wait, 37984 x 4096, logits of
+    // deviation 2.2, noise version 1: 1.08 at 256 rows, 1.07 at 192 rows, 1.00 and 1.09 at 128 rows on two GPUs.
     static constexpr bool AWAITS_ESTIMATES = COLUMNS >= 64;
 
     static constexpr int UNIT_BYTES = UNIT * SLAB_ROW_BYTES;
@@ -116,12 +116,12 @@ struct MassShared<T, true> {
     float scale;
 };
 
-// The shared memory for hidden states in f16.
+// The shared memory for the factors of hidden states (scaled_hidden.cuh).
 template <int COLUMNS, bool EIGHT_BITS>
 struct FactorShared {};
 template <int COLUMNS>
 struct FactorShared<COLUMNS, true> {
-    float factors[COLUMNS];  // of the rows of the batch; 0 if the row is not exact in f16
+    float factors[COLUMNS];  // one for each row of the batch; 0 if the row is not exact in f16
 };
 
 template <class T>
@@ -131,8 +131,8 @@ struct Shared : ListShared<T::COLUMNS, T::LISTS>,
                 MassShared<T, T::LOG_Z> {
     Best best[T::COLUMNS];
     Row rows[T::COLUMNS];
-    // For each granule of a tile and each row, the largest dot product that surely loses. Before a block's first thresholds, a
-    // bound on the granule's noise (initial_threshold.cuh).
+    // For each granule of a tile and each row, the largest dot product that surely loses. Before a block's first
+    // thresholds, a bound on the granule's noise (initial_threshold.cuh).
     float thresholds[T::GRANULES][T::COLUMNS];
     float nat[T::COLUMNS];    // the dot product that equals 1 nat of noise; 0 if noise does not count
     u32 largest[T::COLUMNS];  // the first tile's likeliest token, as monotone bits

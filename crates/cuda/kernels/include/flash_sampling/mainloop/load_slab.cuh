@@ -7,7 +7,8 @@
 
 namespace flash_sampling {
 
-// Loads the first `bytes` (an even number) of 16 bytes from an address that `unit` divides. Fills with zeros; reads no more.
+// Loads the first `bytes` (an even number) of 16 bytes from an address that `unit` divides. The other bytes are zeros,
+// and are not read.
 __device__ __forceinline__ uint4 gather(const u8* from, u32 bytes, u32 unit) {
     if (bytes == 16 && unit >= 8) {
         const uint2* const at = reinterpret_cast<const uint2*>(from);
@@ -28,7 +29,8 @@ __device__ __forceinline__ uint4 gather(const u8* from, u32 bytes, u32 unit) {
     return {w[0], w[1], w[2], w[3]};
 }
 
-// A thread's share of the loads of a matrix of up to ROWS rows, slab by slab: one chunk of 16 bytes of every AT_ONCE-th row.
+// A thread's share of the loads of a matrix of up to ROWS rows, slab by slab: one chunk of 16 bytes of each AT_ONCE-th
+// row.
 template <int ROWS, int DEPTH, int THREADS>
 struct SlabLoader {
     using Place = Swizzle<DEPTH>;
@@ -52,16 +54,19 @@ struct SlabLoader {
         policy = keep_policy;
     }
 
-    // Returns the number of bytes of the thread's chunk that are within the matrix, in the slab that begins at element k.
+    // Returns the number of bytes of the thread's chunk that are within the matrix, in the slab that begins at element
+    // k.
     static __device__ __forceinline__ u32 bytes(u32 k, u32 width) {
         const u32 begin = k + threadIdx.x % Place::CHUNKS * 8;
         return begin < width ? min(16u, (width - begin) * 2) : 0;
     }
 
-    static __device__ __noinline__ uint4 called_gather(const u8* from, u32 bytes, u32 unit) { return gather(from, bytes, unit); }
+    static __device__ __noinline__ uint4 called_gather(const u8* from, u32 bytes, u32 unit) {
+        return gather(from, bytes, unit);
+    }
 
-    // Makes one of COPIES copies. Elements beyond the width become zero. Rows beyond the matrix stay unchanged. IS_CALL: loads of
-    // any alignment are a call, so that the compiler unrolls the loops around it.
+    // Makes one of COPIES copies. Elements beyond the width become zero. Rows beyond the matrix stay unchanged.
+    // IS_CALL: a load of any alignment is a call, so that the compiler unrolls the loops around it.
     template <bool ALIGNED, bool IS_CALL = false>
     __device__ __forceinline__ void copy(int i, u32 slab, u32 bytes, u32 unit) const {
         const u32 to = slab + place + i * AT_ONCE * Place::ROW_BYTES;
@@ -79,8 +84,8 @@ struct SlabLoader {
     __device__ __forceinline__ void next_slab() { at += DEPTH * 2; }
 };
 
-// SlabLoader for a weight of 8-bit elements, which become bf16 in shared memory. The bytes of a slab are in registers until the thread
-// loads the next slab, so that reads from device memory run ahead of their use.
+// SlabLoader for a weight of 8-bit elements, which become bf16 in shared memory. The bytes of a slab are in registers
+// until the thread loads the next slab, so that reads from device memory run ahead of their use.
 template <int ROWS, int DEPTH, int THREADS, Element WEIGHT>
 struct ByteSlabLoader {
     using Loader = SlabLoader<ROWS, DEPTH, THREADS>;
@@ -107,8 +112,8 @@ struct ByteSlabLoader {
         rows = count > row ? count - row : 0;
     }
 
-    // Writes one of COPIES copies of the slab before, and reads the copy of this slab. `bytes` are those of bf16. Elements beyond
-    // the width and rows beyond the matrix become zero.
+    // Writes one of COPIES copies of the previous slab, and reads the same copy of this slab. `bytes` is its size in
+    // bf16. Elements beyond the width and rows beyond the matrix become zero.
     __device__ __forceinline__ void copy(int i, u32 before, u32 bytes, u32 unit) {
         const u32 to = before + place + i * Loader::AT_ONCE * Loader::Place::ROW_BYTES;
         const auto low = [](u32 word) { return bytes_to_bf16<WEIGHT, false>(word); };
@@ -121,7 +126,8 @@ struct ByteSlabLoader {
         read[i] = count == 8 && unit >= 8 ? *reinterpret_cast<const uint2*>(from) : bytes_at(from, count);
     }
 
-    // Loads up to eight bytes at any address. Fills with zeros; reads no more. A call, so that the loops around it are unrolled.
+    // Loads the first `count` of eight bytes at any address. The other bytes are zeros, and are not read. The function
+    // is a call, so that the compiler unrolls the loops around it.
     static __device__ __noinline__ uint2 bytes_at(const u8* from, u32 count) {
         u64 word = 0;
 #pragma unroll 1

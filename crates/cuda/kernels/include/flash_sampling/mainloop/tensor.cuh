@@ -1,5 +1,8 @@
-// The products on tensor cores of compute capability 8.0 and up: bf16 or f16, the same type on both sides; or a weight of
-// 8-bit elements and hidden states in bf16; or the 8-bit codes of a shadow and the digits of hidden states.
+// The products on tensor cores of compute capability 8.0 and up. There are three kinds of operands:
+//
+// * the weight and the hidden states, both in bf16 or both in f16;
+// * a weight of 8-bit elements, and hidden states in bf16;
+// * the 8-bit codes of a shadow, and the digits of hidden states.
 //
 // The plain version:
 //
@@ -9,16 +12,20 @@
 //
 // The deviations, and why each keeps the result:
 //
-// 1. Slabs of DEPTH elements of both factors pass through a ring of STAGES. Loads are STAGES - 1 slabs ahead, even across tiles,
-//    so that memory is busy while an epilogue runs.
-// 2. Each product is one accumulator over hidden, 16 elements at a time in ascending order, whatever the number of rows. On
-//    Hopper, wgmma was measured to sum in the same way, so the bits equal the Hopper kernel's. Other GPUs may differ.
-// 3. If the rows of a factor are not multiples of 16 bytes apart, ordinary loads fill the same slabs. The bits stay the same.
-// 4. The epilogue gets the accumulators in parts of PART rows of the batch. Warps across the rows take 8 rows each in turn, so
-//    that every warp has a share of each part.
-// 5. A weight of 8-bit elements becomes bf16 in shared memory, which is exact. The scale of a weight row multiplies the row's sums.
-// 6. A pair of 8-bit elements is loaded as one 16-bit element. A row of the batch is two rows of digits, whose sums are exact
-//    integers. The two sums give an upper bound of the dot product, and the epilogue gets this bound instead of a dot product.
+// 1. Slabs of DEPTH elements of both operands pass through a ring of STAGES. Loads are STAGES - 1 slabs ahead, even
+//    across tiles, so that memory is busy while an epilogue runs.
+// 2. A dot product has one accumulator over hidden, 16 elements at a time in ascending order, whatever the number of
+//    rows. On Hopper, wgmma was measured to sum in the same order, so the bits equal the Hopper kernel's. Other GPUs
+//    may differ.
+// 3. If the rows of an operand are not multiples of 16 bytes apart, ordinary loads fill the same slabs. The bits stay
+//    the same.
+// 4. The epilogue gets the accumulators in parts of PART rows of the batch. Warps across the rows take 8 rows each in
+//    turn, so that every warp has a share of each part.
+// 5. A weight of 8-bit elements becomes bf16 in shared memory, which is exact. The scale of a weight row multiplies the
+//    sums of the row.
+// 6. With a shadow, a load takes two adjacent 8-bit codes as one 16-bit element. A row of the batch has two rows of
+//    digits, whose sums are exact integers. The two sums give an upper bound of the dot product. The epilogue gets this
+//    bound instead of the dot product.
 #pragma once
 
 #include "dot_tile.cuh"
@@ -29,6 +36,7 @@
 
 namespace flash_sampling {
 
+// The loader of a weight: ByteSlabLoader for 8-bit elements, and SlabLoader otherwise.
 template <int ROWS, int DEPTH, int THREADS, Element WEIGHT>
 struct WeightLoaders {
     using Type = ByteSlabLoader<ROWS, DEPTH, THREADS, WEIGHT>;
@@ -38,6 +46,7 @@ struct WeightLoaders<ROWS, DEPTH, THREADS, Element::BF16> {
     using Type = SlabLoader<ROWS, DEPTH, THREADS>;
 };
 
+// The type of the accumulators.
 template <ptx::Operand OPERAND>
 struct Sums {
     using Type = float;
@@ -47,8 +56,8 @@ struct Sums<ptx::Operand::S8> {
     using Type = i32;
 };
 
-// COLUMNS: rows of the batch, 8, 16, 32, 64, 128 or 256. WEIGHT: the type of a weight with 8-bit elements, BF16 for other
-// weights. ALIGNED: asynchronous copies can read both factors; only the hidden states if WEIGHT has 8 bits.
+// COLUMNS: rows of the batch, 8, 16, 32, 64, 128 or 256. WEIGHT: I8 or F8_E4M3 for such a weight; BF16 for all other
+// weights. ALIGNED: asynchronous copies can read both operands; with 8-bit weights, the hidden states.
 template <int COLUMNS, ptx::Operand OPERAND, bool ALIGNED, Element WEIGHT>
 struct TensorMainloop {
     static constexpr bool EIGHT_BITS = has_scales(WEIGHT);
@@ -99,8 +108,11 @@ struct TensorMainloop {
     struct Place {
         u32 down, across, lane;
 
-        // Returns the octet of loaded rows of fragment j. An octet of rows of the batch has two adjacent octets of digits.
-        __device__ __forceinline__ u32 octet(u32 j) const { return (j / DIGITS * ACROSS + across) * DIGITS + j % DIGITS; }
+        // Returns the octet of loaded rows of fragment j. An octet of rows of the batch has two adjacent octets of
+        // digits.
+        __device__ __forceinline__ u32 octet(u32 j) const {
+            return (j / DIGITS * ACROSS + across) * DIGITS + j % DIGITS;
+        }
 
         __device__ __forceinline__ void load(Fragments& f, u32 slab, u32 k) const {
             using Slab = Swizzle<DEPTH>;
@@ -131,14 +143,14 @@ struct TensorMainloop {
     }
 
     // Multiplies the sums of a tile by the scales of weight rows.
-    static __device__ __forceinline__ void scale(float (&d)[HIGH][WIDE][4], const WeightScales& scales, u32 first, u32 tokens,
-                                                 const Place& place) {
+    static __device__ __forceinline__ void scale(float (&d)[HIGH][WIDE][4], const WeightScales& scales, u32 first,
+                                                 u32 tokens, const Place& place) {
 #pragma unroll
         for (u32 i = 0; i < HIGH; ++i) {
 #pragma unroll
             for (u32 half = 0; half < 2; ++half) {
                 const u32 t = (place.down * HIGH + i) * 16 + place.lane / 4 + 8 * half;
-                const float factor = t < tokens ? scales.of_sums(first + t) : 1.0f;
+                const float factor = t < tokens ? scales.row_scale(first + t) : 1.0f;
 #pragma unroll
                 for (u32 j = 0; j < WIDE; ++j) {
                     d[i][j][2 * half] = mul_rn(d[i][j][2 * half], factor);
@@ -168,7 +180,8 @@ struct TensorMainloop {
                 for (u32 i = 0; i < 2 * HIGH; ++i) {
                     const u32 at = i % 2 * 2 + e;
                     const i32(&fragments)[WIDE][4] = sums[i / 2];
-                    d[i / 2][j][at] = upper_dot(fragments[2 * j][at], fragments[2 * j + 1][at], of_tokens[i / 2][i % 2], of_row);
+                    d[i / 2][j][at] =
+                        upper_dot(fragments[2 * j][at], fragments[2 * j + 1][at], of_tokens[i / 2][i % 2], of_row);
                 }
             }
         }
@@ -176,8 +189,9 @@ struct TensorMainloop {
 
     // Passes the accumulators of a tile to the epilogue.
     template <class Epilogue>
-    static __device__ __forceinline__ void hand_over(const float (&d)[HIGH][ROWS_WIDE][4], float* dots, Epilogue& epilogue,
-                                                     u32 row_count, u32 first, u32 tokens, const Place& place) {
+    static __device__ __forceinline__ void hand_over(const float (&d)[HIGH][ROWS_WIDE][4], float* dots,
+                                                     Epilogue& epilogue, u32 row_count, u32 first, u32 tokens,
+                                                     const Place& place) {
 #pragma unroll 1
         for (u32 part = 0; part < PARTS && part * PART < row_count; ++part) {
             if (part > 0) __syncthreads();
@@ -211,9 +225,10 @@ struct TensorMainloop {
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const Place place{warp / ACROSS, warp % ACROSS, lane};
         float* const dots = reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES);
-        // NOTE: through unused memory, so that the ring's addresses are in vector registers. For addresses in uniform registers,
-        // the compiler (ptxas 13, sm_90a) generates copies "LDGSTS [R + UR14], desc[UR15]", while the cache policy is in UR14: an
-        // illegal instruction. A shuffle does not prevent this.
+        // NOTE: the ring's address passes through unused memory, so that the compiler keeps addresses in vector
+        // registers. For addresses in uniform registers, the compiler (ptxas 13, sm_90a) generates copies "LDGSTS [R +
+        // UR14], desc[UR15]", while the cache policy is in UR14: an illegal instruction. A shuffle does not prevent
+        // this.
         static_assert(DOTS_BYTES >= THREADS * 4, "a word for each thread");
         volatile u32* const own = reinterpret_cast<volatile u32*>(dots) + threadIdx.x;
         *own = ptx::shared_address(memory);
@@ -221,7 +236,7 @@ struct TensorMainloop {
         const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
         using WeightLoader = typename WeightLoaders<TILE_TOKENS, DEPTH, THREADS, WEIGHT>::Type;
         using HiddenLoader = SlabLoader<LOADED, DEPTH, THREADS>;
-        // Elements of a row, and loaded rows.
+        // The elements of a row, as the loaders count them, and the loaded rows of hidden states or digits.
         const u32 width = IS_SHADOW ? (call.hidden + 1) / 2 : call.hidden;
         const u32 loaded = IS_SHADOW ? (call.row_count + 7) / 8 * 16 : call.row_count;
 
@@ -281,7 +296,8 @@ struct TensorMainloop {
         Fragments f[2];
         const auto await = [&] {
             ptx::copy_async_wait<STAGES - 2>();
-            // After the barrier, all threads see the slab, and have read the previous slab, which the next load overwrites.
+            // After the barrier, all threads see the slab. All have read the previous slab, which the next load
+            // overwrites.
             __syncthreads();
         };
         await();

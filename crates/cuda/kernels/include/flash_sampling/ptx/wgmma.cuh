@@ -1,5 +1,6 @@
-// Warpgroup matrix products: D [64, N] += A [64, K] x B [N, K]^T, both operands K-major in 128-byte swizzled shared memory. D is in
-// registers. K is 32 bytes: 16 elements of 16 bits with D in float32, or 32 elements of 8 bits with D in 32-bit integers.
+// Warpgroup matrix products: D [64, N] += A [64, K] x B [N, K]^T, both operands K-major in 128-byte swizzled shared
+// memory. D is in registers. K is 32 bytes: 16 elements of 16 bits with D in float32, or 32 elements of 8 bits with D
+// in 32-bit integers.
 //
 // Thread t of the warpgroup holds rows r = 16 (t / 32) + (t % 32) / 4 and r + 8 of D, columns 8 j + 2 (t % 4) + {0, 1}:
 // d[4 j + e] is row r + 8 (e / 2), column 8 j + 2 (t % 4) + e % 2.
@@ -84,8 +85,9 @@ FS_WGMMA_OF_ALL(192, "%96", "%97", "%98")
 FS_WGMMA_OF_ALL(224, "%112", "%113", "%114")
 FS_WGMMA_OF_ALL(256, "%128", "%129", "%130")
 
-// The same products of 16-bit elements, with A in registers: thread t holds, of its rows r and r + 8, columns 2 (t % 4) + {0, 1} in
-// a[0] and a[1], and these columns + 8 in a[2] and a[3]. They must stay unchanged until the product is complete.
+// The same products of 16-bit elements, with A in registers. Thread t holds two rows, r and r + 8: columns 2 (t % 4) +
+// {0, 1} of these rows in a[0] and a[1], and columns 2 (t % 4) + {8, 9} in a[2] and a[3]. The registers must stay
+// unchanged until the product is complete.
 template <int N, Operand T>
 struct WgmmaRegisters;
 

@@ -1,4 +1,4 @@
-// Conversions of pairs of numbers. Every conversion is exact.
+// Exact conversions of two elements at a time.
 #pragma once
 
 #include "../platform.cuh"
@@ -6,7 +6,7 @@
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 namespace flash_sampling::ptx {
 
-// Converts two f16, each of which is a bf16, to two bf16.
+// Converts two f16 to two bf16. The value of each f16 must be exact in bf16.
 __device__ __forceinline__ u32 f16_to_bf16(u32 pair) {
     u32 converted;
     asm("{ .reg .b16 low, high; .reg .f32 x, y;\n"
@@ -19,10 +19,11 @@ __device__ __forceinline__ u32 f16_to_bf16(u32 pair) {
     return converted;
 }
 
-// Converts two 8-bit integers, the low or the high bytes of a word, to two f16.
+// Converts two 8-bit integers of a word to two f16: the low two bytes, or the high two bytes if HIGH.
 template <bool HIGH>
 __device__ __forceinline__ u32 i8_to_f16(u32 word) {
-    // An f16 from 1024 to 2047 has the integer's low bits as its own. The sign bit inverted, an integer is 128 larger.
+    // The byte of an integer i with its sign bit inverted is i + 128. The f16 with this low byte and the high byte 0x64
+    // is 1024 + 128 + i. The f16 0x6480 is 1024 + 128.
     u32 pair;
     asm("{ .reg .b32 larger, both;\n"
         "xor.b32 larger, %1, 0x80808080;\n"
@@ -34,7 +35,7 @@ __device__ __forceinline__ u32 i8_to_f16(u32 word) {
 }
 
 #if __CUDA_ARCH__ >= 890
-// Converts two e4m3, the low or the high bytes of a word, to two f16.
+// Converts two e4m3 of a word to two f16: the low two bytes, or the high two bytes if HIGH.
 template <bool HIGH>
 __device__ __forceinline__ u32 e4m3_to_f16(u32 word) {
     u32 pair;
