@@ -287,6 +287,45 @@ fn rows_with_scales_have_the_same_draws_in_every_batch() {
     }
 }
 
+/// The first element of the hidden state of rows 0 and 1 multiplies only zeros, so the logits depend on elements that f16
+/// cannot hold, or holds as subnormal numbers.
+#[test]
+fn hidden_states_of_a_wide_range_have_the_same_draws_in_every_batch() {
+    let Some(_) = Gpu::TILED.device() else { return };
+    const ROWS: usize = 40;
+    const COLS: usize = 272;
+    for dtype in [DType::F8_E4M3, DType::I8] {
+        let mut case = Case::new(dtype, [ROWS, 600, COLS], Some([1, COLS]), false);
+        // In fp8: 0, 256, and 2^-8.
+        case.bytes.chunks_exact_mut(COLS).for_each(|token| token[..3].copy_from_slice(&[0, 0x78, 0x02]));
+        let small = 2f32.powi(-32);
+        let wide = [[1.0, small, small * (1.0 + 2f32.powi(-7))], [1.0, 2f32.powi(-45), 0.0]];
+        case.hidden[..2 * COLS].fill(0.0);
+        for (row, elements) in case.hidden.chunks_exact_mut(COLS).zip(wide) {
+            row[..3].copy_from_slice(&elements);
+        }
+        let hidden = States::all(&case.hidden).into_iter().nth(1).unwrap();
+        let rows: Vec<_> = (0..ROWS as u64)
+            .map(|r| RowParams { seed: r, temperature: if r < 2 { 0.0 } else { 0.7 }, ..RowParams::default() })
+            .collect();
+        let plan = Plan { max_rows: ROWS, ..Plan::default() };
+        let sample = |choice, range: core::ops::Range<usize>| {
+            let mut found = Samples::new();
+            let mut sampler = Gpu::Tiled(choice).build(case.head(false), plan).unwrap();
+            sampler.sample(hidden.matrix(COLS).row_range(range.clone()), &rows[range], &mut found).unwrap();
+            let bits = |draw: flash_sampling_core::Draw| (draw.token, draw.score.to_bits(), draw.logit.to_bits());
+            found.iter().map(|row| bits(row.unwrap().draws[0])).collect::<Vec<_>>()
+        };
+        let want = sample(CHOICES[0], 0..ROWS);
+        assert!(want[..2].iter().all(|(_, _, logit)| *logit != 0), "{dtype:?}: an element is lost");
+        for choice in CHOICES {
+            for range in [0..1, 1..2, 0..ROWS, 2..ROWS] {
+                assert_eq!(sample(choice, range.clone()), want[range.clone()], "{dtype:?}, {choice:?}, rows {range:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_bad_scale_is_an_error_of_the_rows() {
     let Some(_) = Gpu::TILED.device() else { return };

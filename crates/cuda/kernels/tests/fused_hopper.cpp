@@ -2,6 +2,8 @@
 // kernel or by the portable kernel. Reads launches from standard input, and writes draws and lists to standard output.
 // crates/cuda/tests/fused_hopper.rs makes the launches and compares the results with core's reference.
 #pragma GCC optimize("no-strict-aliasing")
+#include <algorithm>
+
 #include "emulator.hpp"
 
 inline bool __all_sync(unsigned mask, bool vote) { return !__any_sync(mask, !vote); }
@@ -233,8 +235,13 @@ struct Launch {
     void multiply_scaled(const RowLists& lists) const {
         const u32 copied = T::loaded_rows(call.row_count), stride = (call.hidden + 15) / 16 * 16;
         std::vector<u16> copies(2 * copied * stride, 0xffff);
-        std::vector<float> factors(call.row_count, NAN);
-        const ScaledHidden scaled{reinterpret_cast<const u8*>(hidden.data()), call.hidden * 2, copies.data(), factors.data(),
+        std::vector<float> factors(copied, NAN);
+        // Rows are multiples of 16 bytes apart, with NaN between them.
+        const u32 padded = (call.hidden + 7) / 8 * 8;
+        std::vector<u16> states(call.row_count * padded, 0x7fff);
+        for (u32 r = 0; r < call.row_count; ++r)
+            std::copy_n(hidden.begin() + r * call.hidden, call.hidden, states.begin() + r * padded);
+        const ScaledHidden scaled{reinterpret_cast<const u8*>(states.data()), padded * 2, copies.data(), factors.data(),
                                   call.row_count, copied, call.hidden, stride};
         emulator::launch(copied, 1, HiddenScaler::THREADS, [&] {
             static HiddenScaler::Shared shared;

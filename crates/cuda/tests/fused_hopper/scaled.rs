@@ -71,6 +71,16 @@ impl Scaled {
         Scaled::new(launch, codes)
     }
 
+    /// Creates a greedy row with two elements: the first one multiplies only zeros, so the logits depend on the second.
+    fn of_two_elements(elements: [f32; 2], dtype: u32) -> Scaled {
+        let mut launch = Launch::new(648, [8, 1, 300, 0, 32, 1], dtype);
+        launch.states.fill(0.0);
+        launch.states[5..7].copy_from_slice(&elements);
+        (launch.rows[0].greedy, launch.rows[0].inv_temperature) = (true, 1.0);
+        let code = |i: usize| if i % 32 == 5 { 0 } else { input(i as u32) as u8 & 0x3f };
+        Scaled::new(launch, (0..300 * 32).map(code).collect())
+    }
+
     fn write(&self, scale: impl Fn(f32) -> f32, out: &mut Input) {
         self.launch.write(1.0, out);
         out.put_all(self.codes.iter().copied());
@@ -105,11 +115,29 @@ fn a_scaled_weight_has_the_draws_of_the_same_weight_in_float32() {
         [128, 70, 600, 21, 400, 2],
         [128, 128, 330, 0, 48, 2],
         [8, 8, 300, 64, 2064, 2],
+        // No multiples of 16 columns.
+        [8, 3, 300, 5, 9, 1],
+        [32, 20, 200, 0, 1001, 2],
     ];
     let mut launches = Vec::new();
     for dtype in [F8_E4M3, I8] {
         launches.extend((600..).zip(shapes).map(|(at, shape)| Scaled::of_shape(at, shape, dtype)));
         launches.extend([0, 128].map(|first| Scaled::of_all_codes(first, dtype)));
+        // Exact in f16, then on both sides of the limits, then inexact.
+        let powers = [
+            [0, -3],
+            [0, -29],
+            [0, -30],
+            [-60, -60],
+            [-61, -61],
+            [79, 60],
+            [80, 60],
+            [0, -32],
+            [0, -40],
+            [0, -45],
+            [-61, -99],
+        ];
+        launches.extend(powers.map(|powers| Scaled::of_two_elements(powers.map(|power| 2f32.powi(power)), dtype)));
     }
     assert_eq!(wrong_draws(program, &launches, |scale| scale), 0);
     // The negative controls: wrong scales, and one wrong code in each launch.

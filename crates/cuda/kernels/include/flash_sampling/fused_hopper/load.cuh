@@ -77,8 +77,12 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
     }
     if constexpr (T::EIGHT_BITS) {
         bool is_exact = true;
+        const auto* const fours = reinterpret_cast<const float4*>(maps.factors);
 #pragma unroll 8
-        for (u32 i = 0; i < call.row_count; ++i) is_exact &= maps.factors[i] > 0.0f;
+        for (u32 i = 0; i < maps.bf16_row / 4; ++i) {
+            const float4 four = fours[i];
+            is_exact &= fminf(fminf(four.x, four.y), fminf(four.z, four.w)) > 0.0f;
+        }
         if (!is_exact) first_row = maps.bf16_row;
     }
     Ring<T> ring;

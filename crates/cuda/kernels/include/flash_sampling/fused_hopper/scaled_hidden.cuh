@@ -4,10 +4,13 @@
 // convert them to bf16. So the kernel multiplies in f16, and its bf16 hidden states need copies in f16.
 //
 // Each row has a factor, a power of two. The kernel of this file divides the elements of a row by the factor, so that
-// the largest element fits in an f16. Every element from 2^-32 of the largest element on is then exact: an f16 has more
-// significant bits than a bf16, and the smallest f16 above 0 is 2^-24. If any row of the batch is not exact, the Hopper
-// kernel multiplies all rows in bf16. The sums have the same bits in both types, because a power of two does not change
-// the rounding of a sum.
+// the largest element is just below the largest f16. A row is exact if every element is then 0 or a normal f16, which
+// has more significant bits than a bf16: if no other element is below 2^-29 of the largest. If any row of the batch is
+// not exact, the Hopper kernel multiplies all rows in bf16.
+//
+// The sums have the same bits in both types, because a power of two does not change the rounding of a sum. Subnormal
+// f16 could change it, although their values are exact: tensor cores cut the terms of a sum at a bit that depends on
+// the exponents of the factors, and a subnormal f16 has a larger exponent than the same number in bf16.
 #pragma once
 
 #include "../element.cuh"
@@ -21,7 +24,7 @@ struct ScaledHidden {
     const u8* hidden;   // [rows, width] in bf16, rows at multiples of 16 bytes
     u64 hidden_stride;  // bytes
     u16* copies;        // [2, copied_rows, stride]: f16, then bf16; zeros beyond rows and width
-    float* factors;     // [rows]: hidden state = f16 copy x factor; 0 if the copy of the row is not exact
+    float* factors;     // [copied_rows]: hidden state = f16 copy x factor; 0 if the row is not exact
     u32 rows;
     u32 copied_rows;
     u32 width;
@@ -52,7 +55,7 @@ struct HiddenScaler {
     // a NaN, and if the element is so small or so large that the sums of one type could leave the range of float32.
     static FS_FUNCTION float factor_of(float largest) {
         if (largest == 0.0f) return 1.0f;
-        const bool is_in_range = largest >= 0x1p-60f && largest < 0x1p100f;
+        const bool is_in_range = largest >= 0x1p-60f && largest < 0x1p80f;
         return is_in_range ? bits_to_f32((f32_to_bits(largest) & 0x7f800000) - (15 << 23)) : 0.0f;
     }
 
@@ -66,8 +69,7 @@ struct HiddenScaler {
         *reinterpret_cast<u64*>(to + permuted_index(k + 2)) = four(2);
     }
 
-    // Writes both copies of a row, and its factor. Each row has one block. Rows beyond the batch get zeros, and no
-    // factor.
+    // Writes both copies of a row, and its factor. Each row has one block. Rows beyond the batch are rows of zeros.
     static __device__ __forceinline__ void block(const ScaledHidden& call, u32 row, Shared& shared) {
         ptx::start_next_launch();
         const u32 width = row < call.rows ? call.width : 0;
@@ -99,7 +101,8 @@ struct HiddenScaler {
             for (u32 i = 0; i < AT_ONCE; ++i) {
                 scaled[i] = static_cast<u16>(f16_bits(mul_rn(x[i], inverse)));
                 unscaled[i] = static_cast<u16>(f32_to_bits(x[i]) >> 16);
-                is_exact &= mul_rn(widen_f16(scaled[i]), factor) == x[i];
+                const bool is_normal = scaled[i] & 0x7c00;
+                is_exact &= x[i] == 0.0f || (is_normal && mul_rn(widen_f16(scaled[i]), factor) == x[i]);
             }
             store(f16, scaled, k);
             store(bf16, unscaled, k);
@@ -107,7 +110,7 @@ struct HiddenScaler {
         const bool is_exact_in_warp = __all_sync(0xffffffffu, is_exact);
         shared.is_exact[threadIdx.x / 32] = is_exact_in_warp;
         __syncthreads();
-        if (threadIdx.x > 0 || row >= call.rows) return;
+        if (threadIdx.x > 0) return;
         for (u32 warp = 0; warp < WARPS; ++warp) is_exact &= shared.is_exact[warp];
         call.factors[row] = is_exact ? factor : 0.0f;
     }
