@@ -85,9 +85,9 @@ pub struct BackendConfig {
     /// calls with filters, if the first filter of each row is a min-p or a top-k: at most 1024 on the CPU, at most 128 on
     /// a GPU. The shadow takes a byte for each weight: half the memory of a bf16 weight.
     ///
-    /// Pathwise variants use a shadow: tiled, and shards that merge winners. So do these variants of the reference. For others [`build`](crate::build()) returns
-    /// [`BuildError::Shadow`](crate::BuildError::Shadow), and for a quantised weight
-    /// [`HeadError::ShadowType`](crate::HeadError::ShadowType).
+    /// Pathwise variants use a shadow: tiled, and shards that merge winners. So do these variants of the reference. For
+    /// others [`build`](crate::build()) returns [`BuildError::Shadow`](crate::BuildError::Shadow), and for a quantised
+    /// weight [`HeadError::ShadowType`](crate::HeadError::ShadowType).
     pub shadow: bool,
 }
 

@@ -253,10 +253,8 @@ impl PerturbedArgmax for RankGroup<'_> {
             for thread in threads {
                 let theirs = thread.join().expect("a rank does not panic");
                 if mine.is_ok() {
-                    let (theirs, rows) = (theirs?, |samples: &Samples| -> Vec<_> {
-                        samples.iter().map(|row| format!("{row:?}")).collect()
-                    });
-                    assert_eq!(rows(&theirs), rows(out), "ranks must agree");
+                    let rows = |samples: &Samples| samples.iter().map(|row| format!("{row:?}")).collect::<Vec<_>>();
+                    assert_eq!(rows(&theirs?), rows(out), "ranks must agree");
                 }
             }
             mine

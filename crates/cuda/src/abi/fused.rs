@@ -131,7 +131,7 @@ layout! {
         pub(crate) hidden_stride: u64 = 8,
         /// `[2, copied_rows, stride]`: f16, then bf16.
         pub(crate) copies: DeviceAddress<u16> = 16,
-        /// `[rows]`.
+        /// `[copied_rows]`.
         pub(crate) factors: DeviceAddress<f32> = 24,
         pub(crate) rows: u32 = 32,
         pub(crate) copied_rows: u32 = 36,
